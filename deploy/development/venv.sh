@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Makes .venv in the project's root. The dependencies (torch alone is 4.7 GB) are installed once into a
+# cache folder keyed by what they are, and every checkout gets a hard-linked copy: seconds, no disk.
+# Call tools as `python -m TOOL`: the scripts in bin/ name the cached interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/trainwright"
+python="${PYTHON:-python3}"
+read -r key < <("$python" - <<'PY'
+import hashlib, json, sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+wanted = [project["project"]["dependencies"], project["project"]["optional-dependencies"],
+          project["dependency-groups"], project["build-system"], sys.version, "4"]
+print(hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:12])
+PY
+)
+cached="$cache/venv-$key"
+mkdir -p "$cache"
+exec 9>"$cache/venv.lock"
+flock 9
+if [ ! -e "$cached/.complete" ]; then
+  echo "installing the Python dependencies into $cached (once; torch takes a minute or two)"
+  rm -rf "$cached"
+  "$python" -m venv "$cached"
+  requirements=$(mktemp)
+  trap 'rm -f "$requirements"' EXIT
+  "$python" - > "$requirements" <<'PY'
+import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values(),
+          *project["dependency-groups"].values(), project["build-system"]["requires"]]
+print("\n".join(sorted({line for group in groups for line in group})))
+print("editables==0.5")  # hatchling asks for it to install a checkout in place
+PY
+  "$cached/bin/python" -m pip install --quiet --no-cache-dir --progress-bar on -r "$requirements"
+  touch "$cached/.complete"
+fi
+if [ "$(cat .venv/.key 2>/dev/null || true)" != "$key" ]; then
+  rm -rf .venv
+  cp -al "$cached" .venv
+  .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+  echo "$key" > .venv/.key
+fi

@@ -1,0 +1,178 @@
+"""What there is: accelerators, the nodes that carry them, and the links between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+EMULATED_PREFIX = "emulated-"
+"""Accelerators whose speed is paced, not real, carry this prefix, so that every result that names them says so."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """One device: the `slot`-th device of a node, counted from 0."""
+
+    node: str
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """The device table of an emulated accelerator: how long a computation takes on it.
+
+    A segment of `flops` takes the hypotenuse of a fixed floor and the time at full rate, so that small
+    micro-batches are inefficient and large ones approach the peak, as on a GPU: not linear in the micro-batch.
+    """
+
+    flops_per_second: float
+    floor_seconds: float
+    updated_parameters_per_second: float
+
+    def __post_init__(self) -> None:
+        if self.flops_per_second <= 0 or self.updated_parameters_per_second <= 0 or self.floor_seconds < 0:
+            raise ValueError(
+                "an emulation needs flops_per_second and updated_parameters_per_second above 0 and floor_seconds of "
+                f"at least 0, got {self}"
+            )
+
+    def compute_seconds(self, flops: float, *, floor_share: float = 1.0) -> float:
+        """Seconds for one uninterrupted segment of `flops`, which carries `floor_share` of its layer's floor."""
+        return math.hypot(self.floor_seconds * floor_share, flops / self.flops_per_second)
+
+    def update_seconds(self, parameters: int) -> float:
+        """Seconds for the optimizer to update `parameters` values."""
+        return parameters / self.updated_parameters_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A type of device, named as its nodes name it (for example `Tesla-T4`)."""
+
+    name: str
+    memory_bytes: int
+    emulation: Emulation | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0:
+            raise ValueError(f"accelerator {self.name} needs memory_bytes above 0, got {self.memory_bytes}")
+        if (self.emulation is not None) != self.name.startswith(EMULATED_PREFIX):
+            raise ValueError(
+                f"accelerator {self.name}: a name starts with {EMULATED_PREFIX!r} exactly when an emulation is given, "
+                "so that emulated results can be told from real ones"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine with `devices` equal devices in slots 0 … devices - 1."""
+
+    name: str
+    accelerator: str
+    devices: int
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ValueError(f"node {self.name} needs at least one device, got {self.devices}; leave it out instead")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed link between two nodes, or between the devices of one node where source and target are the same.
+
+    A message of n bytes takes latency_seconds + n / bandwidth_bytes_per_second (the α–β model).
+    """
+
+    source: str
+    target: str
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        if self.latency_seconds < 0 or self.bandwidth_bytes_per_second <= 0:
+            raise ValueError(
+                f"link {self.source} -> {self.target} needs a latency of at least 0 and a bandwidth above 0, got "
+                f"{self.latency_seconds} s and {self.bandwidth_bytes_per_second} bytes/s"
+            )
+
+    def transfer_seconds(self, message_bytes: float) -> float:
+        """Seconds for one message, alone on the link."""
+        return self.latency_seconds + message_bytes / self.bandwidth_bytes_per_second
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Accelerators, nodes and directed links between every two nodes (and within every node of several devices)."""
+
+    accelerators: tuple[Accelerator, ...]
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ValueError("a cluster needs at least one node")
+        for what, names in (
+            ("accelerator", [a.name for a in self.accelerators]),
+            ("node", [n.name for n in self.nodes]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{what} {twice[0]} is given twice; name each {what} once")
+        known = {accelerator.name for accelerator in self.accelerators}
+        for node in self.nodes:
+            if node.accelerator not in known:
+                raise ValueError(
+                    f"node {node.name} carries accelerator {node.accelerator}, which is not among the accelerators "
+                    f"({', '.join(sorted(known)) or 'none'})"
+                )
+        for node in self.nodes:
+            for other in self.nodes:
+                if (node is not other or node.devices > 1) and (node.name, other.name) not in self._links:
+                    raise ValueError(f"the link {node.name} -> {other.name} is missing; every pair of nodes needs one")
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], Link]:
+        return {(link.source, link.target): link for link in self.links}
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def _accelerators(self) -> dict[str, Accelerator]:
+        return {accelerator.name: accelerator for accelerator in self.accelerators}
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices, node by node."""
+        return tuple(Device(node.name, slot) for node in self.nodes for slot in range(node.devices))
+
+    def node(self, name: str) -> Node:
+        """The node of that name. Raises ValueError where there is none."""
+        try:
+            return self._nodes[name]
+        except KeyError:
+            raise ValueError(f"the cluster has no node {name}; it has {', '.join(self._nodes)}") from None
+
+    def accelerator_of(self, device: Device) -> Accelerator:
+        """The accelerator of a device. Raises ValueError where the cluster lacks the device."""
+        node = self.node(device.node)
+        if not 0 <= device.slot < node.devices:
+            raise ValueError(f"node {node.name} has {node.devices} devices, so there is no device {device}")
+        return self._accelerators[node.accelerator]
+
+    def link(self, source: str, target: str) -> Link:
+        """The directed link between two nodes (or within one). Raises ValueError where there is none."""
+        try:
+            return self._links[source, target]
+        except KeyError:
+            raise ValueError(f"the cluster has no link {source} -> {target}") from None
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether any device's speed is emulated: then every time that involves it is to be labelled so."""
+        return any(accelerator.emulation is not None for accelerator in self.accelerators)

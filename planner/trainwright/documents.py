@@ -1,0 +1,95 @@
+"""The border: documents (YAML or JSON) to nouns and back, with errors that name the field and what is wrong there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+VERSION = "trainwright.dev/v1alpha1"
+
+
+class DocumentError(ValueError):
+    """A document that cannot be used; the message is one sentence for the person who wrote it."""
+
+
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter(noun: Any) -> TypeAdapter[Any]:
+    """The pydantic adapter of a frozen dataclass (or a union of them), made once; unknown fields are refused."""
+    if noun not in _ADAPTERS:
+        _forbid_unknown_fields(noun)
+        _ADAPTERS[noun] = TypeAdapter(noun)
+    return _ADAPTERS[noun]
+
+
+def _forbid_unknown_fields(noun: Any) -> None:
+    """Pydantic reads its configuration from each dataclass by itself; a parent's does not reach its fields' types."""
+    if is_dataclass(noun) and isinstance(noun, type):
+        if "__pydantic_config__" in vars(noun):
+            return
+        noun.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[attr-defined]
+        members = tuple(get_type_hints(noun).values())
+    else:
+        members = get_args(noun)
+    for member in members:
+        _forbid_unknown_fields(member)
+
+
+def dump(noun: object) -> dict[str, Any]:
+    """The document of a noun as plain data, with its `apiVersion` and `document` (its kind)."""
+    body = adapter(type(noun)).dump_python(noun, mode="json")
+    return {"apiVersion": VERSION, "document": type(noun).__name__, **body}
+
+
+def dumps(noun: object) -> str:
+    """The document of a noun as one line of JSON."""
+    return json.dumps(dump(noun), separators=(",", ":"), ensure_ascii=False)
+
+
+def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
+    """The noun that plain data describes. Raises DocumentError with one sentence on the first thing that is wrong."""
+    if not isinstance(data, dict):
+        raise DocumentError(f"{source}: expected a mapping at the top, got {type(data).__name__}")
+    body = {key: value for key, value in data.items() if key not in ("apiVersion", "document")}
+    version = data.get("apiVersion", VERSION)
+    if version != VERSION:
+        raise DocumentError(f"{source}: apiVersion {version!r} is not known here; this version reads {VERSION!r}")
+    kinds = {member.__name__: member for member in get_args(noun) or (noun,)}
+    document = data.get("document", next(iter(kinds)))
+    if document not in kinds:
+        raise DocumentError(f"{source}: expected a document of kind {' or '.join(kinds)}, got {document!r}")
+    try:
+        return adapter(kinds[document]).validate_python(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DocumentError(
+            f"{source}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from None
+
+
+def loads(text: str | bytes, noun: Any, *, source: str = "document") -> Any:
+    """The noun that a YAML or JSON text describes. Raises DocumentError with one sentence."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = _load_yaml(text, source)
+    return parse(data, noun, source=source)
+
+
+def _load_yaml(text: str | bytes, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise DocumentError(f"{source}: neither YAML nor JSON: {problem}") from None
+
+
+def schema(noun: Any) -> dict[str, Any]:
+    """The JSON schema of a noun's document."""
+    return adapter(noun).json_schema()

@@ -1,0 +1,199 @@
+"""What the operator asks of a worker, and what the worker answers: the only documents the two share.
+
+An order reaches every pod of a gang as a file; each pod finds its place by its node's name. A worker writes
+one line for every answer to its standard output: a marker, a space, and one JSON document:
+
+    TRAINWRIGHT-PROGRESS   a `Progress`, now and then, from the process with rank 0
+    TRAINWRIGHT-REPORT     the report of the order's kind, once, from the process with rank 0
+    TRAINWRIGHT-FAILURE    a `Failure`, from any process; also left as the pod's termination message
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from trainwright.cluster import Emulation, Link
+from trainwright.model import Model
+from trainwright.plan import Plan
+from trainwright.profiles import LayerProfile
+
+PROGRESS_MARKER = "TRAINWRIGHT-PROGRESS"
+REPORT_MARKER = "TRAINWRIGHT-REPORT"
+FAILURE_MARKER = "TRAINWRIGHT-FAILURE"
+MAX_REPORT_BYTES = 900_000
+"""A report larger than this is refused: it must fit into one ConfigMap (1 MiB) with room to spare."""
+
+ORDER_PATH = "/etc/trainwright/order.json"
+NODE_NAME_VARIABLE = "TRAINWRIGHT_NODE_NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class GangNode:
+    """A node of a gang: one pod with one process per slot."""
+
+    name: str
+    slots: tuple[int, ...]
+    accelerator: str
+
+    def __post_init__(self) -> None:
+        if not self.slots or tuple(sorted(set(self.slots))) != self.slots:
+            raise ValueError(f"node {self.name}: slots must be ascending and not empty, got {list(self.slots)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The pods that start together: one for each node, the first one hosts the rendezvous.
+
+    Attributes:
+        emulations: device tables by accelerator, for the emulated ones alone; empty on real devices.
+        backend: `nccl` where the devices are GPUs, `gloo` else.
+        collective_timeout_seconds: a collective that takes longer means that a peer hangs.
+        deadline_seconds: the whole order; the worker gives up by itself then, with stacks.
+    """
+
+    nodes: tuple[GangNode, ...]
+    backend: Literal["gloo", "nccl"] = "gloo"
+    emulations: tuple[tuple[str, Emulation], ...] = ()
+    collective_timeout_seconds: float = 120.0
+    deadline_seconds: float = 900.0
+
+    def emulation_of(self, accelerator: str) -> Emulation | None:
+        """The device table of an accelerator, or None where its speed is its own."""
+        return dict(self.emulations).get(accelerator)
+
+
+@dataclass(frozen=True, slots=True)
+class LinksOrder:
+    """Measure the links between every two nodes, and within each node that has two slots.
+
+    Rounds of disjoint pairs (a round-robin tournament); each pair ping-pongs messages of these sizes in both directions.
+    """
+
+    gang: Gang
+    message_bytes: tuple[int, ...] = (1_024, 131_072, 524_288)
+    repeats: int = 5
+    kind: Literal["links"] = "links"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOrder:
+    """Measure each distinct layer kind of the model on one device at one tensor degree.
+
+    Kinds that are not tensor parallel are measured at degree 1 only.
+    """
+
+    gang: Gang
+    model: Model
+    tensor_degree: int
+    rows: tuple[int, ...]
+    optimizer: Literal["adam", "sgd"] = "adam"
+    warmup_iterations: int = 3
+    iterations: int = 10
+    kind: Literal["profile"] = "profile"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOrder:
+    """Train by the plan on synthetic data for some iterations, and time them.
+
+    Attributes:
+        track_memory: run one further, untimed iteration that tracks live bytes where the device has no counter of its own.
+        fault: a fault to rehearse: `crash` ends rank 0's process after the first iteration, `hang` stops it there,
+            `mute` finishes without a report. None in real use.
+    """
+
+    gang: Gang
+    model: Model
+    plan: Plan
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    warmup_iterations: int = 3
+    iterations: int = 10
+    track_memory: bool = True
+    fault: Literal["crash", "hang", "mute"] | None = None
+    kind: Literal["trial"] = "trial"
+
+
+WorkerOrder = LinksOrder | ProfileOrder | TrialOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of `total` steps (rounds, layer measurements, iterations) are finished."""
+
+    done: int
+    total: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinksReport:
+    """Directed links fitted from the messages' times, between nodes and within nodes."""
+
+    links: tuple[Link, ...]
+    kind: Literal["links"] = "links"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """The measured layers of one accelerator at one tensor degree."""
+
+    layers: tuple[LayerProfile, ...]
+    kind: Literal["profile"] = "profile"
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The most bytes that a rank held at once: parameters, gradients, optimizer state and activations."""
+
+    node: str
+    slot: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """A trial's measurement.
+
+    Attributes:
+        iteration_seconds: each measured iteration after warm-up, the slowest rank's.
+        losses: the mean loss of each iteration, warm-up included; training that works lowers it.
+        memory: by rank; empty where it was not tracked.
+        paced_segments, late_segments: of emulated devices: computations that were paced, and those among them whose
+            real computation took longer than the emulated device would (above 1 % the trial is void).
+    """
+
+    iteration_seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+    memory: tuple[RankMemory, ...] = ()
+    paced_segments: int = 0
+    late_segments: int = 0
+    kind: Literal["trial"] = "trial"
+
+
+WorkerReport = LinksReport | ProfileReport | TrialReport
+
+
+class FailureReason(StrEnum):
+    """Why a worker gave up; the operator writes the same word into the trial's reason."""
+
+    PLACEMENT_NOT_MET = "PlacementNotMet"
+    OUT_OF_MEMORY = "OutOfMemory"
+    PEER_LOST = "PeerLost"
+    HANG = "Hang"
+    ORDER_INVALID = "OrderInvalid"
+    CRASHED = "Crashed"
+    EMULATION_TOO_SLOW = "EmulationTooSlow"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker's last words: one reason, one sentence, and where."""
+
+    reason: FailureReason
+    message: str
+    rank: int | None = None
+    node: str | None = None

@@ -1,0 +1,210 @@
+"""How to train: one document that every search writes and the worker executes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainwright.cluster import Device
+
+
+class Schedule(StrEnum):
+    """Order of forwards and backwards in a pipeline."""
+
+    ONE_FORWARD_ONE_BACKWARD = "1f1b"
+    GPIPE = "gpipe"
+
+
+class Sharding(StrEnum):
+    """What the replicas of a layer share out among them (ZeRO stages)."""
+
+    NONE = "none"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+
+class Order(StrEnum):
+    """Which degree runs over neighbouring devices of a stage."""
+
+    TENSOR_INNER = "tensor_inner"
+    DATA_INNER = "data_inner"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Consecutive layers with one strategy.
+
+    Attributes:
+        first, count: the layers `first … first + count - 1` of the model.
+        tensor, data: degrees; their product is the number of the stage's devices.
+        rows: rows of a micro-batch for each data replica, in order; uneven parts are allowed.
+        recompute: whether activations are computed again in the backward in place of being kept.
+    """
+
+    first: int
+    count: int
+    tensor: int
+    data: int
+    rows: tuple[int, ...]
+    order: Order = Order.TENSOR_INNER
+    sharding: Sharding = Sharding.NONE
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"layers {self.first}…{self.first + self.count - 1}"
+        if self.first < 0 or self.count < 1:
+            raise ValueError(f"a layer run needs first >= 0 and count >= 1, got first {self.first}, count {self.count}")
+        if self.tensor < 1 or self.data < 1:
+            raise ValueError(f"{where}: degrees must be at least 1, got tensor {self.tensor}, data {self.data}")
+        if len(self.rows) != self.data:
+            raise ValueError(
+                f"{where}: rows must name one part for each of the {self.data} data replicas, got {len(self.rows)} parts"
+            )
+        if min(self.rows) < 1:
+            raise ValueError(f"{where}: every data replica needs at least one row, got rows {list(self.rows)}")
+
+    def tensor_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+        """The devices that share one replica's layers, for each data replica in order."""
+        if self.order is Order.TENSOR_INNER:
+            return tuple(devices[i * self.tensor : (i + 1) * self.tensor] for i in range(self.data))
+        return tuple(devices[i :: self.data] for i in range(self.data))
+
+    def data_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+        """The devices that hold the same part of the weights, for each tensor part in order."""
+        return tuple(zip(*self.tensor_groups(devices), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive layers on a set of devices; ranks follow the order of the devices."""
+
+    devices: tuple[Device, ...]
+    layers: tuple[LayerRun, ...]
+
+    def __post_init__(self) -> None:
+        if not self.devices or not self.layers:
+            raise ValueError("a stage needs at least one device and at least one layer run")
+        for run in self.layers:
+            if run.tensor * run.data != len(self.devices):
+                raise ValueError(
+                    f"layers {run.first}…{run.first + run.count - 1}: tensor {run.tensor} × data {run.data} = "
+                    f"{run.tensor * run.data}, but the stage has {len(self.devices)} devices; make them equal"
+                )
+        for run, following in zip(self.layers, self.layers[1:], strict=False):
+            if following.first != run.first + run.count:
+                raise ValueError(
+                    f"a stage's layer runs must be consecutive: layer {run.first + run.count} must follow, "
+                    f"got {following.first}"
+                )
+
+    @property
+    def first(self) -> int:
+        """Index of the stage's first layer."""
+        return self.layers[0].first
+
+    @property
+    def end(self) -> int:
+        """Index behind the stage's last layer."""
+        return self.layers[-1].first + self.layers[-1].count
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stages that hold the whole model once, and the share of the batch that passes through them.
+
+    Attributes:
+        micro_batches: how many micro-batches pass in one iteration.
+        micro_batch_size: rows that pass through at a time, over all replicas of a stage (AMP's mbs × dp).
+    """
+
+    micro_batches: int
+    micro_batch_size: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        if self.micro_batches < 1 or self.micro_batch_size < 1 or not self.stages:
+            raise ValueError(
+                "a pipeline needs at least one stage, micro_batches >= 1 and micro_batch_size >= 1, got "
+                f"{len(self.stages)}, {self.micro_batches} and {self.micro_batch_size}"
+            )
+        expected = 0
+        for number, stage in enumerate(self.stages):
+            if stage.first != expected:
+                problem = "missing" if stage.first > expected else "there twice"
+                raise ValueError(
+                    f"stage {number} starts at layer {stage.first}, expected {expected}: "
+                    f"layer {min(stage.first, expected)} is {problem}"
+                )
+            expected = stage.end
+            for run in stage.layers:
+                if sum(run.rows) != self.micro_batch_size:
+                    raise ValueError(
+                        f"stage {number}, layers {run.first}…{run.first + run.count - 1}: rows {list(run.rows)} sum to "
+                        f"{sum(run.rows)}, but micro_batch_size is {self.micro_batch_size}; make them equal"
+                    )
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices, stage by stage."""
+        return tuple(device for stage in self.stages for device in stage.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole training iteration: which device computes which layers on which rows of the batch.
+
+    Attributes:
+        model_layers: how many layers the model has; every pipeline holds each of them exactly once.
+    """
+
+    model_layers: int
+    global_batch_size: int
+    pipelines: tuple[Pipeline, ...]
+    schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+
+    def __post_init__(self) -> None:
+        if not self.pipelines:
+            raise ValueError("a plan needs at least one pipeline")
+        for number, pipeline in enumerate(self.pipelines):
+            if pipeline.stages[-1].end != self.model_layers:
+                raise ValueError(
+                    f"pipeline {number} ends before layer {pipeline.stages[-1].end}, but the model has "
+                    f"{self.model_layers} layers; every pipeline holds each layer once"
+                )
+        rows = sum(pipeline.micro_batches * pipeline.micro_batch_size for pipeline in self.pipelines)
+        if rows != self.global_batch_size:
+            raise ValueError(
+                f"the pipelines take {rows} rows an iteration (micro_batches × micro_batch_size, summed), but "
+                f"global_batch_size is {self.global_batch_size}; make them equal"
+            )
+        twice = [str(device) for device, uses in Counter(self.devices).items() if uses > 1]
+        if twice:
+            raise ValueError(f"device {twice[0]} is used twice; a device serves one stage of one pipeline")
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices in the order of their logical ranks."""
+        return tuple(device for pipeline in self.pipelines for device in pipeline.devices)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes used, in the order of their first rank."""
+        return tuple(dict.fromkeys(device.node for device in self.devices))
+
+    def slots(self, node: str) -> tuple[int, ...]:
+        """Slots used on a node, ascending: its local processes, in order."""
+        return tuple(sorted(device.slot for device in self.devices if device.node == node))
+
+    def summary(self) -> str:
+        """A short line for people: degrees, micro-batch and layers by stage, for example `pp4 dp2 tp1 mb8×4 [4 3 3 4]`."""
+        return " + ".join(_summary(pipeline) for pipeline in self.pipelines)
+
+
+def _summary(pipeline: Pipeline) -> str:
+    degrees = {(run.data, run.tensor) for stage in pipeline.stages for run in stage.layers}
+    data, tensor = next(iter(degrees)) if len(degrees) == 1 else ("*", "*")
+    layers = " ".join(str(stage.end - stage.first) for stage in pipeline.stages)
+    batches = f"mb{pipeline.micro_batch_size}×{pipeline.micro_batches}"
+    return f"pp{len(pipeline.stages)} dp{data} tp{tensor} {batches} [{layers}]"
