@@ -6,12 +6,14 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/trainwright"
 python="${PYTHON:-python3}"
-read -r key < <("$python" - <<'PY'
+read -r key layout < <("$python" - <<'PY'
 import hashlib, json, sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
 wanted = [project["project"]["dependencies"], project["project"]["optional-dependencies"],
           project["dependency-groups"], project["build-system"], sys.version, "4"]
-print(hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:12])
+for part in (wanted, project["tool"]["hatch"]):
+    print(hashlib.sha256(json.dumps(part).encode()).hexdigest()[:12], end=" ")
+print()
 PY
 )
 cached="$cache/venv-$key"
@@ -38,6 +40,9 @@ fi
 if [ "$(cat .venv/.key 2>/dev/null || true)" != "$key" ]; then
   rm -rf .venv
   cp -al "$cached" .venv
-  .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
   echo "$key" > .venv/.key
+fi
+if [ "$(cat .venv/.layout 2>/dev/null || true)" != "$layout" ]; then
+  .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+  echo "$layout" > .venv/.layout
 fi

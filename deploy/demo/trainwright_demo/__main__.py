@@ -1,0 +1,58 @@
+"""`python -m trainwright_demo`: what `make demo` runs."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from trainwright_demo.follow import Follower
+from trainwright_demo.install import install_operator
+from trainwright_demo.kubectl import Kubectl
+from trainwright_demo.show import final_report
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLLOW_DEADLINE_SECONDS = 1_500.0
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    console = Console()
+    started = time.monotonic()
+    if arguments.context:
+        kubectl = Kubectl(context=arguments.context)
+    else:
+        bring_up_local_cluster(arguments.cluster_file)
+        kubectl = Kubectl(kubeconfig=ROOT / ".local-cluster" / "kubeconfig")
+    console.rule("operator")
+    install_operator(kubectl, local=not arguments.context)
+    console.rule("TrainingPlan")
+    name = kubectl.fresh_apply(arguments.plan)
+    follower = Follower(kubectl, name, console)
+    resource = follower.until_finished(FOLLOW_DEADLINE_SECONDS)
+    console.rule("result")
+    succeeded = final_report(resource, console)
+    console.print(f"[dim]the whole demo took {time.monotonic() - started:.0f} s[/dim]")
+    console.print(f"[dim]look around: export KUBECONFIG={kubectl.kubeconfig}; kubectl get trainingplans[/dim]")
+    return 0 if succeeded else 1
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", type=Path, required=True, help="TrainingPlan manifest to apply")
+    parser.add_argument("--cluster-file", type=Path, required=True, help="description of the local cluster")
+    parser.add_argument("--context", help="use this kube context in place of the local cluster")
+    return parser.parse_args()
+
+
+def bring_up_local_cluster(cluster_file: Path) -> None:
+    for arguments in (["up", "--file", str(cluster_file)], ["load"]):
+        subprocess.run([sys.executable, "-m", "local_cluster", *arguments], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

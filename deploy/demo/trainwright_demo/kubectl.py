@@ -1,0 +1,75 @@
+"""kubectl and helm, as the demo calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CALL_DEADLINE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """One cluster: the local one by its kubeconfig, or a context of the user's own."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str = "default"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        if self.kubeconfig:
+            from local_cluster.binaries import bin_path  # noqa: PLC0415 - only the local cluster brings its own programs
+
+            environment["KUBECONFIG"] = str(self.kubeconfig)
+            environment["PATH"] = f"{bin_path()}:{environment['PATH']}"
+        return environment
+
+    def run_program(self, command: list[str]) -> str:
+        """Runs helm or kubectl against this cluster. Ends the demo with the program's own words when it fails."""
+        program = shutil.which(command[0], path=self.environment["PATH"])
+        if program is None:
+            raise SystemExit(f"{command[0]} is not on PATH; install it, or leave CONTEXT out to use the local cluster")
+        if self.context:
+            command = [*command, "--kube-context" if command[0] == "helm" else "--context", self.context]
+        done = subprocess.run(
+            [program, *command[1:]],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=CALL_DEADLINE_SECONDS,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def run(self, *arguments: str) -> str:
+        return self.run_program(["kubectl", *arguments])
+
+    def get_plan(self, name: str) -> dict[str, Any]:
+        resource: dict[str, Any] = json.loads(
+            self.run("--namespace", self.namespace, "get", "trainingplan", name, "--output", "json")
+        )
+        return resource
+
+    def fresh_apply(self, manifest: Path) -> str:
+        """Applies the manifest after deleting what an earlier run left of it. Returns the plan's name."""
+        self.run(
+            "--namespace",
+            self.namespace,
+            "delete",
+            "--ignore-not-found",
+            "--wait",
+            "--timeout=60s",
+            "-f",
+            str(manifest),
+        )
+        applied = self.run("--namespace", self.namespace, "apply", "--output", "name", "-f", str(manifest))
+        return applied.strip().rpartition("/")[2]

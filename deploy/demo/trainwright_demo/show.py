@@ -1,0 +1,63 @@
+"""What a finished TrainingPlan shows a person: the table of trials and the winner."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def trials_table(resource: dict[str, Any]) -> Table:
+    """Candidates and baselines with predicted and measured seconds per iteration."""
+    status = resource["status"]
+    emulated = status.get("cluster", {}).get("emulated")
+    label = "device times emulated, links real" if emulated else "measured on real devices"
+    table = Table(title=f"trials of {resource['metadata']['name']} ({label})", title_justify="left")
+    for heading in ("trial", "plan"):
+        table.add_column(heading)
+    for heading in ("predicted s/iteration", "measured s/iteration", "error", "peak memory"):
+        table.add_column(heading, justify="right")
+    table.add_column("state")
+    winner = status.get("winner", {}).get("trial")
+    for trial in status.get("trials", []):
+        error, memory = trial.get("predictionError"), trial.get("peakMemoryBytes")
+        table.add_row(
+            trial["name"],
+            trial.get("summary", ""),
+            seconds(trial.get("predictedSeconds")),
+            seconds(trial.get("measuredSeconds")),
+            f"{error:+.1%}" if error is not None else "",
+            f"{memory / 2**20:.1f} MiB" if memory else "",
+            " ".join(filter(None, (trial.get("state", ""), trial.get("reason") or ""))),
+            style="bold green" if trial["name"] == winner else None,
+        )
+    return table
+
+
+def final_report(resource: dict[str, Any], console: Console) -> bool:
+    """Prints the answer. Returns whether there is a winner."""
+    status = resource.get("status", {})
+    if status.get("trials"):
+        console.print(trials_table(resource))
+    errors = [abs(trial["predictionError"]) for trial in status.get("trials", []) if "predictionError" in trial]
+    if errors:
+        console.print(f"mean prediction error over {len(errors)} trials: {statistics.fmean(errors):.1%}")
+    winner = status.get("winner")
+    if not winner:
+        final = next((c for c in status.get("conditions", []) if c["type"] == "Succeeded"), {})
+        console.print(f"no winner: {final.get('reason')}: {final.get('message')}")
+        return False
+    emulated = " (emulated devices)" if winner.get("emulated") else ""
+    console.print(
+        f"[bold green]winner: {winner['trial']}[/bold green] {winner.get('summary', '')}: "
+        f"{winner['measuredSeconds']:.3f} s per iteration{emulated}"
+    )
+    if winner.get("speedupOverBaseline"):
+        console.print(f"{winner['speedupOverBaseline']:.2f} × the best measured plan of Megatron's heuristic")
+    return True
+
+
+def seconds(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None else ""

@@ -1,0 +1,80 @@
+"""What goes wrong on a cluster ends in a named reason, keeps what was measured, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import time
+
+
+def trial(resource, name):
+    return next(found for found in resource["status"]["trials"] if found["name"] == name)
+
+
+def succeeded(resource):
+    return next(found for found in resource["status"]["conditions"] if found["type"] == "Succeeded")
+
+
+def test_an_operator_killed_in_every_phase_comes_back_to_the_same_winner(workbench, small_plan) -> None:
+    undisturbed = workbench.wait_finished(workbench.apply(small_plan("undisturbed")))
+    name = workbench.apply(small_plan("killed"))
+    seen = []
+    for done in ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned"):
+        # In the middle of the phase behind it: it has begun, its own condition is still open.
+        workbench.wait(
+            name,
+            f"{done} to be True",
+            lambda found, done=done: any(
+                c["type"] == done and c["status"] == "True" for c in found.get("status", {}).get("conditions", [])
+            ),
+            180,
+        )
+        seen.append(workbench.get(name)["status"].get("phase"))
+        workbench.kill_operator()
+    resource = workbench.wait_finished(name)
+    assert succeeded(resource)["status"] == "True", (seen, resource["status"])
+    assert resource["status"]["winner"]["trial"] == undisturbed["status"]["winner"]["trial"]
+    assert resource["status"]["winner"]["plan"] == undisturbed["status"]["winner"]["plan"]
+    measured = [found for found in resource["status"]["trials"] if found.get("measuredSeconds")]
+    assert len(measured) == len(undisturbed["status"]["trials"])
+
+
+def test_a_crashing_candidate_is_named_and_another_one_wins(workbench, small_plan) -> None:
+    plan = small_plan(annotations={"trainwright.dev/rehearse-fault": "candidate-1=crash"})
+    resource = workbench.wait_finished(workbench.apply(plan))
+    crashed = trial(resource, "candidate-1")
+    assert (crashed["state"], crashed["reason"]) == ("Failed", "Crashed"), crashed
+    assert resource["status"]["winner"]["trial"] == "candidate-2"
+    assert succeeded(resource)["status"] == "True"
+
+
+def test_an_image_that_cannot_be_pulled_ends_the_plan_with_that_reason(workbench, small_plan) -> None:
+    plan = small_plan(worker={"image": "localhost/no-such-image:1"})
+    resource = workbench.wait_finished(workbench.apply(plan), seconds=120)
+    assert succeeded(resource)["status"] == "False"
+    assert succeeded(resource)["reason"] == "ImagePullFailed", resource["status"]["conditions"]
+    assert "no-such-image" in succeeded(resource)["message"]
+
+
+def test_a_plan_deleted_halfway_leaves_nothing_within_a_minute(workbench, small_plan) -> None:
+    name = workbench.apply(small_plan())
+    workbench.wait(
+        name,
+        "a running trial",
+        lambda found: any(t.get("state") == "Running" for t in found.get("status", {}).get("trials", [])),
+        240,
+    )
+    assert workbench.children()
+    workbench.run("delete", "trainingplan", name, "--wait=false")
+    deadline = time.monotonic() + 60
+    while (left := workbench.children()) and time.monotonic() < deadline:
+        time.sleep(1)
+    assert not left
+
+
+def test_a_plan_without_trials_ends_with_its_candidates(workbench, small_plan) -> None:
+    resource = workbench.wait_finished(workbench.apply(small_plan(trials={"topK": 0})))
+    assert (succeeded(resource)["status"], succeeded(resource)["reason"]) == ("True", "PlannedOnly")
+    candidates = json.loads(
+        workbench.run("get", "configmap", resource["status"]["candidatesRef"]["name"], "--output", "json")
+    )
+    assert candidates["data"]
