@@ -1,0 +1,211 @@
+"""What the operator answers: `status` of a TrainingPlan. Big tables stand in ConfigMaps that it names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, computed_field
+
+from trainwright_operator.api.conditions import Condition
+from trainwright_operator.api.section import Bytes, Figure, Name, StatusSection, Text, opaque
+from trainwright_operator.api.timestamp import Timestamp
+
+
+class Phase(StrEnum):
+    """Where a plan stands, in one word; derived from the conditions, for the column alone."""
+
+    PENDING = "Pending"
+    DISCOVERING = "Discovering"
+    MEASURING_LINKS = "MeasuringLinks"
+    PROFILING = "Profiling"
+    PLANNING = "Planning"
+    TRYING = "Trying"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class TrialRole(StrEnum):
+    """Why a plan is tried."""
+
+    CANDIDATE = "Candidate"
+    BASELINE = "Baseline"
+
+
+class TrialState(StrEnum):
+    """Where a trial stands. Void: it ran, but its measurement does not count. Skipped: it was never started."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    VOID = "Void"
+    SKIPPED = "Skipped"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (TrialState.PENDING, TrialState.RUNNING)
+
+
+class ConfigMapReference(StatusSection):
+    """A ConfigMap in the plan's namespace that the plan owns."""
+
+    config_map: Name
+    """Name of the ConfigMap."""
+
+
+class Progress(StatusSection):
+    """How far the present phase is."""
+
+    phase: Phase
+    """The phase that is meant."""
+    what: Annotated[str, Field(max_length=128)]
+    """What is counted, for example rounds, layers, trials."""
+    done: Annotated[int, Field(ge=0)]
+    """How many are finished."""
+    total: Annotated[int, Field(ge=0)]
+    """How many there are."""
+
+    @computed_field(description="The same as text, for the column.")  # type: ignore[prop-decorator]
+    @property
+    def text(self) -> str:
+        return f"{self.done}/{self.total} {self.what}"
+
+
+class NodeStatus(StatusSection):
+    """A node whose devices may be used."""
+
+    name: Name
+    """Name of the node."""
+    accelerator: Annotated[str, Field(max_length=128)]
+    """Type of its devices."""
+    devices: Annotated[int, Field(ge=1)]
+    """How many of them it has."""
+
+
+class AcceleratorStatus(StatusSection):
+    """A type of device."""
+
+    name: Annotated[str, Field(max_length=128)]
+    """Name as the nodes carry it, for example Tesla-T4. One that starts with emulated- is paced, not real."""
+    devices: Annotated[int, Field(ge=1)]
+    """How many there are on all nodes."""
+    memory_bytes: Bytes
+    """Memory of one device."""
+
+
+class ExcludedNode(StatusSection):
+    """A node that is left out."""
+
+    name: Name
+    """Name of the node."""
+    reason: Text
+    """Why it is left out, and what would bring it in."""
+
+
+def _keyed_by_name(max_items: int) -> dict[str, Any]:
+    return {"maxItems": max_items, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+
+
+class ClusterStatus(StatusSection):
+    """What discovery found."""
+
+    devices: Annotated[int, Field(ge=0)] = 0
+    """Devices on all nodes together."""
+    emulated: bool = False
+    """Whether any device's speed is emulated; then every time that involves it is emulated too."""
+    nodes: Annotated[tuple[NodeStatus, ...], Field(json_schema_extra=_keyed_by_name(1024))] = ()
+    """Nodes whose devices may be used."""
+    accelerators: Annotated[tuple[AcceleratorStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
+    """Types of devices."""
+    excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(1024))] = ()
+    """Nodes that are left out, each with the reason."""
+
+
+class TrialStatus(StatusSection):
+    """A plan that is measured for real, and how."""
+
+    name: Name
+    """Name of the trial; its PyTorchJobs and pods start with it."""
+    role: TrialRole
+    """Candidate (the planner's) or Baseline (the heuristic's)."""
+    summary: Annotated[str, Field(max_length=512)]
+    """The plan in a line: degrees, micro-batch, layers by stage."""
+    predicted_rank: Annotated[int, Field(ge=1)]
+    """Place among the predictions of its role, 1 being the fastest."""
+    predicted_seconds: Figure
+    """Seconds per iteration that the cost model predicts."""
+    measured_seconds: Figure | None = None
+    """Seconds per iteration that were measured: the median after warm-up."""
+    prediction_error: Figure | None = None
+    """(predicted − measured) / measured seconds: above 0 where the cost model was too slow, 0.05 is five per cent."""
+    predicted_peak_memory_bytes: Bytes | None = None
+    """Bytes that the cost model predicts for the fullest device."""
+    peak_memory_bytes: Bytes | None = None
+    """Bytes that the fullest device held at once."""
+    state: TrialState
+    """Pending, Running, Succeeded, Failed, Void (ran, but does not count) or Skipped (never started)."""
+    reason: Annotated[str, Field(max_length=128)] | None = None
+    """Why it is in that state, in one CamelCase word."""
+    message: Text | None = None
+    """Why it is in that state, in a sentence."""
+    start_time: Timestamp | None = None
+    """When its last pod started."""
+    end_time: Timestamp | None = None
+    """When it came to its final state."""
+
+
+class Winner(StatusSection):
+    """The answer: the fastest plan that was measured; with topK 0, the best prediction."""
+
+    trial: Name | None = None
+    """Name of the trial that won; absent where nothing was tried."""
+    summary: Annotated[str, Field(max_length=512)]
+    """The plan in a line: degrees, micro-batch, layers by stage."""
+    predicted_rank: Annotated[int, Field(ge=1)]
+    """Its place among the predictions, 1 being the fastest."""
+    predicted_seconds: Figure
+    """Seconds per iteration that the cost model predicts."""
+    measured_seconds: Figure | None = None
+    """Seconds per iteration that were measured: the median after warm-up."""
+    speedup_over_baseline: Figure | None = None
+    """Measured seconds of the baseline divided by those of the winner: 1.5 is one and a half times as fast."""
+    emulated: bool = False
+    """Whether the times involve devices whose speed is emulated."""
+    plan: Annotated[dict[str, Any], Field(json_schema_extra=opaque())]
+    """The plan document, complete: save it to a file and start it again by hand."""
+
+
+class TrainingPlanStatus(StatusSection):
+    """The answer, and how far the operator is on the way to it."""
+
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The generation of the spec that this status was made from."""
+    phase: Phase | None = None
+    """Where the plan stands, in one word; derived from the conditions, which say why."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = ()
+    """One for each phase: Accepted, NodesDiscovered, LinksMeasured, Profiled, Planned, TrialsCompleted; then Succeeded,
+    which is Unknown while the plan is worked on; and Suspended."""
+    progress: Progress | None = None
+    """How far the present phase is; absent when nothing is under way."""
+    cluster: ClusterStatus | None = None
+    """What discovery found."""
+    cluster_ref: ConfigMapReference | None = None
+    """Holds the cluster document: nodes, accelerators and links, as `trainwright plan --cluster` reads it."""
+    links_ref: ConfigMapReference | None = None
+    """Holds the measured links: latency and bandwidth by direction."""
+    profiles_ref: ConfigMapReference | None = None
+    """Holds the measured layers, as `trainwright plan --profiles` reads them."""
+    candidates_ref: ConfigMapReference | None = None
+    """Holds the candidates with their estimates and whole plans, best first."""
+    trials: Annotated[tuple[TrialStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
+    """Plans that are measured for real, in the order in which they are tried."""
+    winner: Winner | None = None
+    """The answer: the fastest plan."""
