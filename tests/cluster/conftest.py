@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trainwright_demo.install import OPERATOR_NAMESPACE, install_operator
 from trainwright_demo.kubectl import Kubectl
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from trainwright_demo.install import OPERATOR_NAMESPACE
 
 from trainwright import documents
 from trainwright.plan import Plan
+from trainwright_demo.install import OPERATOR_NAMESPACE
 
 ROOT = Path(__file__).resolve().parents[2]
 
