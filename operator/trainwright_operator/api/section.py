@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
@@ -31,9 +31,13 @@ class StatusSection(Section):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """The schema's CEL rules, each with the sentence that a person reads when it does not hold."""
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
+def rules(*pairs: tuple[str, str], field_path: str | None = None) -> dict[str, Any]:
+    """The schema's CEL rules, each with the sentence that a person reads when it does not hold.
+
+    `field_path` names the field that is to blame, relative to where the rules stand, for example `.heads`.
+    """
+    blamed = {} if field_path is None else {"fieldPath": field_path}
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message, **blamed} for rule, message in pairs]}
 
 
 def immutable(field: str) -> dict[str, Any]:
@@ -61,4 +65,4 @@ Text = Annotated[str, Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
 """The name of a Kubernetes object."""
 
-Bytes = Annotated[int, Field(ge=0), PlainSerializer(int)]
+Bytes = Annotated[int, Field(ge=0)]

@@ -36,7 +36,8 @@ class GptSpec(Section):
             (
                 "self.hiddenSize % self.heads == 0",
                 "hiddenSize must be a multiple of heads, since every head takes an equal part; change one of the two",
-            )
+            ),
+            field_path=".hiddenSize",
         )
     )
 
@@ -98,7 +99,8 @@ class DevicesSpec(Section):
             (
                 "self.resourceName.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",
                 "resourceName must be an extended resource as nodes list it, domain/name, for example nvidia.com/gpu",
-            )
+            ),
+            field_path=".resourceName",
         )
     )
 
@@ -162,7 +164,8 @@ class TrialsSpec(Section):
                     "maxDeviceHours is used up by a single run on one device that lasts runDeadlineSeconds; "
                     "raise maxDeviceHours or lower runDeadlineSeconds"
                 ),
-            )
+            ),
+            field_path=".maxDeviceHours",
         )
     )
 
