@@ -1,0 +1,58 @@
+"""Bytes that a device holds at its peak."""
+
+from __future__ import annotations
+
+from trainwright.cost.compute import layer_cost
+from trainwright.cost.layout import Unit, held_parameters
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Schedule, Stage
+from trainwright.profiles import Profiles
+from trainwright.training import Optimizer
+
+GRADIENT_BYTES = 4
+"""Gradients are summed in float32, whatever the weights are."""
+
+OPTIMIZER_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
+"""Optimizer state for each value: two float32 moments, or one."""
+
+RECEIVED_AHEAD = 3
+"""Boundary tensors of one side beside the activations: one received ahead, two whose sending may not be over."""
+
+
+def parameter_bytes(model: Model, optimizer: Optimizer) -> int:
+    """Bytes for each held value: the weight, its gradient and its optimizer state."""
+    return model.dtype.num_bytes + GRADIENT_BYTES + OPTIMIZER_BYTES[optimizer]
+
+
+def in_flight(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:
+    """Micro-batches whose activations a stage holds at once: 1F1B at most one for each stage from here on, GPipe all."""
+    return micro_batches if schedule is Schedule.GPIPE else min(micro_batches, stages - stage)
+
+
+def boundary_bytes(model: Model, first: int, end: int, rows: int, kept: int) -> int:
+    """Bytes of boundary tensors: outputs kept until their gradient is there, and messages on their way."""
+    incoming = rows * model.output_bytes_per_row(first - 1) if first > 0 else 0
+    outgoing = rows * model.output_bytes_per_row(end - 1) if end < len(model.layers) else 0
+    return (kept + RECEIVED_AHEAD) * outgoing + RECEIVED_AHEAD * incoming
+
+
+def device_bytes(
+    unit: Unit, stage: Stage, accelerator: str, model: Model, profiles: Profiles, *, kept: int, optimizer: Optimizer
+) -> int:
+    """Peak bytes of one device of a unit; `kept` is the number of micro-batches in flight."""
+    tensor = stage.layers[0].tensor
+    held = held_parameters(model, stage.first, stage.end, tensor) * parameter_bytes(model, optimizer)
+    activations = sum(_run_bytes(run, unit.rows, accelerator, model, profiles, kept) for run in stage.layers)
+    return round(held + activations + boundary_bytes(model, stage.first, stage.end, unit.rows, kept))
+
+
+def _run_bytes(run: LayerRun, rows: int, accelerator: str, model: Model, profiles: Profiles, kept: int) -> float:
+    """Activations of a run's layers: of all micro-batches in flight, or, recomputed, their inputs and one layer's."""
+    layers = range(run.first, run.first + run.count)
+    bytes_by_layer = [
+        layer_cost(profiles, accelerator, model.kind_of(layer), run.tensor, rows).activation_bytes for layer in layers
+    ]
+    if not run.recompute:
+        return kept * sum(bytes_by_layer)
+    inputs = sum(rows * model.output_bytes_per_row(layer - 1) for layer in layers if layer > 0)
+    return kept * inputs + max(bytes_by_layer)

@@ -1,0 +1,35 @@
+"""Searches by name, and one way to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainwright.search.amp import amp
+from trainwright.search.megatron import megatron
+from trainwright.search.needed import NeededProfile, needed_profiles
+from trainwright.search.protocol import Candidate, NoFeasiblePlan, Problem, Search
+
+SEARCHES: Mapping[str, Search] = {"amp": amp, "megatron": megatron}
+
+__all__ = [
+    "SEARCHES",
+    "Candidate",
+    "NeededProfile",
+    "NoFeasiblePlan",
+    "Problem",
+    "Search",
+    "needed_profiles",
+    "run",
+]
+
+
+def run(planner: str, problem: Problem, *, top: int | None = None) -> list[Candidate]:
+    """The candidates of a planner, best first, at most `top` of them.
+
+    Raises ValueError for a planner that is not known, NoFeasiblePlan where nothing can run.
+    """
+    if planner not in SEARCHES:
+        raise ValueError(f"there is no planner {planner!r}; choose one of {', '.join(SEARCHES)}")
+    if top is not None and top < 1:
+        raise ValueError(f"top must be at least 1, got {top}")
+    return SEARCHES[planner](problem)[:top]
