@@ -25,8 +25,7 @@ def install_operator(kubectl: Kubectl, *, local: bool) -> None:
         repository, _, tag = image.rpartition(":")
         command += ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
     if image := os.environ.get("WORKER_IMAGE"):
-        repository, _, tag = image.rpartition(":")
-        command += ["--set", f"worker.image.repository={repository}", "--set", f"worker.image.tag={tag}"]
+        command += ["--set", f"worker.image={image}"]
     kubectl.run_program(command)
     if local:
         # The image keeps its name when the code changes: a new pod takes the new one.

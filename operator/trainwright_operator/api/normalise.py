@@ -54,8 +54,9 @@ def _with_rewritten_keywords(node: Schema) -> Schema:
             node |= {bound: node[exclusive], exclusive: True}
     if "description" in node:
         node["description"] = " ".join(node["description"].split())
-    if isinstance(node.get("default"), dict):
-        node["default"] = {}  # the defaults of the members say the rest, each in one place
+    if "default" in node:
+        # Whole, although the members have the same defaults: the rules are checked against it as it stands here.
+        node["default"] = _without_nulls(node["default"])
     if isinstance(node.get("additionalProperties"), bool) or node.get(f"{_EXTENSION}preserve-unknown-fields"):
         node.pop("additionalProperties", None)  # false is what pruning does, true what an open object means
     return node
@@ -85,3 +86,9 @@ def _without_null(node: Schema, definitions: dict[str, Schema]) -> Schema:
     if outer.get("default", ...) is None:
         del outer["default"]
     return {**_inlined(members[0], definitions), **outer}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value

@@ -83,7 +83,7 @@ class ModelSpec(Section):
 class TrainingSpec(Section):
     """How the model is trained."""
 
-    global_batch_size: Annotated[int, Field(ge=1, le=1_048_576)]
+    global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Rows (sequences) in one iteration, over all devices. Degrees and micro-batches are sought among its divisors."""
     dtype: Literal["float32"] = "float32"
     """Number format of weights and activations."""

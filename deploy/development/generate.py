@@ -1,0 +1,55 @@
+"""Writes what is generated: the CRD that the chart carries, and the plain manifests rendered from the chart."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from local_cluster.binaries import Binaries
+from local_cluster.folders import Folders, default_cache
+from trainwright_operator.api import crd
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "trainwright"
+DEFINITION = CHART / "files" / "trainingplans.yaml"
+MANIFESTS = ROOT / "deploy" / "manifests" / "trainwright.yaml"
+NAMESPACE = "trainwright-system"
+KUBE_VERSION = "1.34.0"  # rendered for; helm without a cluster would take its own library's
+HEADER = f"""\
+# Generated from charts/trainwright by `make generate`; change the chart.
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: {NAMESPACE}
+"""
+
+
+def find_helm() -> Path | None:
+    """The local cluster's helm, else the one on PATH; None where there is neither."""
+    built = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")).path("helm")
+    on_path = shutil.which("helm")
+    return built if built.exists() else Path(on_path) if on_path else None
+
+
+def render(helm: Path) -> str:
+    """The plain manifests."""
+    command = [helm, "template", "trainwright", CHART, "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0:
+        raise SystemExit(f"the chart cannot be rendered:\n{done.stderr.strip()}")
+    return HEADER + done.stdout
+
+
+def main() -> None:
+    DEFINITION.write_text(crd.text())
+    helm = find_helm()
+    if helm is None:
+        raise SystemExit("helm is needed to render the manifests; put it on PATH, or run `make cluster-up` once")
+    MANIFESTS.write_text(render(helm))
+    print(f"wrote {DEFINITION.relative_to(ROOT)} and {MANIFESTS.relative_to(ROOT)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

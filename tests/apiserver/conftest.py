@@ -1,0 +1,236 @@
+"""A real etcd and kube-apiserver on loopback, started once a run: what the API server checks is checked by itself.
+
+There is no kubelet, no scheduler and no controller: pods stay Pending, nothing is garbage-collected, and tests write the
+status that those would write. Each test gets a namespace of its own (`namespace`), which is never deleted.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import secrets
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from rich.console import Console
+
+from local_cluster.binaries import KUBERNETES, Binaries
+from local_cluster.folders import Folders, default_cache
+from local_cluster.progress import Steps
+from trainwright_operator.api import API_VERSION, KIND, crd
+
+ROOT = Path(__file__).resolve().parents[2]
+START_DEADLINE_SECONDS = 90.0
+BUILD_DEADLINE_SECONDS = 2400
+BINARIES = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright"))
+PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test pays for the start, and, where the programs are not built yet, for their build."""
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    missing = any(not (KUBERNETES.built(BINARIES.folders) / program).exists() for program in PROGRAMS)
+    for item in here:
+        item.add_marker(pytest.mark.apiserver)
+        item.add_marker(pytest.mark.timeout(BUILD_DEADLINE_SECONDS if missing else START_DEADLINE_SECONDS + 60))
+
+
+@dataclass(frozen=True)
+class ApiServer:
+    """A running API server and its administrator's kubectl."""
+
+    url: str
+    kubeconfig: Path
+
+    def try_kubectl(self, *arguments: str, document: Any = None) -> subprocess.CompletedProcess[str]:
+        """What kubectl says, whether it succeeds or not. `document` (one object or a list of them) goes in as `-f -`."""
+        documents = document if isinstance(document, list) else [document]
+        piped = None if document is None else "\n---\n".join(json.dumps(one) for one in documents)
+        return subprocess.run(
+            [BINARIES.path("kubectl"), "--kubeconfig", self.kubeconfig, *arguments, *(["-f", "-"] if piped else [])],
+            input=piped,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def kubectl(self, *arguments: str, document: Any = None) -> str:
+        """What kubectl prints. Fails the test with kubectl's own words when it does not succeed."""
+        done = self.try_kubectl(*arguments, document=document)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "--output", "json"))
+        return found
+
+    def create(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The object as the API server keeps it."""
+        created: dict[str, Any] = json.loads(self.kubectl("create", "--output", "json", document=document))
+        return created
+
+    def refusal(self, document: dict[str, Any]) -> str:
+        """Why the API server does not take the object. Fails the test when it does."""
+        done = self.try_kubectl("create", "--dry-run=server", document=document)
+        assert done.returncode != 0, f"accepted: {json.dumps(document)}"
+        return done.stderr
+
+
+@pytest.fixture(scope="session")
+def bare_api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """An API server without anything of ours in it."""
+    if any(not BINARIES.path(program).exists() for program in PROGRAMS):
+        BINARIES.build(Steps(Console()))
+    folder = tmp_path_factory.mktemp("apiserver")
+    with ExitStack() as running:
+        yield _start(folder, running)
+
+
+@pytest.fixture(scope="session")
+def api_server(bare_api_server: ApiServer) -> ApiServer:
+    """An API server that knows the TrainingPlan, from the generated definition."""
+    done = bare_api_server.try_kubectl("apply", document=crd.definition())
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, f"the definition is accepted with warnings: {done.stderr}"
+    bare_api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/trainingplans.trainwright.dev")
+    return bare_api_server
+
+
+@pytest.fixture
+def namespace(api_server: ApiServer) -> str:
+    """A namespace of the test's own."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    api_server.kubectl("create", "namespace", name)
+    return name
+
+
+@pytest.fixture
+def training_plan(namespace: str) -> Callable[..., dict[str, Any]]:
+    """Builds a minimal TrainingPlan in the test's namespace: `training_plan("name", {"trials.topK": 0})`.
+
+    A value of `...` leaves the field out.
+    """
+
+    def build(name: str = "tiny", changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        spec: dict[str, Any] = {
+            "model": {"gpt": {"layers": 2, "hiddenSize": 8, "heads": 2, "sequenceLength": 4, "vocabularySize": 16}},
+            "training": {"globalBatchSize": 4},
+        }
+        for path, value in copy.deepcopy(changes or {}).items():
+            *parents, last = path.split(".")
+            place = spec
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            if value is ...:
+                del place[last]
+            else:
+                place[last] = value
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": spec,
+        }
+
+    return build
+
+
+def _start(folder: Path, running: ExitStack) -> ApiServer:
+    peer_port, client_port, secure_port = _free_ports(3)
+    etcd_url = f"http://127.0.0.1:{client_port}"
+    running.enter_context(
+        _program(
+            folder / "etcd.log",
+            BINARIES.path("etcd"),
+            *("--data-dir", folder / "etcd", "--unsafe-no-fsync", "--log-level=warn"),
+            *("--listen-client-urls", etcd_url, "--advertise-client-urls", etcd_url),
+            *("--listen-peer-urls", f"http://127.0.0.1:{peer_port}"),
+        )
+    )
+    key = folder / "service-accounts.key"
+    key.write_bytes(
+        ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+    token = secrets.token_hex(16)
+    tokens = folder / "tokens.csv"
+    with tokens.open("w", newline="") as stream:
+        csv.writer(stream).writerow([token, "admin", "admin", "system:masters"])
+    log = folder / "kube-apiserver.log"
+    server = running.enter_context(
+        _program(
+            log,
+            BINARIES.path("kube-apiserver"),
+            *("--etcd-servers", etcd_url, "--bind-address=127.0.0.1", "--secure-port", str(secure_port)),
+            *("--cert-dir", folder / "certificates", "--token-auth-file", tokens, "--authorization-mode=RBAC"),
+            *("--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.96.0.0/16"),
+            *("--service-account-key-file", key, "--service-account-signing-key-file", key),
+            # Service accounts are made by a controller that does not run here; loopback is no address of an endpoint.
+            *("--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none"),
+        )
+    )
+    url = f"https://127.0.0.1:{secure_port}"
+    api = ApiServer(url=url, kubeconfig=folder / "kubeconfig")
+    # What it signs for itself at its start carries the certificate that signed it.
+    authority = folder / "certificates" / "apiserver.crt"
+    api.kubeconfig.write_text(json.dumps(_kubeconfig(url, authority, token)))
+    deadline = time.monotonic() + START_DEADLINE_SECONDS
+    while not authority.exists() or api.try_kubectl("get", "--raw=/readyz").returncode != 0:
+        shown = "\n".join(log.read_text().splitlines()[-15:])
+        assert server.poll() is None, f"kube-apiserver ended at its start:\n{shown}"
+        assert time.monotonic() < deadline, f"kube-apiserver: not ready within {START_DEADLINE_SECONDS:.0f} s:\n{shown}"
+        time.sleep(0.3)
+    return api
+
+
+def _kubeconfig(url: str, authority: Path, token: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": url, "certificate-authority": str(authority)}}],
+        "users": [{"name": "admin", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+    }
+
+
+@contextmanager
+def _program(log: Path, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that ends with this block, and with this process should that be killed."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

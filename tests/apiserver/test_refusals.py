@@ -1,0 +1,157 @@
+"""What cannot be is refused by the API server itself, with a sentence that says what to change."""
+
+from __future__ import annotations
+
+import pytest
+
+REFUSALS = {
+    "heads do not divide the width": (
+        {"model.gpt.hiddenSize": 9},
+        "hiddenSize must be a multiple of heads, since every head takes an equal part; change one of the two",
+    ),
+    "no family": ({"model": {}}, "model needs exactly one family; set model.gpt"),
+    "no model": ({"model": ...}, "spec.model: Required value"),
+    "no batch": ({"training": {}}, "spec.training.globalBatchSize: Required value"),
+    "no layers": ({"model.gpt.layers": 0}, "should be greater than or equal to 1"),
+    "no heads": ({"model.gpt.heads": 0}, "should be greater than or equal to 1"),
+    "too many layers": ({"model.gpt.layers": 1025}, "should be less than or equal to 1024"),
+    "an empty batch": ({"training.globalBatchSize": 0}, "should be greater than or equal to 1"),
+    "a batch that is a slip of the pen": (
+        {"training.globalBatchSize": 1_000_001},
+        "should be less than or equal to 1000000",
+    ),
+    "another number format": ({"training.dtype": "float8"}, 'supported values: "float32"'),
+    "another optimizer": ({"training.optimizer": "lion"}, 'supported values: "adam", "sgd"'),
+    "another planner": ({"search.planner": "Magic"}, 'supported values: "Amp", "Megatron"'),
+    "no device": ({"devices.max": 0}, "should be greater than or equal to 1"),
+    "the processor as device": (
+        {"devices.resourceName": "cpu"},
+        "resourceName must be an extended resource as nodes list it, domain/name, for example nvidia.com/gpu",
+    ),
+    "a product twice": ({"devices.products": ["Tesla-T4", "Tesla-T4"]}, "Duplicate value"),
+    "an empty product": ({"devices.products": [""]}, "should be at least 1 chars long"),
+    "too many products": ({"devices.products": [f"p{i}" for i in range(33)]}, "must have at most 32 items"),
+    "too many labels": (
+        {"devices.nodeSelector": {f"l{i}": "x" for i in range(17)}},
+        "must have at most 16 items",
+    ),
+    "a label's value that no label can have": ({"devices.nodeSelector": {"a": "x" * 64}}, "may not be more than 63"),
+    "a tensor degree below one": ({"search.limits.maxTensorDegree": 0}, "should be greater than or equal to 1"),
+    "more trials than are allowed": ({"trials.topK": 33}, "should be less than or equal to 32"),
+    "a negative number of trials": ({"trials.topK": -1}, "should be greater than or equal to 0"),
+    "another baseline": ({"trials.baseline": "Guess"}, 'supported values: "Megatron", "None"'),
+    "nothing to measure": ({"trials.iterations": 0}, "should be greater than or equal to 1"),
+    "no device-hours": ({"trials.maxDeviceHours": 0}, "should be greater than 0"),
+    "device-hours for less than a run": (
+        {"trials.maxDeviceHours": 0.1},
+        (
+            "maxDeviceHours is used up by a single run on one device that lasts runDeadlineSeconds; raise "
+            "maxDeviceHours or lower runDeadlineSeconds"
+        ),
+    ),
+    "no time for a run": ({"trials.runDeadlineSeconds": 0}, "should be greater than or equal to 1"),
+    "no time to start": ({"trials.pendingDeadlineSeconds": 0}, "should be greater than or equal to 1"),
+    "a deadline beyond a week": ({"profiling.deadlineSeconds": 604_801}, "should be less than or equal to 604800"),
+    "no time for the links": ({"links.deadlineSeconds": 0}, "should be greater than or equal to 1"),
+    "an empty image": ({"worker.image": ""}, "should be at least 1 chars long"),
+    "an image that is no text": ({"worker.image": 3}, "must be of type string"),
+    "a placement by node": (
+        {"worker.podTemplate.spec": {"nodeName": "n1"}},
+        (
+            "podTemplate.spec cannot place the workers (nodeName, nodeSelector, affinity, schedulingGates), since the "
+            "plan does; choose nodes by devices.nodeSelector"
+        ),
+    ),
+    "a placement by labels": (
+        {"worker.podTemplate.spec": {"nodeSelector": {"a": "b"}}},
+        "choose nodes by devices.nodeSelector",
+    ),
+    "a placement by affinity": (
+        {"worker.podTemplate.spec": {"affinity": {"nodeAffinity": {}}}},
+        "choose nodes by devices.nodeSelector",
+    ),
+    "a gate of another's": (
+        {"worker.podTemplate.spec": {"schedulingGates": [{"name": "example.com/gate"}]}},
+        "choose nodes by devices.nodeSelector",
+    ),
+    "a worker that restarts": (
+        {"worker.podTemplate.spec": {"restartPolicy": "Always"}},
+        (
+            "podTemplate.spec.restartPolicy cannot be set, since a worker that restarts would falsify the measurement; "
+            "remove it"
+        ),
+    ),
+    "a negative time to live": ({"ttlSecondsAfterFinished": -1}, "should be greater than or equal to 0"),
+    "a suspension that is no yes or no": ({"suspend": "yes"}, "must be of type boolean"),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), REFUSALS.values(), ids=REFUSALS)
+def test_a_spec_that_cannot_be_is_refused_in_words(api_server, training_plan, changes, sentence) -> None:
+    assert sentence in api_server.refusal(training_plan(changes=changes))
+
+
+def test_the_rule_names_the_field_that_is_to_blame(api_server, training_plan) -> None:
+    assert "spec.model.gpt.hiddenSize: " in api_server.refusal(training_plan(changes={"model.gpt.hiddenSize": 9}))
+    assert "spec.devices.resourceName: " in api_server.refusal(training_plan(changes={"devices.resourceName": "cpu"}))
+    assert "spec.trials.maxDeviceHours: " in api_server.refusal(training_plan(changes={"trials.maxDeviceHours": 0.1}))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("a" * 41, "metadata.name may have 40 characters at most, since jobs and pods are named after it; shorten it"),
+        ("7b", "metadata.name must start with a lower-case letter and hold lower-case letters, digits and hyphens"),
+        ("gpt2.medium", "since jobs and services are named after it; rename it"),
+    ],
+)
+def test_a_name_that_children_cannot_be_made_from_is_refused(api_server, training_plan, name, sentence) -> None:
+    assert sentence in api_server.refusal(training_plan(name))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("trials.topk", 3), ("worker.nodeSelector", {}), ("model.gpt.depth", 2), ("devices.count", 8), ("tune", True)],
+)
+def test_a_field_that_does_not_exist_is_refused(api_server, training_plan, path, value) -> None:
+    assert f'unknown field "spec.{path}"' in api_server.refusal(training_plan(changes={path: value}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trials.topK": 0},
+        {"trials.topK": 0, "trials.maxDeviceHours": 0.1},
+        {"trials.maxDeviceHours": 0.25, "trials.runDeadlineSeconds": 900},
+        {"devices.max": 1},
+        {"devices.resourceName": "habana.ai/gaudi"},
+        {"model.gpt": {"layers": 1, "hiddenSize": 1, "heads": 1, "sequenceLength": 1, "vocabularySize": 1}},
+    ],
+)
+def test_the_edge_of_what_is_allowed_is_accepted(api_server, training_plan, changes) -> None:
+    api_server.kubectl("create", "--dry-run=server", document=training_plan("a" * 40, changes))
+
+
+@pytest.mark.parametrize(
+    ("field", "path", "value"),
+    [
+        ("model", "model.gpt.layers", 3),
+        ("training", "training.optimizer", "sgd"),
+        ("devices", "devices.max", 1),
+        ("search", "search.limits.maxTensorDegree", 1),
+    ],
+)
+def test_the_question_stays_as_it_was_asked(api_server, training_plan, field, path, value) -> None:
+    api_server.create(training_plan())
+    done = api_server.try_kubectl("replace", document=training_plan(changes={path: value}))
+    assert done.returncode != 0
+    assert f"{field} is immutable; create another TrainingPlan" in done.stderr
+
+
+def test_effort_and_deadlines_can_be_changed(api_server, training_plan) -> None:
+    first = api_server.create(training_plan())
+    changes = {"trials.topK": 5, "trials.runDeadlineSeconds": 60, "worker.image": "other", "suspend": True}
+    api_server.kubectl("replace", document=training_plan(changes=changes))
+    changed = api_server.get("trainingplan", "tiny", "--namespace", first["metadata"]["namespace"])
+    assert changed["spec"]["trials"]["topK"] == 5
+    assert changed["metadata"]["generation"] == 2
