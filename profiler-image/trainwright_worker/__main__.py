@@ -1,0 +1,39 @@
+"""`python -m trainwright_worker`: do an order, in a pod (`launch`, the default) or on this machine alone (`local`)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainwright.orders import ORDER_PATH
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="trainwright_worker", description=__doc__)
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=("launch", "local"),
+        default="launch",
+        help="launch: this pod's part of the gang, by the node that the pod runs on; local: the whole gang, here",
+    )
+    parser.add_argument("--order", type=Path, default=Path(ORDER_PATH), help=f"the order's file (default {ORDER_PATH})")
+    parser.add_argument("--master-addr", help="launch: where the gang meets (default: $MASTER_ADDR)")
+    parser.add_argument("--master-port", type=int, help="launch: and at which port (default: $MASTER_PORT)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.command == "local":
+        from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only once the arguments are right)
+
+        return local.main(arguments.order)
+    from trainwright_worker import launch  # noqa: PLC0415
+
+    return launch.main(arguments.order, arguments.master_addr, arguments.master_port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

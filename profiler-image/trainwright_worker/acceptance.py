@@ -1,0 +1,110 @@
+"""What a worker refuses before it starts: orders that contradict themselves or ask for what the executor cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainwright import families
+from trainwright.cluster import EMULATED_PREFIX
+from trainwright.model import Dtype, Model
+from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, TrialOrder, WorkerOrder
+from trainwright.plan import LayerRun, Plan, Sharding
+
+from trainwright_worker.failures import WorkerError
+from trainwright_worker.layers.gpt import refusal_of_degree
+from trainwright_worker.seat import gang_devices
+
+
+def check(order: WorkerOrder) -> None:
+    """Raise WorkerError with the first thing that cannot be done, in one sentence."""
+    for problem in _problems(order):
+        raise WorkerError(FailureReason.ORDER_INVALID, problem)
+
+
+def _problems(order: WorkerOrder) -> Iterator[str]:
+    yield from _gang_problems(order.gang)
+    if isinstance(order, LinksOrder):
+        yield from _links_problems(order)
+        return
+    yield from _model_problems(order.model)
+    if order.iterations < 1 or order.warmup_iterations < 0:
+        yield (
+            f"iterations must be at least 1 and warmup_iterations at least 0, got {order.iterations} and "
+            f"{order.warmup_iterations}"
+        )
+    yield from _profile_problems(order) if isinstance(order, ProfileOrder) else _trial_problems(order)
+
+
+def _gang_problems(gang: Gang) -> Iterator[str]:
+    names = [node.name for node in gang.nodes]
+    if not names or len(set(names)) < len(names):
+        yield f"gang.nodes must name at least one node, and each once, got {', '.join(names) or 'none'}"
+    if gang.collective_timeout_seconds <= 0 or gang.deadline_seconds <= 0:
+        yield "gang.collective_timeout_seconds and gang.deadline_seconds must be above 0"
+    for node in gang.nodes:
+        emulated = node.accelerator.startswith(EMULATED_PREFIX)
+        if emulated and gang.backend == "nccl":
+            yield f"node {node.name}: {node.accelerator} is emulated, but backend nccl means a real GPU; use gloo"
+        if emulated != (gang.emulation_of(node.accelerator) is not None):
+            lacking = "needs a device table" if emulated else "is real and must have no device table"
+            yield f"node {node.name}: accelerator {node.accelerator} {lacking} in gang.emulations"
+
+
+def _links_problems(order: LinksOrder) -> Iterator[str]:
+    sizes = order.message_bytes
+    if len(sizes) < 3 or min(sizes) < 1 or list(sizes) != sorted(set(sizes)):
+        yield f"message_bytes must be three ascending sizes or more, got {list(sizes)}"
+    if order.repeats < 1:
+        yield f"repeats must be at least 1, got {order.repeats}"
+    if len(order.gang.nodes) < 2 and len(order.gang.nodes[0].slots) < 2:
+        yield "there is no link to measure: the gang has one node with one slot"
+
+
+def _model_problems(model: Model) -> Iterator[str]:
+    if model.dtype is not Dtype.FLOAT32:
+        yield f"model.dtype {model.dtype} cannot be run: this worker trains in {Dtype.FLOAT32}; order that"
+    if families.build(model.family, model.dtype) != model:
+        yield f"the model's layers are not those that family {model.family.family} builds; build it from its family"
+
+
+def _profile_problems(order: ProfileOrder) -> Iterator[str]:
+    if len(gang_devices(order.gang)) > 1:
+        yield f"layers are measured on one device, but the gang has {len(gang_devices(order.gang))}; order one slot"
+    if not order.rows or min(order.rows) < 1:
+        yield f"rows must name one row count or more, each at least 1, got {list(order.rows)}"
+    if order.tensor_degree < 1:
+        yield f"tensor_degree must be at least 1, got {order.tensor_degree}"
+    elif problem := refusal_of_degree(order.model.family, order.tensor_degree):
+        yield problem
+
+
+def _trial_problems(order: TrialOrder) -> Iterator[str]:
+    plan, model = order.plan, order.model
+    if plan.model_layers != len(model.layers):
+        yield f"the plan is for {plan.model_layers} layers, but the model has {len(model.layers)}"
+    planned, present = set(plan.devices), set(gang_devices(order.gang))
+    if planned != present:
+        odd = min(planned ^ present)
+        where = "in the plan, but not in the gang" if odd in planned else "in the gang, but not in the plan"
+        yield f"device {odd} is {where}; a trial's gang holds exactly the plan's devices"
+    yield from _plan_problems(plan, model)
+
+
+def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
+    if len(plan.pipelines) > 1:
+        yield f"the plan has {len(plan.pipelines)} pipelines; this worker runs plans of one pipeline"
+    for number, stage in enumerate(plan.pipelines[0].stages):
+        if len({_strategy(run) for run in stage.layers}) > 1:
+            yield f"stage {number} changes its degrees, order or rows between layer runs; give a stage one strategy"
+        for run in stage.layers:
+            where = f"stage {number}, layers {run.first}…{run.first + run.count - 1}"
+            if run.sharding is not Sharding.NONE:
+                yield f"{where}: sharding {run.sharding} cannot be run by this worker; use {Sharding.NONE}"
+            if run.recompute:
+                yield f"{where}: recompute cannot be run by this worker; leave it out"
+            if problem := refusal_of_degree(model.family, run.tensor):
+                yield f"{where}: {problem}"
+
+
+def _strategy(run: LayerRun) -> tuple[object, ...]:
+    return run.tensor, run.data, run.order, run.rows

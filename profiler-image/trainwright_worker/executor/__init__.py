@@ -1,0 +1,1 @@
+"""The plan executor: one rank's part of a plan, run iteration by iteration."""

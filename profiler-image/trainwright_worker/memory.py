@@ -1,0 +1,74 @@
+"""The most bytes that live at once on a device without a counter of its own: every storage, from birth to death."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that exist before and those that operations make while it is active.
+
+    Works across micro-batches and in the backward (on the CPU autograd runs on the caller's thread). It slows
+    operations several times over, so it belongs into an iteration that nobody times.
+    """
+
+    def __init__(self, existing: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now_bytes = 0
+        self.peak_bytes = 0
+        self._known: set[int] = set()
+        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        for tensor in existing:
+            self._watch(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor):
+                self._watch(value)
+        return result
+
+    def _watch(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001 (the storage's identity; its address would be 0 for empty ones)
+        if key in self._known:
+            return
+        self._known.add(key)
+        size = storage.nbytes()
+        self.now_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        self._finalizers.append(weakref.finalize(storage, self._forget, key, size))
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now_bytes -= size
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        for finalizer in self._finalizers:
+            finalizer.detach()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        return self
+
+
+def held_tensors(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Parameters, gradients and optimizer state: what lives through an iteration."""
+    parameters = list(module.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [*(parameter.data for parameter in parameters), *gradients, *states]

@@ -1,0 +1,81 @@
+"""What a worker writes: one marked line for every answer, and its last words where Kubernetes looks for them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+
+from trainwright import documents
+from trainwright.orders import (
+    FAILURE_MARKER,
+    MAX_REPORT_BYTES,
+    PROGRESS_MARKER,
+    REPORT_MARKER,
+    Failure,
+    FailureReason,
+    Progress,
+    WorkerReport,
+)
+
+from trainwright_worker.failures import WorkerError, one_line
+
+TERMINATION_LOG = Path("/dev/termination-log")
+MAX_LAST_WORDS_BYTES = 3_072
+"""Kubernetes keeps 4096 bytes of a container's termination message."""
+
+
+def _write_line(marker: str, body: str) -> None:
+    """One whole line in as few writes as the system allows, so that processes sharing the stream do not mix."""
+    sys.stdout.flush()
+    data = f"{marker} {body}\n".encode()
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]
+
+
+def progress(done: int, total: int, what: str) -> None:
+    _write_line(PROGRESS_MARKER, documents.dumps(Progress(done, total, what)))
+
+
+def report(answer: WorkerReport) -> None:
+    """Write the report. Raises WorkerError where it is too large to be kept."""
+    body = documents.dumps(answer)
+    size = len(body.encode())
+    if size > MAX_REPORT_BYTES:
+        raise WorkerError(
+            FailureReason.ORDER_INVALID,
+            f"the report has {size} bytes, above the {MAX_REPORT_BYTES} that can be kept; order fewer measurements",
+        )
+    _write_line(REPORT_MARKER, body)
+
+
+def failure(reason: FailureReason, message: str, *, rank: int | None = None, node: str | None = None) -> None:
+    """Write the failure line and leave the same words as the pod's termination message."""
+    limit = 600
+    while True:
+        body = documents.dumps(Failure(reason, one_line(message, limit=limit), rank, node))
+        if len(body.encode()) <= MAX_LAST_WORDS_BYTES:
+            break
+        limit //= 2
+    _write_line(FAILURE_MARKER, body)
+    if TERMINATION_LOG.exists():
+        leave_last_words(TERMINATION_LOG, reason, body)
+
+
+def leave_last_words(path: Path, reason: FailureReason, body: str) -> None:
+    """Write the pod's termination message; of several processes the first counts, but a cause beats a lost peer.
+
+    A pod's other processes lose their peer when one of them crashes; their words must not hide the crash.
+    """
+    try:
+        with path.open("r+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            earlier = file.read()
+            if earlier and (reason is FailureReason.PEER_LOST or f'"{FailureReason.PEER_LOST}"' not in earlier):
+                return
+            file.seek(0)
+            file.truncate()
+            file.write(body)
+    except OSError as error:  # the line on standard output stands; the message is a convenience
+        sys.stderr.write(f"cannot write {path}: {error}\n")
