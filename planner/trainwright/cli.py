@@ -21,7 +21,7 @@ from rich.console import Console
 from trainwright import documents, report
 from trainwright.cluster import Cluster
 from trainwright.cost import amp as amp_cost
-from trainwright.cost import estimate as exact_estimate
+from trainwright.cost.estimate import estimate_in
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.search import NoFeasiblePlan, Problem, run
@@ -59,7 +59,7 @@ OutputOption = Annotated[Output, typer.Option("--output", help="A table for peop
 
 
 @app.command()
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 - each parameter is an option of the command line
     cluster: ClusterFile,
     model: ModelFile,
     profiles: ProfilesFile = None,
@@ -90,7 +90,7 @@ def plan(
 
 
 @app.command()
-def estimate(
+def estimate(  # noqa: PLR0913, PLR0917 - as above
     cluster: ClusterFile,
     model: ModelFile,
     plan_file: Annotated[Path, typer.Option("--plan", help="The plan to cost.")],
@@ -109,26 +109,20 @@ def estimate(
                 f"{plan_file}: the plan is for a global batch of {given.global_batch_size} rows, but {model} asks for "
                 f"{problem.global_batch_size}; make them equal"
             )
-        found = exact_estimate(
-            given,
-            model=problem.model,
-            cluster=problem.cluster,
-            profiles=problem.profiles,
-            optimizer=problem.optimizer,
-        )
+        found = estimate_in(given, problem.setting)
         seconds = found.iteration_seconds
         if cost_model is CostModel.AMP:
-            seconds = amp_cost.estimate_seconds(
-                given, model=problem.model, cluster=problem.cluster, profiles=problem.profiles
-            )
+            seconds = amp_cost.estimate_seconds(given, problem.setting)
         if output is Output.JSON:
-            _print_json({
-                "predicted_seconds": seconds,
-                "peak_memory_bytes": found.peak_memory_bytes,
-                "feasible": found.feasible,
-                "reason": found.reason,
-                "breakdown": asdict(found.breakdown),
-            })
+            _print_json(
+                {
+                    "predicted_seconds": seconds,
+                    "peak_memory_bytes": found.peak_memory_bytes,
+                    "feasible": found.feasible,
+                    "reason": found.reason,
+                    "breakdown": asdict(found.breakdown),
+                }
+            )
             return
         _print(report.breakdown_table(found, given, problem.cluster))
         if cost_model is CostModel.AMP:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from trainwright.cluster import Cluster
-from trainwright.cost.collectives import Route, all_reduce_seconds, fabric
+from trainwright.cost.collectives import Route, all_reduce_seconds
 from trainwright.cost.layout import Unit, repeated_parameters
+from trainwright.cost.setting import Setting
 from trainwright.model import LayerKind, Model
 from trainwright.plan import LayerRun, Stage
-from trainwright.profiles import LayerCost, Profiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +30,18 @@ class UnitSeconds:
         return self.backward_compute_seconds + self.backward_sync_seconds
 
 
-def layer_cost(profiles: Profiles, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
-    """Cost of one layer; kinds that are not tensor parallel are computed whole by every rank of the tensor group."""
-    return profiles.cost(accelerator, kind.name, tensor if kind.is_tensor_parallel else 1, rows)
-
-
-def unit_seconds(
-    unit: Unit, stage: Stage, model: Model, cluster: Cluster, profiles: Profiles, *, beside: tuple[Route, ...] = ()
-) -> UnitSeconds:
+def unit_seconds(unit: Unit, stage: Stage, setting: Setting, *, beside: tuple[Route, ...] = ()) -> UnitSeconds:
     """Seconds of one micro-batch; `beside` are the tensor rings of other units, which run at the same time.
 
     Recomputed layers run their forward, its all-reduces included, once more before the backward.
     """
-    accelerators = {cluster.accelerator_of(device).name for device in unit.devices}
+    accelerators = {setting.cluster.accelerator_of(device).name for device in unit.devices}
     forward = forward_sync = backward = backward_sync = 0.0
     for run in stage.layers:
-        for kind, count in kind_counts(model, run).items():
-            costs = [layer_cost(profiles, name, kind, run.tensor, unit.rows) for name in accelerators]
+        for kind, count in kind_counts(setting.model, run).items():
+            costs = [setting.layer_cost(name, kind, run.tensor, unit.rows) for name in accelerators]
             layer_forward = max(cost.forward_seconds for cost in costs)
-            sync = layer_sync_seconds(unit, kind, model, cluster, beside=beside)
+            sync = layer_sync_seconds(unit, kind, setting, beside=beside)
             forward += count * layer_forward
             forward_sync += count * sync
             backward += count * (max(cost.backward_seconds for cost in costs) + run.recompute * layer_forward)
@@ -63,32 +55,28 @@ def kind_counts(model: Model, run: LayerRun) -> dict[LayerKind, int]:
     return {kind: names[kind.name] for kind in model.kinds if kind.name in names}
 
 
-def layer_sync_seconds(
-    unit: Unit, kind: LayerKind, model: Model, cluster: Cluster, *, beside: tuple[Route, ...] = ()
-) -> float:
+def layer_sync_seconds(unit: Unit, kind: LayerKind, setting: Setting, *, beside: tuple[Route, ...] = ()) -> float:
     """Seconds of the tensor all-reduces in one forward of a layer (its backward has as many)."""
     if len(unit.devices) == 1 or not kind.is_tensor_parallel or not kind.tensor_all_reduces:
         return 0.0
-    message = unit.rows * kind.output_elements_per_row * model.dtype.num_bytes
-    return kind.tensor_all_reduces * all_reduce_seconds(unit.devices, message, cluster, beside=beside)
+    message = unit.rows * kind.output_elements_per_row * setting.model.dtype.num_bytes
+    return kind.tensor_all_reduces * all_reduce_seconds(unit.devices, message, setting.cluster, beside=beside)
 
 
-def tensor_rings(stages: tuple[tuple[Unit, ...], ...], cluster: Cluster) -> dict[Unit, Route]:
+def tensor_rings(stages: tuple[tuple[Unit, ...], ...], setting: Setting) -> dict[Unit, Route]:
     """The ring of every tensor group that leaves its node; in a full pipeline they run at about the same time."""
-    rings = {
-        unit: fabric(cluster).ring(unit.devices) for units in stages for unit in units if len(unit.devices) > 1
-    }
+    rings = {unit: setting.fabric.ring(unit.devices) for units in stages for unit in units if len(unit.devices) > 1}
     return {unit: ring for unit, ring in rings.items() if ring.crossings}
 
 
-def update_seconds(stage: Stage, model: Model, accelerator: str, profiles: Profiles) -> float:
+def update_seconds(stage: Stage, accelerator: str, setting: Setting) -> float:
     """Seconds of the optimizer on one rank: every layer's, less what shared weights held once would count twice."""
     tensor, rows = stage.layers[0].tensor, min(stage.layers[0].rows)
     total = 0.0
     parameters = 0
     for run in stage.layers:
-        for kind, count in kind_counts(model, run).items():
-            total += count * layer_cost(profiles, accelerator, kind, run.tensor, rows).update_seconds
+        for kind, count in kind_counts(setting.model, run).items():
+            total += count * setting.layer_cost(accelerator, kind, run.tensor, rows).update_seconds
             parameters += count * kind.parameters_at(tensor)
-    repeated = repeated_parameters(model, stage.first, stage.end)
+    repeated = repeated_parameters(setting.model, stage.first, stage.end)
     return total * (1 - repeated / parameters) if parameters else total

@@ -6,11 +6,11 @@ from dataclasses import dataclass, fields
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost import memory
-from trainwright.cost.collectives import fabric
 from trainwright.cost.compute import UnitSeconds, tensor_rings, unit_seconds, update_seconds
-from trainwright.cost.layout import Unit, check_profiles, only_pipeline, units
+from trainwright.cost.layout import Unit, only_pipeline, units
 from trainwright.cost.replay import Replay, Timeline, Worker
 from trainwright.cost.schedule import operations
+from trainwright.cost.setting import Setting
 from trainwright.cost.syncs import Syncs, channels, gradient_syncs
 from trainwright.model import Model
 from trainwright.plan import Pipeline, Plan
@@ -76,11 +76,15 @@ def estimate(
     Raises ValueError for a plan that does not belong to model or cluster, that lacks a profile, or that uses what
     the cost model does not cover (several pipelines, sharding, degrees that change inside a stage).
     """
-    pipeline = only_pipeline(plan, model, cluster)
-    check_profiles(profiles, model, pipeline, cluster)
-    by_device = memory_by_device(plan, model, cluster, profiles, optimizer)
-    reason = lacking_memory(by_device, cluster)
-    seconds, breakdown, critical = _iteration(plan, pipeline, model, cluster, profiles)
+    return estimate_in(plan, Setting(model, cluster, profiles, optimizer))
+
+
+def estimate_in(plan: Plan, setting: Setting) -> Estimate:
+    """The same as `estimate`, for callers that hold a setting."""
+    pipeline = only_pipeline(plan, setting)
+    by_device = memory_by_device(plan, setting)
+    reason = lacking_memory(by_device, setting)
+    seconds, breakdown, critical = _iteration(plan, pipeline, setting)
     return Estimate(
         iteration_seconds=seconds,
         peak_memory_bytes=max(held for _, held in by_device),
@@ -92,29 +96,26 @@ def estimate(
     )
 
 
-def memory_by_device(
-    plan: Plan, model: Model, cluster: Cluster, profiles: Profiles, optimizer: Optimizer
-) -> tuple[tuple[Device, int], ...]:
+def memory_by_device(plan: Plan, setting: Setting) -> tuple[tuple[Device, int], ...]:
     """Peak bytes of every device, in the order of the plan's devices."""
-    pipeline = only_pipeline(plan, model, cluster)
+    pipeline = only_pipeline(plan, setting)
     held: dict[Device, int] = {}
     seen: dict[tuple[int, str, int], int] = {}
     for number, (stage, replicas) in enumerate(zip(pipeline.stages, units(pipeline), strict=True)):
         kept = memory.in_flight(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
         for unit in replicas:
             for device in unit.devices:
-                accelerator = cluster.accelerator_of(device).name
+                accelerator = setting.cluster.accelerator_of(device).name
                 key = (number, accelerator, unit.rows)
                 if key not in seen:
-                    seen[key] = memory.device_bytes(
-                        unit, stage, accelerator, model, profiles, kept=kept, optimizer=optimizer
-                    )
+                    seen[key] = memory.device_bytes(unit, stage, accelerator, setting, kept=kept)
                 held[device] = seen[key]
     return tuple((device, held[device]) for device in plan.devices)
 
 
-def lacking_memory(by_device: tuple[tuple[Device, int], ...], cluster: Cluster) -> str | None:
+def lacking_memory(by_device: tuple[tuple[Device, int], ...], setting: Setting) -> str | None:
     """Which device lacks most memory and how much, in words; None where all fit."""
+    cluster = setting.cluster
     device, held = max(by_device, key=lambda item: item[1] - cluster.accelerator_of(item[0]).memory_bytes)
     accelerator = cluster.accelerator_of(device)
     lack = held - accelerator.memory_bytes
@@ -130,12 +131,10 @@ def _gibibytes(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.2f} MiB"
 
 
-def _iteration(
-    plan: Plan, pipeline: Pipeline, model: Model, cluster: Cluster, profiles: Profiles
-) -> tuple[float, Breakdown, Device]:
+def _iteration(plan: Plan, pipeline: Pipeline, setting: Setting) -> tuple[float, Breakdown, Device]:
     """Seconds of one iteration; past the replayed micro-batches the pace of the last ones goes on."""
     replayed = max(MAX_REPLAYED_MICRO_BATCHES, 8 * len(pipeline.stages))
-    scene = _Scene(plan, pipeline, model, cluster, profiles)
+    scene = _Scene(plan, pipeline, setting)
     if pipeline.micro_batches <= replayed:
         return scene.outcome(pipeline.micro_batches)
     span = replayed // 4
@@ -153,28 +152,24 @@ def _iteration(
 class _Scene:
     """Everything about a plan's iteration but the number of micro-batches."""
 
-    def __init__(self, plan: Plan, pipeline: Pipeline, model: Model, cluster: Cluster, profiles: Profiles) -> None:
-        self.plan, self.pipeline, self.cluster = plan, pipeline, cluster
+    def __init__(self, plan: Plan, pipeline: Pipeline, setting: Setting) -> None:
+        self.plan, self.setting = plan, setting
         self.stages = units(pipeline)
         self.units: tuple[Unit, ...] = tuple(unit for replicas in self.stages for unit in replicas)
-        rings = tensor_rings(self.stages, cluster)
+        rings = tensor_rings(self.stages, setting)
         self.seconds: tuple[UnitSeconds, ...] = tuple(
             unit_seconds(
                 unit,
                 pipeline.stages[unit.stage],
-                model,
-                cluster,
-                profiles,
+                setting,
                 beside=tuple(ring for other, ring in rings.items() if other is not unit) if unit in rings else (),
             )
             for unit in self.units
         )
-        self.channels = channels(self.stages, pipeline, model, cluster)
-        self.syncs: Syncs = gradient_syncs(self.stages, pipeline, model, cluster)
+        self.channels = channels(self.stages, pipeline, setting)
+        self.syncs: Syncs = gradient_syncs(self.stages, pipeline, setting)
         self.updates = {
-            device: update_seconds(
-                pipeline.stages[unit.stage], model, cluster.accelerator_of(device).name, profiles
-            )
+            device: update_seconds(pipeline.stages[unit.stage], setting.cluster.accelerator_of(device).name, setting)
             for unit in self.units
             for device in unit.devices
         }
@@ -190,7 +185,7 @@ class _Scene:
             )
             for unit, seconds in zip(self.units, self.seconds, strict=True)
         )
-        timeline = Replay(workers, self.channels, self.syncs.syncs, fabric(self.cluster)).run()
+        timeline = Replay(workers, self.channels, self.syncs.syncs, self.setting.fabric).run()
         return self._critical(timeline, micro_batches)
 
     def _critical(self, timeline: Timeline, micro_batches: int) -> tuple[float, Breakdown, Device]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainwright.cluster import Cluster, Device
+from trainwright.cluster import Device
+from trainwright.cost.setting import Setting
 from trainwright.model import Model
 from trainwright.plan import Pipeline, Plan, Sharding, Stage
-from trainwright.profiles import Profiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,23 @@ class SharedWeight:
     stages: tuple[int, ...]
 
 
-def only_pipeline(plan: Plan, model: Model, cluster: Cluster) -> Pipeline:
-    """The plan's one pipeline. Raises ValueError, in words, for plans that the cost model does not cover."""
+def only_pipeline(plan: Plan, setting: Setting) -> Pipeline:
+    """The plan's one pipeline.
+
+    Raises ValueError, in words, for plans that do not belong to the model or the cluster, that need a layer profile
+    that is not there, or that use what the cost model does not cover.
+    """
+    model = setting.model
     if plan.model_layers != len(model.layers):
         raise ValueError(f"the plan is for a model of {plan.model_layers} layers, but this one has {len(model.layers)}")
     if len(plan.pipelines) > 1:
         raise ValueError(f"the cost model covers plans of one pipeline, this one has {len(plan.pipelines)}")
     for device in plan.devices:
-        cluster.accelerator_of(device)
+        setting.cluster.accelerator_of(device)
     pipeline = plan.pipelines[0]
     for number, stage in enumerate(pipeline.stages):
         _check_stage(number, stage, model)
+    _check_profiles(pipeline, setting)
     return pipeline
 
 
@@ -67,6 +73,14 @@ def _check_stage(number: int, stage: Stage, model: Model) -> None:
                 f"{where}: degrees, rows or order differ from the stage's first layers; the cost model covers stages "
                 "whose layers share them"
             )
+
+
+def _check_profiles(pipeline: Pipeline, setting: Setting) -> None:
+    for stage in pipeline.stages:
+        for accelerator in dict.fromkeys(setting.cluster.accelerator_of(device).name for device in stage.devices):
+            for name in dict.fromkeys(setting.model.layers[stage.first : stage.end]):
+                kind = setting.model.kind_of(setting.model.layers.index(name))
+                setting.layer_cost(accelerator, kind, stage.layers[0].tensor, 1)
 
 
 def units(pipeline: Pipeline) -> tuple[tuple[Unit, ...], ...]:
@@ -126,13 +140,3 @@ def held_parameters(model: Model, first: int, end: int, tensor: int) -> int:
     return sum(model.kind_of(layer).parameters_at(tensor) for layer in range(first, end)) - repeated_parameters(
         model, first, end
     )
-
-
-def check_profiles(profiles: Profiles, model: Model, pipeline: Pipeline, cluster: Cluster) -> None:
-    """Raises ValueError with the first profile that the plan needs and the profiles lack."""
-    for stage in pipeline.stages:
-        for device in stage.devices:
-            for layer in range(stage.first, stage.end):
-                kind = model.kind_of(layer)
-                tensor = stage.layers[0].tensor if kind.is_tensor_parallel else 1
-                profiles.cost(cluster.accelerator_of(device).name, kind.name, tensor, 1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from trainwright.cost.compute import layer_cost
 from trainwright.cost.layout import Unit, held_parameters
+from trainwright.cost.setting import Setting
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Schedule, Stage
-from trainwright.profiles import Profiles
 from trainwright.training import Optimizer
 
 GRADIENT_BYTES = 4
@@ -36,21 +35,19 @@ def boundary_bytes(model: Model, first: int, end: int, rows: int, kept: int) -> 
     return (kept + RECEIVED_AHEAD) * outgoing + RECEIVED_AHEAD * incoming
 
 
-def device_bytes(
-    unit: Unit, stage: Stage, accelerator: str, model: Model, profiles: Profiles, *, kept: int, optimizer: Optimizer
-) -> int:
+def device_bytes(unit: Unit, stage: Stage, accelerator: str, setting: Setting, *, kept: int) -> int:
     """Peak bytes of one device of a unit; `kept` is the number of micro-batches in flight."""
-    tensor = stage.layers[0].tensor
-    held = held_parameters(model, stage.first, stage.end, tensor) * parameter_bytes(model, optimizer)
-    activations = sum(_run_bytes(run, unit.rows, accelerator, model, profiles, kept) for run in stage.layers)
+    model, tensor = setting.model, stage.layers[0].tensor
+    held = held_parameters(model, stage.first, stage.end, tensor) * parameter_bytes(model, setting.optimizer)
+    activations = sum(_run_bytes(run, unit.rows, accelerator, setting, kept) for run in stage.layers)
     return round(held + activations + boundary_bytes(model, stage.first, stage.end, unit.rows, kept))
 
 
-def _run_bytes(run: LayerRun, rows: int, accelerator: str, model: Model, profiles: Profiles, kept: int) -> float:
+def _run_bytes(run: LayerRun, rows: int, accelerator: str, setting: Setting, kept: int) -> float:
     """Activations of a run's layers: of all micro-batches in flight, or, recomputed, their inputs and one layer's."""
-    layers = range(run.first, run.first + run.count)
+    model, layers = setting.model, range(run.first, run.first + run.count)
     bytes_by_layer = [
-        layer_cost(profiles, accelerator, model.kind_of(layer), run.tensor, rows).activation_bytes for layer in layers
+        setting.layer_cost(accelerator, model.kind_of(layer), run.tensor, rows).activation_bytes for layer in layers
     ]
     if not run.recompute:
         return kept * sum(bytes_by_layer)

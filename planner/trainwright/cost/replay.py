@@ -81,8 +81,8 @@ Event = tuple[int, int]
 class Replay:
     """Workers compute in their order; sends are asynchronous; a receiver waits.
 
-    A receive is posted one operation ahead, and a message leaves only when it is both computed and asked for (so does
-    gloo: the sender waits for the receiver's notice). Messages of a channel leave one after the other; all
+    A message leaves only when it is both computed and asked for (so does gloo: the sender waits for the receiver's
+    notice), and a receiver asks for it when the operation before the one that needs it starts to compute. Messages of a channel leave one after the other; all
     transfers that run at the same time share the network cards, the all-reduces of gradients included.
     """
 
@@ -156,7 +156,7 @@ class Replay:
                 self._pump(index)
 
     def _enter(self, worker: int) -> None:
-        """Turn to the next operation: post the receives of the one behind it, then wait for its own."""
+        """Turn to the next operation: wait for its messages."""
         self._entered[worker] = self.network.now
         if self._position[worker] == len(self.workers[worker].operations):
             self._ends[worker] = self.network.now
@@ -164,11 +164,10 @@ class Replay:
                 if worker in sync.workers:
                     self._release(number)
             return
-        self._post(worker, self._position[worker] + 1)
         self._try(worker)
 
     def _try(self, worker: int) -> None:
-        """Start the worker's operation if all its messages are there."""
+        """Start the worker's operation if all its messages are there, and ask for those of the one behind it."""
         if self._busy[worker] or self._position[worker] == len(self.workers[worker].operations):
             return
         direction, micro_batch = self.workers[worker].operations[self._position[worker]]
@@ -183,6 +182,7 @@ class Replay:
             self._idle[worker] += now - entered - transit
         work = self.workers[worker]
         self._busy[worker] = True
+        self._post(worker, self._position[worker] + 1)
         self._at(now + (work.forward_seconds if direction == FORWARD else work.backward_seconds), (_COMPUTED, worker))
 
     def _finish_operation(self, worker: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.cluster import Cluster, Device
-from trainwright.cost.collectives import fabric, ring_bytes, ring_latency_seconds
+from trainwright.cluster import Device
+from trainwright.cost.collectives import ring_bytes, ring_latency_seconds
 from trainwright.cost.layout import (
     SharedWeight,
     Unit,
@@ -17,7 +17,7 @@ from trainwright.cost.layout import (
 from trainwright.cost.memory import GRADIENT_BYTES
 from trainwright.cost.replay import Channel, Sync
 from trainwright.cost.schedule import BACKWARD, FORWARD
-from trainwright.model import Model
+from trainwright.cost.setting import Setting
 from trainwright.plan import Pipeline
 
 StageIndex = tuple[int, int]
@@ -38,90 +38,79 @@ class Syncs:
     shared: dict[StageIndex, tuple[int, ...]]
 
 
-def channels(
-    stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, model: Model, cluster: Cluster
-) -> tuple[Channel, ...]:
+def channels(stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, setting: Setting) -> tuple[Channel, ...]:
     """The channels between neighbouring stages, forward and backward; workers are numbered stage by stage."""
     number = {unit: index for index, unit in enumerate(unit for replicas in stages for unit in replicas)}
-    net = fabric(cluster)
     found = []
     for boundary in range(len(stages) - 1):
-        row_bytes = model.output_bytes_per_row(pipeline.stages[boundary].end - 1)
+        row_bytes = setting.model.output_bytes_per_row(pipeline.stages[boundary].end - 1)
         for upper, lower, rows in overlaps(stages[boundary], stages[boundary + 1]):
             for direction, sender, receiver in ((FORWARD, upper, lower), (BACKWARD, lower, upper)):
-                route = net.route((a.node, b.node) for a, b in device_pairs(sender, receiver))
+                route = setting.fabric.route((a.node, b.node) for a, b in device_pairs(sender, receiver))
                 found.append(Channel(number[sender], number[receiver], direction, route, rows * row_bytes))
     return tuple(found)
 
 
-def gradient_syncs(
-    stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, model: Model, cluster: Cluster
-) -> Syncs:
+def gradient_syncs(stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, setting: Setting) -> Syncs:
     """The flat all-reduce of every data group after its last backward, then those of shared weights over all owners."""
-    shared = shared_weights(model, pipeline)
-    firsts = [sum(len(replicas) for replicas in stages[:number]) for number in range(len(stages))]
-    workers = [tuple(range(first, first + len(replicas))) for first, replicas in zip(firsts, stages, strict=True)]
-    syncs: list[Sync] = []
-    gradient: dict[StageIndex, int] = {}
-    for number, replicas in enumerate(stages):
-        if len(replicas) == 1:
-            continue
-        stage, tensor = pipeline.stages[number], len(replicas[0].devices)
-        parameters = held_parameters(model, stage.first, stage.end, tensor)
-        parameters -= sum(weight.parameters for weight in shared if number in weight.stages)
+    return _Builder(stages, pipeline, setting).build()
+
+
+class _Builder:
+    def __init__(self, stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, setting: Setting) -> None:
+        self.stages, self.pipeline, self.setting = stages, pipeline, setting
+        firsts = [sum(len(replicas) for replicas in stages[:number]) for number in range(len(stages))]
+        self.workers = [tuple(range(a, a + len(replicas))) for a, replicas in zip(firsts, stages, strict=True)]
+        self.shared_weights = shared_weights(setting.model, pipeline)
+        self.syncs: list[Sync] = []
+        self.gradient: dict[StageIndex, int] = {}
+        self.shared: dict[StageIndex, tuple[int, ...]] = {}
+
+    def build(self) -> Syncs:
+        for number, replicas in enumerate(self.stages):
+            if len(replicas) > 1:
+                self._add_flat(number)
+        for weight in self.shared_weights:
+            degrees = {self._tensor(number) for number in weight.stages}
+            if len(degrees) == 1:
+                for index in range(min(degrees)):
+                    self._add_shared(weight, [(number, index) for number in weight.stages])
+            else:
+                everyone = [(number, index) for number in weight.stages for index in range(self._tensor(number))]
+                self._add_shared(weight, everyone)
+        return Syncs(tuple(self.syncs), self.gradient, self.shared)
+
+    def _tensor(self, number: int) -> int:
+        return len(self.stages[number][0].devices)
+
+    def _add_flat(self, number: int) -> None:
+        """All gradients of a stage but those of weights that other stages own too."""
+        stage, tensor = self.pipeline.stages[number], self._tensor(number)
+        parameters = held_parameters(self.setting.model, stage.first, stage.end, tensor)
+        parameters -= sum(weight.parameters for weight in self.shared_weights if number in weight.stages)
         for index in range(tensor):
-            members = _ascending([unit.devices[index] for unit in replicas], pipeline)
-            gradient[number, index] = len(syncs)
-            syncs.append(_sync(members, parameters, workers[number], (), cluster))
-    owners: dict[StageIndex, tuple[int, ...]] = {}
-    for weight in shared:
-        _add_shared(weight, stages, pipeline, cluster, workers, syncs, gradient, owners)
-    return Syncs(tuple(syncs), gradient, owners)
+            self.gradient[number, index] = len(self.syncs)
+            self._add([(number, index)], parameters, after=())
 
-
-def _add_shared(  # noqa: PLR0913, PLR0917 - the parts of Syncs under construction
-    weight: SharedWeight,
-    stages: tuple[tuple[Unit, ...], ...],
-    pipeline: Pipeline,
-    cluster: Cluster,
-    workers: list[tuple[int, ...]],
-    syncs: list[Sync],
-    gradient: dict[StageIndex, int],
-    owners: dict[StageIndex, tuple[int, ...]],
-) -> None:
-    """One all-reduce for each tensor index, or a single one where the owners' tensor degrees differ."""
-    degrees = {len(stages[number][0].devices) for number in weight.stages}
-    indices = [{index} for index in range(min(degrees))] if len(degrees) == 1 else [set(range(max(degrees)))]
-    for group in indices:
-        members = [
-            device
-            for number in weight.stages
-            for unit in stages[number]
-            for index, device in enumerate(unit.devices)
-            if index in group
-        ]
-        ranks = [
-            (number, index) for number in weight.stages for index in sorted(group) if index < len(stages[number][0].devices)
-        ]
-        before = {gradient[rank] for rank in ranks if rank in gradient}
-        before |= {sync for rank in ranks for sync in owners.get(rank, ())}
-        everyone = tuple(worker for number in weight.stages for worker in workers[number])
+    def _add_shared(self, weight: SharedWeight, ranks: list[StageIndex]) -> None:
+        before = {self.gradient[rank] for rank in ranks if rank in self.gradient}
+        before |= {sync for rank in ranks for sync in self.shared.get(rank, ())}
         for rank in ranks:
-            owners[rank] = (*owners.get(rank, ()), len(syncs))
-        syncs.append(_sync(_ascending(members, pipeline), weight.parameters, everyone, tuple(sorted(before)), cluster))
+            self.shared[rank] = (*self.shared.get(rank, ()), len(self.syncs))
+        self._add(ranks, weight.parameters, after=tuple(sorted(before)))
 
-
-def _ascending(devices: list[Device], pipeline: Pipeline) -> tuple[Device, ...]:
-    """Devices in the order of their ranks, as every process group is made."""
-    chosen = set(devices)
-    return tuple(device for device in pipeline.devices if device in chosen)
-
-
-def _sync(
-    members: tuple[Device, ...], parameters: int, workers: tuple[int, ...], after: tuple[int, ...], cluster: Cluster
-) -> Sync:
-    route = fabric(cluster).ring(members)
-    size = len(members)
-    return Sync(
-        workers, after, route, ring_bytes(parameters * GRADIENT_BYTES, size), ring_latency_seconds(route, size)
-    )
+    def _add(self, ranks: list[StageIndex], parameters: int, *, after: tuple[int, ...]) -> None:
+        """One ring over the ranks of all replicas, ascending as every process group is made."""
+        chosen: set[Device] = {unit.devices[index] for number, index in ranks for unit in self.stages[number]}
+        members = tuple(device for device in self.pipeline.devices if device in chosen)
+        route, size = self.setting.fabric.ring(members), len(members)
+        numbers = sorted({number for number, _ in ranks})
+        self.syncs.append(
+            Sync(
+                workers=tuple(worker for number in numbers for worker in self.workers[number]),
+                after=after,
+                route=route,
+                ring_bytes=ring_bytes(parameters * GRADIENT_BYTES, size),
+                latency_seconds=ring_latency_seconds(route, size),
+            )
+        )

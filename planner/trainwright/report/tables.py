@@ -20,9 +20,7 @@ def candidate_table(candidates: Sequence[Candidate], cluster: Cluster, *, planne
         table.add_column(heading, justify="left" if heading == "layers by stage" else "right", overflow="fold")
     for number, candidate in enumerate(candidates, 1):
         estimate = candidate.estimate
-        table.add_row(
-            str(number), f"{estimate.iteration_seconds:.4g}", _mebibytes(estimate), *_degrees(candidate.plan)
-        )
+        table.add_row(str(number), f"{estimate.iteration_seconds:.4g}", _mebibytes(estimate), *_degrees(candidate.plan))
     return table
 
 
@@ -47,13 +45,15 @@ def _degrees(plan: Plan) -> tuple[str, str, str, str, str]:
     columns: list[tuple[str, ...]] = []
     for pipeline in plan.pipelines:
         runs = [run for stage in pipeline.stages for run in stage.layers]
-        columns.append((
-            str(len(pipeline.stages)),
-            _common([run.data for run in runs]),
-            _common([run.tensor for run in runs]),
-            f"{pipeline.micro_batches} × {pipeline.micro_batch_size} rows",
-            " ".join(str(stage.end - stage.first) for stage in pipeline.stages),
-        ))
+        columns.append(
+            (
+                str(len(pipeline.stages)),
+                _common([run.data for run in runs]),
+                _common([run.tensor for run in runs]),
+                f"{pipeline.micro_batches} × {pipeline.micro_batch_size} rows",
+                " ".join(str(stage.end - stage.first) for stage in pipeline.stages),
+            )
+        )
     pipelines, data, tensor, batches, layers = ("\n".join(column) for column in zip(*columns, strict=True))
     return pipelines, data, tensor, batches, layers
 

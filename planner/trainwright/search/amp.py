@@ -32,14 +32,8 @@ def amp(problem: Problem) -> list[Candidate]:
     if not plans:
         raise why_nothing_fits(problem, _unlimited_plans(problem, tables))
     if len(plans) > POOL:
-        plans = sorted(plans, key=lambda plan: _amp_seconds(problem, plan))[:POOL]
+        plans = sorted(plans, key=lambda plan: amp_cost.estimate_seconds(plan, problem.setting))[:POOL]
     return rank(problem, plans)
-
-
-def _amp_seconds(problem: Problem, plan: Plan) -> float:
-    return amp_cost.estimate_seconds(
-        plan, model=problem.model, cluster=problem.cluster, profiles=problem.profiles
-    )
 
 
 def _choices(problem: Problem) -> Iterator[tuple[Degrees, int]]:
@@ -54,9 +48,7 @@ def _plans(problem: Problem, tables: StageTables) -> Iterator[Plan]:
         times = np.where(tables.fits(degrees, rows), tables.times(degrees, rows), math.inf)
         ends = partition(times, tables.exchanges(degrees, rows), _micro_batches(problem, degrees, rows))
         if ends is not None:
-            yield uniform_plan(
-                problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size
-            )
+            yield uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size)
 
 
 def _unlimited_plans(problem: Problem, tables: StageTables) -> Iterator[Plan]:
@@ -65,9 +57,7 @@ def _unlimited_plans(problem: Problem, tables: StageTables) -> Iterator[Plan]:
         times, exchanges = tables.times(degrees, rows), tables.exchanges(degrees, rows)
         ends = partition(times, exchanges, _micro_batches(problem, degrees, rows))
         if ends is not None:
-            yield uniform_plan(
-                problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size
-            )
+            yield uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size)
 
 
 def _micro_batches(problem: Problem, degrees: Degrees, rows: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from trainwright.cost.estimate import lacking_memory, memory_by_device
+from trainwright.cost.estimate import estimate_in, lacking_memory, memory_by_device
 from trainwright.plan import Plan
 from trainwright.search.degrees import Degrees, enumerate_degrees, profiled, tensor_degrees
 from trainwright.search.protocol import Candidate, NoFeasiblePlan, Problem
@@ -37,14 +37,14 @@ def degrees_of(problem: Problem, *, max_pipeline: int, max_tensor: int | None = 
 
 def lack_of(problem: Problem, plan: Plan) -> tuple[int, str | None]:
     """Bytes that the plan lacks on the device that is shortest, and the same in words; (<= 0, None) where it fits."""
-    held = memory_by_device(plan, problem.model, problem.cluster, problem.profiles, problem.optimizer)
+    held = memory_by_device(plan, problem.setting)
     lack = max(size - problem.cluster.accelerator_of(device).memory_bytes for device, size in held)
-    return lack, lacking_memory(held, problem.cluster)
+    return lack, lacking_memory(held, problem.setting)
 
 
 def rank(problem: Problem, plans: Iterable[Plan]) -> list[Candidate]:
     """Feasible candidates without repetition, fastest first; equally fast ones by memory."""
-    candidates = [Candidate(plan, problem.estimate(plan)) for plan in dict.fromkeys(plans)]
+    candidates = [Candidate(plan, estimate_in(plan, problem.setting)) for plan in dict.fromkeys(plans)]
     return sorted(
         (candidate for candidate in candidates if candidate.estimate.feasible),
         key=lambda candidate: (candidate.estimate.iteration_seconds, candidate.estimate.peak_memory_bytes),

@@ -49,9 +49,7 @@ def _plans(problem: Problem, rows: int) -> Iterator[Plan]:
     for degrees in sorted(choices, key=_product):
         ends = even_split(problem.model, degrees.pipeline)
         if ends is not None and rows in micro_batch_sizes(problem.global_batch_size, degrees.data):
-            yield uniform_plan(
-                problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size
-            )
+            yield uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size)
 
 
 def _product(degrees: Degrees) -> int:

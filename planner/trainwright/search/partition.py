@@ -55,7 +55,9 @@ def _distinct(values: Array) -> Array:
 
 
 def _longest(times: Array, ends: tuple[int, ...]) -> float:
-    return max(float(times[stage, first, end]) for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)))
+    return max(
+        float(times[stage, first, end]) for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False))
+    )
 
 
 def _least_longest(times: Array) -> float:

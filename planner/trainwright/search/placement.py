@@ -15,9 +15,7 @@ def stage_devices(cluster: Cluster, degrees: Degrees) -> tuple[tuple[Device, ...
     return tuple(cluster.devices[stage * size : (stage + 1) * size] for stage in range(degrees.pipeline))
 
 
-def uniform_plan(
-    cluster: Cluster, degrees: Degrees, rows: int, ends: Sequence[int], *, global_batch_size: int
-) -> Plan:
+def uniform_plan(cluster: Cluster, degrees: Degrees, rows: int, ends: Sequence[int], *, global_batch_size: int) -> Plan:
     """The plan whose stages share the degrees; every replica takes `rows` rows at a time (AMP's mbs).
 
     Stage i ends before layer ends[i].

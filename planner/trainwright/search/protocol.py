@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from trainwright.cluster import Cluster
-from trainwright.cost.estimate import Estimate, estimate
+from trainwright.cost.estimate import Estimate
+from trainwright.cost.setting import Setting
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
@@ -39,11 +41,10 @@ class Problem:
         if self.max_tensor_degree is not None and self.max_tensor_degree < 1:
             raise ValueError(f"max_tensor_degree must be at least 1, got {self.max_tensor_degree}")
 
-    def estimate(self, plan: Plan) -> Estimate:
-        """What the plan costs here."""
-        return estimate(
-            plan, model=self.model, cluster=self.cluster, profiles=self.profiles, optimizer=self.optimizer
-        )
+    @cached_property
+    def setting(self) -> Setting:
+        """What the cost model needs of it."""
+        return Setting(self.model, self.cluster, self.profiles, self.optimizer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost import memory
 from trainwright.cost.amp import exchange_seconds
-from trainwright.cost.compute import layer_cost, layer_sync_seconds
+from trainwright.cost.compute import layer_sync_seconds
 from trainwright.cost.layout import Unit, held_parameters
 from trainwright.plan import LayerRun, Schedule
 from trainwright.search.degrees import Degrees
@@ -75,7 +75,7 @@ class StageTables:
         accelerators = {cluster.accelerator_of(d).name for unit in replicas for d in unit.devices}
         compute = np.max([_spans(self._layer_tables(name, tensor, rows)[0]) for name in accelerators], axis=0)
         syncs = {
-            kind.name: 2 * max(layer_sync_seconds(unit, kind, model, cluster) for unit in replicas)
+            kind.name: 2 * max(layer_sync_seconds(unit, kind, self.problem.setting) for unit in replicas)
             for kind in model.kinds
         }
         seconds: Array = compute + _spans(np.array([syncs[kind] for kind in model.layers]))
@@ -86,8 +86,8 @@ class StageTables:
         """Seconds (forward and backward) and activation bytes of every layer."""
         key = (accelerator, tensor, rows)
         if key not in self._layers:
-            model, profiles = self.problem.model, self.problem.profiles
-            costs = {kind.name: layer_cost(profiles, accelerator, kind, tensor, rows) for kind in model.kinds}
+            model, setting = self.problem.model, self.problem.setting
+            costs = {kind.name: setting.layer_cost(accelerator, kind, tensor, rows) for kind in model.kinds}
             seconds = [costs[kind].forward_seconds + costs[kind].backward_seconds for kind in model.layers]
             activations = [costs[kind].activation_bytes for kind in model.layers]
             self._layers[key] = np.array(seconds), np.array(activations)
@@ -99,7 +99,9 @@ class StageTables:
             model = self.problem.model
             per_value = memory.parameter_bytes(model, self.problem.optimizer)
             layers = len(model.layers)
-            held = _spans(np.array([model.kind_of(layer).parameters_at(tensor) for layer in range(layers)], dtype=float))
+            held = _spans(
+                np.array([model.kind_of(layer).parameters_at(tensor) for layer in range(layers)], dtype=float)
+            )
             owners = [layer for layer in range(layers) if model.kind_of(layer).shared_weight is not None]
             for first in range(layers):
                 for end in range(first + 2, layers + 1):
