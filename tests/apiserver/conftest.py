@@ -53,12 +53,16 @@ class ApiServer:
     url: str
     kubeconfig: Path
 
-    def try_kubectl(self, *arguments: str, document: Any = None) -> subprocess.CompletedProcess[str]:
+    def try_kubectl(
+        self, *arguments: str, document: Any = None, piped: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """What kubectl says, whether it succeeds or not. `document` (one object or a list of them) goes in as `-f -`."""
-        documents = document if isinstance(document, list) else [document]
-        piped = None if document is None else "\n---\n".join(json.dumps(one) for one in documents)
+        if document is not None:
+            documents = document if isinstance(document, list) else [document]
+            piped = "\n---\n".join(json.dumps(one) for one in documents)
+            arguments = (*arguments, "-f", "-")
         return subprocess.run(
-            [BINARIES.path("kubectl"), "--kubeconfig", self.kubeconfig, *arguments, *(["-f", "-"] if piped else [])],
+            [BINARIES.path("kubectl"), "--kubeconfig", self.kubeconfig, *arguments],
             input=piped,
             capture_output=True,
             text=True,
@@ -66,9 +70,9 @@ class ApiServer:
             check=False,
         )
 
-    def kubectl(self, *arguments: str, document: Any = None) -> str:
+    def kubectl(self, *arguments: str, document: Any = None, piped: str | None = None) -> str:
         """What kubectl prints. Fails the test with kubectl's own words when it does not succeed."""
-        done = self.try_kubectl(*arguments, document=document)
+        done = self.try_kubectl(*arguments, document=document, piped=piped)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

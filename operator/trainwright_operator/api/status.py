@@ -67,7 +67,7 @@ class Progress(StatusSection):
     total: Annotated[int, Field(ge=0)]
     """How many there are."""
 
-    @computed_field(description="The same in a few words, for the column.")  # type: ignore[prop-decorator]
+    @computed_field(description="The same in a few words, for the column.", json_schema_extra={"maxLength": 192})  # type: ignore[prop-decorator]
     @property
     def text(self) -> str:
         return f"{self.done}/{self.total} {self.what}"

@@ -1,0 +1,185 @@
+"""What the operator may do, asked of a real API server with the rendered roles: what it needs, and no more."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainwright_operator.api import GROUP
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = "trainwright-system"
+SERVICE_ACCOUNT = "trainwright"
+
+CLUSTER_READ = [
+    (verb, group, resource)
+    for verb in ("get", "list", "watch")
+    for group, resource in (
+        ("", "nodes"),
+        ("resource.k8s.io", "resourceslices"),
+        ("apiextensions.k8s.io", "customresourcedefinitions"),
+    )
+]
+NAMESPACED = [
+    (verb, group, resource)
+    for group, resource, verbs in (
+        (GROUP, "trainingplans", "get list watch patch delete"),
+        (GROUP, "trainingplans/status", "get patch update"),
+        ("kubeflow.org", "pytorchjobs", "create get list watch delete"),
+        ("", "pods", "get list watch patch"),
+        ("", "pods/log", "get"),
+        ("", "configmaps", "create get list watch patch delete"),
+        ("", "events", "create patch"),
+    )
+    for verb in verbs.split()
+]
+LEASE = [(verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "update", "patch")]
+NEVER = [
+    *((verb, "", "secrets") for verb in ("get", "list", "watch", "create", "update", "patch", "delete")),
+    *((verb, "", "nodes") for verb in ("create", "update", "patch", "delete")),
+    *((verb, "", "nodes/status") for verb in ("update", "patch")),
+    *(("create", "", f"pods/{door}") for door in ("exec", "attach", "portforward", "eviction", "binding")),
+    *((verb, "", "pods") for verb in ("create", "update", "delete", "deletecollection")),
+    *((verb, "", "serviceaccounts") for verb in ("create", "update", "patch")),
+    ("create", "", "serviceaccounts/token"),
+    *((verb, "", "namespaces") for verb in ("create", "delete", "patch")),
+    *((verb, "apiextensions.k8s.io", "customresourcedefinitions") for verb in ("create", "update", "patch", "delete")),
+    *(
+        (verb, "rbac.authorization.k8s.io", resource)
+        for resource in ("roles", "rolebindings", "clusterroles", "clusterrolebindings")
+        for verb in ("create", "update", "patch", "bind", "escalate")
+    ),
+    *((verb, GROUP, "trainingplans") for verb in ("create", "update", "deletecollection")),
+    *((verb, "kubeflow.org", "pytorchjobs") for verb in ("update", "patch", "deletecollection")),
+    ("impersonate", "", "users"),
+    ("impersonate", "", "serviceaccounts"),
+    ("delete", "coordination.k8s.io", "leases"),
+]
+
+Right = tuple[str, str, str]
+"""Verb, API group, resource."""
+
+
+@pytest.fixture(scope="module")
+def installed(api_server) -> Any:
+    """The API server with the plain manifests applied."""
+    done = api_server.try_kubectl("apply", "--server-side", "-f", str(ROOT / "deploy/manifests/trainwright.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return api_server
+
+
+def allowed(api: Any, user: str, rights: Iterable[Right], namespace: str) -> dict[Right, bool]:
+    """What the API server's authorizer answers for this user, right by right."""
+    rights = list(rights)
+    reviews = []
+    for verb, group, resource in rights:
+        name, _, sub = resource.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": name, "subresource": sub, "namespace": namespace}
+        reviews.append(
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": attributes},
+            }
+        )
+    answer = api.kubectl("create", "--output", "json", document={"apiVersion": "v1", "kind": "List", "items": reviews})
+    found = [json.loads(part) for part in split_objects(answer)]
+    found = [item for one in found for item in one.get("items", [one])]
+    assert len(found) == len(rights)
+    return {right: review["status"]["allowed"] for right, review in zip(rights, found, strict=True)}
+
+
+def split_objects(text: str) -> list[str]:
+    """JSON objects that stand one behind the other."""
+    decoder, parts, place = json.JSONDecoder(), [], 0
+    while place < len(text.rstrip()):
+        _, end = decoder.raw_decode(text, place)
+        parts.append(text[place:end])
+        place = end + len(text[end:]) - len(text[end:].lstrip())
+    return parts
+
+
+def operator() -> str:
+    return f"system:serviceaccount:{INSTALLED}:{SERVICE_ACCOUNT}"
+
+
+def test_the_operator_may_do_what_it_needs(installed) -> None:
+    missing = [
+        right
+        for right, yes in (
+            *allowed(installed, operator(), CLUSTER_READ, "").items(),
+            *allowed(installed, operator(), NAMESPACED, "default").items(),
+            *allowed(installed, operator(), LEASE, INSTALLED).items(),
+        )
+        if not yes
+    ]
+    assert not missing
+
+
+def test_the_operator_may_do_nothing_that_it_does_not_need(installed) -> None:
+    for namespace in ("default", INSTALLED, "kube-system"):
+        too_many = [right for right, yes in allowed(installed, operator(), NEVER, namespace).items() if yes]
+        assert not too_many, namespace
+    leases_elsewhere = allowed(installed, operator(), LEASE, "default")
+    assert not any(leases_elsewhere.values()), leases_elsewhere
+
+
+def test_with_named_namespaces_its_rights_end_there(installed, helm_template) -> None:
+    watched, other, home = (f"test-{uuid.uuid4().hex[:8]}" for _ in range(3))
+    for name in (watched, other, home):
+        installed.kubectl("create", "namespace", name)
+    settings = (f"watchNamespaces={{{watched}}}", f"fullnameOverride={home}", "rbac.aggregate=false")
+    done = helm_template("--namespace", home, *(part for setting in settings for part in ("--set", setting)))
+    roles = [document for document in yaml.safe_load_all(done.stdout) if "Role" in document["kind"]]
+    installed.kubectl("apply", document=roles)
+    user = f"system:serviceaccount:{home}:{home}"
+    assert all(allowed(installed, user, NAMESPACED, watched).values())
+    assert all(allowed(installed, user, CLUSTER_READ, "").values())
+    assert not any(allowed(installed, user, NAMESPACED, other).values())
+    assert not any(allowed(installed, user, NAMESPACED, "").values())
+
+
+@pytest.mark.parametrize(
+    ("role", "may", "may_not"),
+    [
+        ("editor", "create delete deletecollection get list patch update watch", ""),
+        ("viewer", "get list watch", "create delete deletecollection patch update"),
+    ],
+)
+def test_people_edit_or_view_plans_and_never_their_status(installed, namespace, role, may, may_not) -> None:
+    user = f"{role}-{namespace}"
+    installed.kubectl(
+        "create", "rolebinding", user, f"--clusterrole=trainwright-{role}", f"--user={user}", f"--namespace={namespace}"
+    )
+
+    def on_plans(verbs: str, resource: str = "trainingplans") -> list[Right]:
+        return [(verb, GROUP, resource) for verb in verbs.split()]
+
+    assert all(allowed(installed, user, on_plans(may), namespace).values())
+    assert not any(allowed(installed, user, [*on_plans(may_not), ("get", "", "pods")], namespace).values())
+    assert not any(allowed(installed, user, on_plans("update patch", "trainingplans/status"), namespace).values())
+
+
+def test_the_operators_pod_passes_the_restricted_pod_security_standard(
+    installed, namespace, training_plan: Callable[..., dict[str, Any]]
+) -> None:
+    installed.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    manifests = yaml.safe_load_all((ROOT / "deploy/manifests/trainwright.yaml").read_text())
+    deployment = next(document for document in manifests if document["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "operator", "namespace": namespace, "labels": template["metadata"]["labels"]},
+        "spec": template["spec"],
+    }
+    installed.kubectl("create", "--dry-run=server", document=pod)
+    del pod["spec"]["securityContext"]["runAsNonRoot"]
+    assert "violates PodSecurity" in installed.refusal(pod), "the standard is not enforced here, so nothing was shown"
