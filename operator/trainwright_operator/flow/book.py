@@ -1,0 +1,160 @@
+"""One pass of decisions: what is to be done, what is to be said, and which gangs are still wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, ConditionType
+from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
+from trainwright_operator.flow.actions import Action, CreateConfigMap, EmitEvent, EventType, StoredRole
+from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+_MAX_WHAT = 128
+_FIELDS = ("cluster", "cluster_ref", "links_ref", "profiles_ref", "candidates_ref", "trials", "winner")
+_PHASES = {
+    ConditionType.ACCEPTED: Phase.PENDING,
+    ConditionType.NODES_DISCOVERED: Phase.DISCOVERING,
+    ConditionType.LINKS_MEASURED: Phase.MEASURING_LINKS,
+    ConditionType.PROFILED: Phase.PROFILING,
+    ConditionType.PLANNED: Phase.PLANNING,
+    ConditionType.TRIALS_COMPLETED: Phase.TRYING,
+}
+
+
+class Said(NamedTuple):
+    """What a phase says of its condition."""
+
+    status: ConditionStatus
+    reason: Reason
+    message: str
+
+
+class Failed(Exception):  # noqa: N818 - the plan failed, not the program
+    """Ends the plan: the present phase's condition and Succeeded become False with this reason."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+        self.sentence = sentence
+
+
+class Book:
+    """Collects the actions, conditions and status fields of one pass; nothing of it outlives the pass."""
+
+    def __init__(self, snapshot: Snapshot, now: datetime) -> None:
+        self.snapshot = snapshot
+        self.now = now
+        self.actions: list[Action] = []
+        self.live_gangs: set[str] = set()
+        self.fields: dict[str, Any] = {}
+        self.progress: Progress | None = None
+        self.keeps_former = True
+        """Whether what is not said in this pass stays as it was for a former spec: until the new one is accepted."""
+        self._said: dict[ConditionType, Said] = {}
+
+    @property
+    def plan(self) -> PlanFacts:
+        return self.snapshot.plan
+
+    @cached_property
+    def spec(self) -> TrainingPlanSpec:
+        """The spec; a plan whose spec cannot be read is refused before any phase asks for it."""
+        assert self.plan.spec is not None
+        return self.plan.spec
+
+    @cached_property
+    def names(self) -> Names:
+        return Names.of(self.plan.name, self.plan.uid, self.spec)
+
+    def do(self, *actions: Action) -> None:
+        """Put actions at the end of the list; they are done in order."""
+        self.actions.extend(actions)
+
+    def store(self, name: str, data: Mapping[str, str], *, role: StoredRole, gang: str = "") -> None:
+        """Keep data in a ConfigMap."""
+        self.do(CreateConfigMap(name=name, role=role, data=data, gang=gang))
+
+    def say(self, condition: ConditionType, status: ConditionStatus, reason: Reason, **fields: Any) -> None:
+        """Set a condition for this pass."""
+        self._said[condition] = Said(status, reason, message(reason, **fields))
+
+    def say_failed(self, condition: ConditionType, failed: Failed) -> None:
+        """Set a condition to False with the reason of a failure."""
+        self._said[condition] = Said("False", failed.reason, failed.sentence)
+
+    def tell_progress(self, phase: Phase, what: str, done: int, total: int) -> None:
+        """Say how far the present phase is."""
+        self.progress = Progress(phase=phase, what=what[:_MAX_WHAT], done=min(done, total), total=total)
+
+    def condition(self, condition: ConditionType) -> Condition | None:
+        """The condition as the status has it from before this pass."""
+        return next((known for known in self.plan.status.conditions if known.type is condition), None)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """All conditions in order: said now, or kept from before where that was for the same spec, or Unknown."""
+        return tuple(
+            self._condition(kind) for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
+        )
+
+    def _condition(self, kind: ConditionType) -> Condition:
+        before = self.condition(kind)
+        said = self._said.get(kind)
+        if said is None:
+            if before is not None and (self.keeps_former or before.observed_generation == self.plan.generation):
+                return before
+            if kind is ConditionType.SUCCEEDED:
+                said = Said("Unknown", Reason.IN_PROGRESS, message(Reason.IN_PROGRESS, what="worked on"))
+            else:
+                said = Said("Unknown", Reason.NOT_STARTED, message(Reason.NOT_STARTED))
+        changed = before is None or before.status != said.status
+        return Condition(
+            type=kind,
+            status=said.status,
+            observed_generation=self.plan.generation,
+            last_transition_time=self.now if changed or before is None else before.last_transition_time,
+            reason=said.reason.value,
+            message=said.message,
+        )
+
+    def status(self) -> TrainingPlanStatus:
+        """The whole status that is wanted."""
+        former = {name: getattr(self.plan.status, name) for name in _FIELDS} if self.keeps_former else {}
+        conditions = self.conditions()
+        return TrainingPlanStatus(
+            observed_generation=self.plan.generation,
+            phase=_phase({condition.type: condition.status for condition in conditions}),
+            conditions=conditions,
+            progress=self.progress,
+            **(former | self.fields),
+        )
+
+    def events(self, conditions: tuple[Condition, ...]) -> list[EmitEvent]:
+        """One Event for each condition whose status or reason changed; Unknown before anything happened is no news."""
+        events = []
+        for condition in conditions:
+            before = self.condition(condition.type)
+            if before is not None and (before.status, before.reason) == (condition.status, condition.reason):
+                continue
+            if condition.reason in (Reason.NOT_STARTED, Reason.NOT_SUSPENDED) or (
+                condition.status == "Unknown" and condition.type is ConditionType.SUCCEEDED
+            ):
+                continue
+            kind = EventType.WARNING if condition.status == "False" else EventType.NORMAL
+            events.append(EmitEvent(kind, condition.reason, f"{condition.type}: {condition.message}"))
+        return events
+
+
+def _phase(states: Mapping[ConditionType, ConditionStatus]) -> Phase:
+    """The one word for the column, from the conditions."""
+    if states[ConditionType.SUSPENDED] == "True":
+        return Phase.SUSPENDED
+    if states[ConditionType.SUCCEEDED] != "Unknown":
+        return Phase.SUCCEEDED if states[ConditionType.SUCCEEDED] == "True" else Phase.FAILED
+    return next((_PHASES[kind] for kind in PHASE_CONDITIONS if states[kind] != "True"), Phase.TRYING)

@@ -1,0 +1,53 @@
+"""The document that the search leaves behind: the plans to try, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainwright.plan import Plan
+
+BASELINES = 2
+"""The better measured one of the heuristic's best two predictions counts, as in the AMP paper (section 5)."""
+
+
+class Role(StrEnum):
+    """Whose plan it is."""
+
+    CANDIDATE = "Candidate"
+    BASELINE = "Baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrial:
+    """A plan with its prediction.
+
+    Attributes:
+        counts_as_baseline: also among the heuristic's best, so that its measurement counts for both.
+        rank: place among the predictions of its role, from 1.
+        overall_rank: place among all predictions here, from 1.
+    """
+
+    name: str
+    role: Role
+    counts_as_baseline: bool
+    rank: int
+    overall_rank: int
+    predicted_seconds: float
+    predicted_peak_memory_bytes: int
+    summary: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrials:
+    """What is to be tried."""
+
+    planner: str
+    search_seconds: float
+    trials: tuple[PlannedTrial, ...]
+
+    @property
+    def best(self) -> PlannedTrial:
+        """The candidate with the best prediction."""
+        return min(self.trials, key=lambda trial: (trial.role is not Role.CANDIDATE, trial.rank))

@@ -1,0 +1,155 @@
+"""A gang: pods that start together, as PyTorchJobs of one pod shape each, and which pod belongs on which node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainwright.orders import Gang, GangNode, LinksOrder, ProfileOrder, TrialOrder
+from trainwright_operator.api import API_VERSION, KIND
+from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.flow import pod_template
+from trainwright_operator.flow.names import (
+    GANG_LABEL,
+    PLAN_LABEL,
+    PLAN_UID_LABEL,
+    RENDEZVOUS_LABEL,
+    Names,
+)
+from trainwright_operator.flow.snapshot import PlanFacts, PodFacts
+
+MASTER: Final = "master"
+WORKER: Final = "worker"
+_SAFETY_SECONDS = 120
+"""Jobs end by themselves this long after the operator would have ended them, should there be no operator any more."""
+
+Order = LinksOrder | ProfileOrder | TrialOrder
+
+
+@dataclass(frozen=True, slots=True)
+class WantedGang:
+    """A gang that a phase wants to have run.
+
+    Attributes:
+        pending_seconds: how long it may wait for devices, image and pods' start.
+        run_seconds: how long it may run from the start of its last pod.
+        deadline_seconds: how long both together may take; None where the two above say all.
+    """
+
+    name: str
+    order: Order
+    pending_seconds: float
+    run_seconds: float
+    deadline_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The nodes of a gang whose pods look alike: one PyTorchJob, its Master on the first of them."""
+
+    job: str
+    devices: int
+    nodes: tuple[GangNode, ...]
+
+
+def shapes(names: Names, gang_name: str, gang: Gang) -> tuple[Shape, ...]:
+    """The gang's PyTorchJobs. The gang's first node comes first, so its Master hosts the rendezvous."""
+    by_devices: dict[int, list[GangNode]] = {}
+    for node in gang.nodes:
+        by_devices.setdefault(len(node.slots), []).append(node)
+    return tuple(
+        Shape(names.job(gang_name, number), devices, tuple(nodes))
+        for number, (devices, nodes) in enumerate(by_devices.items())
+    )
+
+
+def node_of(shape: Shape, pod: PodFacts) -> GangNode | None:
+    """The node that a pod belongs on; None for a pod that the job should not have."""
+    place = pod.index if pod.role == MASTER else pod.index + 1
+    return shape.nodes[place] if 0 <= place < len(shape.nodes) else None
+
+
+def owner_reference(plan: PlanFacts) -> dict[str, Any]:
+    """What makes Kubernetes delete a child with its plan. It must not block the plan's deletion."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": plan.name,
+        "uid": plan.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def labels(plan: PlanFacts, gang_name: str = "") -> dict[str, str]:
+    """Labels of a child."""
+    own = {
+        "app.kubernetes.io/managed-by": "trainwright",
+        PLAN_LABEL: plan.name[:63].rstrip("-."),
+        PLAN_UID_LABEL: plan.uid,
+    }
+    return own | {GANG_LABEL: gang_name} if gang_name else own
+
+
+def manifests(plan: PlanFacts, spec: TrainingPlanSpec, names: Names, wanted: WantedGang) -> tuple[dict[str, Any], ...]:
+    """The gang's PyTorchJobs as plain data."""
+    gang_shapes = shapes(names, wanted.name, wanted.order.gang)
+    master = f"{gang_shapes[0].job}-{MASTER}-0"
+    return tuple(
+        _manifest(plan, spec, names, wanted, shape, master=master, is_first=number == 0)
+        for number, shape in enumerate(gang_shapes)
+    )
+
+
+def _manifest(  # noqa: PLR0913
+    plan: PlanFacts,
+    spec: TrainingPlanSpec,
+    names: Names,
+    wanted: WantedGang,
+    shape: Shape,
+    *,
+    master: str,
+    is_first: bool,
+) -> dict[str, Any]:
+    own_labels = labels(plan, wanted.name)
+    rendezvous = {RENDEZVOUS_LABEL: "true"} if is_first else {}
+
+    def replicas(count: int, further: dict[str, str]) -> dict[str, Any]:
+        return {
+            "replicas": count,
+            "restartPolicy": "Never",
+            "template": pod_template.render(
+                image=plan.image,
+                master=master,
+                order_map=names.order(wanted.name),
+                resource_name=spec.devices.resource_name,
+                devices=shape.devices,
+                labels=own_labels | further,
+                template=spec.worker.pod_template,
+            ),
+        }
+
+    replica_specs = {"Master": replicas(1, rendezvous)}
+    if len(shape.nodes) > 1:
+        replica_specs["Worker"] = replicas(len(shape.nodes) - 1, {})
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {
+            "name": shape.job,
+            "namespace": plan.namespace,
+            "labels": own_labels,
+            "ownerReferences": [owner_reference(plan)],
+        },
+        "spec": {
+            # An integer, since `auto` counts as one process; no elasticPolicy, since it would scramble the ranks.
+            "nprocPerNode": str(shape.devices),
+            "runPolicy": {
+                # The end of the Master ends the job; without this, Workers that hang would keep their devices.
+                "cleanPodPolicy": "Running",
+                "backoffLimit": 0,
+                "activeDeadlineSeconds": int(wanted.pending_seconds + wanted.run_seconds + _SAFETY_SECONDS),
+            },
+            "pytorchReplicaSpecs": replica_specs,
+        },
+    }

@@ -1,0 +1,70 @@
+"""What came of a gang, as it is kept in a ConfigMap: a measurement is never taken twice, also not after a restart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from trainwright import documents
+from trainwright.orders import WorkerReport
+from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.snapshot import StoredMap
+from trainwright_operator.flow.worker_log import strict
+
+OUTCOME_KEY: Final = "outcome.json"
+REPORT_KEY: Final = "report.json"
+LOG_KEY: Final = "log"
+_KEPT_LOG_CHARACTERS = 16_000
+
+
+class OutcomeState(StrEnum):
+    """Void: it ran to its end, but its measurement does not count."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    VOID = "Void"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a gang ended.
+
+    Attributes:
+        device_seconds: devices × seconds from its start to its end; what counts against trials.maxDeviceHours.
+    """
+
+    state: OutcomeState
+    reason: Reason
+    message: str
+    ended_at: datetime
+    started_at: datetime | None = None
+    device_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GangResult:
+    """An outcome, with the report where there is one."""
+
+    outcome: Outcome
+    report: WorkerReport | None
+
+
+def data_of(outcome: Outcome, report: WorkerReport | None, log: str) -> dict[str, str]:
+    """The ConfigMap's data."""
+    data = {OUTCOME_KEY: documents.dumps(outcome)}
+    if report is not None:
+        data[REPORT_KEY] = documents.dumps(report)
+    if log:
+        data[LOG_KEY] = log[-_KEPT_LOG_CHARACTERS:]
+    return data
+
+
+def read(stored: StoredMap) -> GangResult:
+    """What a ConfigMap holds. Raises DocumentError where somebody has changed it."""
+    outcome = strict(stored.data.get(OUTCOME_KEY, ""), Outcome, stored.name)
+    report = None
+    if REPORT_KEY in stored.data:
+        report = strict(stored.data[REPORT_KEY], WorkerReport, stored.name)
+    return GangResult(outcome, report)

@@ -1,0 +1,91 @@
+"""Planned: the search over the measured tables, in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from trainwright import documents
+from trainwright.cluster import Cluster
+from trainwright.profiles import Profiles
+from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.spec import Baseline
+from trainwright_operator.api.status import ConfigMapReference, Phase
+from trainwright_operator.flow.accept import model_of
+from trainwright_operator.flow.actions import PlanningRequest, StartPlanner, StoredRole
+from trainwright_operator.flow.book import Book, Failed
+from trainwright_operator.flow.candidates import BASELINES, PlannedTrials
+from trainwright_operator.flow.discovery import DOCUMENT_KEY
+from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.snapshot import PlannerState
+from trainwright_operator.flow.worker_log import strict
+
+DEADLINE_SECONDS: Final = 1800
+"""A search that takes longer would cost more than the trials it saves."""
+
+
+def plan(book: Book, cluster: Cluster, profiles: Profiles) -> PlannedTrials | None:
+    """The plans to try, once they are kept; raises Failed where there is none."""
+    _keep_cluster(book, cluster)
+    name = book.names.candidates(book.spec.trials.top_k)
+    stored = book.snapshot.find(name)
+    if stored is not None:
+        planned: PlannedTrials = strict(stored.data.get(DOCUMENT_KEY, ""), PlannedTrials, name)
+        book.fields["candidates_ref"] = ConfigMapReference(config_map=name)
+        book.say(
+            ConditionType.PLANNED,
+            "True",
+            Reason.PLANNED,
+            trials=len(planned.trials),
+            planner=planned.planner,
+            seconds=planned.search_seconds,
+            best=planned.best.predicted_seconds,
+        )
+        return planned
+    _lead_search(book, name, request_of(book, cluster, profiles))
+    return None
+
+
+def request_of(book: Book, cluster: Cluster, profiles: Profiles) -> PlanningRequest:
+    """What the search is asked."""
+    spec = book.spec
+    parts = (documents.dumps(cluster), documents.dumps(model_of(spec)), documents.dumps(profiles))
+    baselines = BASELINES if spec.trials.baseline is Baseline.MEGATRON and spec.trials.top_k > 0 else 0
+    question = f"{book.names.base} {spec.trials.top_k} {parts}"
+    return PlanningRequest(
+        key=hashlib.sha256(question.encode()).hexdigest(),
+        cluster=parts[0],
+        model=parts[1],
+        profiles=parts[2],
+        global_batch_size=spec.training.global_batch_size,
+        optimizer=spec.training.optimizer,
+        planner=spec.search.planner.lower(),
+        top_k=spec.trials.top_k,
+        baselines=baselines,
+        max_tensor_degree=spec.search.limits.max_tensor_degree,
+    )
+
+
+def _lead_search(book: Book, name: str, request: PlanningRequest) -> None:
+    planner = book.snapshot.planner
+    state = planner.state if planner.key == request.key else PlannerState.IDLE
+    if state is PlannerState.INFEASIBLE:
+        raise Failed(Reason.NO_FEASIBLE_PLAN, message(Reason.NO_FEASIBLE_PLAN, what=planner.message))
+    if state is PlannerState.FAILED:
+        raise Failed(Reason.PLANNER_FAILED, message(Reason.PLANNER_FAILED, what=planner.message))
+    if state is PlannerState.DONE:
+        book.store(name, {DOCUMENT_KEY: planner.answer}, role=StoredRole.DOCUMENT)
+    elif state is PlannerState.IDLE:
+        book.do(StartPlanner(request))
+    elif planner.started_at and (book.now - planner.started_at).total_seconds() > DEADLINE_SECONDS:
+        raise Failed(Reason.PLANNING_TIMED_OUT, message(Reason.PLANNING_TIMED_OUT, seconds=DEADLINE_SECONDS))
+    book.tell_progress(Phase.PLANNING, "searches", 0, 1)
+    book.say(ConditionType.PLANNED, "Unknown", Reason.RUNNING, what=f"the search {request.planner} runs")
+
+
+def _keep_cluster(book: Book, cluster: Cluster) -> None:
+    """The cluster document for people; nothing here reads it again."""
+    name = book.names.cluster
+    if book.snapshot.find(name) is None:
+        book.store(name, {DOCUMENT_KEY: documents.dumps(cluster)}, role=StoredRole.DOCUMENT)
+    book.fields["cluster_ref"] = ConfigMapReference(config_map=name)

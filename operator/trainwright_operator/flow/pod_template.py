@@ -1,0 +1,121 @@
+"""The pod template of a gang: safe defaults, the person's own template over them, and what must hold on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trainwright import orders
+from trainwright_operator.api.spec import PodTemplate
+from trainwright_operator.flow.names import PLACEMENT_GATE
+
+CONTAINER: Final = "pytorch"
+"""The training operator's webhook asks for a container of this name."""
+RENDEZVOUS_PORT: Final = 23456
+_ORDER_FOLDER, _, _ORDER_FILE = orders.ORDER_PATH.rpartition("/")
+ORDER_FILE: Final = _ORDER_FILE
+_GRACE_SECONDS = 5
+"""A worker that is told to end has nothing to save, and the next gang waits for its devices."""
+_NON_ROOT_USER = 65532
+
+
+def render(  # noqa: PLR0913 - each is a different fact of the pod
+    *,
+    image: str,
+    master: str,
+    order_map: str,
+    resource_name: str,
+    devices: int,
+    labels: Mapping[str, str],
+    template: PodTemplate,
+) -> dict[str, Any]:
+    """A pod template as plain data.
+
+    The person's parts may add and override anything but the image's order, the devices, the gate and the restarts.
+    """
+    merged = merge(
+        {"spec": _defaults(image=image, master=master)},
+        {"spec": template.spec},
+    )
+    spec = merged["spec"]
+    spec["restartPolicy"] = "Never"
+    spec["schedulingGates"] = [{"name": PLACEMENT_GATE}]
+    spec["automountServiceAccountToken"] = False
+    spec = merge(spec, _required(order_map=order_map, resource_name=resource_name, devices=devices))
+    return {
+        "metadata": {
+            "labels": {**template.metadata.labels, **labels},
+            # A side-car would hold the pod's ports and outlive the worker: no rendezvous, and the job never ends.
+            "annotations": {"sidecar.istio.io/inject": "false", **template.metadata.annotations},
+        },
+        "spec": spec,
+    }
+
+
+def _defaults(*, image: str, master: str) -> dict[str, Any]:
+    return {
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _NON_ROOT_USER,
+            "runAsGroup": _NON_ROOT_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["python", "-m", "trainwright_worker"],
+                "args": ["--master-addr", master, "--master-port", str(RENDEZVOUS_PORT)],
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+    }
+
+
+def _required(*, order_map: str, resource_name: str, devices: int) -> dict[str, Any]:
+    amount = {resource_name: str(devices)}
+    return {
+        "containers": [
+            {
+                "name": CONTAINER,
+                "env": [{"name": orders.NODE_NAME_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+                "resources": {"requests": amount, "limits": amount},
+                "volumeMounts": [
+                    {"name": "order", "mountPath": _ORDER_FOLDER, "readOnly": True},
+                    # The 64 MiB that a pod gets by itself are less than one NCCL or gloo buffer set.
+                    {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - the fixed path of shared memory
+                ],
+            }
+        ],
+        "volumes": [{"name": "order", "configMap": {"name": order_map}}],
+    }
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects field by field, lists of named things by name, anything else replaced; neither argument is changed."""
+    merged: dict[str, Any] = dict(below)
+    for key, value in above.items():
+        present = merged.get(key)
+        if isinstance(present, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(present, value)
+        elif _is_named(present) and _is_named(value):
+            merged[key] = _merge_named(present, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, Mapping) and "name" in item for item in value)
+
+
+def _merge_named(below: Any, above: Any) -> list[Any]:
+    items = {item["name"]: item for item in below}
+    for item in above:
+        known = items.get(item["name"])
+        items[item["name"]] = item if known is None else merge(known, item)
+    return list(items.values())

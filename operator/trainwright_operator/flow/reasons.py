@@ -1,0 +1,134 @@
+"""Every reason that a condition, an Event or a trial can carry, with the sentence that goes with it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+
+class Reason(StrEnum):
+    """One CamelCase word; a worker's `FailureReason` words are among them."""
+
+    NOT_STARTED = "NotStarted"
+    IN_PROGRESS = "InProgress"
+    SUSPENDED = "Suspended"
+    NOT_SUSPENDED = "NotSuspended"
+    # Accepted
+    ACCEPTED = "Accepted"
+    SPEC_INVALID = "SpecInvalid"
+    WORKER_IMAGE_MISSING = "WorkerImageMissing"
+    POD_TEMPLATE_INVALID = "PodTemplateInvalid"
+    PYTORCHJOB_MISSING = "PyTorchJobCRDMissing"
+    # NodesDiscovered
+    DISCOVERED = "Discovered"
+    NO_USABLE_NODES = "NoUsableNodes"
+    UNKNOWN_ACCELERATOR = "UnknownAccelerator"
+    # LinksMeasured, Profiled
+    MEASURED = "Measured"
+    NOT_NEEDED = "NotNeeded"
+    PROFILED = "Profiled"
+    # Planned
+    PLANNED = "Planned"
+    NO_FEASIBLE_PLAN = "NoFeasiblePlan"
+    PLANNER_FAILED = "PlannerFailed"
+    PLANNING_TIMED_OUT = "PlanningTimedOut"
+    # TrialsCompleted
+    ALL_TRIALS_FINISHED = "AllTrialsFinished"
+    ALL_TRIALS_FAILED = "AllTrialsFailed"
+    MAX_FAILED_TRIALS_REACHED = "MaxFailedTrialsReached"
+    DEVICE_HOURS_EXHAUSTED = "DeviceHoursExhausted"
+    # Succeeded
+    BEST_TRIAL_SELECTED = "BestTrialSelected"
+    PLANNED_ONLY = "PlannedOnly"
+    # What becomes of a gang
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    MEASUREMENT_TAKEN = "MeasurementTaken"
+    JOB_REFUSED = "JobRefused"
+    JOB_DELETED = "JobDeleted"
+    POD_LOST = "PodLost"
+    PODS_NOT_CREATED = "PodsNotCreated"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_NOT_CREATED = "ContainerNotCreated"
+    PLACEMENT_NOT_SCHEDULABLE = "PlacementNotSchedulable"
+    PLACEMENT_NOT_MET = "PlacementNotMet"
+    STARTING_TIMED_OUT = "StartingTimedOut"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    REPORT_INVALID = "ReportInvalid"
+    OUT_OF_MEMORY = "OutOfMemory"
+    PEER_LOST = "PeerLost"
+    HANG = "Hang"
+    ORDER_INVALID = "OrderInvalid"
+    CRASHED = "Crashed"
+    EMULATION_TOO_SLOW = "EmulationTooSlow"
+
+
+MESSAGES: Final[dict[Reason, str]] = {
+    Reason.NOT_STARTED: "waits for the phases before it",
+    Reason.IN_PROGRESS: "{what}",
+    Reason.SUSPENDED: "spec.suspend is true: nothing runs, what was measured is kept",
+    Reason.NOT_SUSPENDED: "spec.suspend is false",
+    Reason.ACCEPTED: "the plan can be worked on",
+    Reason.SPEC_INVALID: "{what}",
+    Reason.WORKER_IMAGE_MISSING: "no worker image is set; set spec.worker.image, or install the operator with one",
+    Reason.POD_TEMPLATE_INVALID: (
+        "the API server refuses the PyTorchJob made with spec.worker.podTemplate; correct it there: {what}"
+    ),
+    Reason.PYTORCHJOB_MISSING: (
+        "the cluster does not know PyTorchJob (kubeflow.org/v1); install the Kubeflow training operator: {what}"
+    ),
+    Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
+    Reason.NO_USABLE_NODES: "no node has devices that may be used; {what}",
+    Reason.UNKNOWN_ACCELERATOR: "no node has devices of a type that is known here; {what}",
+    Reason.MEASURED: "{links} directed links measured",
+    Reason.NOT_NEEDED: "a single device has no links",
+    Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}",
+    Reason.PLANNED: "{trials} plans to try, made by {planner} in {seconds:.1f} s; the best is predicted to take {best:.4g} s",
+    Reason.NO_FEASIBLE_PLAN: "{what}",
+    Reason.PLANNER_FAILED: "the search ended with an error: {what}",
+    Reason.PLANNING_TIMED_OUT: (
+        "the search took longer than {seconds} s; bound it with search.limits.maxTensorDegree or devices.max"
+    ),
+    Reason.ALL_TRIALS_FINISHED: "{succeeded} of {total} trials were measured",
+    Reason.ALL_TRIALS_FAILED: "none of {total} trials was measured; the last one: {what}",
+    Reason.MAX_FAILED_TRIALS_REACHED: "{failed} trials failed, trials.maxFailed is {limit}; {succeeded} were measured",
+    Reason.DEVICE_HOURS_EXHAUSTED: "trials took {hours:.2f} device-hours of trials.maxDeviceHours {limit:g}",
+    Reason.BEST_TRIAL_SELECTED: "{trial} took {seconds:.4g} s per iteration{speedup}{emulated}",
+    Reason.PLANNED_ONLY: "trials.topK is 0: planned without trying; the best plan is predicted to take {best:.4g} s",
+    Reason.WAITING_FOR_CAPACITY: "waits for free devices: {what}",
+    Reason.STARTING: "{what}",
+    Reason.RUNNING: "{what}",
+    Reason.MEASUREMENT_TAKEN: "measured",
+    Reason.JOB_REFUSED: "the API server refused the PyTorchJob: {what}",
+    Reason.JOB_DELETED: "the PyTorchJob {what} was deleted while it was needed",
+    Reason.POD_LOST: "pod {what} was deleted or evicted while it was needed",
+    Reason.PODS_NOT_CREATED: "only {have} of {want} pods were created within {seconds} s: {what}",
+    Reason.IMAGE_PULL_FAILED: "pod {pod}: {what}",
+    Reason.CONTAINER_NOT_CREATED: "pod {pod}: {what}",
+    Reason.PLACEMENT_NOT_SCHEDULABLE: "not placed within {seconds} s: {what}",
+    Reason.PLACEMENT_NOT_MET: "pod {pod} runs on node {node}, but belongs on {wanted}",
+    Reason.STARTING_TIMED_OUT: "not all pods ran within {seconds} s: {what}",
+    Reason.DEADLINE_EXCEEDED: "not finished within {seconds} s: {what}",
+    Reason.METRICS_UNAVAILABLE: "the worker ended without an error and without a report; see the log kept in {result}",
+    Reason.REPORT_INVALID: "the worker's report cannot be used: {what}",
+    Reason.OUT_OF_MEMORY: "{what}",
+    Reason.PEER_LOST: "{what}",
+    Reason.HANG: "{what}",
+    Reason.ORDER_INVALID: "the worker cannot read its order, its image may be of another version: {what}",
+    Reason.CRASHED: "{what}",
+    Reason.EMULATION_TOO_SLOW: (
+        "{late} of {paced} computations took longer than the emulated device would, more than 1 %: the machine is too "
+        "slow or too busy for this emulation"
+    ),
+}
+"""One sentence for each reason; the fields in braces are filled in where it is used."""
+
+_MAX_MESSAGE = 1000
+
+
+def message(reason: Reason, **fields: Any) -> str:
+    """The sentence of a reason, on one line and of bounded length."""
+    sentence = " ".join(MESSAGES[reason].format(**fields).split())
+    return sentence if len(sentence) <= _MAX_MESSAGE else f"{sentence[: _MAX_MESSAGE - 1]}…"

@@ -1,0 +1,188 @@
+"""What is wrong with a gang: its pods, its worker's last words and its deadlines, each to one named reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainwright_operator.flow import pinning, worker_log
+from trainwright_operator.flow.gang import WantedGang
+from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PLACED_ANNOTATION
+from trainwright_operator.flow.outcome import OutcomeState
+from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, PodFacts, StoredMap
+
+_PULL_PATIENCE = timedelta(seconds=20)
+"""One failed pull may be the registry's hiccup; kubelet has tried again by then."""
+_CAUSE_PATIENCE = timedelta(seconds=10)
+"""When one worker only says that it lost a peer, that peer's own last words may still be on their way."""
+_HOPELESS = ("InvalidImageName", "ErrImageNeverPull")
+_PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", *_HOPELESS)
+_NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+_UNSPECIFIC = {Reason.CRASHED: 1, Reason.HANG: 2}
+"""Of several reasons the one counts that says most."""
+
+Placed = Sequence[tuple[PodFacts | None, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a gang ends."""
+
+    reason: Reason
+    message: str
+    state: OutcomeState = OutcomeState.FAILED
+
+    @classmethod
+    def of(cls, reason: Reason, **fields: Any) -> Trouble:
+        """A failure with the reason's own sentence."""
+        return cls(reason, message(reason, **fields))
+
+
+def trouble_of(  # noqa: PLR0913 - each is a different fact of the gang
+    now: datetime,
+    wanted: WantedGang,
+    placed: Placed,
+    *,
+    jobs: Sequence[JobFacts],
+    order: StoredMap,
+    started_at: datetime | None,
+) -> Trouble | None:
+    """The gang's trouble, the cause before its consequences; None while all is well."""
+    pods = [pod for pod, _ in placed if pod is not None]
+    return (
+        _misplaced(placed)
+        or _failed(now, pods)
+        or _unpullable(now, pods)
+        or _lost(placed, order, jobs)
+        or _failed_job(pods, jobs)
+        or _late(now, wanted, placed, order=order, started_at=started_at)
+    )
+
+
+def _misplaced(placed: Placed) -> Trouble | None:
+    for pod, node in placed:
+        if pod is not None and pod.node and pod.node != node:
+            return Trouble.of(Reason.PLACEMENT_NOT_MET, pod=pod.name, node=pod.node, wanted=node)
+    return None
+
+
+def _failed(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
+    """The worker's own words count most; a lost peer is a consequence, so its cause is waited for."""
+    failed = [pod for pod in pods if pod.phase == "Failed"]
+    troubles = [_last_words(pod) for pod in failed]
+    causes = [trouble for trouble in troubles if trouble.reason is not Reason.PEER_LOST]
+    if causes:
+        return min(causes, key=lambda trouble: _UNSPECIFIC.get(trouble.reason, 0))
+    ended = [container.finished_at for pod in failed for container in pod.containers if container.finished_at]
+    if troubles and (len(failed) == len(pods) or not ended or now - min(ended) >= _CAUSE_PATIENCE):
+        return troubles[0]
+    return None
+
+
+def _last_words(pod: PodFacts) -> Trouble:
+    container = next((c for c in pod.containers if c.exit_code not in (None, 0)), None)
+    failure = worker_log.failure(container.termination_message) if container else None
+    where = f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
+    if failure is not None:
+        rank = f" rank {failure.rank}" if failure.rank is not None else ""
+        sentence = message(Reason.CRASHED, what=f"{where}{rank}: {failure.message}")
+        return Trouble(Reason(failure.reason.value), sentence)
+    if container is None:
+        return Trouble.of(Reason.CRASHED, what=f"{where} failed: {pod.reason or 'Failed'} {pod.message}".rstrip())
+    if container.termination_reason == "OOMKilled":
+        return Trouble.of(Reason.OUT_OF_MEMORY, what=f"{where}: killed for the memory that it took of its node")
+    words = container.termination_message.strip()[-400:]
+    return Trouble.of(
+        Reason.CRASHED, what=f"{where} ended with exit code {container.exit_code}" + (f": {words}" if words else "")
+    )
+
+
+def _unpullable(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
+    for pod in pods:
+        waited = now - (pod.started_at or pod.created_at)
+        for container in pod.containers:
+            if trouble := _stuck(pod, container, waited):
+                return trouble
+    return None
+
+
+def _stuck(pod: PodFacts, container: ContainerFacts, waited: timedelta) -> Trouble | None:
+    what = f"{container.waiting_reason}: {container.waiting_message}"
+    patient = waited < _PULL_PATIENCE
+    if container.waiting_reason in _HOPELESS or (container.waiting_reason in _PULL_FAILED and not patient):
+        return Trouble.of(Reason.IMAGE_PULL_FAILED, pod=pod.name, what=what)
+    if container.waiting_reason in _NOT_CREATED and not patient:
+        return Trouble.of(Reason.CONTAINER_NOT_CREATED, pod=pod.name, what=what)
+    return None
+
+
+def _lost(placed: Placed, order: StoredMap, jobs: Sequence[JobFacts]) -> Trouble | None:
+    """The training operator makes a deleted pod again, but the others have met and wait for the old one."""
+    ending = any(job.failed or job.succeeded for job in jobs) or any(pod and pod.phase == "Failed" for pod, _ in placed)
+    if PLACED_ANNOTATION not in order.annotations or ending:
+        return None
+    for pod, node in placed:
+        if pod is None:
+            return Trouble.of(Reason.POD_LOST, what=f"on {node}")
+        if pinning.is_gated(pod):
+            return Trouble.of(Reason.POD_LOST, what=f"{pod.name} on {node}")
+    return None
+
+
+def _failed_job(pods: Sequence[PodFacts], jobs: Sequence[JobFacts]) -> Trouble | None:
+    """A job that failed without a failed pod to say why: its own deadline, or its pods are gone."""
+    if any(pod.phase == "Failed" for pod in pods):
+        return None
+    failed = next((job for job in jobs if job.failed), None)
+    return Trouble.of(Reason.CRASHED, what=f"PyTorchJob {failed.name} failed: {failed.message}") if failed else None
+
+
+def _late(
+    now: datetime, wanted: WantedGang, placed: Placed, *, order: StoredMap, started_at: datetime | None
+) -> Trouble | None:
+    """Deadlines: of both together, of the run, of the pods' start."""
+    waits_for = _waits_for(placed)
+    if wanted.deadline_seconds is not None and _age(now, order.created_at) > wanted.deadline_seconds:
+        return Trouble.of(Reason.DEADLINE_EXCEEDED, seconds=round(wanted.deadline_seconds), what=waits_for)
+    if started_at is not None and _age(now, started_at) > wanted.run_seconds:
+        return Trouble.of(Reason.DEADLINE_EXCEEDED, seconds=round(wanted.run_seconds), what=waits_for)
+    since = datetime.fromisoformat(order.annotations[JOBS_CREATED_ANNOTATION])
+    if started_at is None and _age(now, since) > wanted.pending_seconds:
+        return _not_started(placed, seconds=round(wanted.pending_seconds), what=waits_for)
+    return None
+
+
+def _not_started(placed: Placed, *, seconds: int, what: str) -> Trouble:
+    have, want = sum(pod is not None for pod, _ in placed), len(placed)
+    if have < want:
+        return Trouble.of(Reason.PODS_NOT_CREATED, have=have, want=want, seconds=seconds, what=what)
+    if any(pod is not None and not pod.node for pod, _ in placed):
+        return Trouble.of(Reason.PLACEMENT_NOT_SCHEDULABLE, seconds=seconds, what=what)
+    return Trouble.of(Reason.STARTING_TIMED_OUT, seconds=seconds, what=what)
+
+
+def _age(now: datetime, since: datetime) -> float:
+    return (now - since).total_seconds()
+
+
+def _waits_for(placed: Placed) -> str:
+    """What a gang that is late hangs on, in words."""
+    for pod, node in placed:
+        if pod is None:
+            return f"the pod on {node} is not there"
+    for pod, node in placed:
+        if pod is not None and pinning.is_gated(pod):
+            return f"the devices of {node} are in use"
+    for pod, node in placed:
+        if pod is not None and not pod.node:
+            return f"the scheduler does not place pod {pod.name} on {node} {pod.message}".rstrip()
+    for pod, _ in placed:
+        container = pod.containers[0] if pod is not None and pod.containers else None
+        if pod is not None and (container is None or container.running_since is None) and pod.phase == "Pending":
+            waiting = f"{container.waiting_reason} {container.waiting_message}".strip() if container else ""
+            return f"pod {pod.name} does not start {waiting}".rstrip()
+    return "the worker runs without an end"
