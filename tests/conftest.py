@@ -14,20 +14,30 @@ from local_cluster.folders import Folders, default_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 
-HelmTemplate = Callable[..., "subprocess.CompletedProcess[str]"]
+Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def helm_template() -> HelmTemplate:
-    """Renders the chart: `helm_template("--set", "crds.keep=false", kube_version="1.30.0")`."""
+def helm() -> Helm:
+    """Runs Helm: `helm("list", "--all-namespaces")`."""
     built = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")).path("helm")
-    helm = str(built) if built.exists() else shutil.which("helm")
-    if helm is None:
+    program = str(built) if built.exists() else shutil.which("helm")
+    if program is None:
         pytest.skip("helm is neither on PATH nor built yet (`make cluster-up` builds it)")
 
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=50)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def helm_template(helm: Helm) -> Helm:
+    """Renders the chart: `helm_template("--set", "crds.keep=false", kube_version="1.30.0")`."""
+
     def render(*arguments: str, kube_version: str = "1.34.0") -> subprocess.CompletedProcess[str]:
-        command = [helm, "template", "trainwright", str(ROOT / "charts" / "trainwright")]
-        command += ["--namespace", "trainwright-system", "--kube-version", kube_version, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+        chart = str(ROOT / "charts" / "trainwright")
+        namespace = () if "--namespace" in arguments else ("--namespace", "trainwright-system")
+        return helm("template", "trainwright", chart, *namespace, "--kube-version", kube_version, *arguments)
 
     return render

@@ -35,7 +35,16 @@ def find_helm() -> Path | None:
 
 def render(helm: Path) -> str:
     """The plain manifests."""
-    command = [helm, "template", "trainwright", CHART, "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
+    command = [
+        str(helm),
+        "template",
+        "trainwright",
+        str(CHART),
+        "--namespace",
+        NAMESPACE,
+        "--kube-version",
+        KUBE_VERSION,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise SystemExit(f"the chart cannot be rendered:\n{done.stderr.strip()}")

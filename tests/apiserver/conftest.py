@@ -93,23 +93,29 @@ class ApiServer:
 
 
 @pytest.fixture(scope="session")
-def bare_api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server without anything of ours in it."""
+def programs() -> None:
+    """Everything that an API server consists of, built where it is missing."""
     if any(not BINARIES.path(program).exists() for program in PROGRAMS):
         BINARIES.build(Steps(Console()))
-    folder = tmp_path_factory.mktemp("apiserver")
+
+
+@pytest.fixture
+def bare_api_server(programs: None, tmp_path: Path) -> Iterator[ApiServer]:
+    """An API server for one test alone, without anything of ours in it."""
     with ExitStack() as running:
-        yield _start(folder, running)
+        yield _start(tmp_path, running)
 
 
 @pytest.fixture(scope="session")
-def api_server(bare_api_server: ApiServer) -> ApiServer:
-    """An API server that knows the TrainingPlan, from the generated definition."""
-    done = bare_api_server.try_kubectl("apply", document=crd.definition())
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, f"the definition is accepted with warnings: {done.stderr}"
-    bare_api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/trainingplans.trainwright.dev")
-    return bare_api_server
+def api_server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """The run's API server. It knows the TrainingPlan, from the generated definition."""
+    with ExitStack() as running:
+        api = _start(tmp_path_factory.mktemp("apiserver"), running)
+        done = api.try_kubectl("apply", document=crd.definition())
+        assert done.returncode == 0, done.stderr
+        assert not done.stderr, f"the definition is accepted with warnings: {done.stderr}"
+        api.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/trainingplans.trainwright.dev")
+        yield api
 
 
 @pytest.fixture
