@@ -183,12 +183,12 @@ def test_a_list_of_plans_reads_well(api_server, training_plan, namespace) -> Non
     patch_status(api_server, "tiny", namespace, TrainingPlanStatus.model_validate(STATUS).dump())
     api_server.create(training_plan("untouched"))
     head, tiny, untouched = api_server.kubectl("get", "tplan", "--namespace", namespace).splitlines()
-    assert " ".join(head.split()) == "NAME PHASE PROGRESS BEST S/ITER SPEED-UP REASON AGE"
-    assert " ".join(tiny.split()[:-1]) == "tiny Succeeded 5/5 trials 0.8 1.5376 BestTrialSelected"
+    assert " ".join(head.split()) == "NAME PHASE PROGRESS BEST S/ITER SPEED-UP EMULATED REASON AGE"
+    assert " ".join(tiny.split()[:-1]) == "tiny Succeeded 5/5 trials 0.8 1.5376 true BestTrialSelected"
     assert untouched.split()[0] == "untouched"
     wide = api_server.kubectl("get", "trainingplans", "--namespace", namespace, "--output", "wide").splitlines()
-    assert " ".join(wide[0].split()).endswith("AGE WINNER PREDICTED PLANNER DEVICES EMULATED")
-    assert " ".join(wide[1].split()).endswith("pp3 dp1 tp1 mb4×1 [2 1 1] 0.81235 Amp 3 true")
+    assert " ".join(wide[0].split()).endswith("AGE WINNER PREDICTED PLANNER DEVICES")
+    assert " ".join(wide[1].split()).endswith("pp3 dp1 tp1 mb4×1 [2 1 1] 0.81235 Amp 3")
 
 
 def test_plans_are_among_all_and_ml(api_server, training_plan, namespace) -> None:

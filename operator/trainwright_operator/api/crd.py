@@ -45,13 +45,14 @@ _COLUMNS = [
     _column("Progress", "string", ".status.progress.text", "How far the present phase is."),
     _column("Best s/iter", "number", ".status.winner.measuredSeconds", "The winner's measured seconds per iteration."),
     _column("Speed-up", "number", ".status.winner.speedupOverBaseline", "The baseline's seconds by the winner's."),
+    # Never wide: a time that was not measured on real devices says so wherever it is shown.
+    _column("Emulated", "boolean", ".status.cluster.emulated", "Whether devices' speed is emulated."),
     _column("Reason", "string", _succeeded("reason"), "Why the plan succeeded or failed, or what it waits for."),
     _column("Age", "date", ".metadata.creationTimestamp", "Time since the plan was created."),
     _column("Winner", "string", ".status.winner.summary", "The winner's degrees, micro-batch and layers.", wide=True),
     _column("Predicted", "number", ".status.winner.predictedSeconds", "The winner's predicted seconds.", wide=True),
     _column("Planner", "string", ".spec.search.planner", "The search that made the candidates.", wide=True),
     _column("Devices", "integer", ".status.cluster.devices", "Devices that were found.", wide=True),
-    _column("Emulated", "boolean", ".status.cluster.emulated", "Whether devices' speed is emulated.", wide=True),
 ]
 
 
