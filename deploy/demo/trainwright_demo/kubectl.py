@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from local_cluster.binaries import Binaries
+from local_cluster.folders import Folders, default_cache, project_root
+
 CALL_DEADLINE_SECONDS = 300
 
 
@@ -25,10 +28,10 @@ class Kubectl:
     def environment(self) -> dict[str, str]:
         environment = dict(os.environ)
         if self.kubeconfig:
-            from local_cluster.binaries import bin_path  # noqa: PLC0415 - only the local cluster brings its own programs
-
+            folders = Folders(project_root(), default_cache(), "trainwright")
+            programs = [str(folder) for folder in Binaries(folders).search_path()]
             environment["KUBECONFIG"] = str(self.kubeconfig)
-            environment["PATH"] = f"{bin_path()}:{environment['PATH']}"
+            environment["PATH"] = ":".join([*programs, environment["PATH"]])
         return environment
 
     def run_program(self, command: list[str]) -> str:
