@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from trainwright.orders import ORDER_PATH
+from trainwright_worker.start import start_server
 
 
 def _arguments() -> argparse.Namespace:
@@ -26,6 +27,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
+    start_server()  # its processes load torch while this one does
     if arguments.command == "local":
         from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only once the arguments are right)
 

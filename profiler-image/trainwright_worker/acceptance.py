@@ -9,7 +9,6 @@ from trainwright.cluster import EMULATED_PREFIX
 from trainwright.model import Dtype, Model
 from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, TrialOrder, WorkerOrder
 from trainwright.plan import LayerRun, Plan, Sharding
-
 from trainwright_worker.failures import WorkerError
 from trainwright_worker.layers.gpt import refusal_of_degree
 from trainwright_worker.seat import gang_devices

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainwright.model import Gpt
+
 _STEP = 7
 _RESTART_SHARE = 0.1
 _USED_TOKENS = 32
@@ -20,15 +22,13 @@ def _seed(*parts: int) -> int:
     return state >> 1
 
 
-def token_rows(
-    *, seed: int, iteration: int, first: int, count: int, sequence: int, vocabulary: int
-) -> tuple[Tensor, Tensor]:
+def token_rows(gpt: Gpt, *, seed: int, iteration: int, first: int, count: int) -> tuple[Tensor, Tensor]:
     """Tokens and next tokens of the rows `first … first + count - 1` of an iteration's batch, each (count, sequence).
 
     Out of a few tokens of the vocabulary, each token is followed by a fixed other one, but for one in ten, which is
     random: the loss falls quickly from ln(vocabulary) to that of the few tokens, and on as the rule is learnt.
     """
-    used = min(vocabulary, _USED_TOKENS)
+    sequence, used = gpt.sequence_length, min(gpt.vocabulary_size, _USED_TOKENS)
     rows = []
     for row in range(first, first + count):
         generator = torch.Generator().manual_seed(_seed(seed, iteration, row))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from trainwright.orders import FailureReason, Gang
 
+from trainwright.orders import FailureReason, Gang
 from trainwright_worker.failures import WorkerError
 from trainwright_worker.seat import Seat
 

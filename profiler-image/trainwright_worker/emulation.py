@@ -11,6 +11,9 @@ from trainwright.model import LayerKind
 
 _COARSE_MARGIN_SECONDS = 0.0004
 _FINE_SLEEP_SECONDS = 0.00005
+_LATE_SECONDS = 0.0002
+_LATE_SHARE = 0.02
+"""Computation counts as late beyond what a sleep misses its end by, or beyond 2 % of its time."""
 BLOCKED_SECONDS = 0.0002
 """A wait longer than this found its message missing: what follows starts when the message came."""
 
@@ -55,8 +58,11 @@ class Pacer:
     """Stretches computation to the emulated device's time; without a device table it does nothing.
 
     A pass is a forward, a backward or an update. It starts where the wait before it ended or, if it need not wait,
-    where the pass before it was due: a sleep that lasts too long does not add up. Waits for messages always lie
-    outside of the paced chunks, so that no communication hides in them.
+    where the pass before it was due: neither a sleep that lasts too long nor a late pass adds up. Waits for messages
+    always lie outside of the paced chunks, so that no communication hides in them.
+
+    Attributes:
+        paced, late: chunks that were paced, and those of them whose real computation was not done in time.
     """
 
     def __init__(self, *, active: bool) -> None:
@@ -108,11 +114,9 @@ class Pacer:
         due = self._begin + self._chunks[self._next]
         self._next += 1
         self.paced += 1
-        now = time.perf_counter()
-        if now > due:
-            self.late += 1
-            self._due = now
-            return
         self._due = due
+        if time.perf_counter() - due > max(_LATE_SECONDS, _LATE_SHARE * (due - self._begin)):
+            self.late += 1
+            return
         while (left := due - time.perf_counter()) > 0:
             time.sleep(left - _COARSE_MARGIN_SECONDS if left > 2 * _COARSE_MARGIN_SECONDS else _FINE_SLEEP_SECONDS)

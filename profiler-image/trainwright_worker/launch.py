@@ -10,12 +10,11 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from trainwright.orders import NODE_NAME_VARIABLE, FailureReason, Gang
 
-from trainwright_worker import output
+from trainwright.orders import NODE_NAME_VARIABLE, FailureReason, Gang
+from trainwright_worker import output, process
 from trainwright_worker.failures import WorkerError, classify
 from trainwright_worker.seat import node_rank
-from trainwright_worker.start import one_thread, preload
 
 _RUN_ID = "trainwright"
 
@@ -23,14 +22,7 @@ _RUN_ID = "trainwright"
 def main(order_path: Path, address: str | None, port: int | None) -> int:
     """Run this pod's processes to their end. Returns the exit code; on failure the reason is written out."""
     try:
-        from trainwright_worker.process import read_order  # noqa: PLC0415 (shares the import with the processes)
-
-        order = read_order(order_path)
-        config = _config(order.gang, os.environ, address, port)
-        one_thread()
-        preload()
-        from trainwright_worker import process  # noqa: PLC0415
-
+        config = _config(process.read_order(order_path).gang, os.environ, address, port)
         elastic_launch(config, process.main)(str(order_path))
     except ChildFailedError as error:
         return _children_failed(error)
@@ -42,7 +34,7 @@ def main(order_path: Path, address: str | None, port: int | None) -> int:
 
 
 def _config(gang: Gang, environment: Mapping[str, str], address: str | None, port: int | None) -> LaunchConfig:
-    """torchrun's configuration: a static rendezvous at the gang's first node, ranks in the order of gang.nodes.
+    """The configuration of torchrun: a static rendezvous at the gang's first node, ranks in the order of gang.nodes.
 
     Everything is given here. The variables that the training operator injects (PET_*, RANK, WORLD_SIZE) count pods
     within one PyTorchJob, and a gang may span several; of them only the master's address is used, as a default.

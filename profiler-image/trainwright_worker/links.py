@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
 from trainwright.cluster import Link
 from trainwright.orders import Gang, LinksOrder, LinksReport
-
 from trainwright_worker import output
 from trainwright_worker.device import synchronize
-from trainwright_worker.seat import Seat
+from trainwright_worker.seat import Seat, gang_devices
 from trainwright_worker.tournament import rounds
 from trainwright_worker.watchdog import Watchdog
 
@@ -28,16 +28,11 @@ def run(order: LinksOrder, seat: Seat, device: torch.device, watchdog: Watchdog)
     """Measure all links. Every rank returns the same report."""
     gang = order.gang
     firsts = _first_ranks(gang)
-    meetings = [
-        [(firsts[a], firsts[b]) for a, b in pairs] for pairs in rounds(len(gang.nodes)) if len(gang.nodes) > 1
-    ]
-    within = [
-        (first, first + 1) for node, first in zip(gang.nodes, firsts, strict=True) if len(node.slots) > 1
-    ]
+    meetings = [[(firsts[a], firsts[b]) for a, b in pairs] for pairs in rounds(len(gang.nodes)) if pairs]
+    within = [(first, first + 1) for node, first in zip(gang.nodes, firsts, strict=True) if len(node.slots) > 1]
     if within:
         meetings.append(within)
-    names = {rank: node.name for node, first in zip(gang.nodes, firsts, strict=True) for rank in (first, first + 1)}
-    names |= {first: node.name for node, first in zip(gang.nodes, firsts, strict=True)}
+    names = [own_device.node for own_device in gang_devices(gang)]
     own: list[Link] = []
     for number, pairs in enumerate(meetings):
         watchdog.beat(f"waiting for all ranks before round {number}")
@@ -104,7 +99,7 @@ class _Wire:
 
 
 def _measure_pair(
-    order: LinksOrder, rank: int, pair: tuple[int, int], names: dict[int, str], device: torch.device
+    order: LinksOrder, rank: int, pair: tuple[int, int], names: list[str], device: torch.device
 ) -> list[Link]:
     """The link from this rank to the other one of the pair; both ends take turns as the sender."""
     low, high = pair

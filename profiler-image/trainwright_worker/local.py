@@ -11,13 +11,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch.distributed as dist
-from trainwright.orders import NODE_NAME_VARIABLE, Gang
 
+from trainwright.orders import NODE_NAME_VARIABLE, Gang
 from trainwright_worker import output
 from trainwright_worker.failures import WorkerError
 from trainwright_worker.process import main as process_main
 from trainwright_worker.process import read_order
-from trainwright_worker.start import one_thread, preload
 
 _GRACE_SECONDS = 5.0
 """After the first process failed the others have this long to notice and to say so."""
@@ -31,10 +30,10 @@ def main(order_path: Path) -> int:
     except WorkerError as error:
         output.failure(error.reason, error.message)
         return 1
-    one_thread()
-    preload()
     # Hosted here, since the host of the store must be the last to leave.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1)
+    )
     processes = _start(order.gang, str(order_path), store.port)
     succeeded = _wait(processes, order.gang.deadline_seconds + 2 * _GRACE_SECONDS)
     return 0 if succeeded else 1

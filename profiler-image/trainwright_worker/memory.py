@@ -6,13 +6,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that exist before and those that operations make while it is active.
 
     Works across micro-batches and in the backward (on the CPU autograd runs on the caller's thread). It slows
@@ -20,7 +19,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now_bytes = 0
         self.peak_bytes = 0
         self._known: set[int] = set()
@@ -56,19 +55,11 @@ class LiveBytes(TorchDispatchMode):
         self._known.discard(key)
         self.now_bytes -= size
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for finalizer in self._finalizers:
             finalizer.detach()
 
     def __enter__(self) -> Self:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
-
-
-def held_tensors(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Parameters, gradients and optimizer state: what lives through an iteration."""
-    parameters = list(module.parameters())
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    return [*(parameter.data for parameter in parameters), *gradients, *states]

@@ -18,7 +18,6 @@ from trainwright.orders import (
     Progress,
     WorkerReport,
 )
-
 from trainwright_worker.failures import WorkerError, one_line
 
 TERMINATION_LOG = Path("/dev/termination-log")

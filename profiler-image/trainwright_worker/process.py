@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from trainwright import documents
 from trainwright.orders import (
     NODE_NAME_VARIABLE,
@@ -21,7 +22,6 @@ from trainwright.orders import (
     WorkerOrder,
     WorkerReport,
 )
-
 from trainwright_worker import acceptance, device, links, output, profiling, trial
 from trainwright_worker.failures import WorkerError, classify
 from trainwright_worker.seat import Seat
@@ -98,10 +98,10 @@ def _join(order: WorkerOrder, seat: Seat, timeout: timedelta) -> None:
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     start_up = timedelta(seconds=order.gang.deadline_seconds)
-    store = dist.TCPStore(address, port, is_master=False, timeout=start_up)
+    store = dist.TCPStore(address, port, is_master=False, timeout=start_up)  # type: ignore[attr-defined]
     dist.init_process_group(
         order.gang.backend,
-        store=dist.PrefixStore("trainwright", store),
+        store=dist.PrefixStore("trainwright", store),  # type: ignore[attr-defined]
         rank=seat.rank,
         world_size=seat.world_size,
         timeout=timeout,

@@ -6,20 +6,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
 from trainwright.cluster import Emulation
 from trainwright.families import EMBEDDING, HEAD
 from trainwright.model import LayerKind, Model
 from trainwright.orders import ProfileOrder, ProfileReport
 from trainwright.profiles import LayerProfile
-
 from trainwright_worker import output
 from trainwright_worker.batches import token_rows, weight_generator
 from trainwright_worker.device import synchronize
 from trainwright_worker.emulation import Pacer, backward_pieces, forward_pieces
-from trainwright_worker.executor.stage import make_optimizer
+from trainwright_worker.executor.parameters import Optimizer, ParameterBuffer, make_optimizer
 from trainwright_worker.layers.gpt import make_layer
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.seat import Seat
@@ -51,7 +52,7 @@ class _Bench:
     layer: nn.Module
     inputs: tuple[Tensor, ...]
     batch_tokens: int
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     device: torch.device
     emulation: Emulation | None
     tensor_degree: int
@@ -63,8 +64,8 @@ class _Bench:
         model = order.model
         shard = TensorShard(0, order.tensor_degree)
         number = model.layers.index(kind.name)
-        layer = make_layer(model.family, kind.name, number, seed=0, shard=shard, shared={}).to(device)
-        optimizer = make_optimizer(order.optimizer, list(layer.parameters()), 1e-4)
+        layer = make_layer(model, number, seed=0, shard=shard, shared={}).to(device)
+        optimizer = make_optimizer(order.optimizer, [ParameterBuffer(list(layer.parameters()))], 1e-4)
         inputs = tuple(value.to(device) for value in _inputs(model, kind, rows))
         tokens = rows * model.family.sequence_length
         return cls(kind, rows, layer, inputs, tokens, optimizer, device, emulation, order.tensor_degree)
@@ -88,14 +89,7 @@ class _Bench:
 def _inputs(model: Model, kind: LayerKind, rows: int) -> tuple[Tensor, ...]:
     """What a layer of this kind reads: tokens, hidden states that want a gradient, or both for the head."""
     family = model.family
-    tokens, targets = token_rows(
-        seed=0,
-        iteration=0,
-        first=0,
-        count=rows,
-        sequence=family.sequence_length,
-        vocabulary=family.vocabulary_size,
-    )
+    tokens, targets = token_rows(family, seed=0, iteration=0, first=0, count=rows)
     if kind.name == EMBEDDING:
         return (tokens,)
     generator = weight_generator(0, "profiling")
@@ -112,13 +106,12 @@ def _profile(order: ProfileOrder, bench: _Bench, accelerator: str, watchdog: Wat
     for number in range(order.warmup_iterations + order.iterations):
         watchdog.beat(f"profiling {bench.kind.name} with {bench.rows} rows")
         outputs: list[Tensor] = []
-        forward = _timed(bench.device, pacer, forward_pace, lambda kept=outputs: kept.append(bench.forward()))
-        result = outputs.pop()
-        backward = _timed(bench.device, pacer, backward_pace, lambda end=result: end.backward(gradient))
+        forward = _timed(bench.device, pacer, forward_pace, partial(_keep_forward, bench, outputs))
+        backward = _timed(bench.device, pacer, backward_pace, partial(outputs.pop().backward, gradient))
         update = _timed(bench.device, pacer, update_pace, bench.optimizer.step)
-        bench.optimizer.zero_grad(set_to_none=True)
         for value in bench.inputs:
             value.grad = None
+        bench.optimizer.buffers[0].clear()
         if number >= order.warmup_iterations:
             forwards.append(forward)
             backwards.append(backward)
@@ -137,6 +130,10 @@ def _profile(order: ProfileOrder, bench: _Bench, accelerator: str, watchdog: Wat
         samples=order.iterations,
         relative_spread=relative_spread(both),
     )
+
+
+def _keep_forward(bench: _Bench, outputs: list[Tensor]) -> None:
+    outputs.append(bench.forward())
 
 
 def _timed(device: torch.device, pacer: Pacer, pace: Sequence[float], work: Callable[[], object]) -> float:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from trainwright.cluster import Device
 from trainwright.orders import NODE_NAME_VARIABLE, FailureReason, Gang, TrialOrder, WorkerOrder
-
 from trainwright_worker.failures import WorkerError
 
 

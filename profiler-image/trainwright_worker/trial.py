@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from trainwright.orders import RankMemory, TrialOrder, TrialReport
 
+from trainwright.orders import RankMemory, TrialOrder, TrialReport
 from trainwright_worker import output
 from trainwright_worker.device import synchronize
-from trainwright_worker.executor.iteration import Executor, Training
-from trainwright_worker.memory import LiveBytes, held_tensors
+from trainwright_worker.executor.iteration import Executor, Host, Training
+from trainwright_worker.memory import LiveBytes
 from trainwright_worker.seat import Seat
 from trainwright_worker.watchdog import Watchdog
 
@@ -26,11 +26,7 @@ def run(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog,
         order.plan,
         order.model,
         Training(order.optimizer, order.learning_rate, order.seed),
-        rank=seat.rank,
-        device=device,
-        emulation=order.gang.emulation_of(accelerator),
-        timeout=timeout,
-        beat=watchdog.beat,
+        Host(seat.rank, device, order.gang.emulation_of(accelerator), timeout, watchdog.beat),
     )
     seconds, losses = _iterations(order, seat, executor, watchdog)
     paced, late = _sum_over_ranks([executor.pacer.paced, executor.pacer.late], device)
@@ -79,7 +75,7 @@ def _rehearse(order: TrialOrder, watchdog: Watchdog) -> None:
 def _sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
     summed = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(summed)
-    return summed.tolist()  # type: ignore[no-any-return]
+    return summed.tolist()
 
 
 def _track_memory(order: TrialOrder, seat: Seat, executor: Executor) -> tuple[RankMemory, ...]:
@@ -92,7 +88,7 @@ def _track_memory(order: TrialOrder, seat: Seat, executor: Executor) -> tuple[Ra
         executor.run(batch)
         peak = torch.cuda.max_memory_allocated(executor.device)
     else:
-        with LiveBytes([*held_tensors(executor.layers, executor.optimizer), *batch.tokens, *batch.targets]) as live:
+        with LiveBytes([*executor.optimizer.held_tensors(), *batch.tokens, *batch.targets]) as live:
             executor.run(batch)
         peak = live.peak_bytes
     own = RankMemory(seat.device.node, seat.device.slot, peak)

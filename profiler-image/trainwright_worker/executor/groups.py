@@ -58,7 +58,7 @@ class Groups:
         """A group of these ranks. Every rank of the world takes part in the making, whether it is in the group or not."""
         if len(ranks) == 1:
             return None
-        group = dist.new_group(sorted(ranks), timeout=timeout)
+        group: dist.ProcessGroup = dist.new_group(sorted(ranks), timeout=timeout)
         if rank not in ranks:
             return None
         self._made.append(group)

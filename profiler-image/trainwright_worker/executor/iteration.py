@@ -9,18 +9,18 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
 from trainwright.cluster import Emulation
 from trainwright.model import Model
 from trainwright.plan import Plan
-
 from trainwright_worker.batches import token_rows
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary import Inbox, Outbox
-from trainwright_worker.executor.gradients import GradientBuffer
 from trainwright_worker.executor.groups import Groups
 from trainwright_worker.executor.mesh import Mesh, transfers
+from trainwright_worker.executor.parameters import ParameterBuffer, make_optimizer
 from trainwright_worker.executor.schedule import Operation, operations, received_before
-from trainwright_worker.executor.stage import StageLayers, StagePace, make_optimizer
+from trainwright_worker.executor.stage import StageLayers, StagePace
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 
@@ -41,27 +41,31 @@ class Batch:
     targets: tuple[Tensor, ...] = ()
 
 
-class Executor:
-    """Runs one rank's part of a plan. All ranks of the plan make one and run the same iterations.
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The process that an executor runs in.
 
     Attributes:
         rank: logical rank: the place of this process's device in the plan.
+        emulation: the device's table where its speed is emulated.
+        timeout: of each collective.
         beat: called with a word whenever something begins.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        model: Model,
-        training: Training,
-        *,
-        rank: int,
-        device: torch.device,
-        emulation: Emulation | None = None,
-        timeout: timedelta = timedelta(minutes=2),
-        beat: Callable[[str], None] = lambda _doing: None,
-    ) -> None:
-        self.model, self.training, self.rank, self.device, self.beat = model, training, rank, device, beat
+    rank: int
+    device: torch.device
+    emulation: Emulation | None = None
+    timeout: timedelta = timedelta(minutes=2)
+    beat: Callable[[str], None] = lambda _doing: None
+
+
+class Executor:
+    """Runs one rank's part of a plan. All ranks of the plan make one and run the same iterations."""
+
+    def __init__(self, plan: Plan, model: Model, training: Training, host: Host) -> None:
+        self.model, self.training = model, training
+        self.rank, self.device, self.beat = host.rank, host.device, host.beat
+        rank, device, emulation = host.rank, host.device, host.emulation
         self.pipeline = plan.pipelines[0]
         self.batch_tokens = plan.global_batch_size * model.family.sequence_length
         self.mesh = Mesh.of(self.pipeline)
@@ -72,18 +76,15 @@ class Executor:
         self.rows = stop - self.first_row
         self.pacer = Pacer(active=emulation is not None)
         split_owners = self._weights_shared_between_stages()
-        self.groups = Groups.create(self.mesh, split_owners, rank, timeout)
+        self.groups = Groups.create(self.mesh, split_owners, rank, host.timeout)
         shard = TensorShard(self.tensor_index, self.stage.tensor, self._tensor_all_reduce)
         first, end = self.stage.first, self.stage.end
         self.layers = StageLayers(model, first, end, seed=training.seed, shard=shard).to(device)
-        parameters = list(self.layers.parameters())
-        self.optimizer = make_optimizer(training.optimizer, parameters, training.learning_rate)
-        self.gradients = self._gradient_buffers(split_owners)
+        self.buffers = self._parameter_buffers(split_owners)
+        self.optimizer = make_optimizer(training.optimizer, self.buffers, training.learning_rate)
         self.pace = StagePace.of(
             emulation,
-            model,
-            first,
-            end,
+            [model.kind_of(layer) for layer in range(first, end)],
             rows=self.rows,
             tensor=self.stage.tensor,
             values=self.layers.number_of_values,
@@ -100,16 +101,16 @@ class Executor:
         stages = {name: self.mesh.owners(tuple(layers)) for name, layers in owners.items()}
         return {name: numbers for name, numbers in stages.items() if len(numbers) > 1}
 
-    def _gradient_buffers(self, split_owners: dict[str, tuple[int, ...]]) -> list[GradientBuffer]:
-        """First the flat buffer of what the data replicas sum, then one for each weight owned by other stages too."""
+    def _parameter_buffers(self, split_owners: dict[str, tuple[int, ...]]) -> list[ParameterBuffer]:
+        """First a buffer of what the data replicas sum, then one for each weight owned by other stages too."""
         apart = {name: weight for name, weight in self.layers.shared.items() if name in split_owners}
         kept_apart = {id(weight) for weight in apart.values()}
         own = [parameter for parameter in self.layers.parameters() if id(parameter) not in kept_apart]
-        buffers = [GradientBuffer(own, self.groups.data)] if own else []
+        buffers = [ParameterBuffer(own, self.groups.data)] if own else []
         for name, weight in sorted(apart.items()):
             degrees = {self.mesh.stages[number].tensor for number in split_owners[name]}
             contributes = len(degrees) == 1 or self.tensor_index == 0
-            buffers.append(GradientBuffer([weight], self.groups.shared[name], contributes=contributes))
+            buffers.append(ParameterBuffer([weight], self.groups.shared[name], contributes=contributes))
         return buffers
 
     def _prepare_operations(self, plan: Plan) -> None:
@@ -159,15 +160,13 @@ class Executor:
         if not (is_first or is_last):
             return Batch()
         tokens, targets = [], []
-        family = self.model.family
         for micro_batch in range(self.pipeline.micro_batches):
             row_tokens, row_targets = token_rows(
+                self.model.family,
                 seed=self.training.seed,
                 iteration=iteration,
                 first=micro_batch * self.pipeline.micro_batch_size + self.first_row,
                 count=self.rows,
-                sequence=family.sequence_length,
-                vocabulary=family.vocabulary_size,
             )
             tokens.append(row_tokens.to(self.device))
             targets.append(row_targets.to(self.device))
@@ -175,11 +174,11 @@ class Executor:
 
     def run(self, batch: Batch) -> float:
         """One iteration. Returns this rank's share of the mean loss: 0 but on the last stage's first tensor ranks."""
-        for buffer in self.gradients:
+        for buffer in self.buffers:
             buffer.clear()
         self.pacer.synchronize()
         loss = self._run_operations(batch)
-        for buffer in self.gradients:
+        for buffer in self.buffers:
             self.beat("summing gradients")
             buffer.reduce()
         self.pacer.synchronize()
@@ -229,9 +228,7 @@ class Executor:
             )
         return received, waited
 
-    def _forward(
-        self, micro_batch: int, received: Tensor | None, waited: float, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
+    def _forward(self, micro_batch: int, received: Tensor | None, waited: float, batch: Batch) -> tuple[Tensor, Tensor]:
         activation = batch.tokens[micro_batch] if received is None else received.requires_grad_()
         targets = batch.targets[micro_batch] if batch.targets else None
         self.pacer.start(self.pace.forward, waited_seconds=waited)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
-from trainwright.cluster import Emulation
-from trainwright.model import Model
 
+from trainwright.cluster import Emulation
+from trainwright.model import LayerKind, Model
 from trainwright_worker.emulation import Piece, backward_pieces, chunks, forward_pieces
 from trainwright_worker.layers.gpt import SharedWeights, make_layer
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -27,8 +27,7 @@ class StageLayers(nn.Module):
         self.shared: SharedWeights = {}
         self.is_last = end == len(model.layers)
         self.layers = nn.ModuleList(
-            make_layer(model.family, model.layers[layer], layer, seed=seed, shard=shard, shared=self.shared)
-            for layer in range(first, end)
+            make_layer(model, layer, seed=seed, shard=shard, shared=self.shared) for layer in range(first, end)
         )
 
     def forward(self, activation: Tensor, targets: Tensor | None, batch_tokens: int) -> Tensor:
@@ -55,19 +54,12 @@ class StagePace:
 
     @classmethod
     def of(
-        cls, emulation: Emulation | None, model: Model, first: int, end: int, *, rows: int, tensor: int, values: int
+        cls, emulation: Emulation | None, kinds: Sequence[LayerKind], *, rows: int, tensor: int, values: int
     ) -> StagePace:
-        """The pace of the layers `first … end - 1` for `rows` rows; `values` is what the rank's optimizer updates."""
+        """The pace of these layers for `rows` rows; `values` is how many the rank's optimizer updates."""
         if emulation is None:
             return cls()
         pieces: list[Piece] = []
-        for layer in range(first, end):
-            pieces += forward_pieces(emulation, model.kind_of(layer), rows=rows, tensor=tensor)
+        for kind in kinds:
+            pieces += forward_pieces(emulation, kind, rows=rows, tensor=tensor)
         return cls(chunks(pieces), chunks(backward_pieces(pieces)), (emulation.update_seconds(values),))
-
-
-def make_optimizer(name: str, parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-    """Adam (two further values a parameter) or SGD with momentum (one)."""
-    if name == "adam":
-        return torch.optim.Adam(parameters, lr=learning_rate)
-    return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from trainwright.families import BLOCK, EMBEDDING, HEAD
-from trainwright.model import Gpt
 
+from trainwright.families import BLOCK, EMBEDDING, HEAD
+from trainwright.model import Gpt, Model
 from trainwright_worker.batches import weight_generator
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
@@ -57,6 +57,19 @@ class Block(nn.Module):
         "expand_bias": 0,
         "contract_weight": 1,
     }
+
+    first_norm_weight: nn.Parameter
+    first_norm_bias: nn.Parameter
+    qkv_weight: nn.Parameter
+    qkv_bias: nn.Parameter
+    attention_weight: nn.Parameter
+    attention_bias: nn.Parameter
+    second_norm_weight: nn.Parameter
+    second_norm_bias: nn.Parameter
+    expand_weight: nn.Parameter
+    expand_bias: nn.Parameter
+    contract_weight: nn.Parameter
+    contract_bias: nn.Parameter
 
     def __init__(self, gpt: Gpt, seed: int, layer: int, shard: TensorShard) -> None:
         super().__init__()
@@ -121,8 +134,9 @@ class Head(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / batch_tokens
 
 
-def make_layer(gpt: Gpt, kind: str, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> nn.Module:
-    """The layer with that kind and place; kinds that are not tensor parallel are whole on every rank."""
+def make_layer(model: Model, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> nn.Module:
+    """The model's layer with that index; kinds that are not tensor parallel are whole on every rank."""
+    gpt, kind = model.family, model.layers[layer]
     if kind == EMBEDDING:
         return Embedding(gpt, seed, layer, shared)
     if kind == BLOCK:

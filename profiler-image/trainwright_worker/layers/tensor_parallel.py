@@ -49,7 +49,7 @@ class _Enter(torch.autograd.Function):
         return activation.view_as(activation)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         gradient = gradient.contiguous()
         ctx.all_reduce(gradient)
         return gradient, None
@@ -63,7 +63,7 @@ class _Leave(torch.autograd.Function):
         return partial
 
     @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
