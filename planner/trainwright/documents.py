@@ -61,7 +61,7 @@ def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
         raise DocumentError(f"{source}: apiVersion {version!r} is not known here; this version reads {VERSION!r}")
     kinds = {member.__name__: member for member in get_args(noun) or (noun,)}
     document = data.get("document", next(iter(kinds)))
-    if document not in kinds:
+    if not isinstance(document, str) or document not in kinds:
         raise DocumentError(f"{source}: expected a document of kind {' or '.join(kinds)}, got {document!r}")
     try:
         return adapter(kinds[document]).validate_python(body)

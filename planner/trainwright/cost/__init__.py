@@ -1,7 +1,1 @@
-"""What a plan costs: seconds of one iteration and bytes on every device."""
-
-from __future__ import annotations
-
-from trainwright.cost.estimate import Breakdown, Estimate, estimate
-
-__all__ = ["Breakdown", "Estimate", "estimate"]
+"""What a plan costs: seconds of one iteration and bytes on every device. Start at `estimate.estimate`."""

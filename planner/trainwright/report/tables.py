@@ -8,7 +8,7 @@ from dataclasses import fields
 from rich.table import Table
 
 from trainwright.cluster import Cluster
-from trainwright.cost import Breakdown, Estimate
+from trainwright.cost.estimate import Breakdown, Estimate
 from trainwright.plan import Plan
 from trainwright.search import Candidate
 

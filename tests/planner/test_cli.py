@@ -1,0 +1,168 @@
+"""The command line, as a program that somebody else calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from trainwright import documents
+from trainwright.cli import app
+from trainwright.cluster import Cluster
+from trainwright.plan import Plan
+from trainwright.search import Problem, run
+
+MODEL = """
+gpt: {layers: 12, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
+global_batch_size: 16
+"""
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def files(tmp_path: Path, make_problem: Callable[..., Problem]) -> Path:
+    """A folder with cluster.json, model.yaml, profiles.json and plan.json that belong together."""
+    return write(tmp_path, make_problem())
+
+
+def write(folder: Path, problem: Problem) -> Path:
+    (folder / "cluster.json").write_text(documents.dumps(problem.cluster))
+    (folder / "model.yaml").write_text(MODEL)
+    (folder / "profiles.json").write_text(documents.dumps(problem.profiles))
+    return folder
+
+
+def call(folder: Path, command: str, *more: str) -> Result:
+    given_files = ["--cluster", "cluster.json", "--model", "model.yaml", "--profiles", "profiles.json"]
+    arguments = [str(folder / a) if a.endswith((".json", ".yaml")) else a for a in (*given_files, *more)]
+    return runner.invoke(app, [command, *arguments])
+
+
+def refused(result: Result, code: int = 2) -> str:
+    """The one sentence on standard error; nothing on standard output and no traceback."""
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert not result.stdout
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("trainwright: ")
+    return result.stderr
+
+
+@pytest.mark.parametrize("planner", ["amp", "megatron"])
+def test_plan_writes_candidates_best_first_that_can_be_read_again(
+    files: Path, planner: str, make_problem: Callable[..., Problem]
+) -> None:
+    result = call(files, "plan", "--planner", planner, "--top", "3", "--output", "json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert list(answer) == ["planner", "search_seconds", "candidates"]
+    assert answer["planner"] == planner
+    expected = run(planner, make_problem(), top=3)
+    assert [c["rank"] for c in answer["candidates"]] == [1, 2, 3]
+    for found, candidate in zip(answer["candidates"], expected, strict=True):
+        assert list(found) == ["rank", "predicted_seconds", "peak_memory_bytes", "plan"]
+        assert found["predicted_seconds"] == candidate.estimate.iteration_seconds
+        assert found["peak_memory_bytes"] == candidate.estimate.peak_memory_bytes
+        assert documents.parse(found["plan"], Plan) == candidate.plan
+
+
+def test_estimate_tells_the_same_as_plan(files: Path) -> None:
+    answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    best = answer["candidates"][0]
+    (files / "plan.json").write_text(json.dumps(best["plan"]))
+    result = call(files, "estimate", "--plan", "plan.json", "--output", "json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["predicted_seconds"] == best["predicted_seconds"]
+    assert found["peak_memory_bytes"] == best["peak_memory_bytes"]
+    assert found["feasible"] is True
+    assert sum(found["breakdown"].values()) == pytest.approx(found["predicted_seconds"])
+    amp = json.loads(call(files, "estimate", "--plan", "plan.json", "--output", "json", "--cost-model", "amp").stdout)
+    assert amp["predicted_seconds"] != found["predicted_seconds"]
+    assert amp["breakdown"] == found["breakdown"]
+
+
+def test_tables_say_that_devices_are_emulated(files: Path) -> None:
+    result = call(files, "plan", "--planner", "megatron")
+    assert result.exit_code == 0
+    assert "Candidates of megatron (device times emulated)" in result.stdout
+    answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    (files / "plan.json").write_text(json.dumps(answer["candidates"][0]["plan"]))
+    result = call(files, "estimate", "--plan", "plan.json")
+    assert "device times emulated" in result.stdout
+    assert "gradient sync" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("cluster.json", None, "cluster.json: cannot be read: No such file or directory"),
+        ("model.yaml", "gpt: 3\nglobal_batch_size: 2", "model.yaml: gpt: "),
+        ("model.yaml", "gpt: [", "model.yaml: neither YAML nor JSON"),
+        ("profiles.json", '{"layers": []}', "there is no profile of layer kind embedding on emulated-fast"),
+        ("cluster.json", '{"accelerators": [], "nodes": [], "links": []}', "a cluster needs at least one node"),
+    ],
+)
+def test_bad_files_end_in_one_sentence_and_code_2(files: Path, file: str, content: str | None, message: str) -> None:
+    (files / file).unlink() if content is None else (files / file).write_text(content)
+    assert message in refused(call(files, "plan"))
+
+
+def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: Path) -> None:
+    assert "choose one of amp, megatron" in refused(call(files, "plan", "--planner", "best"))
+    assert "top must be at least 1" in refused(call(files, "plan", "--top", "0"))
+    assert "max_tensor_degree must be at least 1" in refused(call(files, "plan", "--max-tensor-degree", "0"))
+    assert "choose one of cluster, model, profiles, plan" in refused(runner.invoke(app, ["schema", "nothing"]))
+    without = runner.invoke(
+        app, ["plan", "--cluster", str(files / "cluster.json"), "--model", str(files / "model.yaml")]
+    )
+    assert "--profiles is needed" in refused(without)
+    (files / "folder.json").mkdir()
+    assert "Is a directory" in refused(call(files, "plan", "--cluster", "folder.json"))
+
+
+def test_a_plan_for_another_batch_is_refused(files: Path) -> None:
+    answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    (files / "plan.json").write_text(json.dumps(answer["candidates"][0]["plan"]))
+    (files / "model.yaml").write_text(MODEL.replace("16", "32"))
+    assert "a global batch of 16 rows" in refused(call(files, "estimate", "--plan", "plan.json"))
+
+
+def test_no_feasible_plan_ends_in_one_sentence_and_code_3(
+    tmp_path: Path, make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
+) -> None:
+    folder = write(tmp_path, make_problem(make_cluster(memory=2**20)))
+    assert "no plan fits into memory; the closest is" in refused(call(folder, "plan"), 3)
+
+
+@pytest.mark.parametrize("name", ["cluster", "model", "profiles", "plan"])
+def test_schema_prints_a_json_schema(name: str) -> None:
+    result = runner.invoke(app, ["schema", name])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["additionalProperties"] is False
+
+
+json_values = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=5,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    file=st.sampled_from(["cluster.json", "model.yaml", "profiles.json", "plan.json"]),
+    content=st.binary(max_size=40) | json_values.map(lambda data: json.dumps(data).encode()),
+)
+def test_whatever_stands_in_a_file_nothing_ends_in_a_traceback(files: Path, file: str, content: bytes) -> None:
+    bad = files / f"bad-{file}"
+    bad.write_bytes(content)
+    (files / "plan.json").write_text("{}")
+    option = f"--{Path(file).stem}"
+    refused(call(files, "estimate", "--plan", "plan.json", option, bad.name))

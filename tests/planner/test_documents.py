@@ -1,0 +1,162 @@
+"""Documents: there and back, and refusals in one sentence whatever comes in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright import documents
+from trainwright.cluster import Cluster
+from trainwright.model import Dtype, Gpt
+from trainwright.plan import Plan
+from trainwright.profiles import Profiles
+from trainwright.search import Problem, run
+from trainwright.training import Training
+
+NOUNS = (Cluster, Plan, Profiles, Training)
+
+TRAINING = """
+gpt: {layers: 24, hidden_size: 1024, heads: 16, sequence_length: 1024, vocabulary_size: 52256}
+global_batch_size: 32
+dtype: float16
+"""
+
+
+@pytest.fixture(scope="module")
+def nouns(make_problem: Callable[..., Problem]) -> tuple[object, ...]:
+    problem = make_problem()
+    plan = run("amp", problem, top=1)[0].plan
+    return problem.cluster, plan, problem.profiles, Training(Gpt(2, 8, 2, 4, 10), 4)
+
+
+def test_every_document_comes_back_equal_from_json_and_yaml(nouns: tuple[object, ...]) -> None:
+    for noun in nouns:
+        text = documents.dumps(noun)
+        assert documents.loads(text, type(noun)) == noun
+        assert documents.loads(yaml.safe_dump(json.loads(text)), type(noun)) == noun
+
+
+def test_the_shortest_model_file_is_read() -> None:
+    training = documents.loads(TRAINING, Training)
+    assert training == Training(Gpt(24, 1024, 16, 1024, 52256), 32, Dtype.FLOAT16, "adam")
+    assert len(training.model.layers) == 26
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_batch_size": 0}, "model.yaml: global_batch_size must be 1 … 1000000, got 0"),
+        ({"dtype": "float8"}, "model.yaml: dtype: Input should be 'float32', 'float16' or 'bfloat16'"),
+        ({"batch": 3}, "model.yaml: batch: Unexpected keyword argument"),
+        ({"optimizer": "lion"}, "model.yaml: optimizer: Input should be 'adam' or 'sgd'"),
+        ({"gpt": {"layers": 2}}, "model.yaml: gpt.hidden_size: Field required"),
+        ({"apiVersion": "v2"}, "model.yaml: apiVersion 'v2' is not known here"),
+        ({"document": "Plan"}, "model.yaml: expected a document of kind Training, got 'Plan'"),
+        ({"document": []}, r"model.yaml: expected a document of kind Training, got \[\]"),
+        ({1: 2}, "model.yaml: "),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(change: dict[Any, Any], message: str) -> None:
+    data = {**yaml.safe_load(TRAINING), **change}
+    with pytest.raises(documents.DocumentError, match=message):
+        documents.parse(data, Training, source="model.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe\x00",
+        b"",
+        b"[]",
+        b"3",
+        b"{",
+        b"a: &a [*a]",
+        b"? [1, 2]\n: 3",
+        b"!!python/object:os.system {}",
+        b"gpt: *nobody",
+        b"\x00",
+        b"a: 1\na: 2\n---\nb: 3",
+        b'{"gpt": ' + b"[" * 1500,
+        b"[" * 1500 + b"]" * 1500,
+        b"global_batch_size: " + b"9" * 5000,
+        b"global_batch_size: 2001-99-99",
+    ],
+)
+@pytest.mark.parametrize("noun", (Cluster, Training))
+def test_odd_texts_are_refused_in_one_sentence(text: bytes, noun: type) -> None:
+    with pytest.raises(documents.DocumentError) as refusal:
+        documents.loads(text, noun, source="file")
+    assert str(refusal.value).startswith("file: ")
+    assert "\n" not in str(refusal.value)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=4)
+anything = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            scalars.filter(lambda key: not (isinstance(key, float) and math.isnan(key))), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(data=anything, noun=st.sampled_from(NOUNS))
+def test_any_data_is_read_or_refused(data: Any, noun: type) -> None:
+    check(data, noun)
+
+
+@given(text=st.binary(max_size=60), noun=st.sampled_from(NOUNS))
+def test_any_bytes_are_refused_or_read(text: bytes, noun: type) -> None:
+    refusal, _ = refused_or_read(lambda: documents.loads(text, noun))
+    assert "\n" not in refusal
+
+
+@given(data=st.data(), value=anything)
+def test_a_good_document_with_one_odd_value_is_read_or_refused(
+    nouns: tuple[object, ...], data: st.DataObject, value: Any
+) -> None:
+    noun = data.draw(st.sampled_from(nouns))
+    document: Any = documents.dump(noun)
+    place = document
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            place[key] = value
+            break
+        place = place[key]
+    check(document, type(noun))
+
+
+def check(data: Any, noun: type) -> None:
+    """Read and then the same after a round trip, or refused in one sentence."""
+    refusal, found = refused_or_read(lambda: documents.parse(data, noun))
+    assert "\n" not in refusal
+    if not refusal:
+        assert documents.loads(documents.dumps(found), noun) == found
+
+
+def refused_or_read(read: Callable[[], Any]) -> tuple[str, Any]:
+    """The refusal (empty where there is none) and what was read; any other exception is a failure."""
+    try:
+        return "", read()
+    except documents.DocumentError as refusal:
+        return str(refusal), None
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_every_document_has_a_schema(noun: type) -> None:
+    schema = documents.schema(noun)
+    assert schema["type"] == "object"
+    assert schema["additionalProperties"] is False
+    json.dumps(schema)

@@ -1,0 +1,274 @@
+"""What the searches find."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.cluster import Cluster, Node
+from trainwright.cost import amp as amp_cost
+from trainwright.cost.estimate import estimate
+from trainwright.profiles import LayerCost, Profiles
+from trainwright.search import SEARCHES, NeededProfile, NoFeasiblePlan, Problem, needed_profiles, run
+from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
+from trainwright.search.placement import uniform_plan
+from trainwright.search.stages import StageTables
+
+MakeCluster = Callable[..., Cluster]
+MakeProblem = Callable[..., Problem]
+
+MIXED = (("fast", 4), ("fast", 4), ("fast", 4), ("slow", 4))
+
+
+@pytest.fixture(scope="module")
+def mixed(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
+    """AMP's setting: three nodes of four fast devices, one of four slow ones, slow links between nodes."""
+    return make_problem(make_cluster(MIXED, between=5e6, within=1e8), layers=24, batch=32)
+
+
+@pytest.mark.parametrize("planner", SEARCHES)
+def test_candidates_are_feasible_distinct_best_first_and_use_every_device(mixed: Problem, planner: str) -> None:
+    candidates = run(planner, mixed)
+    times = [candidate.estimate.iteration_seconds for candidate in candidates]
+    assert times == sorted(times)
+    assert len({candidate.plan for candidate in candidates}) == len(candidates)
+    for candidate in candidates:
+        assert candidate.estimate.feasible
+        assert sorted(candidate.plan.devices) == sorted(mixed.cluster.devices)
+        assert candidate.estimate == estimate(
+            candidate.plan, model=mixed.model, cluster=mixed.cluster, profiles=mixed.profiles
+        )
+
+
+def test_amp_beats_megatron_on_a_mixed_cluster_with_slow_links(
+    mixed: Problem, record_property: Callable[[str, object], None]
+) -> None:
+    best, baseline = run("amp", mixed, top=1)[0], run("megatron", mixed, top=1)[0]
+    speedup = baseline.estimate.iteration_seconds / best.estimate.iteration_seconds
+    record_property("predicted_speedup", f"{best.plan.summary()} over {baseline.plan.summary()}: {speedup:.2f}")
+    assert speedup > 1.3
+    # As in the paper: Megatron's smallest degrees mean large replicas' rings; AMP makes the pipeline deeper.
+    assert len(best.plan.pipelines[0].stages) > len(baseline.plan.pipelines[0].stages)
+
+
+def test_amp_gives_the_slow_stage_fewer_layers(mixed: Problem) -> None:
+    for candidate in run("amp", mixed):
+        stages = candidate.plan.pipelines[0].stages
+        if len(stages) == 4 and candidate.plan.pipelines[0].micro_batches >= 8:
+            sizes = [stage.end - stage.first for stage in stages]
+            assert sizes[3] < min(sizes[:3])
+
+
+@pytest.mark.parametrize("planner", SEARCHES)
+def test_sixteen_devices_and_24_layers_take_well_below_a_second(
+    mixed: Problem, planner: str, record_property: Callable[[str, object], None]
+) -> None:
+    run(planner, mixed)
+    started = time.perf_counter()
+    candidates = run(planner, mixed)
+    seconds = time.perf_counter() - started
+    record_property("search_seconds", f"{planner}: {len(candidates)} candidates in {seconds:.3f} s")
+    assert seconds < 3  # a busy machine's slack; alone it takes about 0.3 s
+
+
+def test_amp_finds_the_optimum_of_its_equation_for_every_choice(
+    make_problem: MakeProblem, make_cluster: MakeCluster
+) -> None:
+    """Algorithm 1 once more, by trying all assignments, over all degrees and micro-batch sizes."""
+    problem = make_problem(make_cluster((("fast", 2), ("slow", 2)), between=2e6), layers=4, batch=4)
+    found = {}
+    for candidate in SEARCHES["amp"](problem):
+        pipeline = candidate.plan.pipelines[0]
+        layers = pipeline.stages[0].layers[0]
+        found[Degrees(len(pipeline.stages), layers.data, layers.tensor), layers.rows[0]] = candidate.plan
+    tried = 0
+    for degrees in enumerate_degrees(4, (1, 2, 4), 6):
+        for rows in micro_batch_sizes(4, degrees.data):
+            best = min(
+                amp_cost.estimate_seconds(
+                    uniform_plan(problem.cluster, degrees, rows, (*cuts, 6), global_batch_size=4), problem.setting
+                )
+                - gradient_seconds(problem, degrees, rows, (*cuts, 6))
+                for cuts in combinations(range(1, 6), degrees.pipeline - 1)
+            )
+            plan = found.pop((degrees, rows))
+            ends = tuple(stage.end for stage in plan.pipelines[0].stages)
+            mine = amp_cost.estimate_seconds(plan, problem.setting) - gradient_seconds(problem, degrees, rows, ends)
+            assert mine == pytest.approx(best)
+            tried += 1
+    assert tried > 10
+    assert not found
+
+
+def gradient_seconds(problem: Problem, degrees: Degrees, rows: int, ends: tuple[int, ...]) -> float:
+    """Eq. 4's second term, which the layer assignment does not look at."""
+    if degrees.data == 1:
+        return 0.0
+    plan = uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=4)
+    pipeline = plan.pipelines[0]
+    return max(amp_cost._sync_seconds(pipeline, number, problem.setting) for number in range(degrees.pipeline))
+
+
+@settings(max_examples=15)
+@given(
+    degrees=st.sampled_from([Degrees(4, 2, 1), Degrees(2, 2, 2), Degrees(8, 1, 1), Degrees(1, 4, 2)]),
+    rows=st.sampled_from([1, 2, 4]),
+    memory=st.integers(2 * 2**20, 40 * 2**20),
+    pick=st.randoms(use_true_random=False),
+)
+def test_the_tables_agree_with_the_estimate(
+    *,
+    make_problem: MakeProblem,
+    make_cluster: MakeCluster,
+    degrees: Degrees,
+    rows: int,
+    memory: int,
+    pick: random.Random,
+) -> None:
+    problem = make_problem(make_cluster(memory=memory))
+    ends = (*sorted(pick.sample(range(1, 14), degrees.pipeline - 1)), 14)
+    plan = uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=16)
+    tables = StageTables(problem)
+    spans = list(enumerate(zip((0, *ends), ends, strict=False)))
+    fits = all(tables.fits(degrees, rows)[stage, first, end] for stage, (first, end) in spans)
+    assert fits == estimate(plan, model=problem.model, cluster=problem.cluster, profiles=problem.profiles).feasible
+    times = tables.times(degrees, rows)
+    stage_times = [times[stage, first, end] for stage, (first, end) in spans]
+    exchanges = sum(tables.exchanges(degrees, rows)[stage, end] for stage, end in enumerate(ends[:-1]))
+    m = 16 // (rows * degrees.data)
+    pipeline_seconds = (m - 1) * max(stage_times) + sum(stage_times) + exchanges
+    whole = amp_cost.estimate_seconds(plan, problem.setting)
+    pipeline = plan.pipelines[0]
+    sync = max(amp_cost._sync_seconds(pipeline, number, problem.setting) for number in range(degrees.pipeline))
+    assert np.isclose(whole, pipeline_seconds + sync)
+
+
+def test_megatron_takes_the_smallest_model_parallel_degree_of_every_micro_batch_size(mixed: Problem) -> None:
+    smallest: dict[int, set[int]] = {}
+    for candidate in run("megatron", mixed):
+        pipeline = candidate.plan.pipelines[0]
+        layers = pipeline.stages[0].layers[0]
+        assert layers.tensor <= 4
+        smallest.setdefault(layers.rows[0], set()).add(layers.tensor * len(pipeline.stages))
+        blocks = [stage.end - stage.first for stage in pipeline.stages]
+        blocks[0] -= 1
+        blocks[-1] -= 1
+        assert max(blocks) - min(blocks) <= 1
+    # 16 devices, 32 rows: replicas of r rows leave room for at most 32 / r replicas.
+    assert smallest == {1: {1}, 2: {1}, 4: {2}, 8: {4}, 16: {8}, 32: {16}}
+
+
+def test_megatron_goes_deeper_where_memory_is_short(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+    roomy, tight = (make_problem(make_cluster(memory=size * 2**20)) for size in (64, 24))
+    shallow, deep = (
+        min(
+            len(c.plan.pipelines[0].stages) * c.plan.pipelines[0].stages[0].layers[0].tensor for c in run("megatron", p)
+        )
+        for p in (roomy, tight)
+    )
+    assert (shallow, deep) == (1, 2)
+
+
+def test_the_largest_tensor_degree_is_kept(make_problem: MakeProblem) -> None:
+    for planner in SEARCHES:
+        for candidate in run(planner, make_problem(max_tensor_degree=1)):
+            assert all(stage.layers[0].tensor == 1 for stage in candidate.plan.pipelines[0].stages)
+
+
+def test_a_degree_without_profiles_is_left_out(make_problem: MakeProblem) -> None:
+    problem = make_problem()
+    some = tuple(p for p in problem.profiles.layers if (p.accelerator, p.tensor_degree) != ("emulated-slow", 2))
+    candidates = run("amp", replace(problem, profiles=Profiles(some)))
+    degrees = {c.plan.pipelines[0].stages[0].layers[0].tensor for c in candidates}
+    assert degrees == {1, 4}
+
+
+def test_missing_profiles_are_named(make_problem: MakeProblem) -> None:
+    problem = make_problem()
+    some = tuple(p for p in problem.profiles.layers if p.accelerator != "emulated-slow")
+    for planner in SEARCHES:
+        with pytest.raises(ValueError, match="no profile of layer kind embedding on emulated-slow"):
+            run(planner, replace(problem, profiles=Profiles(some)))
+
+
+@pytest.mark.parametrize("planner", SEARCHES)
+def test_no_feasible_plan_says_what_comes_closest(
+    make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
+) -> None:
+    problem = make_problem(make_cluster(memory=2**20))
+    with pytest.raises(NoFeasiblePlan, match=r"no plan fits into memory; the closest is pp.*lacks .* MiB"):
+        run(planner, problem)
+
+
+@pytest.mark.parametrize("planner", SEARCHES)
+def test_devices_that_cannot_be_split_are_explained(
+    make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
+) -> None:
+    problem = make_problem(make_cluster((("fast", 7),)), layers=2, batch=3)
+    with pytest.raises(NoFeasiblePlan, match="no plan uses all 7 devices with 4 layers, a global batch of 3 rows"):
+        run(planner, problem)
+
+
+def test_an_unknown_planner_is_refused_with_the_known_ones(mixed: Problem) -> None:
+    with pytest.raises(ValueError, match="no planner 'best'; choose one of amp, megatron"):
+        run("best", mixed)
+    with pytest.raises(ValueError, match="top must be at least 1"):
+        run("amp", mixed, top=0)
+
+
+def test_top_keeps_the_best(mixed: Problem) -> None:
+    assert run("megatron", mixed, top=2) == run("megatron", mixed)[:2]
+
+
+def test_needed_profiles_are_what_a_search_looks_up(make_problem: MakeProblem) -> None:
+    problem = make_problem()
+    needed = needed_profiles(problem.cluster.nodes, problem.model, 16, None)
+    assert needed == tuple(
+        NeededProfile(accelerator, degree, (1, 2, 4, 8))
+        for accelerator in ("emulated-fast", "emulated-slow")
+        for degree in (1, 2, 4)
+    )
+    looked_up: set[tuple[str, int]] = set()
+
+    class Spy(Profiles):
+        def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
+            looked_up.add((accelerator, tensor_degree))
+            return super().cost(accelerator, kind, tensor_degree, rows)
+
+    run("amp", replace(problem, profiles=Spy(problem.profiles.layers)))
+    assert looked_up == {(need.accelerator, need.tensor_degree) for need in needed}
+
+
+def test_needed_profiles_keep_the_limits(make_problem: MakeProblem) -> None:
+    model = make_problem().model
+    nodes = (Node("a", "x", 3), Node("b", "y", 3))
+    assert needed_profiles(nodes, model, 3) == (
+        NeededProfile("x", 1, (1, 2)),
+        NeededProfile("x", 2, (1, 2)),
+        NeededProfile("y", 1, (1, 2)),
+        NeededProfile("y", 2, (1, 2)),
+    )
+    assert needed_profiles(nodes[:1], model, 1, max_tensor_degree=1) == (NeededProfile("x", 1, (1,)),)
+
+
+@given(st.integers(1, 5000))
+def test_divisors_are_all_and_only_divisors(number: int) -> None:
+    assert divisors(number) == tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+@given(devices=st.integers(1, 64), max_pipeline=st.integers(1, 64))
+def test_degrees_multiply_to_the_devices(devices: int, max_pipeline: int) -> None:
+    tensors = tuple(d for d in divisors(devices) if d <= 4)
+    found = list(enumerate_degrees(devices, tensors, max_pipeline))
+    every = [
+        Degrees(p, devices // (p * t), t) for t in tensors for p in range(1, max_pipeline + 1) if devices % (p * t) == 0
+    ]
+    assert sorted(found) == sorted(every)
