@@ -89,7 +89,7 @@ def test_what_is_wrong_is_named_with_its_place(change: dict[Any, Any], message: 
         b"global_batch_size: 2001-99-99",
     ],
 )
-@pytest.mark.parametrize("noun", (Cluster, Training))
+@pytest.mark.parametrize("noun", [Cluster, Training])
 def test_odd_texts_are_refused_in_one_sentence(text: bytes, noun: type) -> None:
     with pytest.raises(documents.DocumentError) as refusal:
         documents.loads(text, noun, source="file")
