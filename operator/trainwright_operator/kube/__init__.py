@@ -1,0 +1,1 @@
+"""Adapters to Kubernetes: the only place that knows kopf and the Kubernetes client."""

@@ -1,0 +1,131 @@
+"""Plain requests to the API server: dictionaries in, dictionaries out, and errors that say what to do about them.
+
+The official client carries the connection, credentials and certificates. Its typed models are not used: they refuse
+fields that a newer server or a person's pod template brings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+
+JSON_PATCH: Final = "application/json-patch+json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+_TIMEOUT_SECONDS = (5.0, 30.0)
+_PAGE = 500
+
+
+class ApiError(Exception):
+    """The API server said no, or could not be reached (status 0). The message is in its own words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_missing(self) -> bool:
+        return self.status == 404
+
+    @property
+    def is_conflict(self) -> bool:
+        return self.status == 409
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the same request would be refused again: nothing that waiting heals."""
+        return 400 <= self.status < 500 and self.status not in (401, 404, 408, 409, 429)
+
+
+def connect() -> Api:
+    """An API client for this pod's service account, or else for the kube config's current context."""
+    configuration = Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return Api(ApiClient(configuration))
+
+
+class Api:
+    """Requests by path."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    async def get(self, path: str, **query: str) -> Any:
+        return json.loads(await self._request("GET", path, query=query))
+
+    async def get_text(self, path: str, **query: str) -> str:
+        return (await self._request("GET", path, query=query)).decode(errors="replace")
+
+    async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
+        """All items, page by page."""
+        items: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            page = await self.get(path, limit=str(_PAGE), **({"continue": token} if token else {}), **query)
+            items.extend(page.get("items") or [])
+            token = page.get("metadata", {}).get("continue") or ""
+            if not token:
+                return items
+
+    async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+        return json.loads(await self._request("POST", path, body=body, query=query))
+
+    async def replace(self, path: str, body: dict[str, Any]) -> Any:
+        return json.loads(await self._request("PUT", path, body=body))
+
+    async def patch(self, path: str, body: Any, content_type: str) -> Any:
+        return json.loads(await self._request("PATCH", path, body=body, content_type=content_type))
+
+    async def delete(self, path: str) -> None:
+        """Delete with all dependents; what is gone already is fine."""
+        try:
+            await self._request("DELETE", path, body={"propagationPolicy": "Background"})
+        except ApiError as error:
+            if not error.is_missing:
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: dict[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        return await asyncio.to_thread(self._request_now, method, path, body, query or {}, content_type)
+
+    def _request_now(self, method: str, path: str, body: Any, query: dict[str, str], content_type: str) -> bytes:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        if method == "GET" and path.endswith("/log"):
+            headers["Accept"] = "*/*"
+        try:
+            prepared = self._client.param_serialize(
+                method, path, query_params=list(query.items()), header_params=headers, body=body,
+                auth_settings=["BearerToken"],
+            )  # fmt: skip
+            response = self._client.call_api(*prepared, _request_timeout=_TIMEOUT_SECONDS)
+            data: bytes = response.read() or b""  # type: ignore[no-untyped-call]
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, f"the API server cannot be reached: {error}") from error
+        except ApiException as error:
+            raise ApiError(error.status or 0, str(error.reason)) from error
+        if response.status >= 400:
+            raise ApiError(response.status, _message(data, response.status))
+        return data
+
+
+def _message(data: bytes, status: int) -> str:
+    """The API server's own sentence."""
+    try:
+        return str(json.loads(data)["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {data[:300].decode(errors='replace')}"

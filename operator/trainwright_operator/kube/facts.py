@@ -1,0 +1,205 @@
+"""From the API server's objects to the facts that decisions are made from."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.names import GANG_LABEL, ROLE_LABEL
+from trainwright_operator.flow.pinning import pinned_node
+from trainwright_operator.flow.pod_template import CONTAINER
+from trainwright_operator.flow.snapshot import (
+    ContainerFacts,
+    JobFacts,
+    NodeFacts,
+    PlanFacts,
+    PodFacts,
+    SliceDevice,
+    StoredMap,
+)
+
+_TRAINING = "training.kubeflow.org"
+_SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    f"{letter}i": 1 << (10 * power) for power, letter in enumerate("KMGT", start=1)
+}
+
+
+def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
+    """The TrainingPlan; a spec that cannot be read (from another version of the API) is told in a sentence."""
+    meta = resource["metadata"]
+    spec, spec_error = None, ""
+    try:
+        spec = TrainingPlanSpec.model_validate(resource.get("spec") or {})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        spec_error = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    try:
+        status = TrainingPlanStatus.model_validate(resource.get("status") or {})
+    except ValidationError:
+        # Written by somebody else, or by another version: it is made anew from what the cluster holds.
+        status = TrainingPlanStatus()
+    return PlanFacts(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 1),
+        created_at=time_of(meta["creationTimestamp"]),
+        spec=spec,
+        status=status,
+        image=(spec.worker.image if spec else None) or default_image,
+        annotations=meta.get("annotations") or {},
+        spec_error=spec_error,
+    )
+
+
+def time_of(text: str) -> datetime:
+    """A point in time as the API writes it."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _optional_time(text: str | None) -> datetime | None:
+    return time_of(text) if text else None
+
+
+def node_facts(node: dict[str, Any]) -> NodeFacts:
+    """A node."""
+    meta, status = node["metadata"], node.get("status") or {}
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
+    return NodeFacts(
+        name=meta["name"],
+        labels=meta.get("labels") or {},
+        annotations=meta.get("annotations") or {},
+        allocatable=status.get("allocatable") or {},
+        ready=ready,
+        schedulable=not (node.get("spec") or {}).get("unschedulable", False),
+    )
+
+
+def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
+    """The devices of a ResourceSlice that say what they are; others are no accelerators."""
+    spec = resource_slice.get("spec") or {}
+    found = []
+    for device in spec.get("devices") or []:
+        product = ((device.get("attributes") or {}).get("productName") or {}).get("string")
+        memory = ((device.get("capacity") or {}).get("memory") or {}).get("value")
+        if product and memory and spec.get("nodeName"):
+            found.append(SliceDevice(spec["nodeName"], spec.get("driver", ""), product, quantity(memory)))
+    return found
+
+
+def quantity(text: str) -> int:
+    """A Kubernetes quantity of whole things, for example 16Gi. Raises ValueError for what is none."""
+    digits = text.rstrip("kKMGTi")
+    suffix = text[len(digits) :]
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"{text!r} is no quantity")
+    return int(float(digits) * _SUFFIXES[suffix])
+
+
+def job_facts(job: dict[str, Any]) -> JobFacts:
+    """A PyTorchJob."""
+    meta = job["metadata"]
+    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
+    return JobFacts(
+        name=meta["name"],
+        gang=(meta.get("labels") or {}).get(GANG_LABEL, ""),
+        created_at=time_of(meta["creationTimestamp"]),
+        succeeded="Succeeded" in conditions,
+        failed="Failed" in conditions,
+        message=(conditions.get("Failed") or {}).get("message", ""),
+        terminating="deletionTimestamp" in meta,
+    )
+
+
+def pod_facts(pod: dict[str, Any]) -> PodFacts:
+    """A pod of a gang, without its log."""
+    meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+    labels = meta.get("labels") or {}
+    index = labels.get(f"{_TRAINING}/replica-index", "")
+    unscheduled = [
+        c.get("message", "")
+        for c in status.get("conditions") or []
+        if c["type"] == "PodScheduled" and c["status"] != "True"
+    ]
+    return PodFacts(
+        name=meta["name"],
+        gang=labels.get(GANG_LABEL, ""),
+        job=labels.get(f"{_TRAINING}/job-name", ""),
+        role=labels.get(f"{_TRAINING}/replica-type", ""),
+        index=int(index) if index.isdecimal() else -1,
+        created_at=time_of(meta["creationTimestamp"]),
+        phase=status.get("phase", "Pending"),
+        reason=status.get("reason", ""),
+        message=status.get("message", "") or " ".join(unscheduled),
+        gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or []),
+        affinity=spec.get("affinity"),
+        node=spec.get("nodeName", ""),
+        started_at=_optional_time(status.get("startTime")),
+        terminating="deletionTimestamp" in meta,
+        containers=_containers(status),
+    )
+
+
+def _containers(status: dict[str, Any]) -> tuple[ContainerFacts, ...]:
+    """The worker's container first; init containers last, since they can fail and wait for images too."""
+    main = [_container(c) for c in status.get("containerStatuses") or []]
+    main.sort(key=lambda container: container.name != CONTAINER)
+    return (*main, *(_container(c) for c in status.get("initContainerStatuses") or []))
+
+
+def _container(status: dict[str, Any]) -> ContainerFacts:
+    state = status.get("state") or {}
+    waiting, running, ended = (state.get(key) or {} for key in ("waiting", "running", "terminated"))
+    return ContainerFacts(
+        name=status["name"],
+        waiting_reason=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        running_since=_optional_time(running.get("startedAt")),
+        exit_code=ended.get("exitCode"),
+        termination_message=ended.get("message", ""),
+        termination_reason=ended.get("reason", ""),
+        started_at=_optional_time(ended.get("startedAt")),
+        finished_at=_optional_time(ended.get("finishedAt")),
+    )
+
+
+def stored_map(config_map: dict[str, Any]) -> StoredMap:
+    """A ConfigMap of a plan."""
+    meta = config_map["metadata"]
+    labels = meta.get("labels") or {}
+    return StoredMap(
+        name=meta["name"],
+        gang=labels.get(GANG_LABEL, ""),
+        role=labels.get(ROLE_LABEL, ""),
+        created_at=time_of(meta["creationTimestamp"]),
+        data=config_map.get("data") or {},
+        annotations=meta.get("annotations") or {},
+        terminating="deletionTimestamp" in meta,
+    )
+
+
+def devices_held(pods: list[dict[str, Any]], resource_name: str) -> dict[str, int]:
+    """By node, the devices of pods that have not ended: bound ones, and pinned ones that will be bound any moment."""
+    held: dict[str, int] = {}
+    for pod in pods:
+        spec = pod["spec"]
+        node = spec.get("nodeName") or ("" if spec.get("schedulingGates") else pinned_node(spec.get("affinity")))
+        if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            held[node] = held.get(node, 0) + _devices(spec, resource_name)
+    return held
+
+
+def _devices(spec: dict[str, Any], resource_name: str) -> int:
+    def asked(container: dict[str, Any]) -> int:
+        resources = container.get("resources") or {}
+        amount = (resources.get("requests") or {}).get(resource_name) or (resources.get("limits") or {}).get(
+            resource_name, "0"
+        )
+        return quantity(str(amount))
+
+    together = sum(asked(container) for container in spec.get("containers") or [])
+    return max([together, *(asked(container) for container in spec.get("initContainers") or [])])

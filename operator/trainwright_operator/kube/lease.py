@@ -1,0 +1,119 @@
+"""The lease: one operator acts at a time. kopf's peering is no such promise, so this is held before kopf starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from trainwright_operator.kube import paths
+from trainwright_operator.kube.api import Api, ApiError
+from trainwright_operator.kube.health import Pulse
+
+logger = logging.getLogger(__name__)
+
+NAME: Final = "trainwright-operator"
+DURATION_SECONDS: Final = 15
+"""A holder that has not renewed for so long is dead."""
+RENEW_DEADLINE_SECONDS: Final = 10.0
+"""A holder that cannot renew for so long gives up, well before another one may take over."""
+RETRY_SECONDS: Final = 2.0
+
+
+class LeaseLost(Exception):  # noqa: N818 - an event, and the end of this process
+    """Somebody else may act from now on."""
+
+
+class Lease:
+    """One holder's view of the lease. Others' clocks are not trusted: only whether the record changes counts."""
+
+    def __init__(self, api: Api, namespace: str, identity: str, pulse: Pulse) -> None:
+        self._api = api
+        self._path = paths.leases(namespace)
+        self._namespace = namespace
+        self._identity = identity
+        self._pulse = pulse
+        self._seen: tuple[str, str] = ("", "")
+        self._seen_at = 0.0
+
+    async def acquire(self) -> None:
+        """Wait until the lease is ours."""
+        told = ""
+        while True:
+            try:
+                holder = await self._try()
+                self._pulse.beat()
+            except ApiError as error:
+                holder = f"unknown: {error}"
+            if holder == self._identity:
+                logger.info("the lease %s/%s is held", self._namespace, NAME)
+                return
+            if holder != told:
+                logger.info("waiting for the lease %s/%s; its holder is %s", self._namespace, NAME, holder)
+                told = holder
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def keep(self) -> None:
+        """Renew for ever. Raises LeaseLost when another one holds it, or when it cannot be renewed in time."""
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            try:
+                async with asyncio.timeout(max(RENEW_DEADLINE_SECONDS - (time.monotonic() - renewed), 0.1)):
+                    holder = await self._try()
+            except (ApiError, TimeoutError) as error:
+                if time.monotonic() - renewed >= RENEW_DEADLINE_SECONDS:
+                    raise LeaseLost(f"not renewed for {RENEW_DEADLINE_SECONDS:.0f} s: {error}") from None
+                continue
+            if holder != self._identity:
+                raise LeaseLost(f"{holder} holds it")
+            renewed = time.monotonic()
+
+    async def release(self) -> None:
+        """Let the next one begin at once."""
+        try:
+            lease = await self._api.get(f"{self._path}/{NAME}")
+            if lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._api.replace(f"{self._path}/{NAME}", lease)
+        except ApiError as error:
+            logger.warning("the lease was not released, it runs out by itself: %s", error)
+
+    async def _try(self) -> str:
+        """Take or renew the lease if that is allowed; who holds it then."""
+        try:
+            lease = await self._api.get(f"{self._path}/{NAME}")
+        except ApiError as error:
+            if not error.is_missing:
+                raise
+            return await self._write({"metadata": {"name": NAME, "namespace": self._namespace}, "spec": {}}, new=True)
+        spec = lease.get("spec") or {}
+        holder = str(spec.get("holderIdentity") or "")
+        record = (holder, str(spec.get("renewTime")))
+        if record != self._seen:
+            self._seen, self._seen_at = record, time.monotonic()
+        patience = float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
+        if holder and holder != self._identity and time.monotonic() - self._seen_at < patience:
+            return holder
+        return await self._write(lease, new=False)
+
+    async def _write(self, lease: dict[str, Any], *, new: bool) -> str:
+        """Write ourselves in; the resource version makes sure that only one of several does."""
+        spec = lease.get("spec") or {}
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        if spec.get("holderIdentity") != self._identity:
+            spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (not new)}
+        spec |= {"holderIdentity": self._identity, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}
+        body = lease | {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
+        try:
+            if new:
+                await self._api.create(self._path, body)
+            else:
+                await self._api.replace(f"{self._path}/{NAME}", body)
+        except ApiError as error:
+            if error.is_conflict:
+                return "somebody quicker"
+            raise
+        return self._identity

@@ -1,0 +1,137 @@
+"""Making a snapshot: what the cluster holds for one plan, read afresh and no more of it than is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainwright.orders import MAX_REPORT_BYTES
+from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.flow.names import PLAN_UID_LABEL, RENDEZVOUS_LABEL, Names
+from trainwright_operator.flow.pinning import is_gated
+from trainwright_operator.flow.snapshot import DryRun, PlanFacts, PlannerFacts, PodFacts, Snapshot
+from trainwright_operator.kube import facts, paths
+from trainwright_operator.kube.api import Api, ApiError
+from trainwright_operator.settings import Settings
+
+_REPORT_LINES = 400
+"""A report is one line, which the container's runtime breaks into parts of 16 KiB; a few lines more may follow it."""
+_REPORT_BYTES = MAX_REPORT_BYTES + 200_000
+_PROGRESS_LINES = 40
+_PROGRESS_BYTES = 64_000
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the operator remembers of a plan between passes; all of it is found out again after a restart."""
+
+    dry_run: DryRun | None = None
+    refusals: dict[str, str] = field(default_factory=dict)
+
+
+class Observer:
+    """Makes snapshots."""
+
+    def __init__(self, api: Api, settings: Settings) -> None:
+        self._api = api
+        self._settings = settings
+
+    async def plan(self, namespace: str, name: str) -> PlanFacts | None:
+        """The plan as it is now; None where it is gone or on its way out."""
+        try:
+            resource = await self._api.get(paths.plan(namespace, name))
+        except ApiError as error:
+            if error.is_missing:
+                return None
+            raise
+        if "deletionTimestamp" in resource["metadata"]:
+            return None
+        return facts.plan_facts(resource, self._settings.worker_image)
+
+    async def snapshot(self, plan: PlanFacts, memory: Memory, planner: PlannerFacts) -> Snapshot:
+        """Everything that a decision about this plan may depend on."""
+        selector = f"{PLAN_UID_LABEL}={plan.uid}"
+        # Pods before jobs: a pod that is missing because its job has ended must find the job ended, too.
+        pods = await self._api.list(paths.core("pods", plan.namespace), labelSelector=selector)
+        jobs, stored = await asyncio.gather(
+            self._jobs(plan.namespace, selector),
+            self._api.list(paths.core("configmaps", plan.namespace), labelSelector=selector),
+        )
+        snapshot = Snapshot(
+            plan=plan,
+            pods=tuple(await asyncio.gather(*(self._pod(plan, pod) for pod in pods))),
+            jobs=tuple(facts.job_facts(job) for job in jobs),
+            stored=tuple(facts.stored_map(config_map) for config_map in stored),
+            refusals=dict(memory.refusals),
+            dry_run=memory.dry_run,
+            planner=planner,
+        )
+        return await self._with_nodes(snapshot)
+
+    async def _jobs(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+        try:
+            return await self._api.list(paths.jobs(namespace), labelSelector=selector)
+        except ApiError as error:
+            if error.is_missing:
+                return []  # no PyTorchJob in this cluster, which the dry run tells the plan
+            raise
+
+    async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
+        """Nodes are read for discovery and placement alone: clusters have thousands."""
+        spec = snapshot.plan.spec
+        if spec is None:
+            return snapshot
+        names = Names.of(snapshot.plan.name, snapshot.plan.uid, spec)
+        if snapshot.find(names.discovery) is None:
+            nodes, slices = await asyncio.gather(self._api.list(paths.core("nodes")), self._slices())
+            devices = tuple(device for part in slices for device in facts.slice_devices(part))
+            return replace(snapshot, nodes=tuple(facts.node_facts(node) for node in nodes), slice_devices=devices)
+        if not needs_use(snapshot):
+            return snapshot
+        nodes, held = await asyncio.gather(
+            self._api.list(paths.core("nodes")), self._devices_held(spec.devices.resource_name)
+        )
+        return replace(snapshot, nodes=tuple(facts.node_facts(node) for node in nodes), used_devices=held)
+
+    async def _slices(self) -> list[dict[str, Any]]:
+        try:
+            return await self._api.list(paths.RESOURCE_SLICES)
+        except ApiError as error:
+            if error.is_missing or error.status == 403:
+                return []  # not served here, or not for us; labels are next
+            raise
+
+    async def _devices_held(self, resource_name: str) -> dict[str, int]:
+        living = "status.phase!=Succeeded,status.phase!=Failed"
+        lists = await asyncio.gather(
+            *(
+                self._api.list(paths.core("pods", namespace), fieldSelector=living)
+                for namespace in self._settings.namespaces or ("",)
+            )
+        )
+        return facts.devices_held([pod for pods in lists for pod in pods], resource_name)
+
+    async def _pod(self, plan: PlanFacts, pod: dict[str, Any]) -> PodFacts:
+        found = facts.pod_facts(pod)
+        if RENDEZVOUS_LABEL not in (pod["metadata"].get("labels") or {}) or found.phase in ("Pending", "Unknown"):
+            return found
+        ended = found.phase in ("Succeeded", "Failed")
+        try:
+            log = await self._api.get_text(
+                f"{paths.core('pods', plan.namespace)}/{found.name}/log",
+                container="pytorch",
+                tailLines=str(_REPORT_LINES if ended else _PROGRESS_LINES),
+                limitBytes=str(_REPORT_BYTES if ended else _PROGRESS_BYTES),
+            )
+        except ApiError:
+            return found  # the kubelet does not answer now; deadlines count on
+        return replace(found, log=log)
+
+
+def needs_use(snapshot: Snapshot) -> bool:
+    """Whether a pod may be placed in this pass, or a node chosen."""
+    profiled = next((c for c in snapshot.plan.status.conditions if c.type is ConditionType.PROFILED), None)
+    planned = next((c for c in snapshot.plan.status.conditions if c.type is ConditionType.LINKS_MEASURED), None)
+    choosing = planned is not None and planned.status == "True" and (profiled is None or profiled.status != "True")
+    return choosing or any(is_gated(pod) for pod in snapshot.pods)

@@ -1,0 +1,173 @@
+"""One task for each plan: snapshot, decide, apply; woken by events, and by itself soon while something is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from trainwright_operator.flow.actions import Action, EmitEvent, SetStatus
+from trainwright_operator.flow.decide import decide, is_finished, seconds_until_next_look
+from trainwright_operator.flow.pinning import is_gated
+from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
+from trainwright_operator.kube import paths
+from trainwright_operator.kube.api import Api, ApiError
+from trainwright_operator.kube.apply import Applier
+from trainwright_operator.kube.health import Pulse
+from trainwright_operator.kube.observe import Memory, Observer
+from trainwright_operator.kube.searches import Searches
+from trainwright_operator.metrics import Metrics
+from trainwright_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+RESYNC_SECONDS = 30.0
+"""How often all plans are listed: it finds what a lost watch missed, and probes the API server for the health check."""
+_SOON_SECONDS = 0.2
+"""After a pass that did something the next one follows at once: most steps need no waiting."""
+_MAX_BACKOFF_SECONDS = 30.0
+_PASSES_AT_ONCE = 8
+
+
+class Reconciler:
+    """All plans' tasks."""
+
+    def __init__(self, api: Api, settings: Settings, metrics: Metrics, pulse: Pulse) -> None:
+        self._api = api
+        self._settings = settings
+        self._metrics = metrics
+        self._pulse = pulse
+        self._observer = Observer(api, settings)
+        self._searches = Searches()
+        self._applier = Applier(api, self._searches)
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._calls: dict[tuple[str, str], asyncio.Event] = {}
+        self._names: dict[str, tuple[str, str]] = {}
+        self._placement = asyncio.Lock()
+        self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
+
+    def wake(self, namespace: str, name: str) -> None:
+        """Look at the plan now. What calls may be old news; the pass reads afresh."""
+        key = (namespace, name)
+        self._calls.setdefault(key, asyncio.Event()).set()
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._lead(key), name=f"plan {namespace}/{name}")
+
+    def wake_owner(self, uid: str) -> None:
+        """Look at the plan with that uid, if it is known."""
+        if uid in self._names:
+            self.wake(*self._names[uid])
+
+    async def resync(self) -> None:
+        """List all plans for ever and wake those that have no task; the slow heal of whatever was missed."""
+        while True:
+            try:
+                for namespace in self._settings.namespaces or ("",):
+                    for item in await self._api.list(paths.plans(namespace)):
+                        key = (item["metadata"]["namespace"], item["metadata"]["name"])
+                        if key not in self._tasks:
+                            self.wake(*key)
+                self._pulse.beat()
+            except ApiError as error:
+                logger.warning("listing the plans failed: %s", error)
+            await asyncio.sleep(RESYNC_SECONDS)
+
+    async def stop(self) -> None:
+        """End all tasks; the cluster holds everything that is needed to go on."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _lead(self, key: tuple[str, str]) -> None:
+        """Passes until the plan is gone."""
+        memory = Memory()
+        uid = ""
+        failures = 0
+        try:
+            while True:
+                self._calls[key].clear()
+                try:
+                    async with self._passes:
+                        plan, pause = await self._pass(key, memory)
+                    failures = 0
+                    if plan is None or (uid and plan.uid != uid):
+                        if plan is not None:
+                            self._calls[key].set()
+                        return
+                    uid = plan.uid
+                    self._names[uid] = key
+                except ApiError as error:
+                    failures += 1
+                    pause = min(2.0**failures, _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+                    logger.warning("plan %s/%s: %s; again in %.1f s", *key, error, pause)
+                await self._pause(key, pause)
+        except Exception:
+            # A defect. The plan is taken up again at the next re-sync; the process stays up for the others.
+            logger.exception("plan %s/%s: the pass broke down", *key)
+            self._metrics.reconcile_failed()
+        finally:
+            self._forget(key, uid)
+
+    def _forget(self, key: tuple[str, str], uid: str) -> None:
+        self._tasks.pop(key, None)
+        self._names.pop(uid, None)
+        self._searches.forget(uid)
+        self._metrics.forget(*key)
+        if self._calls.pop(key).is_set():
+            asyncio.get_running_loop().call_soon(self.wake, *key)
+
+    async def _pause(self, key: tuple[str, str], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._calls[key].wait()
+        except TimeoutError:
+            return
+
+    async def _pass(self, key: tuple[str, str], memory: Memory) -> tuple[PlanFacts | None, float]:
+        """One pass; the plan as it was found, and the seconds until the next one unless something calls."""
+        started = time.monotonic()
+        try:
+            plan = await self._observer.plan(*key)
+            if plan is None:
+                return None, 0.0
+            snapshot = await self._observer.snapshot(plan, memory, self._searches.facts(plan.uid))
+            if any(is_gated(pod) for pod in snapshot.pods):
+                async with self._placement:
+                    # Afresh, under the lock: two plans must never both see the same devices free.
+                    snapshot = await self._observer.snapshot(plan, memory, self._searches.facts(plan.uid))
+                    pause = await self._decide(snapshot, memory)
+            else:
+                pause = await self._decide(snapshot, memory)
+        except ApiError:
+            self._metrics.reconcile_failed()
+            raise
+        self._metrics.reconciled(time.monotonic() - started)
+        self._pulse.beat()
+        return plan, pause
+
+    async def _decide(self, snapshot: Snapshot, memory: Memory) -> float:
+        now = datetime.now(UTC)
+        plan = snapshot.plan
+        actions = decide(snapshot, now)
+        _log(plan, actions)
+        await self._applier.apply(plan, actions, memory)
+        status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
+        self._metrics.status_is(plan, status)
+        if is_finished(snapshot):
+            self._searches.forget(plan.uid)
+        if any(not isinstance(action, SetStatus | EmitEvent) for action in actions):
+            return _SOON_SECONDS
+        return seconds_until_next_look(snapshot, now)
+
+
+def _log(plan: PlanFacts, actions: Sequence[Action]) -> None:
+    for action in actions:
+        if isinstance(action, EmitEvent):
+            logger.info("plan %s/%s: %s: %s", plan.namespace, plan.name, action.reason, action.message)
+        elif not isinstance(action, SetStatus):
+            name = getattr(action, "name", "")
+            logger.info("plan %s/%s: %s %s", plan.namespace, plan.name, type(action).__name__, name)

@@ -1,0 +1,83 @@
+"""Searches under way, each in a process of its own: the event loop stays free, and a search can be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+
+from trainwright_operator.flow.actions import PlanningRequest
+from trainwright_operator.flow.planning import DEADLINE_SECONDS
+from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
+from trainwright_operator.search_process import EXIT_INFEASIBLE
+
+logger = logging.getLogger(__name__)
+_MAX_WORDS = 500
+
+
+class Searches:
+    """One search for each plan at most; its answer is kept until the plan is forgotten."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, PlannerFacts] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(1)
+
+    def facts(self, uid: str) -> PlannerFacts:
+        """How far the plan's search is."""
+        return self._facts.get(uid, PlannerFacts())
+
+    def start(self, uid: str, request: PlanningRequest) -> None:
+        """Start the plan's search, unless it is under way or answered with this very question."""
+        if self.facts(uid).key == request.key:
+            return
+        self.forget(uid)
+        self._facts[uid] = PlannerFacts(PlannerState.RUNNING, request.key)
+        self._tasks[uid] = asyncio.create_task(self._run(uid, request))
+
+    def forget(self, uid: str) -> None:
+        """End the plan's search and drop its answer."""
+        self._facts.pop(uid, None)
+        task = self._tasks.pop(uid, None)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, uid: str, request: PlanningRequest) -> None:
+        async with self._slots:
+            asked = replace(self._facts[uid], started_at=datetime.now(UTC))
+            self._facts[uid] = asked
+            state, text = await _ask(request)
+        if self._facts.get(uid) is asked:
+            answer, words = (text, "") if state is PlannerState.DONE else ("", text)
+            self._facts[uid] = replace(asked, state=state, answer=answer, message=words)
+
+
+async def _ask(request: PlanningRequest) -> tuple[PlannerState, str]:
+    """The state that the search ended in, and its answer or its words."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "trainwright_operator.search_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            output, errors = await process.communicate(json.dumps(asdict(request)).encode())
+    except TimeoutError:
+        return PlannerState.FAILED, f"it took longer than {DEADLINE_SECONDS} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == 0:
+        return PlannerState.DONE, output.decode()
+    if process.returncode == EXIT_INFEASIBLE:
+        return PlannerState.INFEASIBLE, output.decode()
+    logger.error("the search ended with exit code %s:\n%s", process.returncode, errors.decode(errors="replace"))
+    last = errors.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+    return PlannerState.FAILED, f"exit code {process.returncode}: {last}"[:_MAX_WORDS]

@@ -1,0 +1,300 @@
+"""A cluster in a dict: applies actions, lets pods run and workers answer, and makes snapshots. No threads, own clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from trainwright import documents
+from trainwright.cluster import Link
+from trainwright.orders import (
+    PROGRESS_MARKER,
+    REPORT_MARKER,
+    LinksOrder,
+    LinksReport,
+    ProfileOrder,
+    ProfileReport,
+    Progress,
+    RankMemory,
+    TrialOrder,
+    TrialReport,
+)
+from trainwright.profiles import LayerProfile
+from trainwright.search import NoFeasiblePlan
+from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow import actions as a
+from trainwright_operator.flow import gang as gangs
+from trainwright_operator.flow import pinning
+from trainwright_operator.flow.decide import decide
+from trainwright_operator.flow.names import GANG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
+from trainwright_operator.flow.search_run import search
+from trainwright_operator.flow.snapshot import (
+    ContainerFacts,
+    DryRun,
+    JobFacts,
+    NodeFacts,
+    PlanFacts,
+    PlannerFacts,
+    PlannerState,
+    PodFacts,
+    Snapshot,
+    StoredMap,
+)
+from trainwright_operator.flow.worker_log import strict
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+EMULATION = '{"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}'
+RESOURCE = "nvidia.com/gpu"
+
+
+def node(name: str, product: str = "emulated-v100", devices: int = 2, **changes: Any) -> NodeFacts:
+    labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "16384"}
+    annotations = {"trainwright.dev/emulation": EMULATION} if product.startswith("emulated-") else {}
+    facts = NodeFacts(name, labels, annotations, {RESOURCE: str(devices)})
+    return replace(facts, **changes)
+
+
+def spec_of(**changes: Any) -> TrainingPlanSpec:
+    body: dict[str, Any] = {
+        "model": {"gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
+        "training": {"globalBatchSize": 8},
+        "search": {"limits": {"maxTensorDegree": 2}},
+    }
+    return TrainingPlanSpec.model_validate(body | changes)
+
+
+def log_of(document: Any) -> str:
+    return f"starting\n{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n{REPORT_MARKER} {documents.dumps(document)}\n"
+
+
+def report_of(order: gangs.Order) -> Any:
+    """What a faultless worker reports."""
+    if isinstance(order, LinksOrder):
+        nodes = order.gang.nodes
+        pairs = [(x, y) for x in nodes for y in nodes if x is not y or len(x.slots) > 1]
+        return LinksReport(tuple(Link(x.name, y.name, 1e-4, 1e8 if x is y else 1e7) for x, y in pairs))
+    if isinstance(order, ProfileOrder):
+        accelerator = order.gang.nodes[0].accelerator
+        speed = 2.0 if "t4" in accelerator else 1.0
+        return ProfileReport(
+            tuple(
+                LayerProfile(
+                    accelerator, kind.name, order.tensor_degree if kind.is_tensor_parallel else 1, rows,
+                    0.01 * rows * speed, 0.02 * rows * speed, 0.001, 1000 * rows, 4 * kind.parameters,
+                )
+                for kind in order.model.kinds
+                if kind.is_tensor_parallel or order.tensor_degree == 1
+                for rows in order.rows
+            )
+        )  # fmt: skip
+    seconds = 1.0 + 0.1 * len(order.plan.pipelines[0].stages)
+    memory = tuple(RankMemory(device.node, device.slot, 1000) for device in order.plan.devices)
+    return TrialReport((seconds, seconds), (2.0, 1.0, 0.5), memory, paced_segments=1000, late_segments=1)
+
+
+@dataclass
+class World:
+    """The cluster. `tamper` may change what happens to a gang: it sees the world after every tick."""
+
+    spec: TrainingPlanSpec = field(default_factory=spec_of)
+    nodes: tuple[NodeFacts, ...] = (node("n1"), node("n2"), node("n3", "emulated-t4"))
+    annotations: dict[str, str] = field(default_factory=dict)
+    image: str = "worker:1"
+    report: Callable[[gangs.Order], Any] = report_of
+    log: Callable[[gangs.Order], str | None] = lambda order: None
+    run_seconds: float = 10.0
+    template_error: tuple[str, str] = ("", "")
+    spec_error: str = ""
+    refuse_jobs: str = ""
+    others: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.now = START
+        self.generation = 1
+        self.status = TrainingPlanStatus()
+        self.stored: dict[str, StoredMap] = {}
+        self.jobs: dict[str, JobFacts] = {}
+        self.pods: dict[str, PodFacts] = {}
+        self.masters: set[str] = set()
+        self.events: list[a.EmitEvent] = []
+        self.deleted = False
+        self.pods_made = 0
+        self.created: list[str] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """The operator's memory is gone."""
+        self.dry_run: DryRun | None = None
+        self.planner = PlannerFacts()
+        self.refusals: dict[str, str] = {}
+
+    def snapshot(self) -> Snapshot:
+        used = dict(self.others)
+        for pod in self.pods.values():
+            where = pod.node or pinning.pinned_node(pod.affinity)
+            if where and pod.phase in ("Pending", "Running"):
+                used[where] = used.get(where, 0) + self._devices(pod)
+        return Snapshot(
+            plan=PlanFacts(
+                "demo", "default", "uid-1", self.generation, START, None if self.spec_error else self.spec,
+                self.status, self.image, self.annotations, self.spec_error,
+            ),
+            nodes=self.nodes,
+            jobs=tuple(self.jobs.values()),
+            pods=tuple(self.pods.values()),
+            stored=tuple(self.stored.values()),
+            used_devices=used,
+            refusals=dict(self.refusals),
+            dry_run=self.dry_run,
+            planner=self.planner,
+        )  # fmt: skip
+
+    def decide(self) -> list[a.Action]:
+        return decide(self.snapshot(), self.now)
+
+    def step(self, seconds: float = 2.0) -> list[a.Action]:
+        """One pass of the operator, then some time for everybody else."""
+        done = self.decide()
+        self.apply(done)
+        self.pass_time(seconds)
+        return done
+
+    def run(self, steps: int = 2000, until: Callable[[], bool] | None = None) -> TrainingPlanStatus:
+        """Passes until the plan has its answer (or `until`)."""
+        for _ in range(steps):
+            self.step()
+            if until() if until else self.succeeded != "Unknown":
+                self.step()
+                return self.status
+        raise AssertionError(f"no end after {steps} passes: {self.status.dump()}")
+
+    def condition(self, kind: str) -> Any:
+        return next((c for c in self.status.conditions if c.type == kind), None)
+
+    @property
+    def succeeded(self) -> str:
+        found = self.condition("Succeeded")
+        return found.status if found else "Unknown"
+
+    def apply(self, todo: list[a.Action]) -> None:
+        for action in todo:
+            self._apply(action)
+
+    def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 - a case an action
+        match action:
+            case a.CreateConfigMap(name=name):
+                if name not in self.stored:
+                    self.created.append(name)
+                    self.stored[name] = StoredMap(name, action.gang, action.role, self.now, action.data)
+            case a.AnnotateConfigMap(name=name):
+                known = self.stored[name]
+                self.stored[name] = replace(known, annotations={**known.annotations, **action.annotations})
+            case a.DeleteConfigMap(name=name):
+                self.stored.pop(name, None)
+            case a.CreateJob(manifest=manifest):
+                self._create_job(dict(manifest))
+            case a.DeleteJob(name=name):
+                self.delete_job(name)
+            case a.PinPod():
+                self._pin(action)
+            case a.DryRunJob(key=key):
+                self.dry_run = DryRun(key, *self.template_error)
+            case a.StartPlanner(request=request):
+                try:
+                    self.planner = PlannerFacts(PlannerState.DONE, request.key, self.now, search(request))
+                except NoFeasiblePlan as refusal:
+                    self.planner = PlannerFacts(PlannerState.INFEASIBLE, request.key, self.now, message=str(refusal))
+            case a.SetStatus(status=status):
+                self.status = status
+            case a.EmitEvent():
+                self.events.append(action)
+            case a.DeletePlan():
+                self.deleted = True
+
+    def _create_job(self, manifest: dict[str, Any]) -> None:
+        name, labels = manifest["metadata"]["name"], manifest["metadata"]["labels"]
+        if name in self.jobs:
+            return
+        if self.refuse_jobs:
+            self.refusals[name] = self.refuse_jobs
+            return
+        self.created.append(name)
+        self.jobs[name] = JobFacts(name, labels[GANG_LABEL], self.now)
+        for role, replicas in manifest["spec"]["pytorchReplicaSpecs"].items():
+            template = replicas["template"]
+            if RENDEZVOUS_LABEL in template["metadata"]["labels"]:
+                self.masters.add(name)
+            assert template["spec"]["schedulingGates"] == [{"name": PLACEMENT_GATE}]
+            for index in range(replicas["replicas"]):
+                pod = f"{name}-{role.lower()}-{index}"
+                self.pods[pod] = PodFacts(
+                    pod, labels[GANG_LABEL], name, role.lower(), index, self.now, gates=(PLACEMENT_GATE,)
+                )
+                self.pods_made += 1
+
+    def delete_job(self, name: str) -> None:
+        self.jobs.pop(name, None)
+        self.pods = {key: pod for key, pod in self.pods.items() if pod.job != name}
+
+    def _pin(self, action: a.PinPod) -> None:
+        pod = self.pods[action.name]
+        if PLACEMENT_GATE in pod.gates:
+            match = {"key": "metadata.name", "operator": "In", "values": [action.node]}
+            terms = {"nodeSelectorTerms": [{"matchFields": [match]}]}
+            affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+            self.pods[action.name] = replace(pod, gates=(), affinity=affinity)
+
+    def order_of(self, pod: PodFacts) -> gangs.Order | None:
+        stored = next((s for s in self.stored.values() if s.gang == pod.gang and s.role == "order"), None)
+        order: gangs.Order | None = strict(stored.data["order.json"], gangs.Order, "order") if stored else None
+        return order
+
+    def _devices(self, pod: PodFacts) -> int:
+        order = self.order_of(pod)
+        where = pod.node or pinning.pinned_node(pod.affinity)
+        return next((len(n.slots) for n in order.gang.nodes if n.name == where), 0) if order else 0
+
+    def pass_time(self, seconds: float) -> None:
+        """Pods are bound and run; a gang whose pods have all run long enough succeeds, with its report in the log."""
+        self.now += timedelta(seconds=seconds)
+        for name, pod in list(self.pods.items()):
+            if pod.phase == "Pending" and not pod.gates and not (pod.containers and pod.containers[0].waiting_reason):
+                running = ContainerFacts("pytorch", running_since=self.now)
+                where = pinning.pinned_node(pod.affinity)
+                self.pods[name] = replace(pod, phase="Running", node=where, started_at=self.now, containers=(running,))
+        for job in list(self.jobs.values()):
+            pods = [pod for pod in self.pods.values() if pod.gang == job.gang]
+            order = self.order_of(pods[0]) if pods else None
+            if order is None or not all(pod.phase == "Running" for pod in pods):
+                continue
+            since = max(pod.started_at for pod in pods if pod.started_at)
+            fault = order.fault if isinstance(order, TrialOrder) else None
+            if fault == "hang" or (self.now - since).total_seconds() < self.run_seconds:
+                continue
+            self._finish(job.gang, order, fault)
+
+    def _finish(self, gang: str, order: gangs.Order, fault: str | None) -> None:
+        for name, pod in list(self.pods.items()):
+            if pod.gang != gang:
+                continue
+            code = 13 if fault == "crash" else 0
+            ended = replace(pod.containers[0], running_since=None, started_at=pod.started_at, exit_code=code,
+                            finished_at=self.now)  # fmt: skip
+            log = self.log(order)
+            if log is None:
+                log = "no report here\n" if fault == "mute" else log_of(self.report(order))
+            is_rendezvous = pod.job in self.masters and pod.role == "master"
+            phase = "Failed" if code else "Succeeded"
+            self.pods[name] = replace(pod, phase=phase, containers=(ended,), log=log if is_rendezvous else None)
+        for name, job in self.jobs.items():
+            if job.gang == gang:
+                self.jobs[name] = replace(job, succeeded=fault != "crash", failed=fault == "crash")
+
+
+def shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:
+    """The first actions of a pass that was cut short by a kill."""
+    return todo[: rng.randrange(len(todo) + 1)]
