@@ -39,7 +39,7 @@ def token_rows(gpt: Gpt, *, seed: int, iteration: int, first: int, count: int) -
         since = torch.where(restart, position, 0).cummax(0).values
         rows.append((random[since] + _STEP * (position - since)) % used)
     tokens = torch.stack(rows)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return tokens[:, :-1].clone(), tokens[:, 1:].clone()
 
 
 def weight_generator(seed: int, name: str) -> torch.Generator:

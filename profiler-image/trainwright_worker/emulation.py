@@ -11,6 +11,7 @@ from trainwright.model import LayerKind
 
 _COARSE_MARGIN_SECONDS = 0.0004
 _FINE_SLEEP_SECONDS = 0.00005
+"""The shortest sleep, and about what every sleep lasts too long."""
 _LATE_SECONDS = 0.0002
 _LATE_SHARE = 0.02
 """Computation counts as late beyond what a sleep misses its end by, or beyond 2 % of its time."""
@@ -118,5 +119,5 @@ class Pacer:
         if time.perf_counter() - due > max(_LATE_SECONDS, _LATE_SHARE * (due - self._begin)):
             self.late += 1
             return
-        while (left := due - time.perf_counter()) > 0:
+        while (left := due - time.perf_counter()) > _FINE_SLEEP_SECONDS:
             time.sleep(left - _COARSE_MARGIN_SECONDS if left > 2 * _COARSE_MARGIN_SECONDS else _FINE_SLEEP_SECONDS)

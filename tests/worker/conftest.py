@@ -1,0 +1,122 @@
+"""Orders for small gangs, and running them on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from trainwright import documents, families
+from trainwright.cluster import Device
+from trainwright.model import Gpt
+from trainwright.orders import (
+    FAILURE_MARKER,
+    PROGRESS_MARKER,
+    REPORT_MARKER,
+    Failure,
+    Gang,
+    GangNode,
+    LinksReport,
+    ProfileReport,
+    Progress,
+    TrialReport,
+    WorkerOrder,
+)
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+
+SMALL = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
+
+
+@dataclass
+class Outcome:
+    """What a gang left behind."""
+
+    code: int
+    reports: list = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    errors: str = ""
+
+    @classmethod
+    def of(cls, code: int, output: str, errors: str) -> Outcome:
+        outcome = cls(code, errors=errors)
+        for line in output.splitlines():
+            marker, _, body = line.partition(" ")
+            if marker == REPORT_MARKER:
+                outcome.reports.append(documents.loads(body, TrialReport | ProfileReport | LinksReport))
+            elif marker == FAILURE_MARKER:
+                outcome.failures.append(documents.parse(json.loads(body), Failure))
+            elif marker == PROGRESS_MARKER:
+                outcome.progress.append(documents.parse(json.loads(body), Progress))
+        return outcome
+
+    @property
+    def reasons(self) -> set[str]:
+        return {str(failure.reason) for failure in self.failures}
+
+
+class Worker:
+    """Runs worker commands on orders in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, order: WorkerOrder | str, *arguments: str, environment: dict[str, str] | None = None):
+        path = self.folder / "order.json"
+        path.write_text(order if isinstance(order, str) else documents.dumps(order), encoding="utf-8")
+        command = [sys.executable, "-m", "trainwright_worker", *arguments, "--order", str(path)]
+        base = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.folder)}
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env={**base, **(environment or {})},
+        )
+
+    def local(self, order: WorkerOrder | str) -> Outcome:
+        """The whole gang on this machine."""
+        return self.end(self.start(order, "local"))
+
+    def end(self, process: subprocess.Popen[str]) -> Outcome:
+        try:
+            output, errors = process.communicate(timeout=110)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return Outcome.of(process.returncode, output, errors)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    return Worker(tmp_path)
+
+
+def make_gang(*devices: int, **fields) -> Gang:
+    """Nodes node-a, node-b, … with so many devices each."""
+    nodes = tuple(GangNode(f"node-{chr(ord('a') + i)}", tuple(range(n)), "cpu") for i, n in enumerate(devices))
+    return Gang(nodes, **{"collective_timeout_seconds": 60.0, "deadline_seconds": 100.0, **fields})
+
+
+def make_plan(devices: tuple[Device, ...], data: int, tensor: int, *, model: Gpt = SMALL, micro_batches: int = 2) -> Plan:
+    """A uniform plan: as many stages as the devices give, four rows a micro-batch."""
+    layers, size = model.layers + 2, data * tensor
+    count = len(devices) // size
+    cuts = [round(stage * layers / count) for stage in range(count + 1)]
+    rows = tuple(4 // data + (replica < 4 % data) for replica in range(data))
+    stages = tuple(
+        Stage(
+            devices[stage * size : (stage + 1) * size],
+            (LayerRun(cuts[stage], cuts[stage + 1] - cuts[stage], tensor, data, rows),),
+        )
+        for stage in range(count)
+    )
+    return Plan(layers, 4 * micro_batches, (Pipeline(micro_batches, 4, stages),))
+
+
+def make_model(gpt: Gpt = SMALL):
+    return families.build(gpt)
