@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from local_cluster.cli import app
+
+app()

@@ -1,0 +1,96 @@
+"""`python -m local_cluster`: up, down, status, load, env."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from local_cluster.cluster import LocalCluster
+from local_cluster.commands import ClusterError
+from local_cluster.folders import Folders, default_cache, project_root
+from local_cluster.progress import Steps
+from local_cluster.shape import read_shape
+from local_cluster.status import component_table, node_table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+_console = Console()
+_errors = Console(stderr=True)
+
+ShapeFile = Annotated[Path | None, typer.Option("--file", help="The cluster's description (default: cluster.yaml).")]
+
+
+@app.command()
+def up(file: ShapeFile = None) -> None:
+    """Bring the cluster up, or bring the running one to what the file says."""
+    with _told(file) as cluster:
+        started_seconds = time.monotonic()
+        with cluster.steps.shown():
+            cluster.up()
+        _console.print(
+            f"the cluster '{cluster.shape.name}' is up after {time.monotonic() - started_seconds:.0f} s; "
+            f"export KUBECONFIG={cluster.folders.kubeconfig}",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+@app.command()
+def down(
+    file: ShapeFile = None,
+    purge: Annotated[bool, typer.Option("--purge", help="Remove kept programs, images and stores too.")] = False,
+) -> None:
+    """Remove every trace of the cluster from this machine."""
+    with _told(file) as cluster, cluster.steps.shown():
+        cluster.down(purge=purge)
+
+
+@app.command()
+def load(file: ShapeFile = None) -> None:
+    """Bring the worker's and the operator's code as it is now onto the running nodes."""
+    with _told(file) as cluster, cluster.steps.shown():
+        cluster.load()
+
+
+@app.command()
+def status(file: ShapeFile = None) -> None:
+    """Show the components, the nodes, their devices and the rates of their links; exit 1 when something is not well."""
+    with _told(file) as cluster:
+        components, components_well = component_table(cluster)
+        _console.print(components)
+        nodes, nodes_well = node_table(cluster)
+        _console.print(nodes)
+        if not (components_well and nodes_well):
+            raise typer.Exit(1)
+
+
+@app.command()
+def env(file: ShapeFile = None) -> None:
+    """Print what a shell needs: eval "$(python -m local_cluster env)"."""
+    with _told(file) as cluster:
+        folders = ":".join(str(folder) for folder in cluster.binaries.search_path())
+        sys.stdout.write(f'export PATH="{folders}:$PATH"\nexport KUBECONFIG="{cluster.folders.kubeconfig}"\n')
+
+
+@contextmanager
+def _told(file: Path | None) -> Iterator[LocalCluster]:
+    """Give the described cluster to a command, and turn its failures into one message and exit status 1 or 2."""
+    project = project_root()
+    try:
+        shape = read_shape(file or project / "deploy" / "local-cluster" / "cluster.yaml")
+        folders = Folders(project, default_cache(), shape.name)
+        os.umask(0o022)
+        yield LocalCluster(folders, shape, Steps(_console))
+    except ValueError as error:
+        _errors.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    except ClusterError as error:
+        _errors.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error

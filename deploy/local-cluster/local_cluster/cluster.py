@@ -1,0 +1,317 @@
+"""The local cluster as a whole: up, down, load, status."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from local_cluster import host_settings, packages
+from local_cluster.addons import apply_dns_rights, apply_training_operator, wait_for_training_operator
+from local_cluster.binaries import Binaries
+from local_cluster.certificates import Certificates, make_certificates
+from local_cluster.commands import ClusterError, wait_until
+from local_cluster.control_groups import ControlGroups, control_groups
+from local_cluster.control_plane import ControlPlane
+from local_cluster.folders import Folders, write_if_changed
+from local_cluster.images import OPERATOR, RUN_ROOT, TRAINING_OPERATOR, WORKER, Images
+from local_cluster.kubectl import Kubectl
+from local_cluster.mounts import unmount_below
+from local_cluster.network import Network, overlapping_route
+from local_cluster.node import Node, device_patch, node_patch
+from local_cluster.processes import Processes, boot_id
+from local_cluster.progress import Steps
+from local_cluster.shape import SYSTEM_NODE_NAME, ClusterShape
+from local_cluster.stores import Seed, import_image
+
+_Item = TypeVar("_Item")
+_BUILDERS_CACHE = Path("/var/lib/containers/cache/blob-info-cache-v1.boltdb")
+# A kubelet makes this socket at the same place whatever its folders are.
+_LEFT_BY_KUBELETS = (Path("/var/lib/kubelet/device-plugins/kubelet.sock"),)
+_LEFT_EMPTY = tuple(
+    Path(folder)
+    for folder in (
+        "/run/containerd/s",
+        "/run/containerd",
+        "/var/lib/cni/results",
+        "/var/lib/cni",
+        "/etc/cni/net.d",
+        "/etc/cni",
+        "/var/lib/kubelet/device-plugins",
+        "/var/lib/kubelet",
+        "/var/log/containers",
+        "/var/log/pods",
+    )
+)
+"""Folders that the programs make outside of ours, inner ones first; whatever holds something else stays."""
+_CODE_ON = {WORKER: False, OPERATOR: True}  # whether an image belongs on the system node or on those with devices
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """One cluster on this machine, found by its name."""
+
+    folders: Folders
+    shape: ClusterShape
+    steps: Steps
+
+    @property
+    def groups(self) -> ControlGroups:
+        return control_groups(self.shape.name)
+
+    @property
+    def processes(self) -> Processes:
+        return Processes(self.folders.run / "processes", self.folders.logs, self.groups)
+
+    @property
+    def binaries(self) -> Binaries:
+        return Binaries(self.folders)
+
+    @property
+    def images(self) -> Images:
+        return Images(self.folders, self.binaries)
+
+    @property
+    def network(self) -> Network:
+        return Network(self.shape)
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.binaries.path("kubectl"), Certificates(self.folders.certificates).kubeconfig("admin"))
+
+    def node(self, name: str) -> Node:
+        return Node(name, self.folders, self.shape, self.binaries, self.processes, self.groups)
+
+    def up(self) -> None:
+        """Bring the cluster up as described; what already runs so is left alone."""
+        if os.geteuid() != 0:
+            raise ClusterError("the local cluster makes network namespaces and control groups; run it as root")
+        self.folders.check_socket_lengths(self.shape.node_names)
+        with self._locked():
+            self._install_packages()
+            self._check_addresses()
+            self._clear_earlier_boot()
+            self.groups.create([])
+            seed = self._prepare()
+            certificates = make_certificates(self.folders.certificates, self.shape)
+            host_settings.remember_and_set(self.folders.cluster / "host-settings.json")
+            self.network.ensure_bridge()
+            with self.steps.step("start the control plane"):
+                plane = ControlPlane(self.folders, self.shape, self.binaries, certificates, self.processes)
+                plane.ensure(self.kubectl)
+            self._write_checkout(certificates)
+            with self.steps.step("start the nodes", total=len(self.shape.node_names)) as step:
+                self._remove_nodes_no_longer_wanted()
+
+                def start(name: str) -> None:
+                    self.node(name).ensure(certificates, seed)
+                    step.advance(name)
+
+                _each(start, self.shape.node_names)
+            with self.steps.step("wait for the nodes and give them their devices"):
+                self._wait_for_nodes()
+                _each(self._patch_node, self.shape.node_names)
+                apply_dns_rights(self.folders, self.kubectl)
+            with self.steps.step("install the training operator"):
+                digest = self.images.digest(TRAINING_OPERATOR)
+                apply_training_operator(self.folders, self.binaries, self.kubectl, digest)
+                self._load_code()
+                wait_for_training_operator(self.folders, self.kubectl)
+
+    def load(self) -> None:
+        """Bring the worker's and the operator's code as it is now onto the running nodes."""
+        with self._locked():
+            self._require_running()
+            self.images.build_base(self.steps)
+            self.images.build_dependencies(self.steps)
+            seed = Seed(self.folders, self.images).ensure(self.steps, self.processes)
+            certificates = make_certificates(self.folders.certificates, self.shape)
+            outdated = [name for name in self.shape.node_names if self.node(name).seed_name() != seed.name]
+            if outdated:
+                with self.steps.step("dependencies changed: restart the nodes on the new image store"):
+                    _each(lambda name: self.node(name).ensure(certificates, seed), outdated)
+                    self._wait_for_nodes()
+                    _each(self._patch_node, outdated)
+            with self.steps.step("bring the code onto the nodes"):
+                self._load_code()
+
+    def down(self, *, purge: bool = False) -> None:
+        """Remove every trace of the cluster; with `purge` the kept programs, images and stores too."""
+        with self._locked():
+            with self.steps.step("stop and remove the cluster"):
+                self._tear_down()
+            self.folders.kubeconfig.unlink(missing_ok=True)
+            (self.folders.checkout / "logs").unlink(missing_ok=True)
+            if self.folders.checkout.exists() and not any(self.folders.checkout.iterdir()):
+                self.folders.checkout.rmdir()
+            if purge:
+                with self.steps.step("remove the kept programs, images and stores"):
+                    for kept in (self.folders.binaries, self.folders.images):
+                        unmount_below(kept)
+                        shutil.rmtree(kept, ignore_errors=True)
+                    _BUILDERS_CACHE.unlink(missing_ok=True)
+                    for folder in (_BUILDERS_CACHE.parent, _BUILDERS_CACHE.parent.parent):
+                        _remove_if_empty(folder)
+
+    def _tear_down(self) -> None:
+        nodes = {*self.shape.node_names, *self.network.nodes_present(), *self._nodes_on_disk()}
+        for name in self.processes.names():
+            if name.startswith(("kubelet-", "kube-proxy-")):
+                self.processes.stop(name, patience_seconds=3)
+        _each(lambda name: self.node(name).remove(), sorted(nodes))
+        ControlPlane(
+            self.folders, self.shape, self.binaries, Certificates(self.folders.certificates), self.processes
+        ).stop()
+        if self.groups.exists():
+            self.groups.kill()
+            self.groups.remove()
+        self.network.remove()
+        host_settings.restore(self.folders.cluster / "host-settings.json")
+        for folder in (self.folders.run, self.folders.cluster, RUN_ROOT):
+            unmount_below(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+        unmount_below(self.folders.images)
+        for file in _LEFT_BY_KUBELETS:
+            file.unlink(missing_ok=True)
+        for folder in _LEFT_EMPTY:
+            _remove_if_empty(folder)
+
+    def _prepare(self) -> Path:
+        """Build what is missing: programs and images side by side, for one waits for processors and one for downloads."""
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            programs = pool.submit(self.binaries.build, self.steps)
+            layers = pool.submit(self._build_layers)
+            programs.result()
+            layers.result()
+        self.images.build_programs()
+        return Seed(self.folders, self.images).ensure(self.steps, self.processes)
+
+    def _build_layers(self) -> None:
+        self.images.build_base(self.steps)
+        self.images.build_dependencies(self.steps)
+
+    def _load_code(self) -> None:
+        def bring(image: str) -> None:
+            self.images.build_code(image)
+            self.images.export(image)
+
+        for image in _CODE_ON:  # one after the other: they share the builder's storage and the layout's index
+            bring(image)
+        pairs = [
+            (image, name)
+            for image, on_system_node in _CODE_ON.items()
+            for name in self.shape.node_names
+            if on_system_node == (name == SYSTEM_NODE_NAME)
+        ]
+
+        def load(pair: tuple[str, str]) -> None:
+            image, name = pair
+            import_image(self.images, image, self.node(name).store, self.folders.containerd_socket(name))
+
+        _each(load, pairs)
+        self.images.discard_unused()
+
+    def _install_packages(self) -> None:
+        missing = packages.missing_packages()
+        if missing:
+            with self.steps.step(f"install Debian packages: {', '.join(missing)}"):
+                packages.install(missing)
+
+    def _check_addresses(self) -> None:
+        wanted = self.shape.network
+        for network in (wanted.nodes, wanted.pods, wanted.services):
+            route = overlapping_route(network, self.network.bridge)
+            if route is not None:
+                raise ClusterError(f"{network} is in use on this machine ({route}); change `network` in cluster.yaml")
+
+    def _clear_earlier_boot(self) -> None:
+        """Forget sockets and process files of an earlier boot of the machine: nothing of them lives."""
+        mark = self.folders.run / "boot"
+        if self.folders.run.exists() and (not mark.exists() or mark.read_text() != boot_id()):
+            unmount_below(self.folders.run)
+            shutil.rmtree(self.folders.run)
+        write_if_changed(mark, boot_id())
+
+    def _remove_nodes_no_longer_wanted(self) -> None:
+        present = {*self.network.nodes_present(), *self._nodes_on_disk()}
+        for name in sorted(present - set(self.shape.node_names)):
+            self.node(name).remove()
+            self.kubectl("delete", "node", name, "--ignore-not-found")
+
+    def _nodes_on_disk(self) -> list[str]:
+        folder = self.folders.cluster / "nodes"
+        return [entry.name for entry in folder.iterdir()] if folder.exists() else []
+
+    def _wait_for_nodes(self) -> None:
+        wanted = set(self.shape.node_names)
+
+        def ready() -> bool:
+            return wanted <= {name for name, is_ready in self.node_readiness().items() if is_ready}
+
+        try:
+            wait_until(ready, what="all nodes to be Ready", deadline_seconds=120, pause_seconds=0.5)
+        except ClusterError as error:
+            states = self.node_readiness()
+            late = next(name for name in self.shape.node_names if not states.get(name, False))
+            log = self.processes.log(f"kubelet-{late}")
+            wait_until(lambda: False, what=f"{error}; node {late}", deadline_seconds=0, log=log)
+
+    def node_readiness(self) -> dict[str, bool]:
+        """Every node that the API server knows, and whether its kubelet reported it Ready of late."""
+        return {
+            item["metadata"]["name"]: any(
+                condition["type"] == "Ready" and condition["status"] == "True"
+                for condition in item["status"].get("conditions", [])
+            )
+            for item in self.kubectl.get("nodes")["items"]
+        }
+
+    def _patch_node(self, name: str) -> None:
+        self.kubectl("patch", "node", name, "--type", "merge", "--patch", json.dumps(node_patch(self.shape, name)))
+        devices = device_patch(self.shape, name)
+        if devices is None:
+            return
+        status = ("--subresource", "status", "--type", "merge", "--patch", json.dumps(devices))
+        self.kubectl("patch", "node", name, *status)
+
+    def _write_checkout(self, certificates: Certificates) -> None:
+        write_if_changed(self.folders.kubeconfig, certificates.kubeconfig("admin").read_text(), mode=0o600)
+        logs = self.folders.checkout / "logs"
+        if not logs.is_symlink() or logs.readlink() != self.folders.logs:
+            logs.unlink(missing_ok=True)
+            logs.symlink_to(self.folders.logs)
+
+    def _require_running(self) -> None:
+        if not self.processes.running("kube-apiserver"):
+            raise ClusterError(f"the cluster '{self.shape.name}' is not running; bring it up first")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One command at a time on this machine's cache, from whichever checkout."""
+        self.folders.cache.mkdir(parents=True, exist_ok=True)
+        with (self.folders.cache / "local-cluster.lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with self.steps.step("wait for another command on the local cluster to end"):
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _each(action: Callable[[_Item], None], items: list[_Item]) -> None:
+    """Do something for all, side by side; the first failure is raised when all have ended."""
+    with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
+        for future in [pool.submit(action, item) for item in items]:
+            future.result()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,205 @@
+"""Container images without Docker or a registry: a Debian base, the project's own Dockerfiles, an OCI layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local_cluster.binaries import Binaries
+from local_cluster.commands import run, succeeds
+from local_cluster.folders import Folders, fingerprint, write_if_changed
+from local_cluster.progress import Steps
+
+BASE = "docker.io/trainwright/base:dev"
+WORKER = "docker.io/trainwright/worker:dev"
+OPERATOR = "docker.io/trainwright/operator:dev"
+WORKER_DEPENDENCIES = "docker.io/trainwright/worker-dependencies:dev"
+OPERATOR_DEPENDENCIES = "docker.io/trainwright/operator-dependencies:dev"
+SANDBOX = "docker.io/trainwright/sandbox:dev"
+TRAINING_OPERATOR = "docker.io/trainwright/training-operator:dev"
+
+SEEDED = (SANDBOX, BASE, TRAINING_OPERATOR, OPERATOR_DEPENDENCIES, WORKER_DEPENDENCIES)
+"""What every node's store holds from the beginning; code images are thin layers on top."""
+
+_DOCKERFILES = {WORKER: ("profiler-image/Dockerfile", "worker"), OPERATOR: ("operator/Dockerfile", "operator")}
+_DEPENDENCIES = {WORKER_DEPENDENCIES: WORKER, OPERATOR_DEPENDENCIES: OPERATOR}
+_BASE_RECIPE = (
+    "--variant=minbase",
+    "--include=python3,python3-venv,ca-certificates",
+    "--dpkgopt=path-exclude=/usr/share/man/*",
+    "--dpkgopt=path-exclude=/usr/share/doc/*",
+    "--dpkgopt=path-exclude=/usr/share/locale/*",
+    "bookworm",
+)
+_HOST_CERTIFICATES = Path("/etc/ssl/certs")
+RUN_ROOT = Path("/run/trainwright-images")
+"""The image builder's own files of one boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The image builds of this machine."""
+
+    folders: Folders
+    binaries: Binaries
+
+    @property
+    def layout(self) -> Path:
+        """An OCI image layout with uncompressed layers: their digests stay equal from build to build."""
+        return self.folders.images / "layout"
+
+    def build_base(self, steps: Steps) -> None:
+        """Debian with Python, where Docker users have `python:3.11-slim`."""
+        made_of = fingerprint(*_BASE_RECIPE)
+        if self._stamped(BASE, made_of):
+            return
+        with steps.step("build the base image (Debian with Python)"), tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "base.tar"
+            run(["mmdebstrap", "--quiet", *_BASE_RECIPE, archive], what="making the base image", deadline_seconds=900)
+            (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
+            self._build(BASE, Path(folder) / "Dockerfile", Path(folder))
+            self._stamp(BASE, made_of)
+
+    def build_dependencies(self, steps: Steps) -> None:
+        """The layers that change only when a requirement changes (torch's is 5 GB)."""
+        for image, of in _DEPENDENCIES.items():
+            dockerfile, extra = _DOCKERFILES[of]
+            text = (self.folders.project / dockerfile).read_text()
+            made_of = fingerprint(self.digest(BASE), text, *requirements(self.folders.project, extra))
+            if self._stamped(image, made_of):
+                continue
+            with steps.step(f"build the dependencies of the {extra}'s image"):
+                self._build_dockerfile(image, dockerfile, "--target", "dependencies")
+                self._stamp(image, made_of)
+
+    def build_programs(self) -> None:
+        """Images that hold one program of ours and nothing else."""
+        for image, program in ((SANDBOX, "sandbox"), (TRAINING_OPERATOR, "training-operator")):
+            dockerfile = self.folders.sources / "images" / program / "Dockerfile"
+            built = self.binaries.path(program)
+            made_of = fingerprint(str(built), dockerfile.read_text())
+            if self._stamped(image, made_of):
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copy2(built, Path(folder) / program)
+                self._build(image, dockerfile, Path(folder))
+            self._stamp(image, made_of)
+
+    def build_code(self, image: str) -> None:
+        """The worker's or the operator's image as the checkout is now; only thin layers are new."""
+        dockerfile, _ = _DOCKERFILES[image]
+        before = self._digest_or_none(image)
+        self._build_dockerfile(image, dockerfile)
+        if before is not None and before != self.digest(image):
+            # Whatever still needs the old layers keeps them.
+            succeeds([*self._buildah(), "rmi", before])
+
+    def export(self, image: str) -> None:
+        """Bring an image into the layout; layers that lie there already are not written again."""
+        self.layout.mkdir(parents=True, exist_ok=True)
+        source = f"containers-storage:[overlay@{self._storage}+{RUN_ROOT}]{image}"
+        # skopeo, for buildah's own push to a layout compresses every layer anew.
+        copy = ["skopeo", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
+        run([*copy, source, f"oci:{self.layout}:{image}"], what=f"exporting image {image}", deadline_seconds=900)
+
+    def manifest(self, image: str) -> dict[str, Any]:
+        """The layout's descriptor of an exported image."""
+        index = json.loads((self.layout / "index.json").read_text())
+        for descriptor in index["manifests"]:
+            if descriptor.get("annotations", {}).get("org.opencontainers.image.ref.name") == image:
+                return dict(descriptor)
+        raise KeyError(f"{image} is not in {self.layout}")
+
+    def blob(self, digest: str) -> Path:
+        return self.layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def blobs(self, image: str) -> list[str]:
+        """The digests that make up an exported image: manifest, configuration, layers."""
+        descriptor = self.manifest(image)
+        content = json.loads(self.blob(descriptor["digest"]).read_text())
+        parts = [content["config"]["digest"], *(layer["digest"] for layer in content["layers"])]
+        return list(dict.fromkeys([descriptor["digest"], *parts]))
+
+    def discard_unused(self) -> None:
+        """Remove blobs from the layout that no exported image needs any more."""
+        index = json.loads((self.layout / "index.json").read_text())
+        names = [entry.get("annotations", {}).get("org.opencontainers.image.ref.name") for entry in index["manifests"]]
+        needed = {digest.removeprefix("sha256:") for name in names if name for digest in self.blobs(name)}
+        for file in (self.layout / "blobs" / "sha256").iterdir():
+            if file.name not in needed:
+                file.unlink()
+
+    def digest(self, image: str) -> str:
+        """The builder's id of an image: the digest of its configuration, so of all its layers."""
+        found = self._digest_or_none(image)
+        if found is None:
+            raise KeyError(f"{image} was not built")
+        return found
+
+    def _digest_or_none(self, image: str) -> str | None:
+        arguments = [*self._buildah(), "images", "--json", image]
+        if not succeeds(arguments):
+            return None
+        return str(json.loads(run(arguments, what=f"looking at image {image}"))[0]["id"])
+
+    def _build_dockerfile(self, image: str, dockerfile: str, *options: str) -> None:
+        self._build(
+            image,
+            self.folders.project / dockerfile,
+            self.folders.project,
+            "--layers",
+            *["--build-arg", f"BASE={BASE}"],
+            *build_arguments(os.environ),
+            *options,
+        )
+
+    def _build(self, image: str, dockerfile: Path, context: Path, *options: str) -> None:
+        arguments = ["bud", "--quiet", "--isolation", "chroot", "--pull-never", *options]
+        self._run(*arguments, "--tag", image, "--file", str(dockerfile), str(context))
+
+    def _run(self, *arguments: str) -> str:
+        return run([*self._buildah(), *arguments], what=f"image build ({arguments[0]})", deadline_seconds=1500)
+
+    def _buildah(self) -> list[str]:
+        return ["buildah", "--root", str(self._storage), "--runroot", str(RUN_ROOT), "--storage-driver", "overlay"]
+
+    @property
+    def _storage(self) -> Path:
+        return self.folders.images / "storage"
+
+    def _stamp(self, image: str, made_of: str) -> None:
+        write_if_changed(self._stamp_file(image), f"{made_of} {self.digest(image)}\n")
+
+    def _stamped(self, image: str, made_of: str) -> bool:
+        file = self._stamp_file(image)
+        if not file.exists():
+            return False
+        return file.read_text().split() == [made_of, self._digest_or_none(image) or "gone"]
+
+    def _stamp_file(self, image: str) -> Path:
+        return self.folders.images / "stamps" / image.rpartition("/")[2].replace(":", "-")
+
+
+def requirements(project: Path, extra: str) -> Sequence[str]:
+    """What pip installs for one of the distribution's extras, as the Dockerfiles read it."""
+    document = tomllib.loads((project / "pyproject.toml").read_text())
+    own = document["project"]
+    return [*document["build-system"]["requires"], *own["dependencies"], *own["optional-dependencies"][extra]]
+
+
+def build_arguments(environment: Mapping[str, str]) -> list[str]:
+    """Let pip inside a build trust what this machine trusts, and ask the index that this machine asks."""
+    bundle = environment.get("PIP_CERT") or str(_HOST_CERTIFICATES / "ca-certificates.crt")
+    arguments = ["--build-arg", f"PIP_CERT={bundle}", "--volume", f"{_HOST_CERTIFICATES}:{_HOST_CERTIFICATES}:ro"]
+    if not Path(bundle).is_relative_to(_HOST_CERTIFICATES):
+        arguments += ["--volume", f"{bundle}:{bundle}:ro"]
+    if environment.get("PIP_INDEX_URL"):
+        arguments += ["--build-arg", f"PIP_INDEX_URL={environment['PIP_INDEX_URL']}"]
+    return arguments

@@ -1,0 +1,142 @@
+"""The cluster's network: a bridge on this machine, a network namespace and a shaped cable for each node."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from local_cluster.commands import run, succeeds
+from local_cluster.processes import in_namespace
+from local_cluster.shape import SYSTEM_NODE_NAME, ClusterShape, burst_bytes, rate_bytes_per_second
+
+_NAMESPACES = Path("/run/netns")
+_LONGEST_QUEUE_SECONDS = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What of the network carries the cluster's name."""
+
+    shape: ClusterShape
+
+    @property
+    def bridge(self) -> str:
+        return f"br-{self.shape.name}"
+
+    def namespace(self, node: str) -> Path:
+        return _NAMESPACES / f"{self.shape.name}-{node}"
+
+    def cable(self, node: str) -> str:
+        """The machine's end of a node's cable. An interface's name has 15 characters at most, a node's may have more."""
+        return f"tw-{sha256(f'{self.shape.name}/{node}'.encode()).hexdigest()[:10]}"
+
+    def ensure_bridge(self) -> None:
+        if not succeeds(["ip", "link", "show", self.bridge]):
+            run(["ip", "link", "add", self.bridge, "type", "bridge"], what="making the cluster's bridge")
+        address = f"{self.shape.host_address}/{self.shape.network.nodes.prefixlen}"
+        run(["ip", "address", "replace", address, "dev", self.bridge], what="giving the bridge its address")
+        run(["ip", "link", "set", self.bridge, "up"], what="switching the bridge on")
+
+    def healthy(self, node: str) -> bool:
+        """Whether the node's namespace is there and its cable plugged in. A plain file is left after a reboot."""
+        inside = in_namespace(self.namespace(node), ["ip", "link", "show", "eth0"])
+        return succeeds(["ip", "link", "show", self.cable(node), "master", self.bridge]) and succeeds(inside)
+
+    def make_namespace(self, node: str) -> None:
+        """Make a node's namespace and cable afresh."""
+        self.remove_namespace(node)
+        namespace, cable = self.namespace(node), self.cable(node)
+        what = f"making the network of {node}"
+        run(["ip", "netns", "add", namespace.name], what=what)
+        run(["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", namespace.name], what=what)
+        run(["ip", "link", "set", cable, "alias", f"{self.shape.name} {node}"], what=what)
+        run(["ip", "link", "set", cable, "master", self.bridge, "up"], what=what)
+
+    def configure(self, node: str) -> None:
+        """Set addresses, routes and the link's rate; may be repeated at any time."""
+        address = f"{self.shape.node_address(node)}/{self.shape.network.nodes.prefixlen}"
+        inside = [
+            "link set lo up",
+            f"address replace {address} dev eth0",
+            "link set eth0 up",
+            f"route replace default via {self.shape.host_address}",
+            *(
+                f"route replace {self.shape.pod_range(other)} via {self.shape.node_address(other)}"
+                for other in self.shape.node_names
+                if other != node
+            ),
+        ]
+        what = f"configuring the network of {node}"
+        namespace = self.namespace(node)
+        run(in_namespace(namespace, ["ip", "-batch", "-"]), what=what, text_input="\n".join(inside) + "\n")
+        forward = ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]
+        run(in_namespace(namespace, forward), what=what)
+        route = ["ip", "route", "replace", str(self.shape.pod_range(node)), "via", str(self.shape.node_address(node))]
+        run(route, what=what)
+        if node == SYSTEM_NODE_NAME:
+            # The API server calls webhooks at service addresses; this node's kube-proxy sends them on.
+            services = str(self.shape.network.services)
+            run(["ip", "route", "replace", services, "via", str(self.shape.node_address(node))], what=what)
+        device = self.shape.node(node)
+        if device is not None:
+            self._shape_link(node, device.link)
+
+    def remove_namespace(self, node_or_namespace: str) -> None:
+        """Remove a node's namespace; its cable goes with it. Nothing happens when there is none."""
+        namespace = self.namespace(node_or_namespace)
+        if succeeds(["ip", "link", "show", self.cable(node_or_namespace)]):
+            run(["ip", "link", "delete", self.cable(node_or_namespace)], what=f"removing the cable of {namespace.name}")
+        if namespace.exists():
+            run(["ip", "netns", "delete", namespace.name], what=f"removing the namespace {namespace.name}")
+
+    def nodes_present(self) -> list[str]:
+        """The nodes that have a namespace now, those of an earlier description too."""
+        prefix = f"{self.shape.name}-"
+        found = [file.name for file in _NAMESPACES.glob(f"{prefix}*")] if _NAMESPACES.exists() else []
+        return sorted(name.removeprefix(prefix) for name in found)
+
+    def remove(self) -> None:
+        """Remove the bridge with its routes, and every namespace of the cluster's name."""
+        for node in self.nodes_present():
+            self.remove_namespace(node)
+        if succeeds(["ip", "link", "show", self.bridge]):
+            run(["ip", "link", "delete", self.bridge], what="removing the cluster's bridge")
+
+    def link_rate(self, node: str) -> str:
+        """The rate that the kernel reports for a node's cable, or 'unshaped'."""
+        shown = json.loads(run(["tc", "-json", "qdisc", "show", "dev", self.cable(node)], what="reading a link's rate"))
+        for discipline in shown:
+            if discipline.get("kind") == "tbf":
+                return f"{discipline['options']['rate'] * 8 / 1e6:g}mbit"
+        return "unshaped"
+
+    def _shape_link(self, node: str, link: str) -> None:
+        cable = self.cable(node)
+        what = f"setting the link of {node} to {link}"
+        discipline = token_bucket(link)
+        run(["tc", "qdisc", "replace", "dev", cable, *discipline], what=what)
+        run(in_namespace(self.namespace(node), ["tc", "qdisc", "replace", "dev", "eth0", *discipline]), what=what)
+
+
+def token_bucket(link: str) -> list[str]:
+    """Arguments of tc for a rate in bits per second.
+
+    The queue holds what a few connections may have under way (their windows are bounded, see the nodes' pod network), so
+    that nothing is dropped and sent again: measurements would jump by the 0.2 s of a retransmission.
+    """
+    queue_bytes = max(4 * 1024 * 1024, round(rate_bytes_per_second(link) * _LONGEST_QUEUE_SECONDS))
+    bucket = ["burst", str(burst_bytes(link)), "limit", str(queue_bytes)]
+    return ["root", "handle", "1:", "tbf", "rate", link, *bucket]
+
+
+def overlapping_route(network: IPv4Network, bridge: str) -> str | None:
+    """The route of this machine that the cluster's addresses would collide with, if any; the cluster's own is none."""
+    for route in json.loads(run(["ip", "-json", "route", "show"], what="reading this machine's routes")):
+        if route["dst"] == "default" or route.get("dev") == bridge:
+            continue
+        if IPv4Network(route["dst"], strict=False).overlaps(network):
+            return f"{route['dst']} on {route.get('dev', 'this machine')}"
+    return None

@@ -1,0 +1,283 @@
+"""One Kubernetes node: a containerd, a kubelet and a kube-proxy of its own, in a network namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local_cluster.binaries import Binaries
+from local_cluster.certificates import Certificates
+from local_cluster.control_groups import ControlGroups
+from local_cluster.folders import Folders, write_if_changed
+from local_cluster.images import SANDBOX
+from local_cluster.mounts import unmount_below
+from local_cluster.network import Network
+from local_cluster.processes import Processes, Program, in_namespace
+from local_cluster.shape import ClusterShape
+from local_cluster.stores import clone, containerd_basics, unused_plugins, wait_for_containerd
+
+_CONTAINER_LOG_LINKS = Path("/var/log/containers")
+_CNI_RESULTS = Path("/var/lib/cni/results")
+_SHIM_SOCKETS = Path("/run/containerd/s")
+# A connection's window: enough for links of 1 Gbit/s at a quarter of a millisecond, small enough that the shaped
+# links' queues hold several windows and drop nothing.
+_RECEIVE_WINDOW_BYTES = "4096 131072 524288"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Renders, starts and removes one node."""
+
+    name: str
+    folders: Folders
+    shape: ClusterShape
+    binaries: Binaries
+    processes: Processes
+    groups: ControlGroups
+
+    @property
+    def network(self) -> Network:
+        return Network(self.shape)
+
+    @property
+    def store(self) -> Path:
+        return self.folders.node(self.name) / "containerd"
+
+    @property
+    def programs(self) -> tuple[str, str, str]:
+        """From the innermost out: the order to start them in."""
+        return (f"containerd-{self.name}", f"kubelet-{self.name}", f"kube-proxy-{self.name}")
+
+    @property
+    def _seed_mark(self) -> Path:
+        return self.folders.node(self.name) / "seed"
+
+    def seed_name(self) -> str | None:
+        """The seed that the node's store was cloned from; None where it has no store yet."""
+        return self._seed_mark.read_text() if self.store.exists() and self._seed_mark.exists() else None
+
+    def ensure(self, certificates: Certificates, seed: Path) -> None:
+        """Bring the node up, or leave it alone where it runs as wanted."""
+        if not self.network.healthy(self.name):
+            self.stop()  # its pods hang on a network that is gone
+            self.network.make_namespace(self.name)
+        self.network.configure(self.name)
+        if self.seed_name() != seed.name:
+            self.stop()
+            shutil.rmtree(self.store, ignore_errors=True)
+            clone(seed, self.store)
+            write_if_changed(self._seed_mark, seed.name)
+        self.groups.create([self.name])
+        containerd = self._containerd()
+        socket = self.folders.containerd_socket(self.name)
+        if self.processes.ensure(containerd):
+            wait_for_containerd(socket, self.processes.log(containerd.name))
+        self.processes.ensure(self._kubelet(certificates))
+        self.processes.ensure(self._kube_proxy(certificates))
+
+    def stop(self) -> None:
+        """End the node's programs and pods; its store stays."""
+        for name in reversed(self.programs):
+            self.processes.stop(name)
+        self.groups.kill(self.name)
+        self._kill_shims()
+        self._remove_shim_sockets()
+        self._forget_pod_networks()
+        unmount_below(self.folders.node_run(self.name))
+        unmount_below(self.folders.node(self.name))
+        shutil.rmtree(self.folders.node_run(self.name), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Stop the node and remove every trace of it."""
+        self.stop()
+        self.network.remove_namespace(self.name)
+        self.groups.remove(self.name)
+        _remove_links_into(_CONTAINER_LOG_LINKS, self.folders.node(self.name))
+        shutil.rmtree(self.folders.node(self.name), ignore_errors=True)
+
+    def _remove_shim_sockets(self) -> None:
+        """Remove the sockets that shims make outside of the node's folders; each task's folder names its own."""
+        for file in self.folders.node_run(self.name).glob("containerd/io.containerd.runtime.v2.task/k8s.io/*/address"):
+            socket = Path(file.read_text().strip().removeprefix("unix://"))
+            if socket.is_relative_to(_SHIM_SOCKETS):
+                socket.unlink(missing_ok=True)
+
+    def _forget_pod_networks(self) -> None:
+        """Remove what the CNI library notes of pods, the loopback's notes included."""
+        for file in _CNI_RESULTS.glob(f"{self._pod_network}-*-eth0"):
+            sandbox = file.name.removeprefix(f"{self._pod_network}-").removesuffix("-eth0")
+            (_CNI_RESULTS / f"cni-loopback-{sandbox}-lo").unlink(missing_ok=True)
+            file.unlink()
+
+    @property
+    def _pod_network(self) -> str:
+        return f"{self.shape.name}-{self.name}"
+
+    def _kill_shims(self) -> None:
+        """End the shims of this node's containerd (they outlive it) and remove their sockets."""
+        mark = str(self.folders.containerd_socket(self.name)).encode()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if words[0].rpartition(b"/")[2].startswith(b"containerd-shim") and mark in words:
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended meanwhile
+
+    def _containerd(self) -> Program:
+        run_folder = self.folders.node_run(self.name)
+        plugin = '[plugins."io.containerd.grpc.v1.cri"'
+        basics = containerd_basics(
+            self.store, run_folder / "containerd", self.folders.containerd_socket(self.name), unused_plugins()
+        )
+        # The last two: a machine may forbid lowering the score of the out-of-memory killer; and mounts of pods'
+        # network namespaces shall lie where `down` finds them.
+        config = (
+            f"{basics}{plugin}]\n"
+            f'sandbox_image = "{SANDBOX}"\n'
+            "disable_tcp_service = true\n"
+            "restrict_oom_score_adj = true\n"
+            "netns_mounts_under_state_dir = true\n"
+            f"{plugin}.cni]\n"
+            'bin_dir = "/usr/lib/cni"\n'
+            f"conf_dir = {json.dumps(str(self._write_cni()))}\n"
+            f'{plugin}.containerd]\nsnapshotter = "overlayfs"\n'
+            f'{plugin}.containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+            f"{plugin}.containerd.runtimes.runc.options]\nRoot = {json.dumps(str(run_folder / 'runc'))}\n"
+        )
+        file = self.folders.node(self.name) / "containerd.toml"
+        write_if_changed(file, config)
+        arguments = in_namespace(self.network.namespace(self.name), ["containerd", "--config", file])
+        return Program(self.programs[0], arguments, config)
+
+    def _write_cni(self) -> Path:
+        bridge = {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipMasq": False,
+            "hairpinMode": True,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": str(self.folders.node_run(self.name) / "addresses"),
+                "ranges": [[{"subnet": str(self.shape.pod_range(self.name))}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }
+        # Reno is in every kernel, and with nothing dropped it fills the window and stays there; some machines' default
+        # (bbr) stops every 10 s to probe.
+        tuning = {
+            "type": "tuning",
+            "sysctl": {"net.ipv4.tcp_rmem": _RECEIVE_WINDOW_BYTES, "net.ipv4.tcp_congestion_control": "reno"},
+        }
+        ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+        document = {"cniVersion": "0.4.0", "name": self._pod_network, "plugins": [bridge, tuning, ports]}
+        folder = self.folders.node(self.name) / "cni"
+        write_if_changed(folder / "10-pods.conflist", json.dumps(document, indent=2) + "\n")
+        return folder
+
+    def _kubelet(self, certificates: Certificates) -> Program:
+        folder = self.folders.node(self.name)
+        serving = certificates.pair(f"kubelet-serving-{self.name}")
+        document = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {"x509": {"clientCAFile": str(certificates.authority.certificate)}},
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": str(serving.certificate),
+            "tlsPrivateKeyFile": str(serving.key),
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self.groups.name}/{self.name}",
+            "containerRuntimeEndpoint": f"unix://{self.folders.containerd_socket(self.name)}",
+            "clusterDNS": [str(self.shape.host_address)],
+            "clusterDomain": "cluster.local",
+            "podLogsDir": str(folder / "pod-logs"),
+            "volumePluginDir": str(folder / "volume-plugins"),
+            "failSwapOn": False,
+            "enforceNodeAllocatable": [],
+            "localStorageCapacityIsolation": False,
+            "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi"},
+            # There is no registry to fetch an image from again.
+            "imageGCHighThresholdPercent": 100,
+            "oomScoreAdj": 0,
+            "maxPods": 60,
+            "registryPullQPS": 0,
+            "serializeImagePulls": False,
+            "nodeStatusReportFrequency": "1m",
+            "shutdownGracePeriod": "0s",
+        }
+        config = json.dumps(document, indent=2) + "\n"
+        write_if_changed(folder / "kubelet.json", config)
+        arguments: list[str | Path] = [
+            self.binaries.path("kubelet"),
+            f"--config={folder / 'kubelet.json'}",
+            f"--root-dir={folder / 'kubelet'}",
+            f"--cert-dir={folder / 'kubelet-certificates'}",
+            f"--kubeconfig={certificates.kubeconfig(f'kubelet-{self.name}')}",
+            f"--hostname-override={self.name}",
+            f"--node-ip={self.shape.node_address(self.name)}",
+        ]
+        inside = in_namespace(self.network.namespace(self.name), arguments)
+        return Program(self.programs[1], inside, config + serving.certificate.read_text())
+
+    def _kube_proxy(self, certificates: Certificates) -> Program:
+        folder = self.folders.node(self.name)
+        document = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": "iptables",
+            "clientConnection": {"kubeconfig": str(certificates.kubeconfig("kube-proxy"))},
+            "clusterCIDR": str(self.shape.network.pods),
+            "hostnameOverride": self.name,
+            "conntrack": {"maxPerCore": 0, "min": 0},
+            "oomScoreAdj": 0,
+        }
+        config = json.dumps(document, indent=2) + "\n"
+        write_if_changed(folder / "kube-proxy.json", config)
+        arguments: list[str | Path] = [self.binaries.path("kube-proxy"), f"--config={folder / 'kube-proxy.json'}"]
+        return Program(self.programs[2], in_namespace(self.network.namespace(self.name), arguments), config)
+
+
+def node_patch(shape: ClusterShape, name: str) -> dict[str, Any]:
+    """Labels and annotations that a GPU node of that kind carries, and how its devices are emulated."""
+    device = shape.node(name)
+    if device is None:
+        return {"metadata": {"labels": {"trainwright.dev/system": "true"}}}
+    accelerator = shape.accelerators[device.accelerator]
+    emulation = {
+        "flops_per_second": accelerator.flops_per_second,
+        "floor_seconds": accelerator.floor_seconds,
+        "updated_parameters_per_second": accelerator.updated_parameters_per_second,
+    }
+    labels = {
+        "nvidia.com/gpu.present": "true",
+        "nvidia.com/gpu.product": device.accelerator,
+        "nvidia.com/gpu.count": str(device.devices),
+        "nvidia.com/gpu.memory": str(accelerator.memory_mib),
+        "nvidia.com/gpu.family": "emulated",
+    }
+    return {"metadata": {"labels": labels, "annotations": {"trainwright.dev/emulation": json.dumps(emulation)}}}
+
+
+def device_patch(shape: ClusterShape, name: str) -> dict[str, Any] | None:
+    """The node's status with its devices as an extended resource; None where it has no devices."""
+    device = shape.node(name)
+    if device is None:
+        return None
+    devices = {"nvidia.com/gpu": str(device.devices)}
+    return {"status": {"capacity": devices, "allocatable": devices}}
+
+
+def _remove_links_into(folder: Path, target: Path) -> None:
+    if not folder.exists():
+        return
+    for link in folder.iterdir():
+        if link.is_symlink() and link.readlink().is_relative_to(target):
+            link.unlink()
