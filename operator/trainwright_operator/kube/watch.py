@@ -1,0 +1,121 @@
+"""kopf's part: watching. A handler only wakes a plan's task, so no edge that is missed can do harm.
+
+Only `on.event` handlers are used: with others kopf keeps the whole spec in an annotation, and with timers or daemons it
+adds a finalizer, which would keep plans from being deleted while no operator runs.
+
+kopf takes every task of its event loop for its own and waits for them at its end, so it gets a thread and a loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+
+from trainwright_operator.api import GROUP, PLURAL, VERSION
+from trainwright_operator.flow.names import PLAN_UID_LABEL
+from trainwright_operator.kube.reconciler import Reconciler
+from trainwright_operator.settings import Settings
+
+
+class Watch:
+    """kopf in its thread. `ended` returns, or raises, when it ends by itself, which it never should."""
+
+    def __init__(self, reconciler: Reconciler, settings: Settings) -> None:
+        self._reconciler = reconciler
+        self._settings = settings
+        self._stop = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    def start(self) -> None:
+        """Begin to watch."""
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Tell it to end; nothing of ours depends on when it does."""
+        self._stop.set()
+
+    async def ended(self) -> None:
+        """Wait for its end."""
+        await self._ended
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            asyncio.run(
+                kopf.operator(
+                    registry=_registry(self._call),
+                    settings=kopf_settings(),
+                    standalone=True,  # the lease says who works, so no peering
+                    clusterwide=not self._settings.namespaces,
+                    namespaces=self._settings.namespaces,
+                    stop_flag=self._stop,
+                )
+            )
+        except BaseException as error:  # noqa: BLE001 - whatever ended it is told in the loop that waits for it
+            failure = error
+        self._loop.call_soon_threadsafe(self._tell_end, failure)
+
+    def _tell_end(self, failure: BaseException | None) -> None:
+        if self._ended.done():
+            return
+        if failure is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(RuntimeError(f"{type(failure).__name__}: {failure}"))
+
+    def _call(self, namespace: str, name: str, uid: str) -> None:
+        """From kopf's thread to the loop of the plans' tasks: a plan by its name, or the owner of a child by its uid."""
+        if uid:
+            self._loop.call_soon_threadsafe(self._reconciler.wake_owner, uid)
+        else:
+            self._loop.call_soon_threadsafe(self._reconciler.wake, namespace, name)
+
+
+def _registry(call: Callable[[str, str, str], None]) -> kopf.OperatorRegistry:
+    """The handlers."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**options: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**options) or kopf.login_with_kubeconfig(**options)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def plan_changed(namespace: str | None, name: str | None, **_: Any) -> None:
+        if namespace and name:
+            call(namespace, name, "")
+
+    async def child_changed(labels: Mapping[str, str], **_: Any) -> None:
+        call("", "", labels[PLAN_UID_LABEL])
+
+    present = {PLAN_UID_LABEL: kopf.PRESENT}
+    kopf.on.event("kubeflow.org", "v1", "pytorchjobs", labels=present, id="job", registry=registry)(child_changed)
+    kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(child_changed)
+    return registry
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Kopf's settings, each with its reason."""
+    chosen = kopf.OperatorSettings()
+    # Should a later handler keep progress, it must not go into the status, whose schema would drop it.
+    chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    # Events are made by the flow, one for each change of a condition.
+    chosen.posting.enabled = False
+    # A watch that is closed by the server from time to time heals by itself whatever went wrong with it.
+    chosen.watching.server_timeout = 600
+    chosen.watching.connect_timeout = 10
+    chosen.networking.request_timeout = 60
+    chosen.networking.connect_timeout = 10
+    # The default grows to ten minutes; nobody waits that long for an operator that recovers.
+    chosen.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 34, 60)
+    # The server sends only pods and jobs of plans, of the thousands that a cluster may have.
+    chosen.watching.label_selectors["", "v1", "pods"] = PLAN_UID_LABEL
+    chosen.watching.label_selectors["kubeflow.org", "v1", "pytorchjobs"] = PLAN_UID_LABEL
+    # kopf would kill the whole process; its thread ends with the process anyway.
+    chosen.process.ultimate_exiting_timeout = None
+    return chosen

@@ -1,0 +1,201 @@
+"""The operator as a process against a real API server: what it makes, pins, says and leaves, killed or told to end.
+
+No kubelet and no training operator run here; the tests make the pods that they would make and write their status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from local_cluster.binaries import TRAINING_OPERATOR
+from local_cluster.folders import Folders, default_cache
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")
+EMULATION = {"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}
+NODES = ("alpha", "beta")
+
+
+@pytest.fixture(scope="session")
+def equipped_api_server(api_server) -> Any:
+    """The API server with PyTorchJob's definition and two nodes of two emulated devices each."""
+    manifests = yaml.safe_load_all((TRAINING_OPERATOR.built(FOLDERS) / "manifests.yaml").read_text())
+    definition = next(m for m in manifests if m["metadata"]["name"] == "pytorchjobs.kubeflow.org")
+    definition.pop("status", None)
+    api_server.kubectl("create", document=definition)
+    until("PyTorchJob to be served", 30, lambda: api_server.try_kubectl("get", "pytorchjobs").returncode == 0)
+    for name in NODES:
+        labels = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
+        annotations = {"trainwright.dev/emulation": json.dumps(EMULATION)}
+        meta = {"name": name, "labels": labels, "annotations": annotations}
+        api_server.create({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+        devices = {"nvidia.com/gpu": "2"}
+        status = {"capacity": devices, "allocatable": devices, "conditions": [{"type": "Ready", "status": "True"}]}
+        patch_status(api_server, "node", name, status)
+    return api_server
+
+
+def patch_status(api: Any, kind: str, name: str, status: dict[str, Any], *, namespace: str = "default") -> None:
+    where = ["--namespace", namespace, "--subresource", "status"]
+    api.kubectl("patch", kind, name, *where, "--type=merge", "--patch", json.dumps({"status": status}))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@contextmanager
+def operator(api: Any, namespace: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """The operator for one namespace, its lease there too: the process, its health port and its log."""
+    health, log = free_port(), folder / f"operator-{time.monotonic_ns()}.log"
+    environment = os.environ | {
+        "KUBECONFIG": str(api.kubeconfig),
+        "TRAINWRIGHT_WORKER_IMAGE": "worker:test",
+        "TRAINWRIGHT_WATCH_NAMESPACES": namespace,
+        "TRAINWRIGHT_LEASE_NAMESPACE": namespace,
+        "TRAINWRIGHT_METRICS_PORT": str(free_port()),
+        "TRAINWRIGHT_HEALTH_PORT": str(health),
+    }
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "trainwright_operator"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            yield process, health, log
+        finally:
+            process.kill()
+            process.wait(timeout=20)
+
+
+def until(what: str, seconds: float, reached: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := reached()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.2)
+    return found
+
+
+def condition(api: Any, namespace: str, name: str, kind: str) -> dict[str, Any]:
+    status = api.get("trainingplan", name, "--namespace", namespace).get("status", {})
+    found: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == kind), {"status": "Unknown"})
+    return found
+
+
+def make_pods(api: Any, namespace: str, job: dict[str, Any]) -> list[str]:
+    """What the training operator would make of a PyTorchJob."""
+    names = []
+    for role, replicas in job["spec"]["pytorchReplicaSpecs"].items():
+        for index in range(replicas["replicas"]):
+            template = json.loads(json.dumps(replicas["template"]))
+            name = f"{job['metadata']['name']}-{role.lower()}-{index}"
+            template["metadata"] |= {"name": name, "namespace": namespace}
+            template["metadata"]["labels"] |= {
+                "training.kubeflow.org/job-name": job["metadata"]["name"],
+                "training.kubeflow.org/replica-type": role.lower(),
+                "training.kubeflow.org/replica-index": str(index),
+            }
+            api.create({"apiVersion": "v1", "kind": "Pod", **template})
+            names.append(name)
+    return names
+
+
+def jobs(api: Any, namespace: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = api.get("pytorchjobs", "--namespace", namespace)["items"]
+    return items
+
+
+def pinned_nodes(api: Any, namespace: str) -> list[str]:
+    nodes = []
+    for pod in api.get("pods", "--namespace", namespace)["items"]:
+        if pod["spec"].get("schedulingGates"):
+            continue
+        required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        nodes.append(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+    return nodes
+
+
+def test_a_gang_is_pinned_across_a_kill_and_a_bad_image_ends_it_by_name(
+    equipped_api_server, namespace, training_plan, tmp_path
+) -> None:
+    api = equipped_api_server
+    api.create(training_plan("killed"))
+    with operator(api, namespace, tmp_path) as (process, _, _):
+        (job,) = until("a job for the links", 40, lambda: jobs(api, namespace))
+        process.kill()
+    names = make_pods(api, namespace, job)
+    assert pinned_nodes(api, namespace) == []
+    with operator(api, namespace, tmp_path) as (_, health, log):
+        until("both pods pinned", 40, lambda: len(pinned_nodes(api, namespace)) == len(names))
+        assert pinned_nodes(api, namespace) == list(NODES), log.read_text()
+        for name in names:
+            waiting = {"reason": "InvalidImageName", "message": "couldn't parse image name"}
+            container = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+            status = {"phase": "Pending", "containerStatuses": [container | {"state": {"waiting": waiting}}]}
+            patch_status(api, "pod", name, status, namespace=namespace)
+        until("the end", 40, lambda: condition(api, namespace, "killed", "Succeeded")["status"] == "False")
+        assert condition(api, namespace, "killed", "LinksMeasured")["reason"] == "ImagePullFailed"
+        assert "couldn't parse image name" in condition(api, namespace, "killed", "Succeeded")["message"]
+        until("no job is left", 20, lambda: not jobs(api, namespace))
+        with urllib.request.urlopen(f"http://127.0.0.1:{health}/healthz", timeout=5) as answer:
+            assert answer.status == 200
+    resource = api.get("trainingplan", "killed", "--namespace", namespace)
+    assert not resource["metadata"].get("finalizers")
+    assert "annotations" not in resource["metadata"]
+    children = api.get("configmaps", "--namespace", namespace)["items"]
+    owned = [c for c in children if c["metadata"]["name"] != "kube-root-ca.crt"]
+    assert owned
+    assert all(c["metadata"]["ownerReferences"][0]["uid"] == resource["metadata"]["uid"] for c in owned)
+    events = [e for e in api.get("events", "--namespace", namespace)["items"] if e["reason"] == "ImagePullFailed"]
+    assert {event["type"] for event in events} == {"Warning"}
+
+
+def test_a_pod_template_that_the_api_server_refuses_is_not_accepted(
+    equipped_api_server, namespace, training_plan, tmp_path
+) -> None:
+    api = equipped_api_server
+    api.create(training_plan("bad-template", {"worker.podTemplate": {"spec": {"tolerations": "all of them"}}}))
+    with operator(api, namespace, tmp_path):
+        until("the end", 40, lambda: condition(api, namespace, "bad-template", "Succeeded")["status"] == "False")
+    accepted = condition(api, namespace, "bad-template", "Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "PodTemplateInvalid")
+    assert "tolerations" in accepted["message"]
+    assert jobs(api, namespace) == []
+
+
+def test_one_operator_works_at_a_time_and_the_next_takes_over(equipped_api_server, namespace, tmp_path) -> None:
+    api = equipped_api_server
+
+    def holder() -> str:
+        leases = api.get("leases", "--namespace", namespace)["items"]
+        found: str = leases[0]["spec"].get("holderIdentity", "") if leases else ""
+        return found
+
+    with operator(api, namespace, tmp_path) as (first, _, _):
+        held = until("a holder", 30, holder)
+        with operator(api, namespace, tmp_path) as (second, _, second_log):
+            until("the second one to wait", 30, lambda: "waiting for the lease" in second_log.read_text())
+            assert holder() == held
+            first.kill()
+            until("the second one to take over", 15 + 10, lambda: holder() not in ("", held))
+            started = time.monotonic()
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(timeout=15) == 0, second_log.read_text()
+            assert time.monotonic() - started < 10
+            assert holder() == ""
