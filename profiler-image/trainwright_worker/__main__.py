@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from trainwright.orders import ORDER_PATH
+from trainwright.orders import NODE_NAME_VARIABLE, ORDER_PATH
+from trainwright_worker import acceptance, output
+from trainwright_worker.failures import WorkerError
+from trainwright_worker.seat import node_rank
 from trainwright_worker.start import start_server
 
 
@@ -27,14 +31,21 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
-    start_server()  # its processes load torch while this one does
+    try:
+        gang = acceptance.read_order(arguments.order).gang
+        if arguments.command == "launch":
+            node_rank(gang)
+    except WorkerError as error:
+        output.failure(error.reason, error.message, node=os.environ.get(NODE_NAME_VARIABLE))
+        return 1
+    start_server()  # it loads torch while this process does
     if arguments.command == "local":
-        from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only once the arguments are right)
+        from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only for an order that can be done)
 
-        return local.main(arguments.order)
+        return local.main(gang, arguments.order)
     from trainwright_worker import launch  # noqa: PLC0415
 
-    return launch.main(arguments.order, arguments.master_addr, arguments.master_port)
+    return launch.main(gang, arguments.order, arguments.master_addr, arguments.master_port)
 
 
 if __name__ == "__main__":

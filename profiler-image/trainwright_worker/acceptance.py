@@ -1,17 +1,30 @@
-"""What a worker refuses before it starts: orders that contradict themselves or ask for what the executor cannot do."""
+"""What a worker refuses before it starts: orders that contradict themselves or ask for what the executor cannot do.
+
+Nothing here needs torch, so a refusal costs no start-up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from trainwright import families
+from trainwright import documents, families
 from trainwright.cluster import EMULATED_PREFIX
-from trainwright.model import Dtype, Model
+from trainwright.model import Dtype, Family, Model
 from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, TrialOrder, WorkerOrder
 from trainwright.plan import LayerRun, Plan, Sharding
 from trainwright_worker.failures import WorkerError
-from trainwright_worker.layers.gpt import refusal_of_degree
 from trainwright_worker.seat import gang_devices
+
+
+def read_order(path: Path) -> WorkerOrder:
+    """The checked order. Raises WorkerError where it cannot be read or cannot be done."""
+    try:
+        order: WorkerOrder = documents.loads(path.read_text(encoding="utf-8"), WorkerOrder, source=str(path))
+    except (OSError, ValueError) as error:
+        raise WorkerError(FailureReason.ORDER_INVALID, str(error)) from error
+    check(order)
+    return order
 
 
 def check(order: WorkerOrder) -> None:
@@ -73,7 +86,7 @@ def _profile_problems(order: ProfileOrder) -> Iterator[str]:
         yield f"rows must name one row count or more, each at least 1, got {list(order.rows)}"
     if order.tensor_degree < 1:
         yield f"tensor_degree must be at least 1, got {order.tensor_degree}"
-    elif problem := refusal_of_degree(order.model.family, order.tensor_degree):
+    elif problem := _degree_problem(order.model.family, order.tensor_degree):
         yield problem
 
 
@@ -101,8 +114,15 @@ def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
                 yield f"{where}: sharding {run.sharding} cannot be run by this worker; use {Sharding.NONE}"
             if run.recompute:
                 yield f"{where}: recompute cannot be run by this worker; leave it out"
-            if problem := refusal_of_degree(model.family, run.tensor):
+            if problem := _degree_problem(model.family, run.tensor):
                 yield f"{where}: {problem}"
+
+
+def _degree_problem(family: Family, tensor: int) -> str | None:
+    """Why the layers cannot be split into that many equal parts, or None where they can."""
+    if family.heads % tensor:
+        return f"tensor degree {tensor} does not divide the {family.heads} attention heads"
+    return None
 
 
 def _strategy(run: LayerRun) -> tuple[object, ...]:

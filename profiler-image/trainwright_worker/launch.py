@@ -1,4 +1,4 @@
-"""A pod's first process: checks that the pod stands where the order wants it, then starts one process a device."""
+"""A pod's first process: starts one process a device and joins the other pods."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trainwright_worker.seat import node_rank
 _RUN_ID = "trainwright"
 
 
-def main(order_path: Path, address: str | None, port: int | None) -> int:
+def main(gang: Gang, order_path: Path, address: str | None, port: int | None) -> int:
     """Run this pod's processes to their end. Returns the exit code; on failure the reason is written out."""
     try:
-        config = _config(process.read_order(order_path).gang, os.environ, address, port)
+        config = _config(gang, os.environ, address, port)
         elastic_launch(config, process.main)(str(order_path))
     except ChildFailedError as error:
         return _children_failed(error)

@@ -13,29 +13,21 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainwright.orders import NODE_NAME_VARIABLE, Gang
-from trainwright_worker import output
-from trainwright_worker.failures import WorkerError
-from trainwright_worker.process import main as process_main
-from trainwright_worker.process import read_order
+from trainwright_worker import process
 
 _GRACE_SECONDS = 5.0
 """After the first process failed the others have this long to notice and to say so."""
 _POLL_SECONDS = 0.05
 
 
-def main(order_path: Path) -> int:
-    """Run the gang to its end. Returns 0 where every process did its part, else 1."""
-    try:
-        order = read_order(order_path)
-    except WorkerError as error:
-        output.failure(error.reason, error.message)
-        return 1
+def main(gang: Gang, order_path: Path) -> int:
+    """Run the order's gang to its end. Returns 0 where every process did its part, else 1."""
     # Hosted here, since the host of the store must be the last to leave.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1)
     )
-    processes = _start(order.gang, str(order_path), store.port)
-    succeeded = _wait(processes, order.gang.deadline_seconds + 2 * _GRACE_SECONDS)
+    processes = _start(gang, str(order_path), store.port)
+    succeeded = _wait(processes, gang.deadline_seconds + 2 * _GRACE_SECONDS)
     return 0 if succeeded else 1
 
 
@@ -54,31 +46,31 @@ def _start(gang: Gang, order_path: str, port: int) -> list[BaseProcess]:
                 "GLOO_SOCKET_IFNAME": "lo",
                 NODE_NAME_VARIABLE: node.name,
             }
-            process = context.Process(target=_child, args=(order_path, environment), daemon=True)
-            process.start()
-            processes.append(process)
+            started = context.Process(target=_child, args=(order_path, environment), daemon=True)
+            started.start()
+            processes.append(started)
     return processes
 
 
 def _child(order_path: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
-    process_main(order_path)
+    process.main(order_path)
 
 
 def _wait(processes: list[BaseProcess], deadline_seconds: float) -> bool:
     """Wait for all processes; after the first failure, or at the deadline, end what is left. True if none failed."""
     end = time.monotonic() + deadline_seconds
     failed = False
-    while any(process.exitcode is None for process in processes) and time.monotonic() < end:
-        if not failed and any(process.exitcode for process in processes):
+    while any(one.exitcode is None for one in processes) and time.monotonic() < end:
+        if not failed and any(one.exitcode for one in processes):
             failed = True
             end = min(end, time.monotonic() + _GRACE_SECONDS)
         time.sleep(_POLL_SECONDS)
-    for process in processes:
-        if process.exitcode is None:
-            process.kill()
-            process.join(_GRACE_SECONDS)
-    for process in processes:
-        if process.exitcode is not None and process.exitcode < 0:
-            sys.stderr.write(f"process {process.pid} was ended by signal {-process.exitcode}\n")
-    return all(process.exitcode == 0 for process in processes)
+    for one in processes:
+        if one.exitcode is None:
+            one.kill()
+            one.join(_GRACE_SECONDS)
+    for one in processes:
+        if one.exitcode is not None and one.exitcode < 0:
+            sys.stderr.write(f"process {one.pid} was ended by signal {-one.exitcode}\n")
+    return all(one.exitcode == 0 for one in processes)

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainwright import documents
 from trainwright.orders import (
     NODE_NAME_VARIABLE,
     FailureReason,
@@ -23,7 +22,7 @@ from trainwright.orders import (
     WorkerReport,
 )
 from trainwright_worker import acceptance, device, links, output, profiling, trial
-from trainwright_worker.failures import WorkerError, classify
+from trainwright_worker.failures import classify
 from trainwright_worker.seat import Seat
 from trainwright_worker.watchdog import Watchdog
 
@@ -46,16 +45,6 @@ class LastWords:
             threading.Event().wait(5)  # the other thread ends the process
 
 
-def read_order(path: Path) -> WorkerOrder:
-    """The checked order. Raises WorkerError where it cannot be read or cannot be done."""
-    try:
-        order: WorkerOrder = documents.loads(path.read_text(encoding="utf-8"), WorkerOrder, source=str(path))
-    except (OSError, ValueError) as error:
-        raise WorkerError(FailureReason.ORDER_INVALID, str(error)) from error
-    acceptance.check(order)
-    return order
-
-
 def main(order_path: str) -> None:
     """Do the order's work in this process. Ends the process with exit code 1 where that fails."""
     last_words = LastWords()
@@ -70,7 +59,7 @@ def main(order_path: str) -> None:
 
 
 def _work(order_path: Path, last_words: LastWords) -> None:
-    order = read_order(order_path)
+    order = acceptance.read_order(order_path)
     gang = order.gang
     watchdog = Watchdog(gang.deadline_seconds, gang.collective_timeout_seconds, last_words.say)
     seat = Seat.find(order)

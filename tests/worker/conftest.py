@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from trainwright import documents, families
 from trainwright.cluster import Device
 from trainwright.model import Gpt
@@ -22,10 +23,12 @@ from trainwright.orders import (
     LinksReport,
     ProfileReport,
     Progress,
+    TrialOrder,
     TrialReport,
     WorkerOrder,
 )
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright_worker.seat import gang_devices
 
 SMALL = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
 
@@ -96,27 +99,37 @@ def worker(tmp_path: Path) -> Worker:
     return Worker(tmp_path)
 
 
-def make_gang(*devices: int, **fields) -> Gang:
-    """Nodes node-a, node-b, … with so many devices each."""
-    nodes = tuple(GangNode(f"node-{chr(ord('a') + i)}", tuple(range(n)), "cpu") for i, n in enumerate(devices))
-    return Gang(nodes, **{"collective_timeout_seconds": 60.0, "deadline_seconds": 100.0, **fields})
+class Make:
+    """Small orders' parts."""
 
+    gpt = SMALL
+    model = families.build(SMALL)
 
-def make_plan(devices: tuple[Device, ...], data: int, tensor: int, *, model: Gpt = SMALL, micro_batches: int = 2) -> Plan:
-    """A uniform plan: as many stages as the devices give, four rows a micro-batch."""
-    layers, size = model.layers + 2, data * tensor
-    count = len(devices) // size
-    cuts = [round(stage * layers / count) for stage in range(count + 1)]
-    rows = tuple(4 // data + (replica < 4 % data) for replica in range(data))
-    stages = tuple(
-        Stage(
-            devices[stage * size : (stage + 1) * size],
-            (LayerRun(cuts[stage], cuts[stage + 1] - cuts[stage], tensor, data, rows),),
+    def gang(self, *devices: int, **fields) -> Gang:
+        """Nodes node-a, node-b, … with so many devices each."""
+        nodes = tuple(GangNode(f"node-{chr(ord('a') + i)}", tuple(range(n)), "cpu") for i, n in enumerate(devices))
+        return Gang(nodes, **{"collective_timeout_seconds": 60.0, "deadline_seconds": 100.0, **fields})
+
+    def plan(self, devices: tuple[Device, ...], data: int = 1, tensor: int = 1) -> Plan:
+        """A uniform plan: as many stages as the devices give, two micro-batches of four rows."""
+        layers, size = SMALL.layers + 2, data * tensor
+        count = len(devices) // size
+        cuts = [round(stage * layers / count) for stage in range(count + 1)]
+        rows = tuple(4 // data + (replica < 4 % data) for replica in range(data))
+        stages = tuple(
+            Stage(
+                devices[stage * size : (stage + 1) * size],
+                (LayerRun(cuts[stage], cuts[stage + 1] - cuts[stage], tensor, data, rows),),
+            )
+            for stage in range(count)
         )
-        for stage in range(count)
-    )
-    return Plan(layers, 4 * micro_batches, (Pipeline(micro_batches, 4, stages),))
+        return Plan(layers, 8, (Pipeline(2, 4, stages),))
+
+    def trial(self, gang: Gang, data: int = 1, tensor: int = 1, **fields) -> TrialOrder:
+        plan = self.plan(gang_devices(gang), data, tensor)
+        return TrialOrder(gang, self.model, plan, **{"warmup_iterations": 1, "iterations": 3, **fields})
 
 
-def make_model(gpt: Gpt = SMALL):
-    return families.build(gpt)
+@pytest.fixture(scope="session")
+def make() -> Make:
+    return Make()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from trainwright import families
 from trainwright.cluster import Device
 from trainwright.model import Gpt
@@ -90,7 +91,8 @@ def named(layers, first: int) -> dict:
 def whole_weights(executor: Executor, *, gradients: bool) -> list[dict]:
     """Every replica's weights (or gradients) put together from its tensor parts, one mapping for each replica."""
     mine = {
-        key: (p.grad if gradients else p.detach()) for key, p in named(executor.layers.layers, executor.stage.first).items()
+        key: (p.grad if gradients else p.detach())
+        for key, p in named(executor.layers.layers, executor.stage.first).items()
     }
     everyone: list = [None] * WORLD
     dist.all_gather_object(everyone, mine)

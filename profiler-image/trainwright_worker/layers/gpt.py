@@ -144,10 +144,3 @@ def make_layer(model: Model, layer: int, *, seed: int, shard: TensorShard, share
     if kind == HEAD:
         return Head(gpt, seed, shared)
     raise ValueError(f"family gpt has no layer kind {kind!r}; it has {EMBEDDING}, {BLOCK} and {HEAD}")
-
-
-def refusal_of_degree(gpt: Gpt, tensor: int) -> str | None:
-    """Why the layers cannot be split into that many equal parts, or None where they can."""
-    if gpt.heads % tensor:
-        return f"tensor degree {tensor} does not divide the {gpt.heads} attention heads"
-    return None

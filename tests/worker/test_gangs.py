@@ -1,0 +1,220 @@
+"""Whole gangs on this machine: what they report, and how they end when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from dataclasses import replace
+
+import pytest
+
+from trainwright.cluster import Emulation
+from trainwright.orders import (
+    GangNode,
+    LinksOrder,
+    LinksReport,
+    ProfileOrder,
+    ProfileReport,
+    TrialReport,
+)
+from trainwright_worker.seat import gang_devices
+
+pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
+
+
+def test_a_scrambled_placement_trains_like_one_device(worker, make) -> None:
+    one = worker.local(make.trial(make.gang(1)))
+    assert one.code == 0, one.errors
+    gang = make.gang(2, 1, 1)
+    ordered = make.trial(gang, data=2)
+    a, b, c, d = gang_devices(gang)
+    scrambled = replace(ordered, plan=make.plan((d, a, c, b), 2, 1))
+    outcome = worker.local(scrambled)
+    assert outcome.code == 0, outcome.errors
+    (alone,), (report,) = one.reports, outcome.reports
+    assert isinstance(report, TrialReport)
+    assert report.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert len(report.losses) == 4
+    assert len(report.iteration_seconds) == 3
+    assert min(report.iteration_seconds) > 0
+    assert [p.done for p in outcome.progress] == [1, 2, 3, 4]
+    assert {(m.node, m.slot) for m in report.memory} == {(x.node, x.slot) for x in (a, b, c, d)}
+    assert report.paced_segments == report.late_segments == 0
+    # Weights, gradients and Adam's two states in float32, and something for activations, but not all of the model's.
+    whole = 4 * 4 * make.model.parameters
+    assert all(whole / 8 < m.peak_bytes < 2 * whole for m in report.memory)
+    assert alone.memory[0].peak_bytes > whole
+
+
+def test_torchrun_joins_pods_with_different_numbers_of_devices(worker, make) -> None:
+    gang = make.gang(1, 2)
+    order = make.trial(gang, track_memory=False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    # What the training operator injects into a pod must not matter.
+    injected = {"RANK": "7", "WORLD_SIZE": "9", "PET_NNODES": "4", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "3"}
+    pods = [
+        worker.start(
+            order,
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            port,
+            environment={**injected, "TRAINWRIGHT_NODE_NAME": name, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for name in ("node-b", "node-a")
+    ]
+    second, first = (worker.end(pod) for pod in pods)
+    assert (first.code, second.code) == (0, 0), first.errors + second.errors
+    assert len(first.reports) == 1
+    assert not second.reports
+    assert first.reports[0].losses[-1] < first.reports[0].losses[0]
+
+
+def test_layers_are_profiled_at_the_emulated_pace(worker, make) -> None:
+    emulation = Emulation(2e8, 0.004, 2e7)
+    node = GangNode("node-a", (0,), "emulated-x")
+    gang = replace(make.gang(1), nodes=(node,), emulations=(("emulated-x", emulation),))
+    outcome = worker.local(ProfileOrder(gang, make.model, 1, (1, 4), iterations=5))
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert isinstance(report, ProfileReport)
+    assert [(p.kind, p.rows) for p in report.layers] == [
+        (kind, rows) for kind in ("embedding", "block", "head") for rows in (1, 4)
+    ]
+    for profile in report.layers:
+        kind = next(k for k in make.model.kinds if k.name == profile.kind)
+        share = 1 / len(kind.segments)
+        expected = sum(
+            emulation.compute_seconds(s.forward_flops_per_row * profile.rows, floor_share=share) for s in kind.segments
+        )
+        assert profile.forward_seconds == pytest.approx(expected, rel=0.15)
+        assert profile.backward_seconds == pytest.approx(2 * expected, rel=0.15)
+        assert profile.parameter_bytes == 4 * kind.parameters
+        assert profile.update_seconds >= 0.8 * emulation.update_seconds(kind.parameters)
+        assert profile.activation_bytes > 0
+        assert profile.samples == 5
+
+
+def test_tensor_shards_are_profiled_without_their_group(worker, make) -> None:
+    outcome = worker.local(ProfileOrder(make.gang(1), make.model, 2, (2,), iterations=2))
+    assert outcome.code == 0, outcome.errors
+    (profile,) = outcome.reports[0].layers
+    block = make.model.kinds[1]
+    assert (profile.kind, profile.tensor_degree, profile.accelerator) == ("block", 2, "cpu")
+    assert profile.parameter_bytes == 4 * block.parameters_at(2)
+
+
+def test_links_are_measured_in_both_directions_and_within_nodes(worker, make) -> None:
+    gang = make.gang(2, 1, 2)
+    outcome = worker.local(LinksOrder(gang, repeats=3))
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert isinstance(report, LinksReport)
+    names = ["node-a", "node-b", "node-c"]
+    expected = {(s, t) for s in names for t in names if s != t} | {("node-a", "node-a"), ("node-c", "node-c")}
+    assert {(link.source, link.target) for link in report.links} == expected
+    for link in report.links:
+        assert 0 < link.latency_seconds < 0.05
+        assert 1e6 < link.bandwidth_bytes_per_second < 1e12
+    assert (outcome.progress[-1].done, outcome.progress[-1].total) == (4, 4)
+
+
+def test_a_crash_is_told_by_the_process_that_crashed(worker, make) -> None:
+    outcome = worker.local(make.trial(make.gang(1, 1), fault="crash"))
+    assert outcome.code != 0
+    assert not outcome.reports
+    crashed = [failure for failure in outcome.failures if failure.reason == "Crashed"]
+    assert [failure.node for failure in crashed] == ["node-a"]
+    assert "rehearsal" in crashed[0].message
+    assert outcome.reasons <= {"Crashed", "PeerLost"}
+
+
+def test_a_hang_ends_with_stacks_and_its_reason(worker, make) -> None:
+    outcome = worker.local(make.trial(make.gang(1, 1, collective_timeout_seconds=4.0), fault="hang"))
+    assert outcome.code != 0
+    assert "Hang" in outcome.reasons
+    assert outcome.reasons <= {"Hang", "PeerLost"}
+    assert "Thread 0x" in outcome.errors
+
+
+def test_the_deadline_ends_an_order(worker, make) -> None:
+    gang = make.gang(1, deadline_seconds=9.0)
+    outcome = worker.local(make.trial(gang, iterations=1_000_000))
+    assert outcome.code != 0
+    assert outcome.reasons == {"Hang"}
+    assert "deadline of 9 s" in outcome.failures[0].message
+
+
+def test_a_mute_trial_ends_well_without_a_report(worker, make) -> None:
+    outcome = worker.local(make.trial(make.gang(1), fault="mute"))
+    assert outcome.code == 0
+    assert not outcome.reports
+
+
+def test_a_killed_process_is_a_lost_peer_to_the_others(worker, make) -> None:
+    process = worker.start(make.trial(make.gang(1, 1, 1), iterations=1_000_000), "local")
+    victim = None
+    for line in process.stderr:
+        match = re.match(r"rank 1 on node-b:0 is process (\d+)", line)
+        if match:
+            victim = int(match[1])
+            break
+    assert victim is not None
+    for line in process.stdout:  # kill it in the middle of training
+        if "PROGRESS" in line:
+            break
+    os.kill(victim, signal.SIGKILL)
+    outcome = worker.end(process)
+    assert outcome.code != 0
+    assert outcome.reasons == {"PeerLost"}
+    assert f"process {victim} was ended by signal 9" in outcome.errors
+
+
+def test_a_pod_on_another_node_is_refused(worker, make) -> None:
+    environment = {"TRAINWRIGHT_NODE_NAME": "node-z", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    outcome = worker.end(worker.start(make.trial(make.gang(1, 1)), environment=environment))
+    assert outcome.code != 0
+    (failure,) = outcome.failures
+    assert failure.reason == "PlacementNotMet"
+    assert "node-z" in failure.message
+    assert "node-a, node-b" in failure.message
+
+
+def test_a_pod_says_how_its_killed_process_ended(worker, make) -> None:
+    order = make.trial(make.gang(1), iterations=1_000_000)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {
+        "TRAINWRIGHT_NODE_NAME": "node-a",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    process = worker.start(order, environment=environment)
+    victim = next(int(line.split()[-1]) for line in process.stderr if line.startswith("rank 0 on node-a:0 is process"))
+    os.kill(victim, signal.SIGKILL)
+    outcome = worker.end(process)
+    assert outcome.code != 0
+    (failure,) = outcome.failures
+    assert failure.reason in {"Crashed", "OutOfMemory"}
+    assert "SIGKILL" in failure.message
+
+
+def test_an_invalid_order_is_refused_in_one_sentence(worker, make) -> None:
+    gang = make.gang(1, 1)
+    outcome = worker.local(replace(make.trial(gang), plan=make.plan(gang_devices(make.gang(2)), 1, 1)))
+    assert outcome.code != 0
+    (failure,) = outcome.failures
+    assert failure.reason == "OrderInvalid"
+    assert "node-a:1" in failure.message
+
+
+def test_text_that_is_no_order_is_refused(worker, make) -> None:
+    outcome = worker.local("{")
+    assert outcome.code != 0
+    assert [failure.reason for failure in outcome.failures] == ["OrderInvalid"]
