@@ -6,52 +6,32 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from local_cluster import host_settings, packages
 from local_cluster.addons import apply_dns_rights, apply_training_operator, wait_for_training_operator
 from local_cluster.binaries import Binaries
 from local_cluster.certificates import Certificates, make_certificates
+from local_cluster.code import Code
 from local_cluster.commands import ClusterError, wait_until
 from local_cluster.control_groups import ControlGroups, control_groups
 from local_cluster.control_plane import ControlPlane
+from local_cluster.each import each
 from local_cluster.folders import Folders, write_if_changed
-from local_cluster.images import OPERATOR, RUN_ROOT, TRAINING_OPERATOR, WORKER, Images
+from local_cluster.images import RUN_ROOT, TRAINING_OPERATOR, Images
 from local_cluster.kubectl import Kubectl
+from local_cluster.leftovers import remove_builders_cache, remove_leftovers
 from local_cluster.mounts import unmount_below
 from local_cluster.network import Network, overlapping_route
 from local_cluster.node import Node, device_patch, node_patch
 from local_cluster.processes import Processes, boot_id
 from local_cluster.progress import Steps
-from local_cluster.shape import SYSTEM_NODE_NAME, ClusterShape
-from local_cluster.stores import Seed, import_image
-
-_Item = TypeVar("_Item")
-_BUILDERS_CACHE = Path("/var/lib/containers/cache/blob-info-cache-v1.boltdb")
-# A kubelet makes this socket at the same place whatever its folders are.
-_LEFT_BY_KUBELETS = (Path("/var/lib/kubelet/device-plugins/kubelet.sock"),)
-_LEFT_EMPTY = tuple(
-    Path(folder)
-    for folder in (
-        "/run/containerd/s",
-        "/run/containerd",
-        "/var/lib/cni/results",
-        "/var/lib/cni",
-        "/etc/cni/net.d",
-        "/etc/cni",
-        "/var/lib/kubelet/device-plugins",
-        "/var/lib/kubelet",
-        "/var/log/containers",
-        "/var/log/pods",
-    )
-)
-"""Folders that the programs make outside of ours, inner ones first; whatever holds something else stays."""
-_CODE_ON = {WORKER: False, OPERATOR: True}  # whether an image belongs on the system node or on those with devices
+from local_cluster.shape import ClusterShape
+from local_cluster.stores import Seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +66,10 @@ class LocalCluster:
     def kubectl(self) -> Kubectl:
         return Kubectl(self.binaries.path("kubectl"), Certificates(self.folders.certificates).kubeconfig("admin"))
 
+    @property
+    def code(self) -> Code:
+        return Code(self.images, [self.node(name) for name in self.shape.node_names])
+
     def node(self, name: str) -> Node:
         return Node(name, self.folders, self.shape, self.binaries, self.processes, self.groups)
 
@@ -97,11 +81,12 @@ class LocalCluster:
         with self._locked():
             self._install_packages()
             self._check_addresses()
+            self._check_same_network()
             self._clear_earlier_boot()
             self.groups.create([])
             seed = self._prepare()
             certificates = make_certificates(self.folders.certificates, self.shape)
-            host_settings.remember_and_set(self.folders.cluster / "host-settings.json")
+            host_settings.remember(self.folders.host_settings)
             self.network.ensure_bridge()
             with self.steps.step("start the control plane"):
                 plane = ControlPlane(self.folders, self.shape, self.binaries, certificates, self.processes)
@@ -114,16 +99,18 @@ class LocalCluster:
                     self.node(name).ensure(certificates, seed)
                     step.advance(name)
 
-                _each(start, self.shape.node_names)
+                each(lambda name: self.node(name).leave_other_place(), self.shape.node_names)
+                each(start, self.shape.node_names)
             with self.steps.step("wait for the nodes and give them their devices"):
                 self._wait_for_nodes()
-                _each(self._patch_node, self.shape.node_names)
+                each(self._patch_node, self.shape.node_names)
                 apply_dns_rights(self.folders, self.kubectl)
             with self.steps.step("install the training operator"):
                 digest = self.images.digest(TRAINING_OPERATOR)
                 apply_training_operator(self.folders, self.binaries, self.kubectl, digest)
-                self._load_code()
+                self.code.load(again=False)
                 wait_for_training_operator(self.folders, self.kubectl)
+            self._check_devices()
 
     def load(self) -> None:
         """Bring the worker's and the operator's code as it is now onto the running nodes."""
@@ -136,11 +123,11 @@ class LocalCluster:
             outdated = [name for name in self.shape.node_names if self.node(name).seed_name() != seed.name]
             if outdated:
                 with self.steps.step("dependencies changed: restart the nodes on the new image store"):
-                    _each(lambda name: self.node(name).ensure(certificates, seed), outdated)
+                    each(lambda name: self.node(name).ensure(certificates, seed), outdated)
                     self._wait_for_nodes()
-                    _each(self._patch_node, outdated)
+                    each(self._patch_node, outdated)
             with self.steps.step("bring the code onto the nodes"):
-                self._load_code()
+                self.code.load(again=True)
 
     def down(self, *, purge: bool = False) -> None:
         """Remove every trace of the cluster; with `purge` the kept programs, images and stores too."""
@@ -152,20 +139,21 @@ class LocalCluster:
             if self.folders.checkout.exists() and not any(self.folders.checkout.iterdir()):
                 self.folders.checkout.rmdir()
             if purge:
+                others = [folder.name for folder in self.folders.cluster.parent.glob("*")]
+                if others:
+                    raise ClusterError(f"kept files are in use by the cluster {', '.join(others)}; take it down first")
                 with self.steps.step("remove the kept programs, images and stores"):
                     for kept in (self.folders.binaries, self.folders.images):
                         unmount_below(kept)
                         shutil.rmtree(kept, ignore_errors=True)
-                    _BUILDERS_CACHE.unlink(missing_ok=True)
-                    for folder in (_BUILDERS_CACHE.parent, _BUILDERS_CACHE.parent.parent):
-                        _remove_if_empty(folder)
+                    remove_builders_cache()
 
     def _tear_down(self) -> None:
         nodes = {*self.shape.node_names, *self.network.nodes_present(), *self._nodes_on_disk()}
         for name in self.processes.names():
             if name.startswith(("kubelet-", "kube-proxy-")):
                 self.processes.stop(name, patience_seconds=3)
-        _each(lambda name: self.node(name).remove(), sorted(nodes))
+        each(lambda name: self.node(name).remove(), sorted(nodes))
         ControlPlane(
             self.folders, self.shape, self.binaries, Certificates(self.folders.certificates), self.processes
         ).stop()
@@ -173,15 +161,16 @@ class LocalCluster:
             self.groups.kill()
             self.groups.remove()
         self.network.remove()
-        host_settings.restore(self.folders.cluster / "host-settings.json")
-        for folder in (self.folders.run, self.folders.cluster, RUN_ROOT):
+        for folder in (self.folders.run, self.folders.cluster):
             unmount_below(folder)
             shutil.rmtree(folder, ignore_errors=True)
+        if any(self.folders.cluster.parent.iterdir()):
+            return  # another cluster of this machine still needs the rest
+        host_settings.restore(self.folders.host_settings)
         unmount_below(self.folders.images)
-        for file in _LEFT_BY_KUBELETS:
-            file.unlink(missing_ok=True)
-        for folder in _LEFT_EMPTY:
-            _remove_if_empty(folder)
+        unmount_below(RUN_ROOT)
+        shutil.rmtree(RUN_ROOT, ignore_errors=True)
+        remove_leftovers()
 
     def _prepare(self) -> Path:
         """Build what is missing: programs and images side by side, for one waits for processors and one for downloads."""
@@ -197,27 +186,6 @@ class LocalCluster:
         self.images.build_base(self.steps)
         self.images.build_dependencies(self.steps)
 
-    def _load_code(self) -> None:
-        def bring(image: str) -> None:
-            self.images.build_code(image)
-            self.images.export(image)
-
-        for image in _CODE_ON:  # one after the other: they share the builder's storage and the layout's index
-            bring(image)
-        pairs = [
-            (image, name)
-            for image, on_system_node in _CODE_ON.items()
-            for name in self.shape.node_names
-            if on_system_node == (name == SYSTEM_NODE_NAME)
-        ]
-
-        def load(pair: tuple[str, str]) -> None:
-            image, name = pair
-            import_image(self.images, image, self.node(name).store, self.folders.containerd_socket(name))
-
-        _each(load, pairs)
-        self.images.discard_unused()
-
     def _install_packages(self) -> None:
         missing = packages.missing_packages()
         if missing:
@@ -230,6 +198,14 @@ class LocalCluster:
             route = overlapping_route(network, self.network.bridge)
             if route is not None:
                 raise ClusterError(f"{network} is in use on this machine ({route}); change `network` in cluster.yaml")
+
+    def _check_same_network(self) -> None:
+        """Services keep their addresses in etcd, so the ranges of a cluster stay as they were at its first start."""
+        mark = self.folders.cluster / "network.json"
+        wanted = self.shape.network.model_dump_json()
+        if mark.exists() and mark.read_text() != wanted:
+            raise ClusterError("`network` in cluster.yaml was changed; take the cluster down first, then up again")
+        write_if_changed(mark, wanted)
 
     def _clear_earlier_boot(self) -> None:
         """Forget sockets and process files of an earlier boot of the machine: nothing of them lives."""
@@ -281,6 +257,17 @@ class LocalCluster:
         status = ("--subresource", "status", "--type", "merge", "--patch", json.dumps(devices))
         self.kubectl("patch", "node", name, *status)
 
+    def _check_devices(self) -> None:
+        """A kubelet that was killed may withdraw the devices at its return; by now it has returned."""
+        for item in self.kubectl.get("nodes")["items"]:
+            name = item["metadata"]["name"]
+            wanted = device_patch(self.shape, name) if name in self.shape.node_names else None
+            if (
+                wanted is not None
+                and not wanted["status"]["allocatable"].items() <= item["status"]["allocatable"].items()
+            ):
+                self._patch_node(name)
+
     def _write_checkout(self, certificates: Certificates) -> None:
         write_if_changed(self.folders.kubeconfig, certificates.kubeconfig("admin").read_text(), mode=0o600)
         logs = self.folders.checkout / "logs"
@@ -303,15 +290,3 @@ class LocalCluster:
                 with self.steps.step("wait for another command on the local cluster to end"):
                     fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-
-
-def _each(action: Callable[[_Item], None], items: list[_Item]) -> None:
-    """Do something for all, side by side; the first failure is raised when all have ended."""
-    with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
-        for future in [pool.submit(action, item) for item in items]:
-            future.result()
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if folder.exists() and not any(folder.iterdir()):
-        folder.rmdir()

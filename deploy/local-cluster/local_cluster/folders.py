@@ -42,6 +42,11 @@ class Folders:
         return Path("/run") / f"{self.cluster_name}-local-cluster"
 
     @property
+    def host_settings(self) -> Path:
+        """Kernel settings of the machine as they were before the first of its clusters."""
+        return self.cache / "host-settings.json"
+
+    @property
     def logs(self) -> Path:
         return self.cluster / "logs"
 
@@ -63,9 +68,6 @@ class Folders:
 
     def node_run(self, name: str) -> Path:
         return self.run / name
-
-    def containerd_socket(self, node: str) -> Path:
-        return self.node_run(node) / "containerd.sock"
 
     def check_socket_lengths(self, node_names: list[str]) -> None:
         """Refuse a cache folder so deep that the kubelet's sockets cannot be made.

@@ -1,4 +1,4 @@
-"""Kernel settings of the machine that the cluster changes, kept so that `down` can put them back."""
+"""Kernel settings of the machine that a kubelet changes at its start, kept so that `down` can put them back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 
 from local_cluster.folders import write_if_changed
 
-_WANTED = {"net.ipv4.ip_forward": "1"}
-# The kubelet sets these at its start.
 _SET_BY_KUBELET = (
     "vm.overcommit_memory",
     "vm.panic_on_oom",
@@ -19,17 +17,14 @@ _SET_BY_KUBELET = (
 )
 
 
-def remember_and_set(kept_in: Path) -> None:
-    """Note the present values once, then set what the cluster needs."""
+def remember(kept_in: Path) -> None:
+    """Note the present values, once for all clusters of this machine."""
     if not kept_in.exists():
-        names = (*_WANTED, *_SET_BY_KUBELET)
-        write_if_changed(kept_in, json.dumps({name: _file(name).read_text().strip() for name in names}))
-    for name, value in _WANTED.items():
-        _file(name).write_text(value)
+        write_if_changed(kept_in, json.dumps({name: _file(name).read_text().strip() for name in _SET_BY_KUBELET}))
 
 
 def restore(kept_in: Path) -> None:
-    """Put the noted values back."""
+    """Put the noted values back. Nothing happens when none are noted."""
     if not kept_in.exists():
         return
     for name, value in json.loads(kept_in.read_text()).items():

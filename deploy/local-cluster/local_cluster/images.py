@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ SEEDED = (SANDBOX, BASE, TRAINING_OPERATOR, OPERATOR_DEPENDENCIES, WORKER_DEPEND
 """What every node's store holds from the beginning; code images are thin layers on top."""
 
 _DOCKERFILES = {WORKER: ("profiler-image/Dockerfile", "worker"), OPERATOR: ("operator/Dockerfile", "operator")}
+_PACKAGES = {
+    "profiler-image/Dockerfile": ("planner/trainwright", "profiler-image/trainwright_worker"),
+    "operator/Dockerfile": ("planner/trainwright", "operator/trainwright_operator"),
+}
 _DEPENDENCIES = {WORKER_DEPENDENCIES: WORKER, OPERATOR_DEPENDENCIES: OPERATOR}
 _BASE_RECIPE = (
     "--variant=minbase",
@@ -95,11 +99,15 @@ class Images:
     def build_code(self, image: str) -> None:
         """The worker's or the operator's image as the checkout is now; only thin layers are new."""
         dockerfile, _ = _DOCKERFILES[image]
+        made_of = fingerprint(self.digest(BASE), *_sources(self.folders.project, dockerfile))
+        if self._stamped(image, made_of):
+            return
         before = self._digest_or_none(image)
         self._build_dockerfile(image, dockerfile)
         if before is not None and before != self.digest(image):
             # Whatever still needs the old layers keeps them.
             succeeds([*self._buildah(), "rmi", before])
+        self._stamp(image, made_of)
 
     def export(self, image: str) -> None:
         """Bring an image into the layout; layers that lie there already are not written again."""
@@ -185,6 +193,17 @@ class Images:
 
     def _stamp_file(self, image: str) -> Path:
         return self.folders.images / "stamps" / image.rpartition("/")[2].replace(":", "-")
+
+
+def _sources(project: Path, dockerfile: str) -> Iterator[bytes]:
+    """Everything that a code image is made of: names and contents."""
+    files = [project / name for name in (dockerfile, ".dockerignore", "pyproject.toml", "README.md")]
+    for package in _PACKAGES[dockerfile]:
+        files += sorted(file for file in (project / package).rglob("*") if file.is_file())
+    for file in files:
+        if "__pycache__" not in file.parts:
+            yield str(file.relative_to(project)).encode()
+            yield file.read_bytes()
 
 
 def requirements(project: Path, extra: str) -> Sequence[str]:

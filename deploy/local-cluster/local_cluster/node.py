@@ -15,13 +15,13 @@ from local_cluster.certificates import Certificates
 from local_cluster.control_groups import ControlGroups
 from local_cluster.folders import Folders, write_if_changed
 from local_cluster.images import SANDBOX
+from local_cluster.leftovers import remove_links_into
 from local_cluster.mounts import unmount_below
 from local_cluster.network import Network
 from local_cluster.processes import Processes, Program, in_namespace
 from local_cluster.shape import ClusterShape
 from local_cluster.stores import clone, containerd_basics, unused_plugins, wait_for_containerd
 
-_CONTAINER_LOG_LINKS = Path("/var/log/containers")
 _CNI_RESULTS = Path("/var/lib/cni/results")
 _SHIM_SOCKETS = Path("/run/containerd/s")
 # A connection's window: enough for links of 1 Gbit/s at a quarter of a millisecond, small enough that the shaped
@@ -49,6 +49,10 @@ class Node:
         return self.folders.node(self.name) / "containerd"
 
     @property
+    def containerd_socket(self) -> Path:
+        return self.folders.node_run(self.name) / "containerd.sock"
+
+    @property
     def programs(self) -> tuple[str, str, str]:
         """From the innermost out: the order to start them in."""
         return (f"containerd-{self.name}", f"kubelet-{self.name}", f"kube-proxy-{self.name}")
@@ -61,6 +65,20 @@ class Node:
         """The seed that the node's store was cloned from; None where it has no store yet."""
         return self._seed_mark.read_text() if self.store.exists() and self._seed_mark.exists() else None
 
+    @property
+    def _place(self) -> str:
+        return f"{self.shape.node_address(self.name)} {self.shape.pod_range(self.name)}"
+
+    @property
+    def _place_mark(self) -> Path:
+        return self.folders.node_run(self.name) / "place"
+
+    def leave_other_place(self) -> None:
+        """Stop the node where it runs at addresses that the description now gives to another."""
+        if self._place_mark.exists() and self._place_mark.read_text() != self._place:
+            self.stop()
+            self.network.remove_namespace(self.name)
+
     def ensure(self, certificates: Certificates, seed: Path) -> None:
         """Bring the node up, or leave it alone where it runs as wanted."""
         if not self.network.healthy(self.name):
@@ -72,9 +90,10 @@ class Node:
             shutil.rmtree(self.store, ignore_errors=True)
             clone(seed, self.store)
             write_if_changed(self._seed_mark, seed.name)
+        write_if_changed(self._place_mark, self._place)
         self.groups.create([self.name])
         containerd = self._containerd()
-        socket = self.folders.containerd_socket(self.name)
+        socket = self.containerd_socket
         if self.processes.ensure(containerd):
             wait_for_containerd(socket, self.processes.log(containerd.name))
         self.processes.ensure(self._kubelet(certificates))
@@ -97,7 +116,7 @@ class Node:
         self.stop()
         self.network.remove_namespace(self.name)
         self.groups.remove(self.name)
-        _remove_links_into(_CONTAINER_LOG_LINKS, self.folders.node(self.name))
+        remove_links_into(self.folders.node(self.name))
         shutil.rmtree(self.folders.node(self.name), ignore_errors=True)
 
     def _remove_shim_sockets(self) -> None:
@@ -120,7 +139,7 @@ class Node:
 
     def _kill_shims(self) -> None:
         """End the shims of this node's containerd (they outlive it) and remove their sockets."""
-        mark = str(self.folders.containerd_socket(self.name)).encode()
+        mark = str(self.containerd_socket).encode()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -134,9 +153,7 @@ class Node:
     def _containerd(self) -> Program:
         run_folder = self.folders.node_run(self.name)
         plugin = '[plugins."io.containerd.grpc.v1.cri"'
-        basics = containerd_basics(
-            self.store, run_folder / "containerd", self.folders.containerd_socket(self.name), unused_plugins()
-        )
+        basics = containerd_basics(self.store, run_folder / "containerd", self.containerd_socket, unused_plugins())
         # The last two: a machine may forbid lowering the score of the out-of-memory killer; and mounts of pods'
         # network namespaces shall lie where `down` finds them.
         config = (
@@ -195,7 +212,7 @@ class Node:
             "tlsPrivateKeyFile": str(serving.key),
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.groups.name}/{self.name}",
-            "containerRuntimeEndpoint": f"unix://{self.folders.containerd_socket(self.name)}",
+            "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
             "clusterDNS": [str(self.shape.host_address)],
             "clusterDomain": "cluster.local",
             "podLogsDir": str(folder / "pod-logs"),
@@ -273,11 +290,3 @@ def device_patch(shape: ClusterShape, name: str) -> dict[str, Any] | None:
         return None
     devices = {"nvidia.com/gpu": str(device.devices)}
     return {"status": {"capacity": devices, "allocatable": devices}}
-
-
-def _remove_links_into(folder: Path, target: Path) -> None:
-    if not folder.exists():
-        return
-    for link in folder.iterdir():
-        if link.is_symlink() and link.readlink().is_relative_to(target):
-            link.unlink()

@@ -1,0 +1,52 @@
+"""What the cluster's programs make outside of its own folders, whatever they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# A kubelet makes this socket at the same place whatever its folders are.
+_FILES = (Path("/var/lib/kubelet/device-plugins/kubelet.sock"),)
+# Inner folders first; whatever holds something else stays.
+_FOLDERS = (
+    "/run/containerd/s",
+    "/run/containerd",
+    "/var/lib/cni/results",
+    "/var/lib/cni",
+    "/etc/cni/net.d",
+    "/etc/cni",
+    "/var/lib/kubelet/device-plugins",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+    "/var/log/pods",
+)
+_BUILDERS_CACHE = Path("/var/lib/containers/cache/blob-info-cache-v1.boltdb")
+
+
+def remove_leftovers() -> None:
+    """Remove what a cluster leaves, where nothing else uses it."""
+    for file in _FILES:
+        file.unlink(missing_ok=True)
+    for folder in _FOLDERS:
+        _remove_if_empty(Path(folder))
+
+
+def remove_builders_cache() -> None:
+    """Remove what skopeo notes of the layers that it copied."""
+    _BUILDERS_CACHE.unlink(missing_ok=True)
+    for folder in _BUILDERS_CACHE.parents[:2]:
+        _remove_if_empty(folder)
+
+
+def remove_links_into(target: Path) -> None:
+    """Remove the links to containers' logs that lead into a folder."""
+    links = Path("/var/log/containers")
+    if not links.exists():
+        return
+    for link in links.iterdir():
+        if link.is_symlink() and link.readlink().is_relative_to(target):
+            link.unlink()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
