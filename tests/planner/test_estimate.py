@@ -93,7 +93,8 @@ def test_one_device_alone_computes_and_updates(
     assert found.iteration_seconds == pytest.approx(compute + update)
     assert found.breakdown.update_seconds == pytest.approx(update)
     activations = sum(c.activation_bytes for c in costs)
-    assert found.peak_memory_bytes == pytest.approx(problem.model.parameters * 16 + activations, abs=1)
+    logits = 2 * costs[-1].activation_bytes
+    assert found.peak_memory_bytes == pytest.approx(problem.model.parameters * 16 + activations + logits, abs=1)
 
 
 def test_replicas_pay_one_ring_over_all_gradients(

@@ -17,6 +17,12 @@ OPTIMIZER_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
 RECEIVED_AHEAD = 3
 """Boundary tensors of one side beside the activations: one received ahead, two whose sending may not be over."""
 
+LOSS_WORKSPACE = 2
+"""Beside what the last layer keeps, its logits and their gradient, each about as large, live while the loss turns round.
+
+Measured on CPU: without it the last stage was 26-46 % short, with it within 10 %; other layers need none (within 3 %).
+"""
+
 
 def parameter_bytes(model: Model, optimizer: Optimizer) -> int:
     """Bytes for each held value: the weight, its gradient and its optimizer state."""
@@ -40,7 +46,16 @@ def device_bytes(unit: Unit, stage: Stage, accelerator: str, setting: Setting, *
     model, tensor = setting.model, stage.layers[0].tensor
     held = held_parameters(model, stage.first, stage.end, tensor) * parameter_bytes(model, setting.optimizer)
     activations = sum(_run_bytes(run, unit.rows, accelerator, setting, kept) for run in stage.layers)
+    activations += _loss_bytes(stage, unit.rows, accelerator, setting)
     return round(held + activations + boundary_bytes(model, stage.first, stage.end, unit.rows, kept))
+
+
+def _loss_bytes(stage: Stage, rows: int, accelerator: str, setting: Setting) -> float:
+    model = setting.model
+    if stage.end < len(model.layers):
+        return 0.0
+    cost = setting.layer_cost(accelerator, model.kind_of(stage.end - 1), stage.layers[-1].tensor, rows)
+    return LOSS_WORKSPACE * cost.activation_bytes
 
 
 def _run_bytes(run: LayerRun, rows: int, accelerator: str, setting: Setting, kept: int) -> float:

@@ -56,6 +56,7 @@ class StageTables:
             for accelerator in {cluster.accelerator_of(d) for unit in replicas for d in unit.devices}:
                 activations = self._layer_tables(accelerator.name, degrees.tensor, rows)[1]
                 needed = held + kept * _spans(activations) + boundary
+                needed[:, -1] += memory.LOSS_WORKSPACE * activations[-1]
                 result[stage] &= np.round(needed) <= accelerator.memory_bytes
         return result
 
