@@ -29,6 +29,7 @@ def main() -> int:
     """Run until SIGTERM or SIGINT. 2: the settings are wrong, told in one sentence."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries; what comes of them is told by who asked
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are handled here, not there
     try:
         settings = Settings.from_environment()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import kopf
@@ -58,7 +59,8 @@ class Watch:
             )
         except BaseException as error:  # noqa: BLE001 - whatever ended it is told in the loop that waits for it
             failure = error
-        self._loop.call_soon_threadsafe(self._tell_end, failure)
+        with suppress(RuntimeError):  # the loop is closed: told to end, and quicker than kopf
+            self._loop.call_soon_threadsafe(self._tell_end, failure)
 
     def _tell_end(self, failure: BaseException | None) -> None:
         if self._ended.done():
