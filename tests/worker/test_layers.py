@@ -1,0 +1,143 @@
+"""The torch layers are those that the planner counts, and compute what they should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright import families
+from trainwright.model import Gpt
+from trainwright_worker.batches import token_rows
+from trainwright_worker.executor.parameters import Adam, ParameterBuffer, Sgd
+from trainwright_worker.executor.stage import StageLayers
+from trainwright_worker.layers.gpt import Block, make_layer
+from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.memory import LiveBytes
+from trainwright_worker.profiling import activation_bytes, relative_spread
+
+GPT = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
+MODEL = families.build(GPT)
+
+
+def layer_of(model, kind: str, shard: TensorShard | None = None) -> nn.Module:
+    return make_layer(model, model.layers.index(kind), seed=1, shard=shard or TensorShard(), shared={})
+
+
+@pytest.mark.parametrize("gpt", [GPT, Gpt(3, 48, 6, 20, 101), Gpt(1, 64, 8, 8, 50)])
+@pytest.mark.parametrize("kind", ["embedding", "block", "head"])
+def test_parameters_are_as_many_as_the_planner_counts(gpt: Gpt, kind: str) -> None:
+    model = families.build(gpt)
+    expected = next(k for k in model.kinds if k.name == kind)
+    assert sum(p.numel() for p in layer_of(model, kind).parameters()) == expected.parameters
+    shard = layer_of(model, kind, TensorShard(1, 2))
+    assert sum(p.numel() for p in shard.parameters()) == expected.parameters_at(2)
+
+
+def test_a_stage_that_owns_a_shared_weight_twice_holds_it_once() -> None:
+    stage = StageLayers(MODEL, 0, 4, seed=0, shard=TensorShard())
+    assert stage.number_of_values == MODEL.parameters
+
+
+def test_the_block_computes_what_torchs_own_layer_computes() -> None:
+    block = layer_of(MODEL, "block")
+    theirs = nn.TransformerEncoderLayer(
+        32, 4, dim_feedforward=128, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+        theirs.self_attn.in_proj_weight.copy_(block.qkv_weight.flatten(0, 1))
+        theirs.self_attn.in_proj_bias.copy_(block.qkv_bias.flatten())
+        theirs.self_attn.out_proj.weight.copy_(block.attention_weight)
+        theirs.self_attn.out_proj.bias.copy_(block.attention_bias)
+        theirs.linear1.weight.copy_(block.expand_weight)
+        theirs.linear1.bias.copy_(block.expand_bias)
+        theirs.linear2.weight.copy_(block.contract_weight)
+        theirs.linear2.bias.copy_(block.contract_bias)
+        theirs.norm1.weight.copy_(block.first_norm_weight)
+        theirs.norm1.bias.copy_(block.first_norm_bias)
+        theirs.norm2.weight.copy_(block.second_norm_weight)
+        theirs.norm2.bias.copy_(block.second_norm_bias)
+    hidden = torch.randn(2, 16, 32, generator=generator)
+    mask = nn.Transformer.generate_square_subsequent_mask(16)
+    torch.testing.assert_close(block(hidden), theirs(hidden, src_mask=mask, is_causal=True), rtol=1e-4, atol=1e-5)
+
+
+def test_parts_put_together_are_the_whole_weights() -> None:
+    whole = dict(layer_of(MODEL, "block").named_parameters())
+    parts = [dict(layer_of(MODEL, "block", TensorShard(index, 4)).named_parameters()) for index in range(4)]
+    for name, weight in whole.items():
+        dimension = Block.SPLIT_DIMENSION.get(name)
+        if dimension is None:
+            assert all(torch.equal(part[name], weight) for part in parts)
+        else:
+            assert torch.equal(torch.cat([part[name] for part in parts], dimension), weight)
+
+
+def test_a_later_token_does_not_change_an_earlier_one() -> None:
+    block = layer_of(MODEL, "block")
+    hidden = torch.randn(1, 16, 32)
+    changed = hidden.clone()
+    changed[0, 10] += 1
+    before, after = block(hidden), block(changed)
+    torch.testing.assert_close(before[0, :10], after[0, :10])
+    assert not torch.allclose(before[0, 10:], after[0, 10:])
+
+
+def test_rows_depend_on_seed_iteration_and_row_alone() -> None:
+    tokens, targets = token_rows(GPT, seed=1, iteration=2, first=0, count=6)
+    part, _ = token_rows(GPT, seed=1, iteration=2, first=4, count=2)
+    assert torch.equal(tokens[4:], part)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    other, _ = token_rows(GPT, seed=1, iteration=3, first=0, count=6)
+    assert not torch.equal(tokens, other)
+    follows = ((tokens + 7) % 32 == targets).float().mean().item()
+    assert 0.75 < follows < 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"), [(Adam, torch.optim.Adam, {}), (Sgd, torch.optim.SGD, {"momentum": 0.9})]
+)
+def test_optimizers_compute_what_torchs_compute(ours: type, theirs: type, options: dict) -> None:
+    generator = torch.Generator().manual_seed(0)
+    own = [nn.Parameter(torch.randn(5, 3, generator=generator)), nn.Parameter(torch.randn(7, generator=generator))]
+    their = [nn.Parameter(p.detach().clone()) for p in own]
+    buffer = ParameterBuffer(own)
+    optimizer, reference = ours([buffer], 0.01), theirs(their, lr=0.01, **options)
+    for _ in range(5):
+        buffer.clear()
+        for parameter, copy in zip(own, their, strict=True):
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad += gradient
+            copy.grad = gradient
+        optimizer.step()
+        reference.step()
+    for parameter, copy in zip(own, their, strict=True):
+        torch.testing.assert_close(parameter, copy)
+
+
+def test_live_bytes_see_births_and_deaths() -> None:
+    existing = torch.zeros(1000)
+    with LiveBytes([existing]) as live:
+        for _ in range(3):
+            a = torch.ones(500)
+            b = a + 1
+            view = b[:10]
+            del a, b, view
+        assert live.now_bytes == 4000
+    assert live.peak_bytes == 4000 + 2 * 2000
+
+
+def test_activations_are_counted_once_and_without_weights() -> None:
+    layer = nn.Linear(10, 20)
+    hidden = torch.randn(3, 10, requires_grad=True)
+    # Linear keeps its input, tanh its output.
+    assert activation_bytes(lambda: torch.tanh(layer(hidden)), layer, [hidden]) == 4 * (3 * 10 + 3 * 20)
+
+
+def test_spread_is_relative_to_the_median() -> None:
+    assert relative_spread([1.0]) == 0
+    assert relative_spread([1.0] * 5) == 0
+    assert relative_spread([float(i) for i in range(11)]) == pytest.approx(8 / 5)

@@ -1,0 +1,161 @@
+"""What a worker refuses, what it calls a failure, and where it leaves its last words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainwright.cluster import Emulation
+from trainwright.model import Dtype
+from trainwright.orders import FailureReason, GangNode, LinksOrder, ProfileOrder
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
+from trainwright_worker.acceptance import check
+from trainwright_worker.failures import WorkerError, classify, one_line
+from trainwright_worker.links import _repeats
+from trainwright_worker.output import leave_last_words
+from trainwright_worker.seat import Seat, gang_devices
+
+
+def with_run(make, **fields) -> Plan:
+    plan = make.plan(gang_devices(make.gang(1, 1)))
+    stage = plan.pipelines[0].stages[0]
+    changed = replace(stage, layers=(replace(stage.layers[0], **fields),))
+    pipeline = replace(plan.pipelines[0], stages=(changed, *plan.pipelines[0].stages[1:]))
+    return replace(plan, pipelines=(pipeline,))
+
+
+def several_pipelines(make) -> Plan:
+    first, second = (make.plan(gang_devices(make.gang(1, 1))[i : i + 1]).pipelines[0] for i in (0, 1))
+    return Plan(4, 16, (first, second))
+
+
+def two_strategies(make) -> Plan:
+    stage = make.plan(gang_devices(make.gang(2)), data=2).pipelines[0].stages[0]
+    runs = (LayerRun(0, 2, 1, 2, (2, 2)), LayerRun(2, 2, 1, 2, (3, 1)))
+    return Plan(4, 8, (Pipeline(2, 4, (replace(stage, layers=runs),)),))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m, t: replace(t, plan=several_pipelines(m)), "has 2 pipelines"),
+        (lambda m, t: replace(t, plan=with_run(m, sharding=Sharding.ZERO1)), "sharding zero1"),
+        (lambda m, t: replace(t, plan=with_run(m, recompute=True)), "recompute"),
+        (lambda m, t: replace(t, gang=m.gang(1, 2)), "device node-b:1 is in the gang, but not in the plan"),
+        (lambda m, t: replace(t, gang=m.gang(1)), "device node-b:0 is in the plan, but not in the gang"),
+        (lambda m, t: replace(t, iterations=0), "iterations must be at least 1"),
+        (lambda m, t: replace(t, model=replace(m.model, dtype=Dtype.FLOAT16)), "float16"),
+        (lambda m, t: replace(t, model=replace(m.model, layers=m.model.layers[:-1])), "not those that family gpt"),
+        (lambda m, t: replace(t, gang=m.gang()), "at least one node"),
+        (lambda m, t: replace(t, gang=m.gang(1, 1, deadline_seconds=0)), "must be above 0"),
+        (lambda m, t: replace(t, gang=m.gang(2), plan=two_strategies(m)), "stage 0 changes"),
+        (lambda m, t: m.trial(m.gang(3), tensor=3), "does not divide the 4 attention heads"),
+        (lambda m, t: ProfileOrder(m.gang(1), m.model, 3, (1,)), "does not divide the 4 attention heads"),
+        (lambda m, t: ProfileOrder(m.gang(1), m.model, 1, ()), "rows must name"),
+        (lambda m, t: ProfileOrder(m.gang(2), m.model, 1, (1,)), "the gang has 2"),
+        (lambda m, t: LinksOrder(m.gang(1)), "no link to measure"),
+        (lambda m, t: LinksOrder(m.gang(2), message_bytes=(1, 2)), "three ascending sizes"),
+    ],
+)
+def test_orders_that_cannot_be_done_are_refused_in_words(make, change, words: str) -> None:
+    good = make.trial(make.gang(1, 1))
+    check(good)
+    with pytest.raises(WorkerError, match=words) as refusal:
+        check(change(make, good))
+    assert refusal.value.reason is FailureReason.ORDER_INVALID
+    assert "\n" not in refusal.value.message
+
+
+def test_pacing_is_refused_on_a_real_gpu_and_needed_on_an_emulated_device(make) -> None:
+    node = GangNode("node-a", (0,), "emulated-x")
+    gang = replace(make.gang(1), nodes=(node,))
+    with pytest.raises(WorkerError, match="needs a device table"):
+        check(make.trial(gang))
+    table = (("emulated-x", Emulation(1e9, 0, 1e9)),)
+    check(make.trial(replace(gang, emulations=table)))
+    with pytest.raises(WorkerError, match="backend nccl means a real GPU"):
+        check(make.trial(replace(gang, emulations=table, backend="nccl")))
+    with pytest.raises(WorkerError, match="is real and must have no device table"):
+        check(make.trial(replace(make.gang(1), emulations=(("cpu", Emulation(1e9, 0, 1e9)),))))
+
+
+def environment(node: str, rank: int, local: int, world: int) -> dict[str, str]:
+    return {
+        "TRAINWRIGHT_NODE_NAME": node,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(world),
+    }
+
+
+def test_a_process_finds_its_logical_rank_by_its_device(make) -> None:
+    gang = make.gang(1, 2)
+    a, b, c = gang_devices(gang)
+    order = replace(make.trial(gang), plan=make.plan((c, a, b)))
+    seats = [
+        Seat.find(order, environment(*place, 3)) for place in (("node-a", 0, 0), ("node-b", 1, 0), ("node-b", 2, 1))
+    ]
+    assert [seat.device for seat in seats] == [a, b, c]
+    assert [seat.rank for seat in seats] == [1, 2, 0]
+    assert [seat.is_speaker for seat in seats] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "place", [("node-z", 0, 0, 3), ("node-b", 0, 0, 3), ("node-a", 0, 0, 2), ("node-a", 1, 1, 3), ("", 0, 0, 3)]
+)
+def test_a_process_that_stands_elsewhere_is_refused(make, place: tuple) -> None:
+    with pytest.raises(WorkerError) as refusal:
+        Seat.find(make.trial(make.gang(1, 2)), environment(*place))
+    assert refusal.value.reason is FailureReason.PLACEMENT_NOT_MET
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), FailureReason.OUT_OF_MEMORY),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), FailureReason.OUT_OF_MEMORY),
+        (RuntimeError("[x.cc:1] Connection closed by peer [10.0.0.1]:1"), FailureReason.PEER_LOST),
+        (RuntimeError("Timed out waiting 4000ms for recv operation to complete"), FailureReason.HANG),
+        (ValueError("wrong\n shape"), FailureReason.CRASHED),
+        (ValueError("a timeout was given"), FailureReason.CRASHED),
+        (WorkerError(FailureReason.PLACEMENT_NOT_MET, "no"), FailureReason.PLACEMENT_NOT_MET),
+    ],
+)
+def test_failures_are_named(error: Exception, reason: FailureReason) -> None:
+    problem = classify(error)
+    assert problem.reason is reason
+    assert "\n" not in problem.message
+
+
+def test_a_sentence_is_one_line_of_bounded_length() -> None:
+    assert one_line(" a\n\tb ") == "a b"
+    assert one_line("x" * 50, limit=10) == "x" * 9 + "…"
+
+
+def words(reason: FailureReason) -> str:
+    return json.dumps({"reason": str(reason)})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (FailureReason.PEER_LOST, FailureReason.CRASHED, FailureReason.CRASHED),
+        (FailureReason.CRASHED, FailureReason.PEER_LOST, FailureReason.CRASHED),
+        (FailureReason.HANG, FailureReason.CRASHED, FailureReason.HANG),
+        (FailureReason.PEER_LOST, FailureReason.PEER_LOST, FailureReason.PEER_LOST),
+    ],
+)
+def test_last_words_keep_the_cause(tmp_path: Path, first, second, kept) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    for reason in (first, second):
+        leave_last_words(log, reason, words(reason))
+    assert log.read_text(encoding="utf-8") == words(kept)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.1, 5), (2.0, 2), (100.0, 1), (0.02, 10), (0.0001, 50)])
+def test_repeats_bound_the_time_of_a_round(seconds: float, expected: int) -> None:
+    assert _repeats(5, seconds) == expected
