@@ -55,6 +55,8 @@ class Book:
         self.live_gangs: set[str] = set()
         self.fields: dict[str, Any] = {}
         self.progress: Progress | None = None
+        self.present = ConditionType.ACCEPTED
+        """The condition of the phase that is being gone through."""
         self.keeps_former = True
         """Whether what is not said in this pass stays as it was for a former spec: until the new one is accepted."""
         self._said: dict[ConditionType, Said] = {}

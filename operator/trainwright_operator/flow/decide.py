@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from trainwright import documents
-from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
+from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow.accept import accept
 from trainwright_operator.flow.actions import (
     Action,
@@ -92,37 +92,38 @@ def _work(book: Book) -> None:
 
 
 def _go_through_phases(book: Book) -> None:
+    book.present = ConditionType.ACCEPTED
     if not accept(book):
         return
     book.keeps_former = False
+    book.present = ConditionType.NODES_DISCOVERED
     discovery = discover(book)
     if discovery is None:
         return
+    book.present = ConditionType.LINKS_MEASURED
     cluster = measure_links(book, discovery)
     if cluster is None:
         return
+    book.present = ConditionType.PROFILED
     profiles = profile(book, discovery)
     if profiles is None:
         return
+    book.present = ConditionType.PLANNED
     planned = plan(book, cluster, profiles)
     if planned is None:
         return
     if book.spec.trials.top_k == 0:
         answer_without_trials(book, discovery, planned)
         return
+    book.present = ConditionType.TRIALS_COMPLETED
     tried = try_plans(book, discovery, planned)
     if tried is not None:
         answer(book, discovery, tried)
 
 
 def _fail(book: Book, failed: Failed) -> None:
-    """The first phase that is not done is the one that failed."""
-    for condition in book.conditions():
-        if condition.type in PHASE_CONDITIONS and not (
-            condition.status == "True" and condition.observed_generation == book.plan.generation
-        ):
-            book.say_failed(condition.type, failed)
-            break
+    """The present phase failed, and the plan with it."""
+    book.say_failed(book.present, failed)
     book.say_failed(ConditionType.SUCCEEDED, failed)
     book.live_gangs.clear()
     book.progress = None

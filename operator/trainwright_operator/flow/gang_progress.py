@@ -136,12 +136,16 @@ class _Gang:
         master = next(pod for pod, _ in placed)
         if master is not None and master.phase == "Succeeded" and master.log is not None:
             # First of all, also when a deadline has passed meanwhile: a measurement that was taken counts.
-            return self._take_report(master.log, started_at)
+            return self._take_report(master.log, self._last_start(placed))
         trouble = trouble_of(
             self.book.now, self.wanted, placed, jobs=tuple(self.jobs.values()), order=self.order, started_at=started_at
         )
         if trouble is not None:
-            return self._end(trouble, started_at=self._first_start(placed))
+            return self._end(trouble, started_at=self._last_start(placed))
+        if PLACED_ANNOTATION not in self.order.annotations and not any(
+            pod is None or pinning.is_gated(pod) for pod, _ in placed
+        ):
+            self._remember(PLACED_ANNOTATION)
         if started_at is None:
             return self._start(placed)
         progress = worker_log.progress(master.log) if master is not None and master.log else None
@@ -160,14 +164,15 @@ class _Gang:
             placed.extend((pods.get(node.name), node.name) for node in shape.nodes)
         return placed
 
-    def _first_start(self, placed: list[tuple[PodFacts | None, str]]) -> datetime | None:
+    def _last_start(self, placed: list[tuple[PodFacts | None, str]]) -> datetime | None:
+        """When the last of those pods started that are still there; a job that has ended removes what still runs."""
         starts = [
             container.running_since or container.started_at
             for pod, _ in placed
             if pod is not None
-            for container in pod.containers
+            for container in pod.containers[:1]
         ]
-        return min((start for start in starts if start is not None), default=None)
+        return max((start for start in starts if start is not None), default=None)
 
     def _started_at(self, placed: list[tuple[PodFacts | None, str]]) -> datetime | None:
         """When the last pod's worker started; None while one has not."""
@@ -188,8 +193,6 @@ class _Gang:
         if missing:
             return GangView(what=f"{len(placed) - missing} of {len(placed)} pods are created")
         if not gated:
-            if PLACED_ANNOTATION not in self.order.annotations:
-                self._remember(PLACED_ANNOTATION)
             ready = sum(bool(pod and pod.containers and pod.containers[0].running_since) for pod, _ in placed)
             return GangView(what=f"{ready} of {len(placed)} pods run")
         lacking = [sentence for pod, node in gated if (sentence := self._lacking(pod.job, node))]

@@ -1,0 +1,172 @@
+"""From nothing to a winner, in the simulated world."""
+
+from __future__ import annotations
+
+import pytest
+from flow_world import World, node, spec_of
+
+from trainwright import documents
+from trainwright.plan import Plan
+
+PHASES = ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned", "TrialsCompleted", "Succeeded")
+
+
+def test_every_phase_comes_true_and_the_winner_is_whole() -> None:
+    world = World()
+    status = world.run()
+    assert [world.condition(kind).status for kind in PHASES] == ["True"] * len(PHASES)
+    assert world.condition("Succeeded").reason == "BestTrialSelected"
+    assert status.phase == "Succeeded"
+    assert status.progress is None
+    winner = status.winner
+    measured = {trial.name: trial.measured_seconds for trial in status.trials}
+    assert winner.measured_seconds == min(measured.values())
+    assert measured[winner.trial] == winner.measured_seconds
+    baselines = [trial.measured_seconds for trial in status.trials if trial.role == "Baseline"]
+    assert winner.speedup_over_baseline == pytest.approx(min(baselines) / winner.measured_seconds, rel=1e-4)
+    assert winner.emulated is True
+    plan = documents.parse(winner.plan, Plan, source="winner.plan")
+    assert len(plan.devices) == 6
+
+
+def test_nothing_runs_after_the_end_and_results_are_kept() -> None:
+    world = World()
+    status = world.run()
+    assert world.jobs == {}
+    assert world.pods == {}
+    assert not [name for name in world.stored if name.endswith("-order")]
+    for reference in (status.cluster_ref, status.links_ref, status.profiles_ref, status.candidates_ref):
+        assert reference.config_map in world.stored
+    assert world.decide() == []
+
+
+def test_each_condition_that_comes_true_is_told_once() -> None:
+    world = World()
+    world.run()
+    told = [event.message.split(":")[0] for event in world.events if event.type == "Normal"]
+    news = [(event.reason, event.message.split(":")[0]) for event in world.events]
+    assert set(PHASES) <= set(told)
+    assert len(news) == len(set(news)), news
+
+
+def test_candidates_and_baselines_are_tried_in_turn_one_at_a_time() -> None:
+    world = World()
+    most_at_once = 0
+
+    def done() -> bool:
+        nonlocal most_at_once
+        trials = {job.gang for job in world.jobs.values() if job.gang.startswith(("candidate", "baseline"))}
+        most_at_once = max(most_at_once, len(trials))
+        return world.succeeded != "Unknown"
+
+    status = world.run(until=done)
+    assert most_at_once == 1
+    assert [trial.name for trial in status.trials] == [
+        "candidate-1", "baseline-1", "candidate-2", "baseline-2", "candidate-3",
+    ]  # fmt: skip
+    starts = [trial.start_time for trial in status.trials]
+    assert starts == sorted(starts)
+
+
+def test_a_plan_that_is_also_the_heuristics_is_tried_once_and_counts_for_both() -> None:
+    world = World(nodes=(node("n1"),))
+    status = world.run()
+    summaries = [trial.summary for trial in status.trials]
+    assert len(summaries) == len(set(summaries))
+    assert {trial.role for trial in status.trials} == {"Candidate"}
+    assert status.winner.speedup_over_baseline is not None
+
+
+def test_without_trials_the_best_prediction_is_the_answer() -> None:
+    world = World(spec=spec_of(trials={"topK": 0}))
+    status = world.run()
+    assert (world.condition("Succeeded").status, world.condition("Succeeded").reason) == ("True", "PlannedOnly")
+    assert status.winner.trial is None
+    assert status.winner.measured_seconds is None
+    assert status.winner.predicted_rank == 1
+    assert status.trials == ()
+    assert not [name for name in world.created if "candidate-1" in name]
+
+
+def test_a_single_device_has_no_links_and_still_gets_its_answer() -> None:
+    world = World(nodes=(node("n1", devices=1),))
+    world.run()
+    assert world.condition("LinksMeasured").reason == "NotNeeded"
+    assert world.succeeded == "True"
+
+
+def test_nodes_of_several_sizes_become_a_job_for_each_pod_shape() -> None:
+    world = World(nodes=(node("n1", devices=1), node("n2", devices=2), node("n3", devices=1)))
+    world.run(until=lambda: any(pod.gang == "links" and pod.phase == "Running" for pod in world.pods.values()))
+    where = {(pod.job.rpartition("-links")[2], pod.role, pod.index): pod.node for pod in world.pods.values()}
+    assert where == {("", "master", 0): "n1", ("", "worker", 0): "n3", ("-s1", "master", 0): "n2"}
+    assert world.run().winner is not None
+
+
+def test_a_plan_is_deleted_when_its_time_after_the_end_is_over() -> None:
+    world = World(spec=spec_of(ttlSecondsAfterFinished=30, trials={"topK": 0}))
+    world.run()
+    world.step(20)
+    assert not world.deleted
+    world.step(20)
+    world.step(0)
+    assert world.deleted
+
+
+def test_waiting_for_devices_in_use_is_said_and_ends_when_they_are_free() -> None:
+    world = World(others={"n2": 1})
+    for _ in range(20):
+        world.step()
+    condition = world.condition("LinksMeasured")
+    assert condition.reason == "WaitingForCapacity"
+    assert "node n2 has 1 of 2 devices free" in condition.message
+    assert all(pod.gates for pod in world.pods.values()), "all or none"
+    world.others = {}
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_suspending_frees_the_devices_and_keeps_what_was_measured() -> None:
+    world = World()
+    world.run(until=lambda: any(job.gang == "candidate-1" for job in world.jobs.values()))
+    profiles = {name for name in world.stored if "-profile-" in name and name.endswith("-result")}
+    world.spec = world.spec.model_copy(update={"suspend": True})
+    world.generation += 1
+    for _ in range(3):
+        world.step()
+    assert world.jobs == {}
+    assert world.status.phase == "Suspended"
+    assert world.condition("Profiled").status == "True"
+    assert world.status.trials
+    world.spec = world.spec.model_copy(update={"suspend": False})
+    world.generation += 1
+    before = len(world.created)
+    world.run()
+    assert world.succeeded == "True"
+    assert profiles <= set(world.stored)
+    assert not [name for name in world.created[before:] if "profile" in name], "nothing is measured twice"
+
+
+def test_raising_top_k_tries_only_what_is_new() -> None:
+    world = World(spec=spec_of(trials={"topK": 1}))
+    first = world.run()
+    world.spec = spec_of(trials={"topK": 2})
+    world.generation += 1
+    before = len(world.created)
+    world.step()
+    status = world.run()
+    created = [name.split("-", 2)[2] for name in world.created[before:]]
+    assert "candidate-2" in created
+    assert not {"links", "profile-1", "candidate-1", "baseline-1"} & set(created)
+    assert len(status.trials) == len(first.trials) + 1
+
+
+def test_another_worker_image_asks_another_question_and_measures_anew() -> None:
+    world = World(spec=spec_of(trials={"topK": 0}))
+    world.run()
+    world.spec = spec_of(trials={"topK": 0}, worker={"image": "worker:2"})
+    world.generation += 1
+    before = len(world.created)
+    world.step()
+    world.run()
+    assert any(name.endswith("-links-result") for name in world.created[before:])

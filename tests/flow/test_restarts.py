@@ -1,0 +1,111 @@
+"""A kill at any point, and doing everything twice, change nothing; and every story has an end."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from flow_world import World, node, shuffled_once, spec_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+NAMED = {
+    "BestTrialSelected", "AllTrialsFailed", "JobDeleted", "PodLost", "Crashed", "ImagePullFailed", "DeadlineExceeded",
+    "MetricsUnavailable", "PodsNotCreated", "StartingTimedOut", "PlacementNotSchedulable",
+}  # fmt: skip
+
+
+def small() -> World:
+    """A world whose plan is answered in few passes."""
+    spec = spec_of(search={"limits": {"maxTensorDegree": 1}}, trials={"topK": 1, "pendingDeadlineSeconds": 60})
+    return World(spec=spec, nodes=(node("n1", devices=1), node("n2", devices=1)))
+
+
+def winner(world: World):
+    found = world.run().winner
+    return found.trial, found.plan, found.measured_seconds
+
+
+def test_an_operator_killed_between_any_two_actions_comes_to_the_same_winner() -> None:
+    undisturbed = small()
+    expected = winner(undisturbed)
+    for seed in range(30):
+        rng = random.Random(seed)
+        world = small()
+        for _ in range(400):
+            todo = world.decide()
+            if rng.random() < 0.3:
+                todo = shuffled_once(todo, rng)
+                world.apply(todo)
+                world.restart()
+            else:
+                world.apply(todo)
+            world.pass_time(2.0)
+            if world.succeeded != "Unknown":
+                break
+        assert winner(world) == expected, seed
+        assert sorted(world.created) == sorted(set(world.created)), f"seed {seed}: something was made twice"
+        assert sorted(world.created) == sorted(undisturbed.created), seed
+
+
+def test_doing_everything_twice_is_the_same_as_once() -> None:
+    once, twice = World(), World()
+    for _ in range(300):
+        todo = once.decide()
+        assert [type(action) for action in twice.decide()] == [type(action) for action in todo]
+        once.apply(todo)
+        twice.apply(todo)
+        twice.apply([action for action in todo if type(action).__name__ != "EmitEvent"])
+        assert twice.stored == once.stored
+        assert twice.jobs == once.jobs
+        assert twice.pods == once.pods
+        assert twice.status == once.status
+        once.pass_time(2.0)
+        twice.pass_time(2.0)
+        if once.succeeded != "Unknown":
+            return
+    raise AssertionError("no end")
+
+
+HARMS = ("nothing", "delete a job", "fail a pod", "lose a pod", "hide the image", "restart", "occupy", "free", "mute")
+
+
+def harm(world: World, what: str) -> None:
+    pod = next(iter(world.pods.values()), None)
+    if what == "restart":
+        world.restart()
+    elif what == "occupy":
+        world.others = {"n1": 1}
+    elif what == "free":
+        world.others = {}
+    elif what == "mute":
+        world.log = lambda order: "nothing to say\n"
+    elif what == "delete a job" and world.jobs:
+        world.delete_job(next(iter(world.jobs)))
+    elif pod is not None and what == "lose a pod":
+        del world.pods[pod.name]
+    elif pod is not None and pod.containers and what == "fail a pod":
+        ended = replace(pod.containers[0], exit_code=1, running_since=None, started_at=world.now, finished_at=world.now)
+        world.pods[pod.name] = replace(pod, phase="Failed", containers=(ended,))
+    elif pod is not None and pod.containers and pod.phase == "Running" and what == "hide the image":
+        stuck = replace(pod.containers[0], running_since=None, waiting_reason="ErrImagePull")
+        world.pods[pod.name] = replace(pod, phase="Pending", containers=(stuck,))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(HARMS)), max_size=8))
+def test_every_story_ends_in_a_named_reason_with_nothing_left_running(story: list[tuple[int, str]]) -> None:
+    world = small()
+    for steps, what in story:
+        for _ in range(steps):
+            world.step()
+        harm(world, what)
+    world.run(steps=3000)
+    world.step()
+    world.step()
+    assert world.condition("Succeeded").reason in NAMED
+    assert world.jobs == {}
+    assert world.decide() == []
+    for trial in world.status.trials:
+        assert trial.state.is_final
+        assert trial.reason
