@@ -24,7 +24,7 @@ from local_cluster.each import each
 from local_cluster.folders import Folders, write_if_changed
 from local_cluster.images import RUN_ROOT, TRAINING_OPERATOR, Images
 from local_cluster.kubectl import Kubectl
-from local_cluster.leftovers import remove_builders_cache, remove_leftovers
+from local_cluster.leftovers import remove_builders_cache, remove_dead_sockets, remove_leftovers
 from local_cluster.mounts import unmount_below
 from local_cluster.network import Network, overlapping_route
 from local_cluster.node import Node, device_patch, node_patch
@@ -164,7 +164,8 @@ class LocalCluster:
         for folder in (self.folders.run, self.folders.cluster):
             unmount_below(folder)
             shutil.rmtree(folder, ignore_errors=True)
-        if any(self.folders.cluster.parent.iterdir()):
+        remove_dead_sockets()
+        if self.folders.cluster.parent.exists() and any(self.folders.cluster.parent.iterdir()):
             return  # another cluster of this machine still needs the rest
         host_settings.restore(self.folders.host_settings)
         unmount_below(self.folders.images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 # A kubelet makes this socket at the same place whatever its folders are.
@@ -28,6 +29,29 @@ def remove_leftovers() -> None:
         file.unlink(missing_ok=True)
     for folder in _FOLDERS:
         _remove_if_empty(Path(folder))
+
+
+def remove_dead_sockets() -> None:
+    """Remove the sockets of shims that were killed and could not remove them."""
+    for file in dead_sockets(Path("/run/containerd/s")):
+        file.unlink(missing_ok=True)
+
+
+def dead_sockets(folder: Path) -> list[Path]:
+    """Sockets that nobody listens on: those of shims that were killed. Any living one, of whomever, takes a connection."""
+    return [file for file in folder.iterdir() if file.is_socket() and _refuses(file)] if folder.exists() else []
+
+
+def _refuses(file: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(str(file))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # busy, or gone meanwhile
+            return False
+    return False
 
 
 def remove_builders_cache() -> None:

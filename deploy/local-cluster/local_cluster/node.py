@@ -127,11 +127,11 @@ class Node:
                 socket.unlink(missing_ok=True)
 
     def _forget_pod_networks(self) -> None:
-        """Remove what the CNI library notes of pods, the loopback's notes included."""
-        for file in _CNI_RESULTS.glob(f"{self._pod_network}-*-eth0"):
-            sandbox = file.name.removeprefix(f"{self._pod_network}-").removesuffix("-eth0")
-            (_CNI_RESULTS / f"cni-loopback-{sandbox}-lo").unlink(missing_ok=True)
-            file.unlink()
+        """Remove what the CNI library notes of this node's pods: each note names the pod's network namespace."""
+        mark = f"{self.folders.node_run(self.name)}/"
+        for file in _CNI_RESULTS.glob("*"):
+            if mark in file.read_text():
+                file.unlink(missing_ok=True)
 
     @property
     def _pod_network(self) -> str:
