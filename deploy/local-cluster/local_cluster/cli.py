@@ -20,7 +20,7 @@ from local_cluster.progress import Steps
 from local_cluster.shape import read_shape
 from local_cluster.status import component_table, node_table
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 _console = Console()
 _errors = Console(stderr=True)
 

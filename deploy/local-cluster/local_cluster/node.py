@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -130,8 +131,9 @@ class Node:
         """Remove what the CNI library notes of this node's pods: each note names the pod's network namespace."""
         mark = f"{self.folders.node_run(self.name)}/"
         for file in _CNI_RESULTS.glob("*"):
-            if mark in file.read_text():
-                file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another node's containerd removes its own meanwhile
+                if mark in file.read_text():
+                    file.unlink()
 
     @property
     def _pod_network(self) -> str:
