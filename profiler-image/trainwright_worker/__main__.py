@@ -11,7 +11,7 @@ from trainwright.orders import NODE_NAME_VARIABLE, ORDER_PATH
 from trainwright_worker import acceptance, output
 from trainwright_worker.failures import WorkerError
 from trainwright_worker.seat import node_rank
-from trainwright_worker.start import start_server
+from trainwright_worker.start import one_thread
 
 
 def _arguments() -> argparse.Namespace:
@@ -38,7 +38,7 @@ def main() -> int:
     except WorkerError as error:
         output.failure(error.reason, error.message, node=os.environ.get(NODE_NAME_VARIABLE))
         return 1
-    start_server()  # it loads torch while this process does
+    one_thread()
     if arguments.command == "local":
         from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only for an order that can be done)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from trainwright.orders import NODE_NAME_VARIABLE, Gang
 from trainwright_worker import process
+from trainwright_worker.start import start_context
 
 _GRACE_SECONDS = 5.0
 """After the first process failed the others have this long to notice and to say so."""
@@ -32,7 +32,7 @@ def main(gang: Gang, order_path: Path) -> int:
 
 
 def _start(gang: Gang, order_path: str, port: int) -> list[BaseProcess]:
-    context = multiprocessing.get_context("forkserver")
+    context = start_context(gang.backend)
     world = sum(len(node.slots) for node in gang.nodes)
     processes: list[BaseProcess] = []
     for node in gang.nodes:

@@ -24,6 +24,7 @@ from trainwright.orders import (
 from trainwright_worker import acceptance, device, links, output, profiling, trial
 from trainwright_worker.failures import classify
 from trainwright_worker.seat import Seat
+from trainwright_worker.start import forget_signal_handlers
 from trainwright_worker.watchdog import Watchdog
 
 _BACKEND_SLACK = 1.5
@@ -47,6 +48,7 @@ class LastWords:
 
 def main(order_path: str) -> None:
     """Do the order's work in this process. Ends the process with exit code 1 where that fails."""
+    forget_signal_handlers()
     last_words = LastWords()
     try:
         _work(Path(order_path), last_words)
