@@ -144,6 +144,31 @@ def test_a_lost_peer_without_a_cause_stays_the_reason() -> None:
     assert trial(world, "candidate-1").reason == "PeerLost"
 
 
+def test_a_job_that_failed_waits_a_moment_for_the_pod_that_says_why() -> None:
+    words = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB"))
+
+    def harm(world: World) -> None:
+        name = next(name for name, job in world.jobs.items() if job.gang == "candidate-1")
+        world.jobs[name] = replace(world.jobs[name], failed_at=world.now, message="1 replica failed")
+        world.step()
+        assert trial(world, "candidate-1").state == "Running"
+        fail_pods(world, "candidate-1", termination_message=words)
+
+    assert trial(run_with(World(), "candidate-1", harm), "candidate-1").reason == "OutOfMemory"
+
+
+def test_a_job_that_failed_without_a_word_is_crashed_in_the_jobs_words() -> None:
+    def harm(world: World) -> None:
+        name = next(name for name, job in world.jobs.items() if job.gang == "candidate-1")
+        world.jobs[name] = replace(world.jobs[name], failed_at=world.now, message="past its deadline")
+        for pod in [pod.name for pod in world.pods.values() if pod.job == name]:
+            del world.pods[pod]
+
+    found = trial(run_with(World(), "candidate-1", harm), "candidate-1")
+    assert found.reason == "Crashed"
+    assert "past its deadline" in found.message
+
+
 def test_a_killed_container_is_out_of_memory() -> None:
     world = run_with(
         World(), "candidate-1",

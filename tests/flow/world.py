@@ -292,7 +292,9 @@ class World:
             self.pods[name] = replace(pod, phase=phase, containers=(ended,), log=log if is_rendezvous else None)
         for name, job in self.jobs.items():
             if job.gang == gang:
-                self.jobs[name] = replace(job, succeeded=fault != "crash", failed=fault == "crash")
+                self.jobs[name] = replace(
+                    job, succeeded=fault != "crash", failed_at=self.now if fault == "crash" else None
+                )
 
 
 def shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:

@@ -146,8 +146,9 @@ def _manifest(  # noqa: PLR0913
             "nprocPerNode": str(shape.devices),
             "runPolicy": {
                 # The end of the Master ends the job; without this, Workers that hang would keep their devices.
+                # No backoffLimit: restartPolicy Never already ends the job at its first failure, but with a limit the
+                # training operator deletes the failed pods too, and their last words with them.
                 "cleanPodPolicy": "Running",
-                "backoffLimit": 0,
                 "activeDeadlineSeconds": int(wanted.pending_seconds + wanted.run_seconds + _SAFETY_SECONDS),
             },
             "pytorchReplicaSpecs": replica_specs,

@@ -107,13 +107,13 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """A PyTorchJob of a gang."""
+    """A PyTorchJob of a gang; `failed_at` is when it failed, if it did."""
 
     name: str
     gang: str
     created_at: datetime
     succeeded: bool = False
-    failed: bool = False
+    failed_at: datetime | None = None
     message: str = ""
     terminating: bool = False
 

@@ -58,7 +58,7 @@ def trouble_of(  # noqa: PLR0913 - each is a different fact of the gang
         or _failed(now, pods)
         or _unpullable(now, pods)
         or _lost(placed, order, jobs)
-        or _failed_job(pods, jobs)
+        or _failed_job(now, pods, jobs)
         or _late(now, wanted, placed, order=order, started_at=started_at)
     )
 
@@ -122,7 +122,9 @@ def _stuck(pod: PodFacts, container: ContainerFacts, waited: timedelta) -> Troub
 
 def _lost(placed: Placed, order: StoredMap, jobs: Sequence[JobFacts]) -> Trouble | None:
     """The training operator makes a deleted pod again, but the others have met and wait for the old one."""
-    ending = any(job.failed or job.succeeded for job in jobs) or any(pod and pod.phase == "Failed" for pod, _ in placed)
+    ending = any(job.failed_at or job.succeeded for job in jobs) or any(
+        pod and pod.phase == "Failed" for pod, _ in placed
+    )
     if PLACED_ANNOTATION not in order.annotations or ending:
         return None
     for pod, node in placed:
@@ -133,12 +135,14 @@ def _lost(placed: Placed, order: StoredMap, jobs: Sequence[JobFacts]) -> Trouble
     return None
 
 
-def _failed_job(pods: Sequence[PodFacts], jobs: Sequence[JobFacts]) -> Trouble | None:
+def _failed_job(now: datetime, pods: Sequence[PodFacts], jobs: Sequence[JobFacts]) -> Trouble | None:
     """A job that failed without a failed pod to say why: its own deadline, or its pods are gone."""
     if any(pod.phase == "Failed" for pod in pods):
         return None
-    failed = next((job for job in jobs if job.failed), None)
-    return Trouble.of(Reason.CRASHED, what=f"PyTorchJob {failed.name} failed: {failed.message}") if failed else None
+    for job in jobs:
+        if job.failed_at is not None and now - job.failed_at >= _CAUSE_PATIENCE:
+            return Trouble.of(Reason.CRASHED, what=f"PyTorchJob {job.name} failed: {job.message}")
+    return None
 
 
 def _late(

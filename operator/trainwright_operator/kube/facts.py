@@ -104,13 +104,14 @@ def job_facts(job: dict[str, Any]) -> JobFacts:
     """A PyTorchJob."""
     meta = job["metadata"]
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
+    failed = conditions.get("Failed")
     return JobFacts(
         name=meta["name"],
         gang=(meta.get("labels") or {}).get(GANG_LABEL, ""),
         created_at=time_of(meta["creationTimestamp"]),
         succeeded="Succeeded" in conditions,
-        failed="Failed" in conditions,
-        message=(conditions.get("Failed") or {}).get("message", ""),
+        failed_at=time_of(failed.get("lastTransitionTime") or meta["creationTimestamp"]) if failed else None,
+        message=(failed or {}).get("message", ""),
         terminating="deletionTimestamp" in meta,
     )
 

@@ -1,0 +1,130 @@
+"""Which devices are found on which nodes, by which source, and why a node is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flow_world import EMULATION, World, node, spec_of
+
+from trainwright_operator.api.spec import DevicesSpec
+from trainwright_operator.flow.discovery import inspect
+from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
+
+GPU = {"nvidia.com/gpu": "4"}
+
+
+def bare(name: str = "n", **labels: str) -> NodeFacts:
+    return NodeFacts(name, {key.replace("__", "/"): value for key, value in labels.items()}, {}, GPU)
+
+
+def labelled(**labels: str) -> NodeFacts:
+    own = {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360"}
+    return NodeFacts("n", own | labels, {}, GPU)
+
+
+def look(*nodes: NodeFacts, slices: tuple[SliceDevice, ...] = (), **devices: object):
+    snapshot = replace(World().snapshot(), nodes=nodes, slice_devices=slices)
+    return inspect(snapshot, DevicesSpec.model_validate(devices))
+
+
+def test_discovery_labels_give_type_memory_in_mib_and_allocatable_the_number() -> None:
+    found = look(labelled())
+    assert [(n.name, n.accelerator, n.devices) for n in found.nodes] == [("n", "Tesla-T4", 4)]
+    assert found.accelerators[0].memory_bytes == 15360 * 2**20
+
+
+def test_resource_slices_are_trusted_before_labels() -> None:
+    slices = tuple(SliceDevice("n", "gpu.nvidia.com", "NVIDIA H200", 141 * 2**30) for _ in range(4))
+    found = look(labelled(), slices=slices)
+    assert found.accelerators[0].name == "NVIDIA-H200"
+    assert found.accelerators[0].memory_bytes == 141 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("labels", "accelerator", "gibibytes"),
+    [
+        ({"cloud.google.com/gke-accelerator": "nvidia-tesla-v100"}, "nvidia-tesla-v100", 16),
+        (
+            {"karpenter.k8s.aws/instance-gpu-name": "t4", "karpenter.k8s.aws/instance-gpu-memory": "16384"},
+            "t4",
+            16,
+        ),
+        ({"node.kubernetes.io/instance-type": "p3.8xlarge"}, "Tesla-V100-SXM2-16GB", 16),
+    ],
+)
+def test_cloud_labels_are_the_last_resort(labels: dict[str, str], accelerator: str, gibibytes: int) -> None:
+    found = look(NodeFacts("n", labels, {}, GPU))
+    assert [(a.name, a.memory_bytes) for a in found.accelerators] == [(accelerator, gibibytes * 2**30)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (replace(labelled(), allocatable={}), "offers no nvidia.com/gpu"),
+        (replace(labelled(), ready=False), "not ready"),
+        (replace(labelled(), schedulable=False), "cordoned"),
+        (labelled(**{"nvidia.com/gpu.product": "Tesla-T4-SHARED"}), "time-sliced"),
+        (labelled(**{"nvidia.com/gpu.replicas": "4"}), "time-sliced"),
+        (labelled(**{"nvidia.com/gpu.product": "NVIDIA-A100-MIG-1g.5gb"}), "MIG"),
+        (labelled(**{"nvidia.com/mig.strategy": "mixed"}), "MIG"),
+        (labelled(**{"nvidia.com/gpu.memory": "lots"}), "nvidia.com/gpu.memory"),
+        (bare(), "not known"),
+        (bare(**{"node.kubernetes.io__instance-type": "m5.large"}), "not known"),
+        (replace(node("n"), annotations={}), "device table cannot be read"),
+        (replace(node("n"), annotations={"trainwright.dev/emulation": '{"flops_per_second": -1}'}), "device table"),
+    ],
+)
+def test_a_node_that_cannot_be_used_is_named_with_the_reason(facts: NodeFacts, words: str) -> None:
+    found = look(facts)
+    assert found.nodes == ()
+    assert words in found.excluded[0].reason
+
+
+def test_products_selector_and_maximum_leave_nodes_out_by_name() -> None:
+    t4, other = labelled(), replace(labelled(**{"nvidia.com/gpu.product": "NVIDIA-L4"}), name="other")
+    found = look(t4, other, products=["NVIDIA-L4"])
+    assert [n.name for n in found.nodes] == ["other"]
+    assert "devices.products" in found.excluded[0].reason
+    found = look(t4, other, nodeSelector={"pool": "training"})
+    assert found.nodes == ()
+    assert all("pool=training" in excluded.reason for excluded in found.excluded)
+    found = look(t4, other, max=6)
+    assert [n.name for n in found.nodes] == ["n"]
+    assert "devices.max 6" in found.excluded[0].reason
+
+
+def test_one_type_with_two_device_tables_is_refused() -> None:
+    other = replace(node("m"), annotations={"trainwright.dev/emulation": EMULATION.replace("1e9", "2e9")})
+    found = look(node("n"), replace(other, name="z"))
+    assert [n.name for n in found.nodes] == ["n"]
+    assert "differ" in found.excluded[0].reason
+
+
+def test_unknown_types_alone_end_the_plan_with_that_reason() -> None:
+    world = World(nodes=(bare(),))
+    world.run()
+    assert world.condition("NodesDiscovered").reason == "UnknownAccelerator"
+    assert "gpu feature discovery" in world.condition("Succeeded").message.lower()
+    assert world.status.cluster.excluded_nodes[0].name == "n"
+
+
+def test_a_cluster_without_devices_ends_the_plan_with_that_reason() -> None:
+    world = World(nodes=(replace(node("n"), allocatable={}),))
+    world.run()
+    assert world.condition("NodesDiscovered").reason == "NoUsableNodes"
+
+
+def test_what_was_discovered_stays_though_nodes_change() -> None:
+    world = World(spec=spec_of(trials={"topK": 0}))
+    world.run(until=lambda: world.condition("NodesDiscovered") is not None and bool(world.jobs))
+    world.nodes = (*world.nodes, node("n9"))
+    status = world.run()
+    assert [n.name for n in status.cluster.nodes] == ["n1", "n2", "n3"]
+
+
+def test_the_shown_list_of_excluded_nodes_is_bounded_and_names_those_with_devices_first() -> None:
+    many = tuple(replace(node(f"a{number:03}"), allocatable={}) for number in range(300))
+    found = look(*many, replace(node("z"), schedulable=False))
+    assert len(found.excluded) == 256
+    assert found.excluded[0].name == "z"

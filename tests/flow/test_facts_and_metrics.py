@@ -1,0 +1,144 @@
+"""At the borders: the API server's objects become facts, and statuses become metrics under the promised names."""
+
+from __future__ import annotations
+
+import pytest
+from flow_world import World, spec_of
+from prometheus_client import CollectorRegistry, generate_latest
+
+from trainwright_operator.flow.reasons import MESSAGES, Reason
+from trainwright_operator.kube import facts
+from trainwright_operator.metrics import TABLE, Metrics
+from trainwright_operator.settings import Settings
+
+CONTRACT = {
+    "trainwright_plan_predicted_seconds", "trainwright_plan_measured_seconds", "trainwright_prediction_error_ratio",
+    "trainwright_winner_predicted_rank", "trainwright_speedup_over_baseline_ratio", "trainwright_trials_total",
+    "trainwright_phase_duration_seconds", "trainwright_plans", "trainwright_profile_age_seconds",
+    "trainwright_reconcile_total", "trainwright_reconcile_errors_total", "trainwright_reconcile_duration_seconds",
+    "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info",
+}  # fmt: skip
+
+
+def pod(
+    name: str, *, node: str = "", pinned: str = "", devices: str = "1", phase: str = "Running", gated: bool = False
+):
+    spec: dict = {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": devices}}}]}
+    if node:
+        spec["nodeName"] = node
+    if pinned:
+        match = {"key": "metadata.name", "operator": "In", "values": [pinned]}
+        terms = {"nodeSelectorTerms": [{"matchFields": [match]}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    if gated:
+        spec["schedulingGates"] = [{"name": "g"}]
+    meta = {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": meta, "spec": spec, "status": {"phase": phase}}
+
+
+def test_devices_are_held_by_bound_and_by_pinned_pods_until_they_end() -> None:
+    pods = [
+        pod("bound", node="a", devices="2"),
+        pod("pinned", pinned="a"),
+        pod("ended", node="a", phase="Succeeded"),
+        pod("failed", node="a", phase="Failed"),
+        pod("gated", pinned="b", gated=True),
+        pod("unplaced"),
+    ]
+    assert facts.devices_held(pods, "nvidia.com/gpu") == {"a": 3}
+
+
+@pytest.mark.parametrize(("text", "value"), [("4", 4), ("16Gi", 16 * 2**30), ("2k", 2000), ("81559Mi", 81559 * 2**20)])
+def test_quantities(text: str, value: int) -> None:
+    assert facts.quantity(text) == value
+
+
+def test_pods_are_read_with_the_workers_container_first() -> None:
+    raw = pod("p-worker-3", node="a")
+    raw["metadata"]["labels"] = {
+        "training.kubeflow.org/replica-index": "3", "training.kubeflow.org/replica-type": "worker",
+        "training.kubeflow.org/job-name": "p", "trainwright.dev/gang": "links",
+    }  # fmt: skip
+    raw["status"] |= {
+        "initContainerStatuses": [{"name": "init-pytorch", "state": {"waiting": {"reason": "ErrImagePull"}}}],
+        "containerStatuses": [
+            {"name": "sidecar", "state": {}},
+            {"name": "pytorch", "state": {"terminated": {"exitCode": 13, "message": "why", "reason": "Error"}}},
+        ],
+    }
+    found = facts.pod_facts(raw)
+    assert (found.job, found.role, found.index, found.gang) == ("p", "worker", 3, "links")
+    assert [container.name for container in found.containers] == ["pytorch", "sidecar", "init-pytorch"]
+    assert (found.containers[0].exit_code, found.containers[0].termination_message) == (13, "why")
+    assert found.containers[2].waiting_reason == "ErrImagePull"
+
+
+def test_resource_slices_give_the_devices_that_say_what_they_are() -> None:
+    device = {
+        "name": "gpu-0",
+        "attributes": {"productName": {"string": "NVIDIA H200"}},
+        "capacity": {"memory": {"value": "141Gi"}},
+    }
+    raw = {"spec": {"nodeName": "n", "driver": "gpu.nvidia.com", "devices": [device, {"name": "nic-0"}]}}
+    (found,) = facts.slice_devices(raw)
+    assert (found.product, found.memory_bytes) == ("NVIDIA H200", 141 * 2**30)
+
+
+def test_a_spec_of_another_version_is_told_in_a_sentence() -> None:
+    resource = {
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"model": {"gpt": {"layers": 1}}, "training": {"globalBatchSize": 8}},
+    }
+    found = facts.plan_facts(resource, "image")
+    assert found.spec is None
+    assert found.spec_error.startswith("spec.model.gpt.hiddenSize: ")
+
+
+def test_every_promised_metric_is_described_and_no_other() -> None:
+    assert set(TABLE) == CONTRACT
+
+
+def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    world = World(annotations={"trainwright.dev/rehearse-fault": "candidate-2=crash"}, spec=spec_of(trials={"topK": 2}))
+    for _ in range(400):
+        before = world.snapshot().plan
+        world.step()
+        metrics.status_is(before, world.status)
+    metrics.reconciled(0.1)
+    metrics.reconcile_failed()
+    plan = {"namespace": "default", "name": "demo"}
+    value = registry.get_sample_value
+    assert value("trainwright_plan_measured_seconds", plan) == world.status.winner.measured_seconds
+    assert value("trainwright_plan_predicted_seconds", plan) == world.status.winner.predicted_seconds
+    assert value("trainwright_winner_predicted_rank", plan) == world.status.winner.predicted_rank
+    assert value("trainwright_speedup_over_baseline_ratio", plan) == world.status.winner.speedup_over_baseline
+    assert value("trainwright_trials_total", {"result": "failed", "reason": "Crashed"}) == 1
+    measured = [trial for trial in world.status.trials if trial.measured_seconds]
+    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == len(measured)
+    assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == len(measured)
+    assert value("trainwright_prediction_error_ratio_count", {"kind": "memory"}) == len(measured)
+    for phase in ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned", "TrialsCompleted"):
+        assert value("trainwright_phase_duration_seconds_count", {"phase": phase}) == 1, phase
+    assert value("trainwright_plans", {"condition": "Succeeded", "status": "True"}) == 1
+    assert value("trainwright_profile_age_seconds", {"accelerator": "emulated-t4"}) is not None
+    assert value("trainwright_reconcile_total") == 2
+    assert value("trainwright_reconcile_errors_total") == 1
+    shown = generate_latest(registry).decode()
+    assert all(name in shown for name in CONTRACT)
+    metrics.forget("default", "demo")
+    assert value("trainwright_plan_measured_seconds", plan) is None
+
+
+def test_every_reason_has_its_sentence() -> None:
+    assert set(MESSAGES) == set(Reason)
+
+
+def test_settings_come_from_the_environment_and_a_wrong_port_is_told() -> None:
+    read = Settings.from_environment({"TRAINWRIGHT_WATCH_NAMESPACES": "a, b,,a", "TRAINWRIGHT_METRICS_PORT": "19090"})
+    assert read.namespaces == ("a", "b")
+    assert read.metrics_port == 19090
+    assert Settings.from_environment({}).namespaces == ()
+    with pytest.raises(ValueError, match="TRAINWRIGHT_HEALTH_PORT must be a port number"):
+        Settings.from_environment({"TRAINWRIGHT_HEALTH_PORT": "http"})
