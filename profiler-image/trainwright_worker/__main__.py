@@ -11,7 +11,7 @@ from trainwright.orders import NODE_NAME_VARIABLE, ORDER_PATH
 from trainwright_worker import acceptance, output
 from trainwright_worker.failures import WorkerError
 from trainwright_worker.seat import node_rank
-from trainwright_worker.start import one_thread
+from trainwright_worker.start import one_thread, start_server
 
 
 def _arguments() -> argparse.Namespace:
@@ -43,6 +43,7 @@ def main() -> int:
         from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only for an order that can be done)
 
         return local.main(gang, arguments.order)
+    start_server()  # it loads torch while this process does
     from trainwright_worker import launch  # noqa: PLC0415
 
     return launch.main(gang, arguments.order, arguments.master_addr, arguments.master_port)

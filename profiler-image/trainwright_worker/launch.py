@@ -15,7 +15,6 @@ from trainwright.orders import NODE_NAME_VARIABLE, FailureReason, Gang
 from trainwright_worker import output, process
 from trainwright_worker.failures import WorkerError, classify
 from trainwright_worker.seat import node_rank
-from trainwright_worker.start import start_context
 
 _RUN_ID = "trainwright"
 
@@ -58,7 +57,7 @@ def _config(gang: Gang, environment: Mapping[str, str], address: str | None, por
         rdzv_configs={"rank": place, "timeout": max(1, round(gang.deadline_seconds))},
         max_restarts=0,
         monitor_interval=0.1,
-        start_method=start_context(gang.backend).get_start_method(),
+        start_method="forkserver",
         shutdown_timeout=5,
     )
 

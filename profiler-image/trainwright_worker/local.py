@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -13,7 +15,6 @@ import torch.distributed as dist
 
 from trainwright.orders import NODE_NAME_VARIABLE, Gang
 from trainwright_worker import process
-from trainwright_worker.start import start_context
 
 _GRACE_SECONDS = 5.0
 """After the first process failed the others have this long to notice and to say so."""
@@ -22,17 +23,26 @@ _POLL_SECONDS = 0.05
 
 def main(gang: Gang, order_path: Path) -> int:
     """Run the order's gang to its end. Returns 0 where every process did its part, else 1."""
-    # Hosted here, since the host of the store must be the last to leave.
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1)
-    )
-    processes = _start(gang, str(order_path), store.port)
-    succeeded = _wait(processes, gang.deadline_seconds + 2 * _GRACE_SECONDS)
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        port = listener.getsockname()[1]
+        # Forked before the store starts its thread: what is forked from a threaded process may wait for its locks.
+        processes = _start(gang, str(order_path), port)
+        # Hosted here, since the host of the store must be the last to leave.
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(minutes=1),
+            master_listen_fd=os.dup(listener.fileno()),
+        )
+        succeeded = _wait(processes, gang.deadline_seconds + 2 * _GRACE_SECONDS)
+        del store
     return 0 if succeeded else 1
 
 
 def _start(gang: Gang, order_path: str, port: int) -> list[BaseProcess]:
-    context = start_context(gang.backend)
+    context = multiprocessing.get_context("fork")
     world = sum(len(node.slots) for node in gang.nodes)
     processes: list[BaseProcess] = []
     for node in gang.nodes:

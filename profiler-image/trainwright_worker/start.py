@@ -1,11 +1,11 @@
-"""How a worker's processes start: forked with torch already loaded, one thread of computation each."""
+"""What holds for every way to start a worker's processes: torch is loaded once, and each computes with one thread."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-from multiprocessing.context import ForkContext, ForkServerContext
+from multiprocessing import forkserver
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -16,16 +16,14 @@ def one_thread() -> None:
         os.environ.setdefault(name, "1")
 
 
-def start_context(backend: str) -> ForkContext | ForkServerContext:
-    """How processes are made, so that torch is loaded once a pod and not once a process: it takes seconds of a core.
+def start_server() -> None:
+    """Start the server that a pod's processes are forked from, which loads torch (seconds of a core) once for them all.
 
-    With gloo they are forked from the process that has loaded torch anyway. A process that may have touched the GPU's
-    driver must not be forked, so with nccl a server is, which has loaded torch and nothing more.
+    They are not forked from the pod's first process: that one runs threads of the rendezvous by then, and a process
+    forked from a threaded one may wait for ever for a lock that a thread held.
     """
-    if backend == "gloo":
-        return multiprocessing.get_context("fork")
     multiprocessing.set_forkserver_preload(["trainwright_worker.process"])
-    return multiprocessing.get_context("forkserver")
+    forkserver.ensure_running()
 
 
 def forget_signal_handlers() -> None:
