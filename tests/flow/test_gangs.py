@@ -65,7 +65,7 @@ def test_jobs_are_made_so_that_ranks_and_failures_stay_as_planned() -> None:
     (job,) = render(GangNode("a", (0,), "x"), GangNode("b", (0,), "x"))
     assert "elasticPolicy" not in job["spec"]
     policy = job["spec"]["runPolicy"]
-    assert policy["cleanPodPolicy"] == "Running"
+    assert policy["cleanPodPolicy"] == "None", "with Running a pod goes that has not yet said why it crashed"
     assert "backoffLimit" not in policy, "with it the training operator deletes failed pods with their last words"
     assert {r["restartPolicy"] for r in job["spec"]["pytorchReplicaSpecs"].values()} == {"Never"}
     owner = job["metadata"]["ownerReferences"][0]

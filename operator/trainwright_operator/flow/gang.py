@@ -145,10 +145,12 @@ def _manifest(  # noqa: PLR0913
             # An integer, since `auto` counts as one process; no elasticPolicy, since it would scramble the ranks.
             "nprocPerNode": str(shape.devices),
             "runPolicy": {
-                # The end of the Master ends the job; without this, Workers that hang would keep their devices.
-                # No backoffLimit: restartPolicy Never already ends the job at its first failure, but with a limit the
-                # training operator deletes the failed pods too, and their last words with them.
-                "cleanPodPolicy": "Running",
+                # Pods stay until their last words are read, and go when the operator then deletes the job: with
+                # `Running`, the first pod that lost a peer would end the job, and that peer before it could say why.
+                # No backoffLimit for the same reason: restartPolicy Never already ends the job at its first failure,
+                # but with a limit the training operator deletes failed pods too. Should there be no operator, workers
+                # end by themselves at their order's deadline.
+                "cleanPodPolicy": "None",
                 "activeDeadlineSeconds": int(wanted.pending_seconds + wanted.run_seconds + _SAFETY_SECONDS),
             },
             "pytorchReplicaSpecs": replica_specs,

@@ -165,7 +165,7 @@ class _Gang:
         return placed
 
     def _last_start(self, placed: list[tuple[PodFacts | None, str]]) -> datetime | None:
-        """When the last of those pods started that are still there; a job that has ended removes what still runs."""
+        """When the last of those pods started that are still there; others may be gone."""
         starts = [
             container.running_since or container.started_at
             for pod, _ in placed
