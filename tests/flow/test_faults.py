@@ -303,6 +303,24 @@ def test_an_emulation_that_is_too_slow_voids_the_trial() -> None:
     assert (world.succeeded, status.winner) == ("False", None)
 
 
+def test_a_void_trial_is_tried_once_more() -> None:
+    runs = []
+
+    def report(order):
+        good = report_of(order)
+        if not isinstance(order, TrialOrder):
+            return good
+        runs.append(order.plan)
+        return replace(good, late_segments=11) if len(runs) == 1 else good
+
+    world = World(report=report)
+    status = world.run()
+    assert [found.state for found in status.trials] == ["Succeeded"] * 5
+    assert runs[0] == runs[1]
+    assert len(runs) == 6
+    assert world.condition("TrialsCompleted").reason == "AllTrialsFinished"
+
+
 def test_no_feasible_plan_ends_with_the_searchs_sentence() -> None:
     gpt = {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}
     tiny = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "1"}

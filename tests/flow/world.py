@@ -284,12 +284,12 @@ class World:
             code = 13 if fault == "crash" else 0
             ended = replace(pod.containers[0], running_since=None, started_at=pod.started_at, exit_code=code,
                             finished_at=self.now)  # fmt: skip
-            log = self.log(order)
-            if log is None:
-                log = "no report here\n" if fault == "mute" else log_of(self.report(order))
             is_rendezvous = pod.job in self.masters and pod.role == "master"
+            log = self.log(order) if is_rendezvous else None
+            if is_rendezvous and log is None:
+                log = "no report here\n" if fault == "mute" else log_of(self.report(order))
             phase = "Failed" if code else "Succeeded"
-            self.pods[name] = replace(pod, phase=phase, containers=(ended,), log=log if is_rendezvous else None)
+            self.pods[name] = replace(pod, phase=phase, containers=(ended,), log=log)
         for name, job in self.jobs.items():
             if job.gang == gang:
                 self.jobs[name] = replace(

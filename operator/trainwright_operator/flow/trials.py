@@ -14,7 +14,7 @@ from trainwright_operator.flow.book import Book, Failed
 from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials
 from trainwright_operator.flow.discovery import Discovery
 from trainwright_operator.flow.gang import WantedGang
-from trainwright_operator.flow.gang_progress import GangView, advance
+from trainwright_operator.flow.gang_progress import GangView, advance, stored_result
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
 from trainwright_operator.flow.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.reasons import Reason, message
@@ -24,6 +24,7 @@ _FAULTS: dict[str, Fault] = {"crash": "crash", "hang": "hang", "mute": "mute"}
 _MIN_RUN_SECONDS = 30.0
 """With less than this left of the device-hours, importing torch alone would use them up."""
 _MAX_MESSAGE = 1000
+_SECOND_ATTEMPT = "b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ class _Budget:
             return Reason.MAX_FAILED_TRIALS_REACHED
         return None
 
-    def run_seconds(self, devices: int, limit: float) -> float:
-        """How long a trial on so many devices may run."""
-        return min(limit, self.device_seconds / devices)
+    def run_seconds(self, devices: int, limit: float, *, spent: float) -> float:
+        """How long a trial on so many devices may run, of which an earlier attempt has `spent` device-seconds."""
+        return min(limit, (self.device_seconds - spent) / devices)
 
 
 def try_plans(book: Book, discovery: Discovery, planned: PlannedTrials) -> tuple[TriedPlan, ...] | None:
@@ -70,7 +71,7 @@ def try_plans(book: Book, discovery: Discovery, planned: PlannedTrials) -> tuple
             view, stopped = _lead(book, discovery, trial, budget, stopped)
             result = view.result if view else None
         if result is not None:
-            budget.device_seconds -= result.outcome.device_seconds
+            budget.device_seconds -= _device_seconds(book, trial)
             budget.failed += result.outcome.state is not OutcomeState.SUCCEEDED
             tried.append(_ended(trial, result))
         elif view is not None:
@@ -92,13 +93,15 @@ def _lead(
 ) -> tuple[GangView | None, Reason | None]:
     """Take the trial's next step, or say why it is not started. What has a result keeps it whatever came since."""
     wanted = _wanted_gang(book, discovery, trial, book.spec.trials.run_deadline_seconds)
-    if book.snapshot.find(book.names.result(trial.name)) is not None:
+    if stored_result(book, wanted.name) is not None:
         return advance(book, wanted), stopped
+    devices = len(trial.plan.devices)
+    allowed = budget.run_seconds(devices, wanted.run_seconds, spent=_device_seconds(book, trial))
+    if stopped is None and allowed < min(_MIN_RUN_SECONDS, wanted.run_seconds):
+        stopped = Reason.DEVICE_HOURS_EXHAUSTED
     if stopped is not None:
-        return None, stopped
-    allowed = budget.run_seconds(len(trial.plan.devices), wanted.run_seconds)
-    if allowed < min(_MIN_RUN_SECONDS, wanted.run_seconds):
-        return None, Reason.DEVICE_HOURS_EXHAUSTED
+        former = stored_result(book, trial.name)
+        return (GangView(result=former) if former else None), stopped
     if allowed < wanted.run_seconds:
         wanted = _wanted_gang(book, discovery, trial, allowed)
     return advance(book, wanted), None
@@ -116,7 +119,20 @@ def _wanted_gang(book: Book, discovery: Discovery, trial: PlannedTrial, run_seco
         iterations=spec.trials.iterations,
         fault=rehearsed_fault(book.plan.annotations.get(REHEARSE_FAULT_ANNOTATION, ""), trial.name),
     )
-    return WantedGang(trial.name, order, spec.trials.pending_deadline_seconds, run_seconds)
+    return WantedGang(_gang_name(book, trial), order, spec.trials.pending_deadline_seconds, run_seconds)
+
+
+def _gang_name(book: Book, trial: PlannedTrial) -> str:
+    """The gang of the trial's present attempt. A void one is tried once more: a moment's load is not the plan's fault."""
+    first = stored_result(book, trial.name)
+    is_void = first is not None and first.outcome.state is OutcomeState.VOID
+    return f"{trial.name}{_SECOND_ATTEMPT}" if is_void else trial.name
+
+
+def _device_seconds(book: Book, trial: PlannedTrial) -> float:
+    """What all attempts at the trial took."""
+    results = (stored_result(book, name) for name in (trial.name, f"{trial.name}{_SECOND_ATTEMPT}"))
+    return sum(result.outcome.device_seconds for result in results if result is not None)
 
 
 def rehearsed_fault(annotation: str, trial: str) -> Fault | None:

@@ -16,8 +16,9 @@ from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, PodFact
 
 _PULL_PATIENCE = timedelta(seconds=20)
 """One failed pull may be the registry's hiccup; kubelet has tried again by then."""
-_CAUSE_PATIENCE = timedelta(seconds=10)
-"""When one worker only says that it lost a peer, that peer's own last words may still be on their way."""
+_CAUSE_PATIENCE = timedelta(seconds=20)
+"""When one worker only says that it lost a peer, that peer's own last words may still be on their way: the launcher in
+its pod first ends the other processes there, which takes up to 10 s."""
 _HOPELESS = ("InvalidImageName", "ErrImageNeverPull")
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", *_HOPELESS)
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
