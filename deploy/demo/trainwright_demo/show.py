@@ -46,7 +46,7 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
         console.print(f"mean prediction error over {len(errors)} trials: {statistics.fmean(errors):.1%}")
     winner = status.get("winner")
     if not winner:
-        final = next((c for c in status.get("conditions", []) if c["type"] == "Succeeded"), {})
+        final: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == "Succeeded"), {})
         console.print(f"no winner: {final.get('reason')}: {final.get('message')}")
         return False
     emulated = " (emulated devices)" if winner.get("emulated") else ""
