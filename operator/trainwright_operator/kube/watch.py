@@ -52,6 +52,8 @@ class Watch:
                     registry=_registry(self._call),
                     settings=kopf_settings(),
                     standalone=True,  # the lease says who works, so no peering
+                    # Given, or kopf asks for the user's name, which an image's bare user id does not have.
+                    identity=self._settings.identity,  # type: ignore[arg-type] - kopf keeps the type to itself
                     clusterwide=not self._settings.namespaces,
                     namespaces=self._settings.namespaces,
                     stop_flag=self._stop,
