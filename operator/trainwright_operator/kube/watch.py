@@ -53,10 +53,8 @@ class Watch:
                     registry=_registry(self._call),
                     settings=kopf_settings(),
                     standalone=True,  # the lease says who works, so no peering
-                    # By itself kopf would ask who the user is, and in the pod that user is a number without a name.
-                    identity=Identity(self._settings.identity),
                     # Given, or kopf asks for the user's name, which an image's bare user id does not have.
-                    identity=self._settings.identity,  # type: ignore[arg-type]  # kopf keeps the type to itself
+                    identity=Identity(self._settings.identity),
                     clusterwide=not self._settings.namespaces,
                     namespaces=self._settings.namespaces,
                     stop_flag=self._stop,
