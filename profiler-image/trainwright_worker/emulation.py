@@ -73,6 +73,7 @@ class Pacer:
         self._chunks: Sequence[float] = ()
         self._next = 0
         self._begin = 0.0
+        self._started = 0.0
         self._due = 0.0
 
     def reset_counts(self) -> None:
@@ -82,7 +83,8 @@ class Pacer:
         """A pass of these chunks begins, after a wait of `waited_seconds`."""
         if self.active:
             self._chunks, self._next = lengths, 0
-            self._begin = time.perf_counter() if waited_seconds > BLOCKED_SECONDS else self._due
+            self._started = time.perf_counter()
+            self._begin = self._started if waited_seconds > BLOCKED_SECONDS else self._due
 
     def interrupt(self) -> None:
         """The chunk before an all-reduce ends here."""
@@ -92,7 +94,7 @@ class Pacer:
     def resume(self) -> None:
         """The all-reduce is done; the next chunk begins now."""
         if self.active:
-            self._begin = time.perf_counter()
+            self._begin = self._started = time.perf_counter()
 
     def finish(self) -> None:
         """The pass ends here. Its last chunk is empty where it ended in an all-reduce."""
@@ -112,11 +114,13 @@ class Pacer:
             self._due = time.perf_counter()
 
     def _end_chunk(self) -> None:
-        due = self._begin + self._chunks[self._next]
+        length = self._chunks[self._next]
+        due = self._begin + length
         self._next += 1
         self.paced += 1
         self._due = due
-        if time.perf_counter() - due > max(_LATE_SECONDS, _LATE_SHARE * (due - self._begin)):
+        # Behind an earlier late chunk a chunk may end late through no fault of its own: its own time counts.
+        if time.perf_counter() - max(self._started, self._begin) - length > max(_LATE_SECONDS, _LATE_SHARE * length):
             self.late += 1
             return
         while (left := due - time.perf_counter()) > _FINE_SLEEP_SECONDS:

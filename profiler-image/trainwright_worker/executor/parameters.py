@@ -47,15 +47,13 @@ class ParameterBuffer:
 
 
 class Optimizer(ABC):
-    """Updates buffers in place, in slices, so that its temporaries stay small beside the weights.
+    """Updates whole buffers in place by torch's fused operations: each value is read and written once.
 
-    Computes what torch.optim computes. That one loads torch's compiler when it is made, which costs seconds a process.
+    They compute what torch.optim computes. That one loads torch's compiler when it is made, which costs seconds a
+    process.
     """
 
-    _SLICE = 1 << 20
-
     def __init__(self, buffers: Sequence[ParameterBuffer], learning_rate: float, states: int) -> None:
-        self._steps = 0
         self.learning_rate = learning_rate
         self.buffers = tuple(buffers)
         self.states = [[torch.zeros_like(buffer.values) for _ in range(states)] for buffer in buffers]
@@ -65,17 +63,9 @@ class Optimizer(ABC):
         held = [tensor for buffer in self.buffers for tensor in (buffer.values, buffer.gradients)]
         return held + [state for states in self.states for state in states]
 
-    @torch.no_grad()
+    @abstractmethod
     def step(self) -> None:
         """Update every weight by its gradient."""
-        self._steps += 1
-        for buffer, states in zip(self.buffers, self.states, strict=True):
-            columns = [torch.split(tensor, self._SLICE) for tensor in (buffer.values, buffer.gradients, *states)]
-            for values, gradients, *parts in zip(*columns, strict=True):
-                self._update(values, gradients, *parts)
-
-    @abstractmethod
-    def _update(self, values: Tensor, gradients: Tensor, *states: Tensor) -> None: ...
 
 
 class Sgd(Optimizer):
@@ -86,10 +76,21 @@ class Sgd(Optimizer):
     def __init__(self, buffers: Sequence[ParameterBuffer], learning_rate: float) -> None:
         super().__init__(buffers, learning_rate, states=1)
 
-    def _update(self, values: Tensor, gradients: Tensor, *states: Tensor) -> None:
-        (momentum,) = states
-        momentum.mul_(self._MOMENTUM).add_(gradients)
-        values.add_(momentum, alpha=-self.learning_rate)
+    @torch.no_grad()
+    def step(self) -> None:
+        for buffer, states in zip(self.buffers, self.states, strict=True):
+            torch._fused_sgd_(
+                [buffer.values],
+                [buffer.gradients],
+                states,
+                lr=self.learning_rate,
+                momentum=self._MOMENTUM,
+                dampening=0.0,
+                weight_decay=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
 
 
 class Adam(Optimizer):
@@ -100,14 +101,27 @@ class Adam(Optimizer):
 
     def __init__(self, buffers: Sequence[ParameterBuffer], learning_rate: float) -> None:
         super().__init__(buffers, learning_rate, states=2)
+        self._steps = [torch.zeros((), device=buffer.values.device) for buffer in buffers]
 
-    def _update(self, values: Tensor, gradients: Tensor, *states: Tensor) -> None:
-        mean, square = states
-        first, second = self._DECAYS
-        mean.lerp_(gradients, 1 - first)
-        square.mul_(second).addcmul_(gradients, gradients, value=1 - second)
-        root = square.div(1 - second**self._steps).sqrt_().add_(self._EPSILON)
-        values.addcdiv_(mean, root, value=-self.learning_rate / (1 - first**self._steps))
+    @torch.no_grad()
+    def step(self) -> None:
+        for buffer, (mean, square), steps in zip(self.buffers, self.states, self._steps, strict=True):
+            steps.add_(1)
+            torch._fused_adam_(
+                [buffer.values],
+                [buffer.gradients],
+                [mean],
+                [square],
+                [],
+                [steps],
+                lr=self.learning_rate,
+                beta1=self._DECAYS[0],
+                beta2=self._DECAYS[1],
+                weight_decay=0.0,
+                eps=self._EPSILON,
+                amsgrad=False,
+                maximize=False,
+            )
 
 
 def make_optimizer(name: str, buffers: Sequence[ParameterBuffer], learning_rate: float) -> Optimizer:
