@@ -58,44 +58,104 @@ def test_chunks_without_all_reduces_lie_together() -> None:
     )
 
 
-def test_passes_without_waits_do_not_add_up_their_errors() -> None:
-    pacer = Pacer(active=True)
-    begin = time.perf_counter()
-    pacer.synchronize()
-    for _ in range(20):
-        pacer.start([0.005], waited_seconds=0.0)
-        time.sleep(0.001)
-        pacer.finish()
-    assert time.perf_counter() - begin == pytest.approx(0.1, abs=0.02)
-    assert pacer.paced == 20
+class Clock:
+    """Time that passes only when somebody sleeps or computes; every sleep lasts 1 ms too long."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds + 0.001
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
 
 
-def test_a_wait_lies_outside_of_the_pace() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("trainwright_worker.emulation.time", clock)
+    return clock
+
+
+@pytest.fixture
+def pacer(clock: Clock) -> Pacer:
     pacer = Pacer(active=True)
     pacer.synchronize()
-    time.sleep(0.02)
-    begin = time.perf_counter()
-    pacer.start([0.01], waited_seconds=0.02)
+    return pacer
+
+
+def one_pass(pacer: Pacer, clock: Clock, *, length: float, compute: float, waited: float = 0.0) -> None:
+    pacer.start([length], waited_seconds=waited)
+    clock.compute(compute)
     pacer.finish()
-    assert time.perf_counter() - begin >= 0.0095
 
 
-def test_computation_that_lasts_too_long_is_counted() -> None:
-    pacer = Pacer(active=True)
-    pacer.synchronize()
-    pacer.start([0.002, 0.002], waited_seconds=0.0)
-    time.sleep(0.01)
+def test_sleeps_that_last_too_long_do_not_add_up(pacer: Pacer, clock: Clock) -> None:
+    for _ in range(20):
+        one_pass(pacer, clock, length=0.005, compute=0.001)
+    assert clock.now == pytest.approx(100.1, abs=0.0011)
+    assert (pacer.paced, pacer.late) == (20, 0)
+
+
+def test_a_wait_lies_outside_of_the_pace(pacer: Pacer, clock: Clock) -> None:
+    clock.compute(0.02)
+    one_pass(pacer, clock, length=0.01, compute=0.001, waited=0.02)
+    assert clock.now == pytest.approx(100.03, abs=0.0011)
+
+
+def test_a_message_that_was_there_costs_no_time(pacer: Pacer, clock: Clock) -> None:
+    clock.compute(0.0001)
+    one_pass(pacer, clock, length=0.01, compute=0.001, waited=0.0001)
+    assert clock.now == pytest.approx(100.01, abs=0.0011)
+
+
+def test_a_late_pass_is_counted_once_and_made_up_for(pacer: Pacer, clock: Clock) -> None:
+    one_pass(pacer, clock, length=0.005, compute=0.012)
+    for _ in range(3):
+        one_pass(pacer, clock, length=0.005, compute=0.001)
+    assert (pacer.paced, pacer.late) == (4, 1)
+    assert clock.now == pytest.approx(100.02, abs=0.0011)
+
+
+def test_an_all_reduce_lies_between_two_chunks(pacer: Pacer, clock: Clock) -> None:
+    pacer.start([0.005, 0.005], waited_seconds=0.0)
+    clock.compute(0.001)
+    pacer.interrupt()
+    clock.compute(0.007)  # the all-reduce
+    pacer.resume()
+    clock.compute(0.001)
+    pacer.finish()
+    assert clock.now == pytest.approx(100.017, abs=0.0021)
+    assert (pacer.paced, pacer.late) == (2, 0)
+    pacer.reset_counts()
+    assert pacer.paced == 0
+
+
+def test_an_empty_last_chunk_is_neither_paced_nor_counted(pacer: Pacer, clock: Clock) -> None:
+    pacer.start([0.005, 0.0], waited_seconds=0.0)
     pacer.interrupt()
     pacer.resume()
+    end = clock.now
     pacer.finish()
-    assert (pacer.paced, pacer.late) == (2, 1)
-    pacer.reset_counts()
-    assert (pacer.paced, pacer.late) == (0, 0)
+    assert clock.now == end
+    assert pacer.paced == 1
 
 
-def test_a_pass_with_a_missing_all_reduce_is_an_error() -> None:
-    pacer = Pacer(active=True)
-    pacer.synchronize()
+def test_a_pass_with_a_missing_all_reduce_is_an_error(pacer: Pacer) -> None:
     pacer.start([0.0, 0.0], waited_seconds=0.0)
     with pytest.raises(RuntimeError, match="2 paced chunks ended in chunk 0"):
         pacer.finish()
+
+
+def test_the_real_clock_is_kept_as_well() -> None:
+    pacer = Pacer(active=True)
+    pacer.synchronize()
+    begin = time.perf_counter()
+    pacer.start([0.02], waited_seconds=0.0)
+    pacer.finish()
+    assert time.perf_counter() - begin >= 0.0195
