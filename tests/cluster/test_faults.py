@@ -75,6 +75,6 @@ def test_a_plan_without_trials_ends_with_its_candidates(workbench, small_plan) -
     resource = workbench.wait_finished(workbench.apply(small_plan(trials={"topK": 0})))
     assert (succeeded(resource)["status"], succeeded(resource)["reason"]) == ("True", "PlannedOnly")
     candidates = json.loads(
-        workbench.run("get", "configmap", resource["status"]["candidatesRef"]["name"], "--output", "json")
+        workbench.run("get", "configmap", resource["status"]["candidatesRef"]["configMap"], "--output", "json")
     )
     assert candidates["data"]

@@ -17,11 +17,14 @@ from trainwright_demo.show import final_report
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLLOW_DEADLINE_SECONDS = 1_500.0
+PLAIN_WIDTH = 140
 
 
 def main() -> int:
     arguments = parse_arguments()
-    console = Console()
+    terminal = Console()
+    # Where nobody watches, lines are as long as they need to be.
+    console = terminal if terminal.is_terminal else Console(width=PLAIN_WIDTH)
     started = time.monotonic()
     if arguments.context:
         kubectl = Kubectl(context=arguments.context)

@@ -16,9 +16,9 @@ def trials_table(resource: dict[str, Any]) -> Table:
     label = "device times emulated, links real" if emulated else "measured on real devices"
     table = Table(title=f"trials of {resource['metadata']['name']} ({label})", title_justify="left")
     for heading in ("trial", "plan"):
-        table.add_column(heading)
-    for heading in ("predicted s/iteration", "measured s/iteration", "error", "peak memory"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, no_wrap=True)
+    for heading in ("predicted\ns/iteration", "measured\ns/iteration", "error", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("state")
     winner = status.get("winner", {}).get("trial")
     for trial in status.get("trials", []):
@@ -30,7 +30,7 @@ def trials_table(resource: dict[str, Any]) -> Table:
             seconds(trial.get("measuredSeconds")),
             f"{error:+.1%}" if error is not None else "",
             f"{memory / 2**20:.1f} MiB" if memory else "",
-            " ".join(filter(None, (trial.get("state", ""), trial.get("reason") or ""))),
+            outcome(trial),
             style="bold green" if trial["name"] == winner else None,
         )
     return table
@@ -57,6 +57,12 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
     if winner.get("speedupOverBaseline"):
         console.print(f"{winner['speedupOverBaseline']:.2f} × the best measured plan of Megatron's heuristic")
     return True
+
+
+def outcome(trial: dict[str, Any]) -> str:
+    """The state, and why it came to that where it is not a measurement."""
+    state = str(trial.get("state", ""))
+    return state if state in ("Succeeded", "Pending", "Running") else f"{state}: {trial.get('reason')}"
 
 
 def seconds(value: float | None) -> str:
