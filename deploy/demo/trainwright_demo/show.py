@@ -19,7 +19,7 @@ def trials_table(resource: dict[str, Any]) -> Table:
         table.add_column(heading, no_wrap=True)
     for heading in ("predicted\ns/iteration", "measured\ns/iteration", "error", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state")
+    table.add_column("")
     winner = status.get("winner", {}).get("trial")
     for trial in status.get("trials", []):
         error, memory = trial.get("predictionError"), trial.get("peakMemoryBytes")
@@ -62,7 +62,9 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
 def outcome(trial: dict[str, Any]) -> str:
     """The state, and why it came to that where it is not a measurement."""
     state = str(trial.get("state", ""))
-    return state if state in ("Succeeded", "Pending", "Running") else f"{state}: {trial.get('reason')}"
+    if state == "Succeeded":
+        return "✔"
+    return state if state in ("Pending", "Running") else f"{state}: {trial.get('reason')}"
 
 
 def seconds(value: float | None) -> str:
