@@ -75,10 +75,10 @@ def test_torchrun_joins_pods_with_different_numbers_of_devices(worker, make) -> 
 
 
 def test_layers_are_profiled_at_the_emulated_pace(worker, make) -> None:
-    emulation = Emulation(2e8, 0.004, 2e7)
+    emulation = Emulation(2e8, 0.004, 2e6)
     node = GangNode("node-a", (0,), "emulated-x")
     gang = replace(make.gang(1), nodes=(node,), emulations=(("emulated-x", emulation),))
-    outcome = worker.local(ProfileOrder(gang, make.model, 1, (1, 4), iterations=5))
+    outcome = worker.local(ProfileOrder(gang, make.model, 1, (1, 4), iterations=7))
     assert outcome.code == 0, outcome.errors
     (report,) = outcome.reports
     assert isinstance(report, ProfileReport)
@@ -91,12 +91,13 @@ def test_layers_are_profiled_at_the_emulated_pace(worker, make) -> None:
         expected = sum(
             emulation.compute_seconds(s.forward_flops_per_row * profile.rows, floor_share=share) for s in kind.segments
         )
-        assert profile.forward_seconds == pytest.approx(expected, rel=0.15)
-        assert profile.backward_seconds == pytest.approx(2 * expected, rel=0.15)
+        # The pace holds from below; a busy machine may add to it.
+        assert 0.97 * expected < profile.forward_seconds < 2.5 * expected
+        assert 0.97 * 2 * expected < profile.backward_seconds < 2.5 * 2 * expected
         assert profile.parameter_bytes == 4 * kind.parameters
-        assert profile.update_seconds >= 0.8 * emulation.update_seconds(kind.parameters)
+        assert profile.update_seconds > emulation.update_seconds(kind.parameters) - 1e-4
         assert profile.activation_bytes > 0
-        assert profile.samples == 5
+        assert profile.samples == 7
 
 
 def test_tensor_shards_are_profiled_without_their_group(worker, make) -> None:
