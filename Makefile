@@ -1,13 +1,12 @@
 # Thin by design: every target is one command that can be typed by hand.
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
-CLUSTER := $(PYTHON) -m local_cluster
 CLUSTER_FILE ?= deploy/local-cluster/cluster.yaml
+CLUSTER = $(PYTHON) -m local_cluster $(1) --file $(CLUSTER_FILE)
 PLAN ?= deploy/examples/gpt2-small-emulated.yaml
-export KUBECONFIG_LOCAL := $(CURDIR)/.local-cluster/kubeconfig
 .DEFAULT_GOAL := help
 
-.PHONY: help venv demo demo-down test test-fast test-all lint format cluster-up cluster-down cluster-status load generate
+.PHONY: help venv demo demo-down test test-fast test-all lint format cluster-up cluster-status load generate
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -16,10 +15,10 @@ venv:  ## Make .venv with every dependency (cached by version)
 	@deploy/development/venv.sh
 
 demo: venv  ## From nothing to a measured winner, on the local cluster (or CONTEXT=name: on that kube context)
-	@$(PYTHON) -m trainwright_demo --plan $(PLAN) --cluster-file $(CLUSTER_FILE) $(if $(CONTEXT),--context $(CONTEXT))
+	@$(PYTHON) -m trainwright_demo --plan $(PLAN) $(if $(CONTEXT),--context $(CONTEXT),--cluster-file $(CLUSTER_FILE))
 
-demo-down: venv  ## Remove the local cluster and every trace of it (downloads and builds stay in the cache)
-	@$(CLUSTER) down
+demo-down: venv  ## Remove the local cluster and every trace of it (or, with CONTEXT=name, the demo's plan and operator there)
+	@$(if $(CONTEXT),$(PYTHON) -m trainwright_demo --plan $(PLAN) --context $(CONTEXT) --remove,$(call CLUSTER,down))
 
 test: venv lint  ## Every test that fits into CI, those on the real cluster included
 	$(PYTHON) -m pytest -m "not gpu and not slow"
@@ -43,12 +42,10 @@ generate: venv  ## Write what is generated: the CRD in the chart, the plain mani
 	$(PYTHON) deploy/development/generate.py
 
 cluster-up: venv  ## Bring up the local cluster (safe to run twice)
-	@$(CLUSTER) up --file $(CLUSTER_FILE)
+	@$(call CLUSTER,up)
 
 load: venv  ## Build the images from this checkout and bring them onto the local cluster
-	@$(CLUSTER) load
+	@$(call CLUSTER,load)
 
 cluster-status: venv  ## What the local cluster is made of, and whether it is well
-	@$(CLUSTER) status
-
-cluster-down: demo-down  ## The same as demo-down
+	@$(call CLUSTER,status)

@@ -23,6 +23,9 @@ flock 9
 if [ ! -e "$cached/.complete" ]; then
   echo "installing the Python dependencies into $cached (once; torch takes a minute or two)"
   rm -rf "$cached"
+  if ! "$python" -c 'import ensurepip' 2>/dev/null; then  # Debian keeps it in a package of its own
+    apt-get update -qq && apt-get install --yes -qq --no-install-recommends python3-venv
+  fi
   "$python" -m venv "$cached"
   requirements=$(mktemp)
   trap 'rm -f "$requirements"' EXIT
@@ -34,12 +37,13 @@ groups = [project["project"]["dependencies"], *project["project"]["optional-depe
 print("\n".join(sorted({line for group in groups for line in group})))
 print("editables==0.5")  # hatchling asks for it to install a checkout in place
 PY
-  "$cached/bin/python" -m pip install --quiet --no-cache-dir --progress-bar on -r "$requirements"
+  "$cached/bin/python" -m pip install --no-cache-dir -r "$requirements"
   touch "$cached/.complete"
 fi
 if [ "$(cat .venv/.key 2>/dev/null || true)" != "$key" ]; then
   rm -rf .venv
-  cp -al "$cached" .venv
+  # Hard links do not reach over file systems; a copy does, and takes 5 GB.
+  cp -al "$cached" .venv 2>/dev/null || { rm -rf .venv; cp -a "$cached" .venv; }
   echo "$key" > .venv/.key
 fi
 if [ "$(cat .venv/.layout 2>/dev/null || true)" != "$layout" ]; then

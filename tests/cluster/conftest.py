@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from trainwright_demo.__main__ import bring_up_local_cluster
 from trainwright_demo.install import OPERATOR_NAMESPACE, install_operator
 from trainwright_demo.kubectl import Kubectl
 
 ROOT = Path(__file__).resolve().parents[2]
 FINISH_DEADLINE_SECONDS = 420.0
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,8 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kubectl() -> Kubectl:
-    for arguments in (["up", "--file", "deploy/local-cluster/cluster.yaml"], ["load"]):
-        subprocess.run([sys.executable, "-m", "local_cluster", *arguments], cwd=ROOT, check=True)
+    bring_up_local_cluster(ROOT / "deploy" / "local-cluster" / "cluster.yaml")
     cluster = Kubectl(kubeconfig=ROOT / ".local-cluster" / "kubeconfig")
     install_operator(cluster, local=True)
     return cluster

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from trainwright_demo.follow import Follower
-from trainwright_demo.install import install_operator
+from trainwright_demo.install import check_images, install_operator, remove
 from trainwright_demo.kubectl import Kubectl
 from trainwright_demo.show import final_report
 
@@ -28,6 +28,10 @@ def main() -> int:
     started = time.monotonic()
     if arguments.context:
         kubectl = Kubectl(context=arguments.context)
+        if arguments.remove:
+            remove(kubectl, arguments.plan)
+            return 0
+        check_images()
     else:
         bring_up_local_cluster(arguments.cluster_file)
         kubectl = Kubectl(kubeconfig=ROOT / ".local-cluster" / "kubeconfig")
@@ -40,21 +44,30 @@ def main() -> int:
     console.rule("result")
     succeeded = final_report(resource, console)
     console.print(f"[dim]the whole demo took {time.monotonic() - started:.0f} s[/dim]")
-    console.print(f"[dim]look around: export KUBECONFIG={kubectl.kubeconfig}; kubectl get trainingplans[/dim]")
+    where = (
+        f"kubectl --context {arguments.context}"
+        if arguments.context
+        else 'eval "$(.venv/bin/python -m local_cluster env)"; kubectl'
+    )
+    console.print(f"[dim]look around: {where} get trainingplans[/dim]")
     return 0 if succeeded else 1
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", type=Path, required=True, help="TrainingPlan manifest to apply")
-    parser.add_argument("--cluster-file", type=Path, required=True, help="description of the local cluster")
+    parser.add_argument("--cluster-file", type=Path, help="description of the local cluster")
     parser.add_argument("--context", help="use this kube context in place of the local cluster")
-    return parser.parse_args()
+    parser.add_argument("--remove", action="store_true", help="remove the plan and the operator from that context")
+    arguments = parser.parse_args()
+    if bool(arguments.context) == bool(arguments.cluster_file):
+        parser.error("give --cluster-file for the local cluster or --context for one of yours, not both")
+    return arguments
 
 
 def bring_up_local_cluster(cluster_file: Path) -> None:
-    for arguments in (["up", "--file", str(cluster_file)], ["load"]):
-        subprocess.run([sys.executable, "-m", "local_cluster", *arguments], cwd=ROOT, check=True)
+    for command in ("up", "load"):
+        subprocess.run([sys.executable, "-m", "local_cluster", command, "--file", str(cluster_file)], check=True)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,16 @@ HELM_TIMEOUT = "180s"
 def install_operator(kubectl: Kubectl, *, local: bool) -> None:
     """Installs (or upgrades) the chart.
 
-    On another context the images are the chart's own, or OPERATOR_IMAGE and WORKER_IMAGE.
+    On another context the images are OPERATOR_IMAGE and WORKER_IMAGE: yours, from a registry that its nodes reach.
     """
     values = ROOT / "deploy" / "local-cluster" / "values.yaml"
     command = ["helm", "upgrade", "--install", "trainwright", str(ROOT / "charts" / "trainwright")]
     command += ["--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", HELM_TIMEOUT]
     command += ["--values", str(values)] if local else []
-    if image := os.environ.get("OPERATOR_IMAGE"):
-        repository, _, tag = image.rpartition(":")
+    if not local:
+        repository, tag = split_image(os.environ["OPERATOR_IMAGE"])
         command += ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
-    if image := os.environ.get("WORKER_IMAGE"):
-        command += ["--set", f"worker.image={image}"]
+        command += ["--set", f"worker.image={os.environ['WORKER_IMAGE']}"]
     kubectl.run_program(command)
     if local:
         # The image keeps its name when the code changes: a new pod takes the new one.
@@ -38,3 +37,26 @@ def install_operator(kubectl: Kubectl, *, local: bool) -> None:
             "deployment/trainwright",
             f"--timeout={HELM_TIMEOUT}",
         )
+
+
+def check_images() -> None:
+    """Ends the demo with a sentence unless both images are named: nobody's images are taken by a name alone."""
+    for variable in ("OPERATOR_IMAGE", "WORKER_IMAGE"):
+        if ":" not in os.environ.get(variable, "").rpartition("/")[2]:
+            raise SystemExit(
+                f"on a context of your own the demo needs {variable}=REGISTRY/NAME:TAG, an image that its nodes can "
+                "pull; README.md says how the two are built"
+            )
+
+
+def split_image(image: str) -> tuple[str, str]:
+    """Repository and tag: `host:5000/name:tag` has its tag behind the last slash."""
+    folder, slash, name = image.rpartition("/")
+    name, _, tag = name.partition(":")
+    return f"{folder}{slash}{name}", tag
+
+
+def remove(kubectl: Kubectl, plan: Path) -> None:
+    """Removes what the demo made on a context: the plan with its children, then the operator. The CRD stays."""
+    kubectl.run("--namespace", kubectl.namespace, "delete", "--ignore-not-found", "--wait", "-f", str(plan))
+    kubectl.run_program(["helm", "uninstall", "trainwright", "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found"])

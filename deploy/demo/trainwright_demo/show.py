@@ -49,6 +49,12 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
         final: dict[str, Any] = next((c for c in status.get("conditions", []) if c["type"] == "Succeeded"), {})
         console.print(f"no winner: {final.get('reason')}: {final.get('message')}")
         return False
+    if "measuredSeconds" not in winner:
+        predicted = seconds(winner.get("predictedSeconds"))
+        console.print(
+            f"planned without trials: {winner.get('summary', '')} is predicted to take {predicted} s per iteration"
+        )
+        return True
     emulated = " (emulated devices)" if winner.get("emulated") else ""
     console.print(
         f"[bold green]winner: {winner['trial']}[/bold green] {winner.get('summary', '')}: "

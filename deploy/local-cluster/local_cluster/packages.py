@@ -18,6 +18,7 @@ _PACKAGES = {
     "mmdebstrap": ("/usr/bin/mmdebstrap",),
     "iptables": ("/usr/sbin/iptables",),
     "iproute2": ("/usr/sbin/ip", "/sbin/ip", "/bin/ip"),
+    "prometheus": ("/usr/bin/prometheus",),  # scrapes the operator in the end-to-end tests
     "util-linux": ("/usr/bin/nsenter",),
     "ca-certificates": ("/etc/ssl/certs/ca-certificates.crt",),
 }

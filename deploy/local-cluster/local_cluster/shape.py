@@ -146,7 +146,7 @@ def burst_bytes(link: str) -> int:
     A message is shaped only as far as it exceeds the bucket, so the bucket holds little: five full-size packets, and no
     less than what passes in a quarter of a millisecond, by which the kernel's timer may be late.
     """
-    return max(8 * 1024, round(rate_bytes_per_second(link) / 4000))
+    return max(4 * 1024, round(rate_bytes_per_second(link) / 4000))
 
 
 def read_shape(file: Path) -> ClusterShape:
