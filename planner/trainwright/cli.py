@@ -27,14 +27,18 @@ from trainwright.profiles import Profiles
 from trainwright.search import NoFeasiblePlan, Problem, run
 from trainwright.training import Training
 
-BAD_INPUT, NOTHING_FEASIBLE = 2, 3
+NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE = 1, 2, 3
 MAX_DOCUMENT_BYTES = 64 * 2**20
 
 DOCUMENTS: dict[str, Any] = {"cluster": Cluster, "model": Training, "profiles": Profiles, "plan": Plan}
 """The documents that the command line reads and writes, by the name that `schema` knows them under."""
 
 app = typer.Typer(
-    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    help=f"{__doc__}\n\nWhat stands in the files: `trainwright schema cluster` (model, profiles, plan).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -54,7 +58,7 @@ class CostModel(StrEnum):
 
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="Accelerators, nodes and measured links.")]
 ModelFile = Annotated[Path, typer.Option("--model", help="What to train: model, batch size, number format.")]
-ProfilesFile = Annotated[Path | None, typer.Option("--profiles", help="Measured layer profiles.")]
+ProfilesFile = Annotated[Path | None, typer.Option("--profiles", help="Measured layer profiles; needed.")]
 OutputOption = Annotated[Output, typer.Option("--output", help="A table for people or JSON for programs.")]
 
 
@@ -169,13 +173,17 @@ def _read(path: Path, noun: Any) -> Any:
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Refusals become one sentence on standard error and an exit code."""
+    """Refusals become one sentence on standard error and an exit code; a reader that went away is no refusal."""
     try:
         yield
     except NoFeasiblePlan as refusal:
         _fail(refusal, NOTHING_FEASIBLE)
     except ValueError as error:
         _fail(error, BAD_INPUT)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _fail(OSError(f"the answer cannot be written: {error.strerror or error}"), NOT_WRITTEN)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

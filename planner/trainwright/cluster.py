@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 EMULATED_PREFIX = "emulated-"
 """Accelerators whose speed is paced, not real, carry this prefix, so that every result that names them says so."""
+MAX_DEVICES = 4096
+"""Beyond it a cluster is taken for a slip of the pen."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -93,9 +96,9 @@ class Link:
     bandwidth_bytes_per_second: float
 
     def __post_init__(self) -> None:
-        if self.latency_seconds < 0 or self.bandwidth_bytes_per_second <= 0:
+        if self.latency_seconds < 0 or self.bandwidth_bytes_per_second < 1:
             raise ValueError(
-                f"link {self.source} -> {self.target} needs a latency of at least 0 and a bandwidth above 0, got "
+                f"link {self.source} -> {self.target} needs a latency of at least 0 and a bandwidth of at least 1, got "
                 f"{self.latency_seconds} s and {self.bandwidth_bytes_per_second} bytes/s"
             )
 
@@ -115,11 +118,18 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ValueError("a cluster needs at least one node")
+        devices = sum(node.devices for node in self.nodes)
+        if devices > MAX_DEVICES:
+            raise ValueError(f"a cluster has at most {MAX_DEVICES} devices, this one has {devices}")
+        self._check_names()
+        self._check_links()
+
+    def _check_names(self) -> None:
         for what, names in (
             ("accelerator", [a.name for a in self.accelerators]),
             ("node", [n.name for n in self.nodes]),
         ):
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = [name for name, uses in Counter(names).items() if uses > 1]
             if twice:
                 raise ValueError(f"{what} {twice[0]} is given twice; name each {what} once")
         known = {accelerator.name for accelerator in self.accelerators}
@@ -129,6 +139,17 @@ class Cluster:
                     f"node {node.name} carries accelerator {node.accelerator}, which is not among the accelerators "
                     f"({', '.join(sorted(known)) or 'none'})"
                 )
+
+    def _check_links(self) -> None:
+        twice = [edge for edge, uses in Counter((k.source, k.target) for k in self.links).items() if uses > 1]
+        if twice:
+            raise ValueError(f"the link {twice[0][0]} -> {twice[0][1]} is given twice; give each direction once")
+        for link in self.links:
+            for end in (link.source, link.target):
+                if end not in self._nodes:
+                    raise ValueError(
+                        f"the link {link.source} -> {link.target} names {end}, which is not among the nodes"
+                    )
         for node in self.nodes:
             for other in self.nodes:
                 if (node is not other or node.devices > 1) and (node.name, other.name) not in self._links:

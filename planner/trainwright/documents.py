@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 VERSION = "trainwright.dev/v1alpha1"
+LARGEST_NUMBER = 1e24
+"""Beyond any size, rate or time there is; up to here no cost overflows."""
 
 
 class DocumentError(ValueError):
@@ -58,19 +60,44 @@ def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
     body = {key: value for key, value in data.items() if key not in ("apiVersion", "document")}
     version = data.get("apiVersion", VERSION)
     if version != VERSION:
-        raise DocumentError(f"{source}: apiVersion {version!r} is not known here; this version reads {VERSION!r}")
+        raise DocumentError(f"{source}: apiVersion {_shown(version)} is not known here; this version reads {VERSION!r}")
     kinds = {member.__name__: member for member in get_args(noun) or (noun,)}
     document = data.get("document", next(iter(kinds)))
     if not isinstance(document, str) or document not in kinds:
-        raise DocumentError(f"{source}: expected a document of kind {' or '.join(kinds)}, got {document!r}")
+        raise DocumentError(f"{source}: expected a document of kind {' or '.join(kinds)}, got {_shown(document)}")
     try:
-        return adapter(kinds[document]).validate_python(body)
+        found = adapter(kinds[document]).validate_python(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise DocumentError(
             f"{source}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
         ) from None
+    place = _too_large(found, "")
+    if place is not None:
+        raise DocumentError(f"{source}: {place}: larger than any number here can be ({LARGEST_NUMBER:g})")
+    return found
+
+
+def _shown(value: Any) -> str:
+    """A value in an error message: a few lines of YAML can stand for gigabytes of lists."""
+    return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def _too_large(value: Any, where: str) -> str | None:
+    """Where the first number beyond LARGEST_NUMBER stands, or None."""
+    members: list[tuple[str, Any]] = []
+    if isinstance(value, int | float):
+        return where if abs(value) > LARGEST_NUMBER else None
+    if is_dataclass(value):
+        members = [(field.name, getattr(value, field.name)) for field in fields(value)]
+    elif isinstance(value, tuple):
+        members = [(str(number), member) for number, member in enumerate(value)]
+    for name, member in members:
+        found = _too_large(member, f"{where}.{name}" if where else name)
+        if found is not None:
+            return found
+    return None
 
 
 def loads(text: str | bytes, noun: Any, *, source: str = "document") -> Any:
@@ -91,5 +118,7 @@ def _load_yaml(text: str | bytes, source: str) -> Any:
 
 
 def schema(noun: Any) -> dict[str, Any]:
-    """The JSON schema of a noun's document."""
-    return adapter(noun).json_schema()
+    """The JSON schema of a noun's document, `apiVersion` and `document` included, which may be left out."""
+    found = adapter(noun).json_schema()
+    head = {"apiVersion": {"const": VERSION}, "document": {"const": noun.__name__}}
+    return {**found, "properties": {**head, **found["properties"]}}

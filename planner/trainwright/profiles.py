@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -34,9 +35,15 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.tensor_degree < 1:
-            raise ValueError(f"profile of {self.kind} needs rows and tensor_degree of at least 1, got {self}")
-        if min(self.forward_seconds, self.backward_seconds, self.update_seconds) < 0:
-            raise ValueError(f"profile of {self.kind} on {self.accelerator} has a negative time: {self}")
+            raise ValueError(
+                f"profile of {self.kind} on {self.accelerator} needs rows and tensor_degree of at least 1, got "
+                f"{self.rows} and {self.tensor_degree}"
+            )
+        for name in ("forward_seconds", "backward_seconds", "update_seconds", "activation_bytes", "parameter_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"profile of {self.kind} on {self.accelerator} has a negative {name}: {getattr(self, name)}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,16 @@ class Profiles:
 
     layers: tuple[LayerProfile, ...]
     origin: Literal["measured", "estimated"] = "measured"
+
+    def __post_init__(self) -> None:
+        for (accelerator, kind, tensor, rows), uses in Counter(
+            (layer.accelerator, layer.kind, layer.tensor_degree, layer.rows) for layer in self.layers
+        ).items():
+            if uses > 1:
+                raise ValueError(
+                    f"layer kind {kind} on {accelerator} at tensor degree {tensor} is profiled {uses} times for {rows} "
+                    "rows; keep one of them"
+                )
 
     @cached_property
     def _series(self) -> dict[tuple[str, str, int], list[LayerProfile]]:

@@ -9,9 +9,9 @@ from typing import Literal
 from trainwright import families
 from trainwright.model import Dtype, Gpt, Model
 
-MAX_LAYERS = 10_000
+MAX_LAYERS = 1024
 MAX_BATCH_SIZE = 1_000_000
-"""Beyond these a document is taken for a slip of the pen; searches would run for hours on it."""
+"""Beyond these a document is taken for a slip of the pen; a search would take minutes and gigabytes on it."""
 
 Optimizer = Literal["adam", "sgd"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +100,45 @@ def test_tables_say_that_devices_are_emulated(files: Path) -> None:
     result = call(files, "estimate", "--plan", "plan.json")
     assert "device times emulated" in result.stdout
     assert "gradient sync" in result.stdout
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(files: Path) -> None:
+    best = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)["candidates"][0]["plan"]
+    for file, content in (("plan.json", json.dumps(best)), ("cluster.json", (files / "cluster.json").read_text())):
+        (files / file).write_text(re.sub(r"node-(\d)", r"[/\1]:smile:", content))
+    result = call(files, "estimate", "--plan", "plan.json")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"on \[/\d\]:smile::\d", " ".join(result.stdout.split()))
+
+
+def test_an_answer_that_cannot_be_written_ends_in_one_sentence(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("trainwright.cli._print_json", full)
+    sentence = refused(call(files, "plan", "--output", "json"), 1)
+    assert "the answer cannot be written: No space left on device" in sentence
+
+
+def test_sizes_beyond_any_memory_end_in_one_sentence(files: Path) -> None:
+    (files / "model.yaml").write_text(MODEL.replace("hidden_size: 128", "hidden_size: 1000000000000000000"))
+    assert "no plan fits into memory" in refused(call(files, "plan"), 3)
+
+
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples" / "planner"
+
+
+def test_the_example_files_give_a_plan_that_estimate_reads(tmp_path: Path) -> None:
+    given_files = [
+        f"--{file.stem}={file}" for file in (EXAMPLES / n for n in ("cluster.yaml", "model.yaml", "profiles.json"))
+    ]
+    planned = runner.invoke(app, ["plan", *given_files, "--output", "json"])
+    best = json.loads(planned.stdout)["candidates"][0]
+    assert len(best["plan"]["pipelines"][0]["stages"]) > 1
+    (tmp_path / "plan.json").write_text(json.dumps(best["plan"]))
+    result = runner.invoke(app, ["estimate", *given_files, "--plan", str(tmp_path / "plan.json"), "--output", "json"])
+    assert json.loads(result.stdout)["predicted_seconds"] == best["predicted_seconds"]
+    assert "device times emulated" in runner.invoke(app, ["plan", *given_files]).stdout
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -59,7 +60,12 @@ def test_the_shortest_model_file_is_read() -> None:
         ({"gpt": {"layers": 2}}, "model.yaml: gpt.hidden_size: Field required"),
         ({"apiVersion": "v2"}, "model.yaml: apiVersion 'v2' is not known here"),
         ({"document": "Plan"}, "model.yaml: expected a document of kind Training, got 'Plan'"),
-        ({"document": []}, r"model.yaml: expected a document of kind Training, got \[\]"),
+        ({"document": []}, r"model.yaml: expected a document of kind Training, got a list"),
+        (
+            {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "vocabulary_size": 10**30}},
+            "model.yaml: gpt.vocabulary_size: larger than any number",
+        ),
+        ({"gpt": {**yaml.safe_load(TRAINING)["gpt"], "layers": 1025}}, "model.yaml: gpt.layers must be at most 1024"),
         ({1: 2}, "model.yaml: "),
     ],
 )
@@ -154,9 +160,51 @@ def refused_or_read(read: Callable[[], Any]) -> tuple[str, Any]:
         return str(refusal), None
 
 
+def doubled(document: dict[str, Any], member: str, **change: Any) -> dict[str, Any]:
+    """The document with the second of these members there once more, changed."""
+    return {**document, member: [*document[member], {**document[member][1], **change}]}
+
+
+def test_what_a_cluster_or_profiles_cannot_mean_is_refused(nouns: tuple[object, ...]) -> None:
+    cluster, profiles = documents.dump(nouns[0]), documents.dump(nouns[2])
+    edge = "node-1 -> node-2"
+    for bad, noun, message in (
+        (doubled(cluster, "links"), Cluster, f"the link {edge} is given twice"),
+        (doubled(cluster, "links", target="nowhere"), Cluster, "names nowhere, which is not among the nodes"),
+        (doubled(cluster, "links", bandwidth_bytes_per_second=1e-300), Cluster, "a bandwidth of at least 1"),
+        (
+            doubled(profiles, "layers", rows=3, forward_seconds=1e300),
+            Profiles,
+            "forward_seconds: larger than any number",
+        ),
+        (doubled(cluster, "nodes", name="many", devices=10**12), Cluster, "a cluster has at most 4096 devices"),
+        (doubled(profiles, "layers"), Profiles, "is profiled 2 times for 2 rows; keep one"),
+        (doubled(profiles, "layers", activation_bytes=-1), Profiles, "has a negative activation_bytes: -1"),
+    ):
+        with pytest.raises(documents.DocumentError, match=message):
+            documents.parse(bad, noun)
+
+
+@pytest.mark.parametrize("key", ["apiVersion", "document"])
+def test_a_text_that_stands_for_an_endless_list_is_not_spelt_out(key: str) -> None:
+    names = "abcdefgh"
+    lists = "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 4)}]\n" for a, b in pairwise(names))
+    with pytest.raises(documents.DocumentError) as refusal:
+        documents.loads(f"{lists}{key}: *h\n", Training)
+    assert len(str(refusal.value)) < 150
+
+
 @pytest.mark.parametrize("noun", NOUNS)
 def test_every_document_has_a_schema(noun: type) -> None:
     schema = documents.schema(noun)
     assert schema["type"] == "object"
     assert schema["additionalProperties"] is False
     json.dumps(schema)
+
+
+def test_what_is_written_has_only_fields_of_its_schema(nouns: tuple[object, ...]) -> None:
+    for noun in nouns:
+        schema, document = documents.schema(type(noun)), documents.dump(noun)
+        assert document.keys() <= schema["properties"].keys()
+        assert document["apiVersion"] == schema["properties"]["apiVersion"]["const"]
+        assert document["document"] == schema["properties"]["document"]["const"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from rich.table import Table
+from rich.text import Text
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Breakdown, Estimate
@@ -16,7 +17,7 @@ from trainwright.search import Candidate
 def candidate_table(candidates: Sequence[Candidate], cluster: Cluster, *, planner: str) -> Table:
     """Candidates, best first, with their degrees and layers by stage; says so where devices are emulated."""
     table = Table(title=f"Candidates of {planner}{_emulated(cluster)}", title_justify="left")
-    for heading in ("rank", "predicted s", "peak memory", "pp", "dp", "tp", "micro-batches", "layers by stage"):
+    for heading in ("rank", "predicted s", "peak memory", "pp", "dp", "tp", "batches", "layers by stage"):
         table.add_column(heading, justify="left" if heading == "layers by stage" else "right", overflow="fold")
     for number, candidate in enumerate(candidates, 1):
         estimate = candidate.estimate
@@ -26,7 +27,9 @@ def candidate_table(candidates: Sequence[Candidate], cluster: Cluster, *, planne
 
 def breakdown_table(estimate: Estimate, plan: Plan, cluster: Cluster) -> Table:
     """Where the critical device's time goes."""
-    table = Table(title=f"{plan.summary()} on {estimate.critical_device}{_emulated(cluster)}", title_justify="left")
+    # a Text, because a node's name may look like markup
+    title = Text(f"{plan.summary()} on {estimate.critical_device}{_emulated(cluster)}", style="table.title")
+    table = Table(title=title, title_justify="left")
     table.add_column("part")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")

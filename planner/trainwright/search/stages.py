@@ -50,7 +50,8 @@ class StageTables:
         result = np.ones((degrees.pipeline, *held.shape), dtype=np.bool_)
         for stage, replicas in enumerate(self._stages(degrees, rows)):
             kept = memory.in_flight(Schedule.ONE_FORWARD_ONE_BACKWARD, micro_batches, stage, degrees.pipeline)
-            outputs = np.array([0, *(rows * model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
+            sizes = [rows * model.output_bytes_per_row(layer) for layer in range(len(model.layers))]
+            outputs = np.array([0, *sizes], dtype=float)
             outgoing = np.where(np.arange(len(outputs)) < len(model.layers), outputs, 0)
             boundary = (kept + memory.RECEIVED_AHEAD) * outgoing[None, :] + memory.RECEIVED_AHEAD * outputs[:, None]
             for accelerator in {cluster.accelerator_of(d) for unit in replicas for d in unit.devices}:
