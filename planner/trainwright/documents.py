@@ -18,6 +18,13 @@ class DocumentError(ValueError):
     """A document that cannot be used; the message is one sentence for the person who wrote it."""
 
 
+_WORDS = {
+    "tuple_type": "expected a list",
+    "dataclass_type": "expected a mapping",
+    "unexpected_keyword_argument": "there is no such field",
+}
+"""What is wrong, by pydantic's name for it, where its own words are about Python."""
+
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
@@ -70,9 +77,8 @@ def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise DocumentError(
-            f"{source}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        what = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
+        raise DocumentError(f"{source}: {where + ': ' if where else ''}{what}") from None
     place = _too_large(found, "")
     if place is not None:
         raise DocumentError(f"{source}: {place}: larger than any number here can be ({LARGEST_NUMBER:g})")
