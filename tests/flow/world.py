@@ -41,6 +41,7 @@ from trainwright_operator.flow.snapshot import (
     PlannerFacts,
     PlannerState,
     PodFacts,
+    RequestFailure,
     Snapshot,
     StoredMap,
 )
@@ -110,6 +111,8 @@ class World:
     template_error: tuple[str, str] = ("", "")
     spec_error: str = ""
     refuse_jobs: str = ""
+    fails: dict[type, str] = field(default_factory=dict)
+    """Actions that the API server answers with an error."""
     others: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -131,6 +134,7 @@ class World:
         self.dry_run: DryRun | None = None
         self.planner = PlannerFacts()
         self.refusals: dict[str, str] = {}
+        self.failing: RequestFailure | None = None
 
     def snapshot(self) -> Snapshot:
         used = dict(self.others)
@@ -151,6 +155,7 @@ class World:
             refusals=dict(self.refusals),
             dry_run=self.dry_run,
             planner=self.planner,
+            failing=self.failing,
         )  # fmt: skip
 
     def decide(self) -> list[a.Action]:
@@ -181,8 +186,13 @@ class World:
         return found.status if found else "Unknown"
 
     def apply(self, todo: list[a.Action]) -> None:
+        words = ""
         for action in todo:
-            self._apply(action)
+            words = words or self.fails.get(type(action), "")
+            if not words or isinstance(action, a.SetStatus | a.EmitEvent):
+                self._apply(action)
+        since = self.failing.since if self.failing else self.now
+        self.failing = RequestFailure(words, since) if words else None
 
     def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 - a case an action
         match action:

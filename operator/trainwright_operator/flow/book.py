@@ -91,6 +91,11 @@ class Book:
         """Set a condition to False with the reason of a failure."""
         self._said[condition] = Said("False", failed.reason, failed.sentence)
 
+    def is_open(self, condition: ConditionType) -> bool:
+        """Whether nothing final is said of the condition in this pass."""
+        said = self._said.get(condition)
+        return said is None or said.status == "Unknown"
+
     def tell_progress(self, phase: Phase, what: str, done: int, total: int) -> None:
         """Say how far the present phase is."""
         self.progress = Progress(phase=phase, what=what[:_MAX_WHAT], done=min(done, total), total=total)

@@ -33,6 +33,9 @@ WORKING_SECONDS = 2.0
 """How soon to look again while something is under way: a gang's progress is told about as often as it changes."""
 IDLE_SECONDS = 60.0
 """How soon to look again otherwise: the slow re-sync that also heals a lost watch."""
+_FAILING_SECONDS = 600
+"""A plan whose every pass fails at the API server for so long ends: what refuses it (a quota, a webhook that is down)
+does not heal by waiting."""
 
 
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
@@ -85,6 +88,7 @@ def _work(book: Book) -> None:
     """Go through the phases up to the first that is not done; the phase that fails ends the plan."""
     try:
         _go_through_phases(book)
+        _tell_failing(book)
     except Failed as failed:
         _fail(book, failed)
     except documents.DocumentError as error:
@@ -119,6 +123,19 @@ def _go_through_phases(book: Book) -> None:
     tried = try_plans(book, discovery, planned)
     if tried is not None:
         answer(book, discovery, tried)
+
+
+def _tell_failing(book: Book) -> None:
+    """Say in the open condition why nothing comes of what is decided; raises Failed once that lasts too long."""
+    failing = book.snapshot.failing
+    if failing is None or not book.is_open(book.present):
+        return
+    if book.now - failing.since > timedelta(seconds=_FAILING_SECONDS):
+        book.actions.clear()
+        what = f"{failing.message}; given up after {_FAILING_SECONDS} s"
+        raise Failed(Reason.REQUEST_FAILED, message(Reason.REQUEST_FAILED, what=what))
+    what = f"{failing.message}; it is asked again"
+    book.say(book.present, "Unknown", Reason.REQUEST_FAILED, what=what)
 
 
 def _fail(book: Book, failed: Failed) -> None:

@@ -124,6 +124,14 @@ class _Gang:
             words = book.snapshot.refusals.get(manifest["metadata"]["name"])
             if words:
                 return self._end(Trouble.of(Reason.JOB_REFUSED, what=words))
+        failing = book.snapshot.failing
+        waited = (book.now - self.order.created_at).total_seconds()
+        if missing and failing is not None and waited > self.wanted.pending_seconds:
+            pods = [pod for pod, _ in self._placed()]
+            have, seconds = sum(pod is not None for pod in pods), round(self.wanted.pending_seconds)
+            return self._end(
+                Trouble.of(Reason.PODS_NOT_CREATED, have=have, want=len(pods), seconds=seconds, what=failing.message)
+            )
         if missing:
             book.do(*(CreateJob(manifest) for manifest in missing))
         else:

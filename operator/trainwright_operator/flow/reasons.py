@@ -11,6 +11,7 @@ class Reason(StrEnum):
 
     NOT_STARTED = "NotStarted"
     IN_PROGRESS = "InProgress"
+    REQUEST_FAILED = "RequestFailed"
     SUSPENDED = "Suspended"
     NOT_SUSPENDED = "NotSuspended"
     # Accepted
@@ -68,6 +69,7 @@ class Reason(StrEnum):
 MESSAGES: Final[dict[Reason, str]] = {
     Reason.NOT_STARTED: "waits for the phases before it",
     Reason.IN_PROGRESS: "{what}",
+    Reason.REQUEST_FAILED: "the API server does not do what is asked of it: {what}",
     Reason.SUSPENDED: "spec.suspend is true: nothing runs, what was measured is kept",
     Reason.NOT_SUSPENDED: "spec.suspend is false",
     Reason.ACCEPTED: "the plan can be worked on",

@@ -140,6 +140,14 @@ class DryRun:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """The API server's last words to a pass that could not do all it decided, and since when every pass failed so."""
+
+    message: str
+    since: datetime
+
+
 class PlannerState(StrEnum):
     """How far the search's process is."""
 
@@ -168,6 +176,7 @@ class Snapshot:
     Attributes:
         used_devices: by node, devices that bound or pinned pods hold which have not ended, all plans' pods included.
         refusals: by name, the API server's words where it refused to create a PyTorchJob.
+        failing: None where the last pass could do all that it decided.
     """
 
     plan: PlanFacts
@@ -180,6 +189,7 @@ class Snapshot:
     refusals: Mapping[str, str] = field(default_factory=dict)
     dry_run: DryRun | None = None
     planner: PlannerFacts = PlannerFacts()
+    failing: RequestFailure | None = None
 
     def find(self, name: str) -> StoredMap | None:
         """The ConfigMap of that name, if the plan owns one that is not being deleted."""

@@ -12,7 +12,7 @@ from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.gang import labels, owner_reference
 from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
-from trainwright_operator.flow.snapshot import DryRun, PlanFacts
+from trainwright_operator.flow.snapshot import DryRun, PlanFacts, RequestFailure
 from trainwright_operator.kube import paths
 from trainwright_operator.kube.api import JSON_PATCH, MERGE_PATCH, Api, ApiError
 from trainwright_operator.kube.observe import Memory
@@ -29,9 +29,26 @@ class Applier:
         self._searches = searches
 
     async def apply(self, plan: PlanFacts, actions: Sequence[a.Action], memory: Memory) -> None:
-        """All actions in order. Raises ApiError at the first that fails: the next pass decides anew."""
+        """All actions in order. After one that fails only the status is still written and told.
+
+        So people see how far the plan is. Raises that ApiError at the end: the next pass decides anew.
+        """
+        failure: ApiError | None = None
         for action in actions:
-            await self._apply(plan, action, memory)
+            if failure is not None and not isinstance(action, a.SetStatus | a.EmitEvent):
+                continue
+            try:
+                await self._apply(plan, action, memory)
+            except ApiError as error:
+                failure = failure or error
+                if isinstance(action, a.SetStatus):
+                    break  # what was not written is no news yet
+        if failure is None:
+            memory.failing = None
+            return
+        since = memory.failing.since if memory.failing is not None else datetime.now(UTC)
+        memory.failing = RequestFailure(str(failure), since)
+        raise failure
 
     async def _apply(self, plan: PlanFacts, action: a.Action, memory: Memory) -> None:  # noqa: C901 - a line an action
         namespace = plan.namespace

@@ -10,7 +10,7 @@ from trainwright.orders import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow.names import PLAN_UID_LABEL, RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.pinning import is_gated
-from trainwright_operator.flow.snapshot import DryRun, PlanFacts, PlannerFacts, PodFacts, Snapshot
+from trainwright_operator.flow.snapshot import DryRun, PlanFacts, PlannerFacts, PodFacts, RequestFailure, Snapshot
 from trainwright_operator.kube import facts, paths
 from trainwright_operator.kube.api import Api, ApiError
 from trainwright_operator.settings import Settings
@@ -28,6 +28,7 @@ class Memory:
 
     dry_run: DryRun | None = None
     refusals: dict[str, str] = field(default_factory=dict)
+    failing: RequestFailure | None = None
 
 
 class Observer:
@@ -66,6 +67,7 @@ class Observer:
             refusals=dict(memory.refusals),
             dry_run=memory.dry_run,
             planner=planner,
+            failing=memory.failing,
         )
         return await self._with_nodes(snapshot)
 

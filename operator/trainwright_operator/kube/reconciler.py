@@ -129,7 +129,7 @@ class Reconciler:
 
     async def _pass(self, key: tuple[str, str], memory: Memory) -> tuple[PlanFacts | None, float]:
         """One pass; the plan as it was found, and the seconds until the next one unless something calls."""
-        started = time.monotonic()
+        started, failing = time.monotonic(), memory.failing
         try:
             plan = await self._observer.plan(*key)
             if plan is None:
@@ -144,6 +144,8 @@ class Reconciler:
                 pause = await self._decide(snapshot, memory)
         except ApiError:
             self._metrics.reconcile_failed()
+            if memory.failing is failing:
+                memory.failing = None  # the cluster could not even be looked at, so nothing says that it still refuses
             raise
         self._metrics.reconciled(time.monotonic() - started)
         self._pulse.beat()
