@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from local_cluster.mounts import unmount_below
+
 # A kubelet makes this socket at the same place whatever its folders are.
 _FILES = (Path("/var/lib/kubelet/device-plugins/kubelet.sock"),)
 # Inner folders first; whatever holds something else stays.
@@ -20,11 +22,15 @@ _FOLDERS = (
     "/var/log/containers",
     "/var/log/pods",
 )
+_NAMESPACES = Path("/run/netns")
 _BUILDERS_CACHE = Path("/var/lib/containers/cache/blob-info-cache-v1.boltdb")
 
 
 def remove_leftovers() -> None:
     """Remove what a cluster leaves, where nothing else uses it."""
+    if _NAMESPACES.exists() and not any(_NAMESPACES.iterdir()):
+        unmount_below(_NAMESPACES)  # `ip netns add` mounts the folder onto itself, and never unmounts it
+        _NAMESPACES.rmdir()
     for file in _FILES:
         file.unlink(missing_ok=True)
     for folder in _FOLDERS:
