@@ -129,6 +129,11 @@ class World:
         self.created: list[str] = []
         self.restart()
 
+    def change(self, **spec: Any) -> None:
+        """A person edits the spec."""
+        self.spec = spec_of(**spec)
+        self.generation += 1
+
     def restart(self) -> None:
         """The operator's memory is gone."""
         self.dry_run: DryRun | None = None
@@ -172,13 +177,18 @@ class World:
         """Passes until the plan has its answer (or `until`)."""
         for _ in range(steps):
             self.step()
-            if until() if until else self.succeeded != "Unknown":
+            if until() if until else self._is_answered:
                 self.step()
                 return self.status
         raise AssertionError(f"no end after {steps} passes: {self.status.dump()}")
 
     def condition(self, kind: str) -> Any:
         return next((c for c in self.status.conditions if c.type == kind), None)
+
+    @property
+    def _is_answered(self) -> bool:
+        found = self.condition("Succeeded")
+        return found is not None and found.status != "Unknown" and found.observed_generation == self.generation
 
     @property
     def succeeded(self) -> str:
@@ -197,6 +207,8 @@ class World:
     def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 - a case an action
         match action:
             case a.CreateConfigMap(name=name):
+                if action.role is a.StoredRole.ORDER:
+                    self.refusals.clear()
                 if name not in self.stored:
                     self.created.append(name)
                     self.stored[name] = StoredMap(name, action.gang, action.role, self.now, action.data)

@@ -22,6 +22,7 @@ from trainwright_operator.flow.actions import (
 from trainwright_operator.flow.answer import answer, answer_without_trials
 from trainwright_operator.flow.book import Book, Failed
 from trainwright_operator.flow.discovery import discover
+from trainwright_operator.flow.gang_progress import drop_bad_luck
 from trainwright_operator.flow.links import measure_links
 from trainwright_operator.flow.planning import plan
 from trainwright_operator.flow.profiling import profile
@@ -97,7 +98,7 @@ def _work(book: Book) -> None:
 
 def _go_through_phases(book: Book) -> None:
     book.present = ConditionType.ACCEPTED
-    if not accept(book):
+    if not accept(book) or drop_bad_luck(book):
         return
     book.keeps_former = False
     book.present = ConditionType.NODES_DISCOVERED

@@ -10,7 +10,14 @@ from trainwright.orders import Progress, WorkerReport
 from trainwright_operator.flow import gang as gangs
 from trainwright_operator.flow import outcome as outcomes
 from trainwright_operator.flow import pinning, worker_log
-from trainwright_operator.flow.actions import AnnotateConfigMap, CreateJob, DeleteJob, PinPod, StoredRole
+from trainwright_operator.flow.actions import (
+    AnnotateConfigMap,
+    CreateJob,
+    DeleteConfigMap,
+    DeleteJob,
+    PinPod,
+    StoredRole,
+)
 from trainwright_operator.flow.book import Book
 from trainwright_operator.flow.gang import WantedGang
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PLACED_ANNOTATION
@@ -42,6 +49,22 @@ def stored_result(book: Book, gang: str) -> GangResult | None:
     except documents.DocumentError as error:
         sentence = message(Reason.REPORT_INVALID, what=error)
         return GangResult(Outcome(OutcomeState.FAILED, Reason.REPORT_INVALID, sentence, stored.created_at), None)
+
+
+def drop_bad_luck(book: Book) -> bool:
+    """Whether there were results of a former generation that the change of the spec may heal; they are deleted."""
+    dropped = []
+    for stored in book.snapshot.stored:
+        if stored.role != StoredRole.RESULT or stored.terminating or not book.names.owns(stored.name):
+            continue
+        try:
+            outcome = outcomes.read(stored).outcome
+        except documents.DocumentError:
+            continue  # told where the result is asked for
+        if not outcome.counts_for(book.plan.generation):
+            dropped.append(DeleteConfigMap(stored.name))
+    book.do(*dropped)
+    return bool(dropped)
 
 
 def advance(book: Book, wanted: WantedGang) -> GangView:
@@ -90,6 +113,7 @@ def _end(  # noqa: PLR0913 - each is a different fact of the end
         ended_at=book.now.replace(microsecond=0),
         started_at=started_at,
         device_seconds=max(seconds, 0.0) * devices,
+        generation=book.plan.generation,
     )
     data = outcomes.data_of(ended, report, "" if trouble.state is OutcomeState.SUCCEEDED else log)
     book.store(book.names.result(wanted.name), data, role=StoredRole.RESULT, gang=wanted.name)

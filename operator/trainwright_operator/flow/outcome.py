@@ -9,7 +9,7 @@ from typing import Final
 
 from trainwright import documents
 from trainwright.orders import WorkerReport
-from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.reasons import ENVIRONMENTAL, Reason
 from trainwright_operator.flow.snapshot import StoredMap
 from trainwright_operator.flow.worker_log import strict
 
@@ -33,6 +33,7 @@ class Outcome:
 
     Attributes:
         device_seconds: devices × seconds from its start to its end; what counts against trials.maxDeviceHours.
+        generation: the plan's generation that it was measured for; 0 where that was not kept.
     """
 
     state: OutcomeState
@@ -41,6 +42,13 @@ class Outcome:
     ended_at: datetime
     started_at: datetime | None = None
     device_seconds: float = 0.0
+    generation: int = 0
+
+    def counts_for(self, generation: int) -> bool:
+        """Whether it stands for the plan's present generation: bad luck does not outlive a change of the spec."""
+        return (
+            self.state is not OutcomeState.FAILED or self.reason not in ENVIRONMENTAL or self.generation == generation
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,23 @@ class Reason(StrEnum):
     EMULATION_TOO_SLOW = "EmulationTooSlow"
 
 
+ENVIRONMENTAL: Final = frozenset(
+    {
+        Reason.JOB_REFUSED,
+        Reason.JOB_DELETED,
+        Reason.POD_LOST,
+        Reason.PEER_LOST,
+        Reason.PODS_NOT_CREATED,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.CONTAINER_NOT_CREATED,
+        Reason.PLACEMENT_NOT_SCHEDULABLE,
+        Reason.PLACEMENT_NOT_MET,
+        Reason.STARTING_TIMED_OUT,
+        Reason.DEADLINE_EXCEEDED,
+    }
+)
+"""Failures for want of capacity, time or luck: they say nothing of the plan that was tried."""
+
 MESSAGES: Final[dict[Reason, str]] = {
     Reason.NOT_STARTED: "waits for the phases before it",
     Reason.IN_PROGRESS: "{what}",

@@ -54,6 +54,8 @@ class Applier:
         namespace = plan.namespace
         match action:
             case a.CreateConfigMap():
+                if action.role is a.StoredRole.ORDER:
+                    memory.refusals.clear()  # a new order is a new attempt
                 await self._create(plan, paths.core("configmaps", namespace), _config_map(plan, action))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 body = {"metadata": {"annotations": dict(annotations)}}

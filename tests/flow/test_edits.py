@@ -1,0 +1,82 @@
+"""A person edits the spec of a plan: what was measured stays, what failed by bad luck is measured anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flow_world import World
+
+from trainwright_operator.flow.snapshot import ContainerFacts
+
+
+def states(world: World) -> dict[str, str]:
+    return {trial.name: str(trial.state) for trial in world.status.trials}
+
+
+@pytest.mark.parametrize("section", ["links", "profiling"])
+def test_a_phase_that_waited_in_vain_is_measured_anew_after_an_edit(section: str) -> None:
+    world = World()
+    world.change(links={"deadlineSeconds": 60}, profiling={"deadlineSeconds": 60})
+    gang = {"links": "links", "profiling": "profile-1"}[section]
+    world.run(until=lambda: any(job.gang == gang for job in world.jobs.values()))
+    world.others = {"n1": 2, "n2": 2, "n3": 2}
+    world.run()
+    assert (world.succeeded, world.condition("Succeeded").reason) == ("False", "DeadlineExceeded")
+    world.others = {}
+    world.change(**{section: {"deadlineSeconds": 600}})
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_trials_that_waited_in_vain_are_tried_anew_and_the_others_keep_what_came_of_them() -> None:
+    world = World(annotations={"trainwright.dev/rehearse-fault": "baseline-1=crash"})
+    world.run(until=lambda: states(world).get("baseline-1") == "Failed")
+    world.others = {"n1": 2}
+    world.run()
+    before = {trial.name: trial for trial in world.status.trials}
+    unlucky = [name for name, trial in before.items() if trial.reason == "PlacementNotSchedulable"]
+    assert unlucky
+    world.others = {}
+    world.created.clear()
+    world.change(trials={"pendingDeadlineSeconds": 400, "maxFailed": 5})
+    world.run()
+    after = {trial.name: trial for trial in world.status.trials}
+    assert after["candidate-1"] == before["candidate-1"]
+    assert after["baseline-1"] == before["baseline-1"]
+    assert after["baseline-1"].reason == "Crashed"
+    assert {after[name].state for name in unlucky} == {"Succeeded"}
+    again = {name.removesuffix("-order").partition("-")[2] for name in world.created if name.endswith("-order")}
+    assert not any(name.endswith(("links", "candidate-1", "baseline-1")) for name in again)
+
+
+def test_a_job_that_was_refused_is_asked_for_again_after_an_edit() -> None:
+    world = World(refuse_jobs="exceeded quota: gpus")
+    world.run()
+    assert world.condition("Succeeded").reason == "JobRefused"
+    world.refuse_jobs = ""
+    world.change(links={"deadlineSeconds": 301})
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_an_image_that_could_not_be_pulled_is_pulled_again_after_an_edit() -> None:
+    world = World()
+    world.run(until=lambda: bool(world.pods))
+    stuck = ContainerFacts("pytorch", waiting_reason="InvalidImageName", waiting_message="no such image")
+    world.pods = {name: replace(pod, containers=(stuck,)) for name, pod in world.pods.items()}
+    world.run()
+    assert world.condition("Succeeded").reason == "ImagePullFailed"
+    world.change(links={"deadlineSeconds": 301})
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_without_an_edit_a_failure_stays_as_it_is() -> None:
+    world = World(refuse_jobs="exceeded quota: gpus")
+    world.run()
+    world.refuse_jobs = ""
+    world.restart()
+    for _ in range(20):
+        world.step()
+    assert world.condition("Succeeded").reason == "JobRefused"
