@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flow_world import EMULATION, World, node, spec_of
 
 from trainwright_operator.api.spec import DevicesSpec
 from trainwright_operator.flow.discovery import inspect
-from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
+from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Taint
 
 GPU = {"nvidia.com/gpu": "4"}
 
@@ -23,9 +24,9 @@ def labelled(**labels: str) -> NodeFacts:
     return NodeFacts("n", own | labels, {}, GPU)
 
 
-def look(*nodes: NodeFacts, slices: tuple[SliceDevice, ...] = (), **devices: object):
+def look(*nodes: NodeFacts, slices: tuple[SliceDevice, ...] = (), pod_spec: Any = None, **devices: object):
     snapshot = replace(World().snapshot(), nodes=nodes, slice_devices=slices)
-    return inspect(snapshot, DevicesSpec.model_validate(devices))
+    return inspect(snapshot, DevicesSpec.model_validate(devices), pod_spec or {})
 
 
 def test_discovery_labels_give_type_memory_in_mib_and_allocatable_the_number() -> None:
@@ -79,6 +80,55 @@ def test_a_node_that_cannot_be_used_is_named_with_the_reason(facts: NodeFacts, w
     found = look(facts)
     assert found.nodes == ()
     assert words in found.excluded[0].reason
+
+
+TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("taint", "toleration", "used"),
+    [
+        (TAINT, None, False),
+        (replace(TAINT, effect="NoExecute"), None, False),
+        (replace(TAINT, effect="PreferNoSchedule"), None, True),
+        (TAINT, {"operator": "Exists"}, True),
+        (TAINT, {"key": "nvidia.com/gpu", "operator": "Exists"}, True),
+        (TAINT, {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}, False),
+        (TAINT, {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, True),
+        (TAINT, {"key": "nvidia.com/gpu", "operator": "Equal", "value": "absent"}, False),
+        (replace(TAINT, value=""), {"key": "nvidia.com/gpu"}, True),
+        (TAINT, {"key": "other", "operator": "Exists"}, False),
+        (TAINT, {"operator": "Equal", "value": "present"}, False),
+    ],
+)
+def test_a_taint_that_the_workers_do_not_tolerate_leaves_its_node_out(
+    taint: Taint, toleration: Any, used: bool
+) -> None:
+    pod_spec = {"tolerations": [toleration]} if toleration else {}
+    found = look(replace(labelled(), taints=(taint,)), pod_spec=pod_spec)
+    assert bool(found.nodes) == used
+    if not used:
+        assert "taint nvidia.com/gpu" in found.excluded[0].reason
+        assert "worker.podTemplate.spec.tolerations" in found.excluded[0].reason
+
+
+def test_tolerations_of_the_plans_pod_template_count() -> None:
+    tainted = tuple(replace(one, taints=(TAINT,)) for one in World().nodes)
+    world = World(nodes=tainted)
+    world.run()
+    assert world.condition("NodesDiscovered").reason == "NoUsableNodes"
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    spec = spec_of(trials={"topK": 0}, worker={"podTemplate": {"spec": {"tolerations": tolerations}}})
+    world = World(nodes=tainted, spec=spec)
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_a_slice_that_cannot_be_read_leaves_its_node_out_alone() -> None:
+    broken = SliceDevice("a", "gpu.nvidia.com", "NVIDIA H200", 0, "its ResourceSlice gives a device's memory as 'lots'")
+    found = look(replace(labelled(), name="a"), replace(labelled(), name="b"), slices=(broken,))
+    assert [n.name for n in found.nodes] == ["b"]
+    assert "memory as 'lots'" in found.excluded[0].reason
 
 
 def test_products_selector_and_maximum_leave_nodes_out_by_name() -> None:

@@ -48,9 +48,42 @@ def test_devices_are_held_by_bound_and_by_pinned_pods_until_they_end() -> None:
     assert facts.devices_held(pods, "nvidia.com/gpu") == {"a": 3}
 
 
-@pytest.mark.parametrize(("text", "value"), [("4", 4), ("16Gi", 16 * 2**30), ("2k", 2000), ("81559Mi", 81559 * 2**20)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4", 4),
+        ("16Gi", 16 * 2**30),
+        ("2k", 2000),
+        ("81559Mi", 81559 * 2**20),
+        ("2P", 2 * 10**15),
+        ("1E", 10**18),
+        ("1Ei", 2**60),
+        ("128974848000m", 128974848),
+        ("12e6", 12 * 10**6),
+        ("1.5Gi", 3 * 2**29),
+    ],
+)
 def test_quantities(text: str, value: int) -> None:
     assert facts.quantity(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "lots", "1Qi", "Gi", "1e999"])
+def test_what_is_no_quantity_is_told_in_place_of_a_memory(text: str) -> None:
+    with pytest.raises(ValueError, match="no quantity"):
+        facts.quantity(text)
+    device = {
+        "attributes": {"productName": {"string": "NVIDIA H200"}},
+        "capacity": {"memory": {"value": text or "?"}},
+    }
+    (found,) = facts.slice_devices({"spec": {"nodeName": "n", "devices": [device]}})
+    assert "no quantity" in found.problem
+    assert facts.devices_held([pod("odd", node="a", devices=text or "?")], "nvidia.com/gpu") == {"a": 0}
+
+
+def test_a_nodes_taints_are_read() -> None:
+    taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    found = facts.node_facts({"metadata": {"name": "n"}, "spec": {"taints": [taint]}})
+    assert [(one.key, one.value, one.effect) for one in found.taints] == [("nvidia.com/gpu", "", "NoSchedule")]
 
 
 def test_pods_are_read_with_the_workers_container_first() -> None:

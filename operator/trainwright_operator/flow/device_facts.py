@@ -92,6 +92,9 @@ def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
 
 
 def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType | None:
+    problem = next((device.problem for device in slices if device.node == node.name and device.problem), "")
+    if problem:
+        raise NodeUnfit(problem)
     own = {(device.product, device.memory_bytes) for device in slices if device.node == node.name}
     if len(own) > 1:
         raise NodeUnfit(f"it has devices of several types: {', '.join(sorted({product for product, _ in own}))}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from trainwright import documents
 from trainwright.cluster import Accelerator, Emulation, Node
@@ -17,6 +18,7 @@ from trainwright_operator.flow.book import Book, Failed
 from trainwright_operator.flow.device_facts import DeviceType, NodeUnfit, TypeUnknown, device_type
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import NodeFacts, Snapshot
+from trainwright_operator.flow.tolerations import untolerated
 from trainwright_operator.flow.worker_log import strict
 
 DOCUMENT_KEY: Final = "document.json"
@@ -85,7 +87,7 @@ def discover(book: Book) -> Discovery | None:
     """The discovery, once it is kept; raises Failed where no node can be used."""
     stored = book.snapshot.find(book.names.discovery)
     if stored is None:
-        found = inspect(book.snapshot, book.spec.devices)
+        found = inspect(book.snapshot, book.spec.devices, book.spec.worker.pod_template.spec)
         book.fields["cluster"] = found.status()
         if not found.nodes:
             unknown = [node for node in found.excluded if node.type_unknown]
@@ -107,8 +109,8 @@ def discover(book: Book) -> Discovery | None:
     return kept
 
 
-def inspect(snapshot: Snapshot, wanted: DevicesSpec) -> Discovery:
-    """Look at every node once, in the order of their names."""
+def inspect(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any]) -> Discovery:
+    """Look at every node once, in the order of their names; pod_spec is the person's part of the workers' pods."""
     nodes: list[Node] = []
     types: dict[str, DeviceType] = {}
     excluded: list[Excluded] = []
@@ -116,6 +118,7 @@ def inspect(snapshot: Snapshot, wanted: DevicesSpec) -> Discovery:
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
         try:
             found = _inspect_node(facts, snapshot, wanted)
+            _check_taints(facts, pod_spec)
             _check_place(facts, found, types, wanted, left)
         except NodeUnfit as unfit:
             unknown, some = isinstance(unfit, TypeUnknown), facts.devices(wanted.resource_name) > 0
@@ -145,6 +148,17 @@ def _inspect_node(node: NodeFacts, snapshot: Snapshot, wanted: DevicesSpec) -> D
     if wanted.products and found.name not in wanted.products:
         raise NodeUnfit(f"its devices are {found.name}, which devices.products does not name")
     return found
+
+
+def _check_taints(node: NodeFacts, pod_spec: Mapping[str, Any]) -> None:
+    """Whether the scheduler would let the workers onto the node."""
+    taint = untolerated(node, pod_spec)
+    if taint is not None:
+        text = f"{taint.key}={taint.value}" if taint.value else taint.key
+        raise NodeUnfit(
+            f"its taint {text}:{taint.effect} keeps the workers off; "
+            "tolerate it in worker.podTemplate.spec.tolerations to use it"
+        )
 
 
 def _check_place(

@@ -34,6 +34,15 @@ class PlanFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Taint:
+    """What keeps pods off a node, but for those that tolerate it."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """A node as the API server knows it."""
 
@@ -43,6 +52,7 @@ class NodeFacts:
     allocatable: Mapping[str, str]
     ready: bool = True
     schedulable: bool = True
+    taints: tuple[Taint, ...] = ()
 
     def devices(self, resource_name: str) -> int:
         """How many devices the node offers; 0 where it offers none or the amount is no whole number."""
@@ -52,12 +62,17 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class SliceDevice:
-    """A device that a driver published in a ResourceSlice (dynamic resource allocation)."""
+    """A device that a driver published in a ResourceSlice (dynamic resource allocation).
+
+    Attributes:
+        problem: why it cannot be used, in a sentence; empty where it can.
+    """
 
     node: str
     driver: str
     product: str
     memory_bytes: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

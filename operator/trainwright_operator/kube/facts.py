@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from datetime import UTC, datetime
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,12 +24,17 @@ from trainwright_operator.flow.snapshot import (
     PodFacts,
     SliceDevice,
     StoredMap,
+    Taint,
 )
 
+logger = logging.getLogger(__name__)
 _TRAINING = "training.kubeflow.org"
-_SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
-    f"{letter}i": 1 << (10 * power) for power, letter in enumerate("KMGT", start=1)
-}
+_SUFFIXES: dict[str, Fraction | int] = (
+    {letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)}
+    | {letter: 1000**power for power, letter in enumerate(("", *"kMGTPE"))}
+    | {f"{letter}i": 1 << (10 * power) for power, letter in enumerate("KMGTPE", start=1)}
+)
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,2})|([a-zA-Z]{0,2}))")
 
 
 def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
@@ -67,7 +76,7 @@ def _optional_time(text: str | None) -> datetime | None:
 
 def node_facts(node: dict[str, Any]) -> NodeFacts:
     """A node."""
-    meta, status = node["metadata"], node.get("status") or {}
+    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
     return NodeFacts(
         name=meta["name"],
@@ -75,7 +84,8 @@ def node_facts(node: dict[str, Any]) -> NodeFacts:
         annotations=meta.get("annotations") or {},
         allocatable=status.get("allocatable") or {},
         ready=ready,
-        schedulable=not (node.get("spec") or {}).get("unschedulable", False),
+        schedulable=not spec.get("unschedulable", False),
+        taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
     )
 
 
@@ -87,17 +97,27 @@ def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
         product = ((device.get("attributes") or {}).get("productName") or {}).get("string")
         memory = ((device.get("capacity") or {}).get("memory") or {}).get("value")
         if product and memory and spec.get("nodeName"):
-            found.append(SliceDevice(spec["nodeName"], spec.get("driver", ""), product, quantity(memory)))
+            amount, problem = _memory(memory)
+            found.append(SliceDevice(spec["nodeName"], spec.get("driver", ""), product, amount, problem))
     return found
 
 
+def _memory(text: str) -> tuple[int, str]:
+    """A device's memory in bytes, and what is wrong with it."""
+    try:
+        amount = quantity(text)
+    except ValueError as error:
+        return 0, f"its ResourceSlice gives a device's memory as {error}"
+    return amount, "" if amount > 0 else f"its ResourceSlice gives a device's memory as {text}"
+
+
 def quantity(text: str) -> int:
-    """A Kubernetes quantity of whole things, for example 16Gi. Raises ValueError for what is none."""
-    digits = text.rstrip("kKMGTi")
-    suffix = text[len(digits) :]
-    if suffix not in _SUFFIXES:
-        raise ValueError(f"{text!r} is no quantity")
-    return int(float(digits) * _SUFFIXES[suffix])
+    """A Kubernetes quantity, for example 16Gi or 1e3, rounded up to whole things. Raises ValueError for what is none."""
+    parts = _QUANTITY.fullmatch(text)
+    if parts is None or (parts[3] or "") not in _SUFFIXES:
+        raise ValueError(f"{text!r}, which is no quantity")
+    factor = Fraction(10) ** int(parts[2]) if parts[2] else _SUFFIXES[parts[3] or ""]
+    return ceil(Fraction(parts[1]) * factor)
 
 
 def job_facts(job: dict[str, Any]) -> JobFacts:
@@ -200,7 +220,12 @@ def _devices(spec: dict[str, Any], resource_name: str) -> int:
         amount = (resources.get("requests") or {}).get(resource_name) or (resources.get("limits") or {}).get(
             resource_name, "0"
         )
-        return quantity(str(amount))
+        try:
+            return quantity(str(amount))
+        except ValueError as error:
+            # Nothing that the API server lets in; the scheduler counts what it can read, too.
+            logger.warning("a container asks for %s: %s", resource_name, error)
+            return 0
 
     together = sum(asked(container) for container in spec.get("containers") or [])
     return max([together, *(asked(container) for container in spec.get("initContainers") or [])])
