@@ -111,6 +111,7 @@ class World:
     template_error: tuple[str, str] = ("", "")
     spec_error: str = ""
     refuse_jobs: str = ""
+    search_hangs: bool = False
     fails: dict[type, str] = field(default_factory=dict)
     """Actions that the API server answers with an error."""
     others: dict[str, int] = field(default_factory=dict)
@@ -225,6 +226,8 @@ class World:
                 self._pin(action)
             case a.DryRunJob(key=key):
                 self.dry_run = DryRun(key, *self.template_error)
+            case a.StartPlanner(request=request) if self.search_hangs:
+                self.planner = PlannerFacts(PlannerState.RUNNING, request.key, self.now)
             case a.StartPlanner(request=request):
                 try:
                     self.planner = PlannerFacts(PlannerState.DONE, request.key, self.now, search(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime
 from typing import Final
 
 from trainwright import documents
@@ -12,12 +13,13 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Baseline
 from trainwright_operator.api.status import ConfigMapReference, Phase
 from trainwright_operator.flow.accept import model_of
-from trainwright_operator.flow.actions import PlanningRequest, StartPlanner, StoredRole
+from trainwright_operator.flow.actions import AnnotateConfigMap, PlanningRequest, StartPlanner, StoredRole
 from trainwright_operator.flow.book import Book, Failed
 from trainwright_operator.flow.candidates import BASELINES, PlannedTrials
 from trainwright_operator.flow.discovery import DOCUMENT_KEY
+from trainwright_operator.flow.names import SEARCH_STARTED_ANNOTATION
 from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.snapshot import PlannerState
+from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.flow.worker_log import strict
 
 DEADLINE_SECONDS: Final = 1800
@@ -68,19 +70,35 @@ def request_of(book: Book, cluster: Cluster, profiles: Profiles) -> PlanningRequ
 
 def _lead_search(book: Book, name: str, request: PlanningRequest) -> None:
     planner = book.snapshot.planner
-    state = planner.state if planner.key == request.key else PlannerState.IDLE
+    asked = f"{book.plan.generation} {request.key}"
+    kept = _kept_start(book, asked)
+    if planner.key != request.key:
+        planner = PlannerFacts()
+    state = planner.state
+    since = kept or planner.started_at
     if state is PlannerState.INFEASIBLE:
         raise Failed(Reason.NO_FEASIBLE_PLAN, message(Reason.NO_FEASIBLE_PLAN, what=planner.message))
     if state is PlannerState.FAILED:
         raise Failed(Reason.PLANNER_FAILED, message(Reason.PLANNER_FAILED, what=planner.message))
     if state is PlannerState.DONE:
         book.store(name, {DOCUMENT_KEY: planner.answer}, role=StoredRole.DOCUMENT)
+    elif since is not None and (book.now - since).total_seconds() > DEADLINE_SECONDS:
+        raise Failed(Reason.PLANNING_TIMED_OUT, message(Reason.PLANNING_TIMED_OUT, seconds=DEADLINE_SECONDS))
     elif state is PlannerState.IDLE:
         book.do(StartPlanner(request))
-    elif planner.started_at and (book.now - planner.started_at).total_seconds() > DEADLINE_SECONDS:
-        raise Failed(Reason.PLANNING_TIMED_OUT, message(Reason.PLANNING_TIMED_OUT, seconds=DEADLINE_SECONDS))
+    elif kept is None and planner.started_at is not None and book.snapshot.find(book.names.cluster) is not None:
+        # So that the deadline holds though the operator begins the search anew again and again.
+        started = f"{planner.started_at.isoformat()} {asked}"
+        book.do(AnnotateConfigMap(book.names.cluster, {SEARCH_STARTED_ANNOTATION: started}))
     book.tell_progress(Phase.PLANNING, "searches", 0, 1)
     book.say(ConditionType.PLANNED, "Unknown", Reason.RUNNING, what=f"the search {request.planner} runs")
+
+
+def _kept_start(book: Book, asked: str) -> datetime | None:
+    """When a search for the same generation and question began, also before a restart of the operator."""
+    stored = book.snapshot.find(book.names.cluster)
+    started, _, what = (stored.annotations if stored else {}).get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
+    return datetime.fromisoformat(started) if what == asked else None
 
 
 def _keep_cluster(book: Book, cluster: Cluster) -> None:

@@ -1,0 +1,65 @@
+"""The search's process is bounded in memory and in time, also over restarts of the operator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flow_world import World
+
+from trainwright_operator.search_process import EXIT_OUT_OF_MEMORY, allowed_bytes
+
+MEBIBYTE = 1 << 20
+HUNGRY = """
+import io, sys
+from pathlib import Path
+from trainwright_operator import search_process
+search_process.CONTAINER_LIMIT = Path(sys.argv[1])
+search_process.PlanningRequest = lambda **_: None
+search_process.search = lambda request: str(bytearray(int(sys.argv[2])))
+sys.stdin = io.StringIO("{}")
+sys.exit(search_process.main())
+"""
+
+
+def search(limit: Path, taken: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", HUNGRY, str(limit), str(taken)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_search_that_asks_for_too_much_memory_ends_alone_and_says_so(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{500 * MEBIBYTE}\n")
+    ended = search(limit, 400 * MEBIBYTE)
+    assert ended.returncode == EXIT_OUT_OF_MEMORY
+    assert "more memory than the 300 MiB" in ended.stderr.strip().rsplit("\n", 1)[-1]
+    assert "resources.limits.memory" in ended.stderr
+    assert search(limit, MEBIBYTE).returncode == 0
+
+
+@pytest.mark.parametrize(("text", "allowed"), [("max\n", None), ("1000\n", 600)])
+def test_the_search_gets_a_share_of_its_containers_memory(tmp_path: Path, text: str, allowed: int | None) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(text)
+    assert allowed_bytes(limit) == allowed
+    assert allowed_bytes(tmp_path / "none") is None
+
+
+def test_the_planning_deadline_survives_restarts_of_the_operator() -> None:
+    world = World(search_hangs=True)
+    world.run(until=lambda: world.planner.started_at is not None)
+    started = world.now
+    for _ in range(40):
+        world.restart()
+        for _ in range(3):
+            world.step(20.0)
+        if world.succeeded != "Unknown":
+            break
+    assert world.condition("Planned").reason == "PlanningTimedOut"
+    assert 1800 < (world.now - started).total_seconds() < 1900
+    world.search_hangs = False
+    world.change(search={"limits": {"maxTensorDegree": 2}}, links={"deadlineSeconds": 301})
+    world.run()
+    assert world.succeeded == "True"
