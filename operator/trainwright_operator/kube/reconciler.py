@@ -48,9 +48,12 @@ class Reconciler:
         self._names: dict[str, tuple[str, str]] = {}
         self._placement = asyncio.Lock()
         self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
+        self._stopping = False
 
     def wake(self, namespace: str, name: str) -> None:
         """Look at the plan now. What calls may be old news; the pass reads afresh."""
+        if self._stopping:
+            return  # the lease is about to be handed back: no pass may begin any more
         key = (namespace, name)
         self._calls.setdefault(key, asyncio.Event()).set()
         if key not in self._tasks:
@@ -77,6 +80,7 @@ class Reconciler:
 
     async def stop(self) -> None:
         """End all tasks; the cluster holds everything that is needed to go on."""
+        self._stopping = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from kubernetes.config import ConfigException
 from prometheus_client import CollectorRegistry, start_http_server
@@ -56,6 +57,8 @@ async def _run(settings: Settings) -> None:
     lease = Lease(api, settings.lease_namespace, settings.identity, pulse)
     waiting = asyncio.create_task(lease.acquire())
     await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if waiting.done() and waiting.exception() is not None:
+        _break_off("wait for the lease", waiting.exception())
     if stop.is_set():
         waiting.cancel()
         return
@@ -70,9 +73,7 @@ async def _run(settings: Settings) -> None:
     await asyncio.wait({stopping, *work}, return_when=asyncio.FIRST_COMPLETED)
     for task in work:
         if task.done():
-            # At once and hard: without the lease another operator may act, so this one must not do one thing more.
-            logger.critical("ended by its %s: %s", task.get_name(), task.exception())
-            os._exit(_BROKEN_EXIT_CODE)
+            _break_off(task.get_name(), task.exception())
     logger.info("told to end")
     watch.stop()
     await reconciler.stop()
@@ -80,3 +81,9 @@ async def _run(settings: Settings) -> None:
         task.cancel()
     await asyncio.wait(work, timeout=_STOP_SECONDS)
     await lease.release()
+
+
+def _break_off(what: str, error: BaseException | None) -> NoReturn:
+    """At once and hard: without the lease another operator may act, so this one must not do one thing more."""
+    logger.critical("ended by its %s: %s: %s", what, type(error).__name__, error)
+    os._exit(_BROKEN_EXIT_CODE)

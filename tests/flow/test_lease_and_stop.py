@@ -1,0 +1,65 @@
+"""Without the lease nothing is done: not when waiting for it breaks down, and not while it is handed back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from trainwright_operator.kube import run
+from trainwright_operator.kube.api import Api
+from trainwright_operator.kube.health import Pulse
+from trainwright_operator.kube.lease import Lease
+from trainwright_operator.kube.reconciler import Reconciler
+from trainwright_operator.metrics import Metrics
+from trainwright_operator.settings import Settings
+
+
+class Ended(BaseException):
+    """In place of the process's end."""
+
+
+def test_an_operator_whose_wait_for_the_lease_breaks_down_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def acquire(lease: Lease) -> None:
+        raise KeyError("spec")
+
+    def leave(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(Lease, "acquire", acquire)
+    monkeypatch.setattr(run, "connect", lambda: None)
+    monkeypatch.setattr(run, "start_http_server", lambda port, registry: None)
+    monkeypatch.setattr(run.health, "serve", lambda port, pulse: None)
+    monkeypatch.setattr(run.os, "_exit", leave)
+    monkeypatch.setattr(run, "Reconciler", lambda *_: pytest.fail("it works without the lease"))
+    with pytest.raises(Ended, match="70"):
+        asyncio.run(run._run(Settings()))
+
+
+class Slow:
+    """An API server that takes its time; it counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def get(self, path: str, **query: str) -> Any:
+        self.asked += 1
+        await asyncio.sleep(60)
+
+
+def test_nothing_begins_a_pass_once_the_reconciler_stops() -> None:
+    async def story() -> tuple[int, int]:
+        api = Slow()
+        reconciler = Reconciler(cast(Api, api), Settings(), Metrics(CollectorRegistry()), Pulse())
+        reconciler.wake("default", "demo")
+        await asyncio.sleep(0.05)
+        before = api.asked
+        reconciler.wake("default", "demo")  # what a plan's end turns into a new begin
+        await reconciler.stop()
+        reconciler.wake("default", "other")
+        await asyncio.sleep(0.05)
+        return before, api.asked
+
+    assert asyncio.run(story()) == (1, 1)
