@@ -99,6 +99,8 @@ TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
         (replace(TAINT, value=""), {"key": "nvidia.com/gpu"}, True),
         (TAINT, {"key": "other", "operator": "Exists"}, False),
         (TAINT, {"operator": "Equal", "value": "present"}, False),
+        (Taint("node.kubernetes.io/not-ready", "", "NoSchedule"), None, True),
+        (Taint("node.kubernetes.io/unschedulable", "", "NoSchedule"), None, True),
     ],
 )
 def test_a_taint_that_the_workers_do_not_tolerate_leaves_its_node_out(

@@ -10,13 +10,21 @@ from trainwright_operator.flow.snapshot import NodeFacts, Taint
 _HARD: Final = ("NoSchedule", "NoExecute")
 """PreferNoSchedule is a wish; the other effects keep pods off."""
 
+_SAID_OTHERWISE: Final = frozenset(
+    f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")
+)
+"""Taints that the cluster itself keeps in step with what discovery asks the node directly, a little behind it: a node
+that has just become ready still carries the first for a moment."""
+
 
 def untolerated(node: NodeFacts, pod_spec: Mapping[str, Any]) -> Taint | None:
     """The first taint that keeps a pod of that spec off the node; None where none does."""
     given = pod_spec.get("tolerations")
     tolerations = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
     for taint in node.taints:
-        if taint.effect in _HARD and not any(_tolerates(one, taint) for one in tolerations):
+        if taint.effect not in _HARD or taint.key in _SAID_OTHERWISE:
+            continue
+        if not any(_tolerates(one, taint) for one in tolerations):
             return taint
     return None
 
