@@ -18,34 +18,34 @@ INSTALLED = "trainwright-system"
 SERVICE_ACCOUNT = "trainwright"
 
 CLUSTER_READ = [
-    (verb, group, resource)
-    for verb in ("get", "list", "watch")
-    for group, resource in (
-        ("", "nodes"),
-        ("resource.k8s.io", "resourceslices"),
-        ("apiextensions.k8s.io", "customresourcedefinitions"),
-    )
+    ("list", "", "nodes"),
+    ("list", "resource.k8s.io", "resourceslices"),
+    ("list", "apiextensions.k8s.io", "customresourcedefinitions"),
+    ("watch", "apiextensions.k8s.io", "customresourcedefinitions"),
 ]
 NAMESPACED = [
     (verb, group, resource)
     for group, resource, verbs in (
-        (GROUP, "trainingplans", "get list watch patch delete"),
-        (GROUP, "trainingplans/status", "get patch update"),
+        (GROUP, "trainingplans", "get list watch delete"),
+        (GROUP, "trainingplans/status", "patch"),
         ("kubeflow.org", "pytorchjobs", "create get list watch delete"),
-        ("", "pods", "get list watch patch"),
+        ("", "pods", "list watch patch"),
         ("", "pods/log", "get"),
-        ("", "configmaps", "create get list watch patch delete"),
-        ("", "events", "create patch"),
+        ("", "configmaps", "create get list patch delete"),
+        ("", "events", "create"),
     )
     for verb in verbs.split()
 ]
-LEASE = [(verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "update", "patch")]
+LEASE = [(verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "update")]
 NEVER = [
     *((verb, "", "secrets") for verb in ("get", "list", "watch", "create", "update", "patch", "delete")),
-    *((verb, "", "nodes") for verb in ("create", "update", "patch", "delete")),
+    *((verb, "", "nodes") for verb in ("get", "watch", "create", "update", "patch", "delete")),
+    *((verb, "resource.k8s.io", "resourceslices") for verb in ("get", "watch", "create", "update", "patch", "delete")),
+    *((verb, "", "configmaps") for verb in ("watch", "update", "deletecollection")),
+    *((verb, "", "events") for verb in ("get", "list", "watch", "update", "patch", "delete")),
     *((verb, "", "nodes/status") for verb in ("update", "patch")),
     *(("create", "", f"pods/{door}") for door in ("exec", "attach", "portforward", "eviction", "binding")),
-    *((verb, "", "pods") for verb in ("create", "update", "delete", "deletecollection")),
+    *((verb, "", "pods") for verb in ("get", "create", "update", "delete", "deletecollection")),
     *((verb, "", "serviceaccounts") for verb in ("create", "update", "patch")),
     ("create", "", "serviceaccounts/token"),
     *((verb, "", "namespaces") for verb in ("create", "delete", "patch")),
@@ -55,11 +55,12 @@ NEVER = [
         for resource in ("roles", "rolebindings", "clusterroles", "clusterrolebindings")
         for verb in ("create", "update", "patch", "bind", "escalate")
     ),
-    *((verb, GROUP, "trainingplans") for verb in ("create", "update", "deletecollection")),
+    *((verb, GROUP, "trainingplans") for verb in ("create", "update", "patch", "deletecollection")),
+    *((verb, GROUP, "trainingplans/status") for verb in ("get", "update")),
     *((verb, "kubeflow.org", "pytorchjobs") for verb in ("update", "patch", "deletecollection")),
     ("impersonate", "", "users"),
     ("impersonate", "", "serviceaccounts"),
-    ("delete", "coordination.k8s.io", "leases"),
+    *((verb, "coordination.k8s.io", "leases") for verb in ("list", "watch", "patch", "delete")),
 ]
 
 Right = tuple[str, str, str]

@@ -2,36 +2,36 @@
 {{- define "trainwright.clusterRules" -}}
 - apiGroups: [""]
   resources: [nodes] # devices, their type and their number
-  verbs: [get, list, watch]
+  verbs: [list]
 - apiGroups: [resource.k8s.io]
   resources: [resourceslices] # the same, where devices are published by DRA
-  verbs: [get, list, watch]
+  verbs: [list]
 - apiGroups: [apiextensions.k8s.io]
-  resources: [customresourcedefinitions] # whether PyTorchJob is there, and which fields the TrainingPlan has
-  verbs: [get, list, watch]
+  resources: [customresourcedefinitions] # whether PyTorchJob is there, or comes later
+  verbs: [list, watch]
 {{- end -}}
 
 {{- /* What the operator does in the namespaces of TrainingPlans. */ -}}
 {{- define "trainwright.namespacedRules" -}}
 - apiGroups: [trainwright.dev]
   resources: [trainingplans]
-  verbs: [get, list, watch, patch, delete] # delete: ttlSecondsAfterFinished
+  verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
 - apiGroups: [trainwright.dev]
   resources: [trainingplans/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
 - apiGroups: [kubeflow.org]
   resources: [pytorchjobs]
   verbs: [create, get, list, watch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch] # patch: pins a worker to its node and lifts the operator's own scheduling gate
+  verbs: [list, watch, patch] # patch: pins a worker to its node and lifts the operator's own scheduling gate
 - apiGroups: [""]
   resources: [pods/log] # workers report on their standard output
   verbs: [get]
 - apiGroups: [""]
   resources: [configmaps] # orders for the workers, measured tables
-  verbs: [create, get, list, watch, patch, delete]
+  verbs: [create, get, list, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}

@@ -180,7 +180,9 @@ class TrialsSpec(Section):
     max_failed: Annotated[int, Field(ge=0, le=MAX_TRIALS)] = 2
     """How many trials may fail; with one more, no further trial is started."""
     max_device_hours: Annotated[float, Field(gt=0, le=1_000_000)] = 8
-    """Device-hours that all trials together may take; those that would go beyond are skipped."""
+    """Device-hours that all trials together may take; those that would go beyond are skipped. A trial's count from the
+    start of its last pod to its end, for every device that it holds; waiting before that does not count, nor do trials
+    that failed for want of capacity and are measured anew after an edit."""
     run_deadline_seconds: Seconds = 900
     """The longest that a trial may run, counted from the start of its last pod."""
     pending_deadline_seconds: Seconds = 300

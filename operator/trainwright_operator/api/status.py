@@ -204,7 +204,8 @@ class TrainingPlanStatus(StatusSection):
     profiles_ref: ConfigMapReference | None = None
     """Holds the measured layers, as `trainwright plan --profiles` reads them."""
     candidates_ref: ConfigMapReference | None = None
-    """Holds the candidates with their estimates and whole plans, best first."""
+    """Holds the plans that were chosen for trials, the best topK candidates and the baselines, in the order in which they
+    are tried: each whole, with its predicted seconds and bytes of memory. Further candidates are not kept."""
     trials: Annotated[tuple[TrialStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
     """Plans that are measured for real, in the order in which they are tried."""
     winner: Winner | None = None
