@@ -82,7 +82,7 @@ def test_a_node_that_cannot_be_used_is_named_with_the_reason(facts: NodeFacts, w
     assert words in found.excluded[0].reason
 
 
-TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
+TAINT = Taint("team/vision", "present", "NoSchedule")
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,14 @@ TAINT = Taint("nvidia.com/gpu", "present", "NoSchedule")
         (replace(TAINT, effect="NoExecute"), None, False),
         (replace(TAINT, effect="PreferNoSchedule"), None, True),
         (TAINT, {"operator": "Exists"}, True),
-        (TAINT, {"key": "nvidia.com/gpu", "operator": "Exists"}, True),
-        (TAINT, {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}, False),
-        (TAINT, {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, True),
-        (TAINT, {"key": "nvidia.com/gpu", "operator": "Equal", "value": "absent"}, False),
-        (replace(TAINT, value=""), {"key": "nvidia.com/gpu"}, True),
+        (TAINT, {"key": "team/vision", "operator": "Exists"}, True),
+        (TAINT, {"key": "team/vision", "operator": "Exists", "effect": "NoExecute"}, False),
+        (TAINT, {"key": "team/vision", "value": "present", "effect": "NoSchedule"}, True),
+        (TAINT, {"key": "team/vision", "operator": "Equal", "value": "absent"}, False),
+        (replace(TAINT, value=""), {"key": "team/vision"}, True),
         (TAINT, {"key": "other", "operator": "Exists"}, False),
         (TAINT, {"operator": "Equal", "value": "present"}, False),
+        (Taint("nvidia.com/gpu", "present", "NoSchedule"), None, True),
         (Taint("node.kubernetes.io/not-ready", "", "NoSchedule"), None, True),
         (Taint("node.kubernetes.io/unschedulable", "", "NoSchedule"), None, True),
     ],
@@ -110,7 +111,7 @@ def test_a_taint_that_the_workers_do_not_tolerate_leaves_its_node_out(
     found = look(replace(labelled(), taints=(taint,)), pod_spec=pod_spec)
     assert bool(found.nodes) == used
     if not used:
-        assert "taint nvidia.com/gpu" in found.excluded[0].reason
+        assert "taint team/vision" in found.excluded[0].reason
         assert "worker.podTemplate.spec.tolerations" in found.excluded[0].reason
 
 
@@ -119,7 +120,7 @@ def test_tolerations_of_the_plans_pod_template_count() -> None:
     world = World(nodes=tainted)
     world.run()
     assert world.condition("NodesDiscovered").reason == "NoUsableNodes"
-    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    tolerations = [{"key": "team/vision", "operator": "Exists"}]
     spec = spec_of(trials={"topK": 0}, worker={"podTemplate": {"spec": {"tolerations": tolerations}}})
     world = World(nodes=tainted, spec=spec)
     world.run()

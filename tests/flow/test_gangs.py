@@ -122,6 +122,7 @@ def test_a_persons_template_is_merged_in_but_never_lifts_what_must_hold() -> Non
     pod = pod_of(job)
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     assert pod["metadata"]["labels"]["team"] == "vision"
+    assert spec["tolerations"] == [{"operator": "Exists"}, {"key": "nvidia.com/gpu", "operator": "Exists"}]
     assert pod["metadata"]["labels"]["trainwright.dev/gang"] == "candidate-1"
     assert spec["hostNetwork"] is True
     assert spec["automountServiceAccountToken"] is False

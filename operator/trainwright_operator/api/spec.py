@@ -239,7 +239,7 @@ class PodTemplate(Section):
     spec: Annotated[dict[str, Any], Field(json_schema_extra=_POD_SPEC, default_factory=dict)]
     """Parts of a pod's spec, for example tolerations, volumes, imagePullSecrets, priorityClassName, serviceAccountName,
     runtimeClassName, hostNetwork. Objects are merged field by field, lists of named things by name, other lists are
-    replaced. An entry of containers called `pytorch` is merged into the worker's container (env, volumeMounts,
+    replaced; to the tolerations one for the taint named like devices.resourceName is added. An entry of containers called `pytorch` is merged into the worker's container (env, volumeMounts,
     resources)."""
 
 

@@ -118,7 +118,7 @@ def inspect(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any]
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
         try:
             found = _inspect_node(facts, snapshot, wanted)
-            _check_taints(facts, pod_spec)
+            _check_taints(facts, pod_spec, wanted.resource_name)
             _check_place(facts, found, types, wanted, left)
         except NodeUnfit as unfit:
             unknown, some = isinstance(unfit, TypeUnknown), facts.devices(wanted.resource_name) > 0
@@ -150,9 +150,9 @@ def _inspect_node(node: NodeFacts, snapshot: Snapshot, wanted: DevicesSpec) -> D
     return found
 
 
-def _check_taints(node: NodeFacts, pod_spec: Mapping[str, Any]) -> None:
+def _check_taints(node: NodeFacts, pod_spec: Mapping[str, Any], resource_name: str) -> None:
     """Whether the scheduler would let the workers onto the node."""
-    taint = untolerated(node, pod_spec)
+    taint = untolerated(node, pod_spec, resource_name)
     if taint is not None:
         text = f"{taint.key}={taint.value}" if taint.value else taint.key
         raise NodeUnfit(

@@ -8,6 +8,7 @@ from typing import Any, Final
 from trainwright import orders
 from trainwright_operator.api.spec import PodTemplate
 from trainwright_operator.flow.names import PLACEMENT_GATE
+from trainwright_operator.flow.tolerations import tolerations
 
 CONTAINER: Final = "pytorch"
 """The training operator's webhook asks for a container of this name."""
@@ -39,6 +40,8 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     )
     spec = merged["spec"]
     spec["restartPolicy"] = "Never"
+    if isinstance(template.spec.get("tolerations", []), list):  # anything else is for the dry run to refuse
+        spec["tolerations"] = tolerations(template.spec, resource_name)
     spec["schedulingGates"] = [{"name": PLACEMENT_GATE}]
     spec["automountServiceAccountToken"] = False
     spec = merge(spec, _required(order_map=order_map, resource_name=resource_name, devices=devices))

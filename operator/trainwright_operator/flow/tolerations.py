@@ -17,14 +17,23 @@ _SAID_OTHERWISE: Final = frozenset(
 that has just become ready still carries the first for a moment."""
 
 
-def untolerated(node: NodeFacts, pod_spec: Mapping[str, Any]) -> Taint | None:
-    """The first taint that keeps a pod of that spec off the node; None where none does."""
+def tolerations(pod_spec: Mapping[str, Any], resource_name: str) -> list[Any]:
+    """A worker pod's tolerations: the person's, and one for the taint that is named like the devices.
+
+    Device pools are tainted by that name so that pods without devices stay away. Kubernetes' own admission plug-in
+    (ExtendedResourceToleration) lets in whoever asks for the resource; not every cluster has it on.
+    """
     given = pod_spec.get("tolerations")
-    tolerations = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    return [*(given if isinstance(given, list) else []), {"key": resource_name, "operator": "Exists"}]
+
+
+def untolerated(node: NodeFacts, pod_spec: Mapping[str, Any], resource_name: str) -> Taint | None:
+    """The first taint that keeps a worker's pod off the node; None where none does."""
+    known = [one for one in tolerations(pod_spec, resource_name) if isinstance(one, Mapping)]
     for taint in node.taints:
         if taint.effect not in _HARD or taint.key in _SAID_OTHERWISE:
             continue
-        if not any(_tolerates(one, taint) for one in tolerations):
+        if not any(_tolerates(one, taint) for one in known):
             return taint
     return None
 
