@@ -23,6 +23,7 @@ def helm() -> Helm:
     built = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")).path("helm")
     program = str(built) if built.exists() else shutil.which("helm")
     if program is None:
+        # deliberate: `make test-fast` on a bare machine builds nothing; `make test` has built it by then.
         pytest.skip("helm is neither on PATH nor built yet (`make cluster-up` builds it)")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

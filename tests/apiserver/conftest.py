@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
-from local_cluster.binaries import KUBERNETES, Binaries
+from local_cluster.binaries import Binaries
 from local_cluster.folders import Folders, default_cache
 from local_cluster.progress import Steps
 from trainwright_operator.api import API_VERSION, KIND, crd
@@ -34,16 +34,20 @@ ROOT = Path(__file__).resolve().parents[2]
 START_DEADLINE_SECONDS = 90.0
 BUILD_DEADLINE_SECONDS = 2400
 BINARIES = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright"))
-PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
+PROGRAMS = ("etcd", "kube-apiserver", "kubectl", "helm")
+
+
+def all_built() -> bool:
+    return all(BINARIES.path(program).exists() for program in PROGRAMS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test pays for the start, and, where the programs are not built yet, for their build."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
-    missing = any(not (KUBERNETES.built(BINARIES.folders) / program).exists() for program in PROGRAMS)
+    seconds = START_DEADLINE_SECONDS + 60 if all_built() else BUILD_DEADLINE_SECONDS
     for item in here:
         item.add_marker(pytest.mark.apiserver)
-        item.add_marker(pytest.mark.timeout(BUILD_DEADLINE_SECONDS if missing else START_DEADLINE_SECONDS + 60))
+        item.add_marker(pytest.mark.timeout(seconds))
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class ApiServer:
 @pytest.fixture(scope="session")
 def programs() -> None:
     """Everything that an API server consists of, built where it is missing."""
-    if any(not BINARIES.path(program).exists() for program in PROGRAMS):
+    if not all_built():
         BINARIES.build(Steps(Console()))
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = str(ROOT / "charts" / "trainwright")
 DEFINITION = "customresourcedefinition/trainingplans.trainwright.dev"
 
 
+# Before Helm is asked for: on a bare machine it is one of the programs that are built first.
+@pytest.mark.usefixtures("programs")
 def test_install_upgrade_and_uninstall_keep_the_definition_current_and_the_plans_safe(bare_api_server, helm) -> None:
     api = bare_api_server
     release = ("trainwright", "--namespace", "trainwright-system", "--kubeconfig", str(api.kubeconfig))

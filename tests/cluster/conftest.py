@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from trainwright_demo.__main__ import bring_up_local_cluster
+from trainwright_demo.follow import condition
 from trainwright_demo.install import OPERATOR_NAMESPACE, install_operator
 from trainwright_demo.kubectl import Kubectl
 
@@ -83,7 +84,12 @@ class Workbench:
         return resource
 
     def wait_finished(self, name: str, seconds: float = FINISH_DEADLINE_SECONDS) -> dict[str, Any]:
-        return self.wait(name, "an answer", lambda found: condition(found, "Succeeded")["status"] != "Unknown", seconds)
+        return self.wait(
+            name,
+            "an answer",
+            lambda found: condition(found, "Succeeded").get("status", "Unknown") != "Unknown",
+            seconds,
+        )
 
     def children(self) -> list[str]:
         """Names of everything that the operator made in the namespace and that still exists."""
@@ -136,11 +142,6 @@ class Workbench:
             "--grace-period=0",
             "--wait=false",
         )
-
-
-def condition(resource: dict[str, Any], kind: str) -> dict[str, Any]:
-    conditions = resource.get("status", {}).get("conditions", [])
-    return next((found for found in conditions if found["type"] == kind), {"status": "Unknown"})
 
 
 @pytest.fixture

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 
+from trainwright_demo.follow import condition
+
 
 def trial(resource, name):
     return next(found for found in resource["status"]["trials"] if found["name"] == name)
 
 
 def succeeded(resource):
-    return next(found for found in resource["status"]["conditions"] if found["type"] == "Succeeded")
+    return condition(resource, "Succeeded")
 
 
 def in_the_middle_of(phase, workbench):
