@@ -24,7 +24,7 @@ from trainwright.cost import amp as amp_cost
 from trainwright.cost.estimate import estimate_in
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
-from trainwright.search import NoFeasiblePlan, Problem, run
+from trainwright.search import Limits, NoFeasiblePlan, Problem, run
 from trainwright.training import Training
 
 NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE = 1, 2, 3
@@ -155,7 +155,7 @@ def _problem(cluster: Path, model: Path, profiles: Path | None, max_tensor_degre
         model=training.model,
         profiles=_read(profiles, Profiles),
         global_batch_size=training.global_batch_size,
-        max_tensor_degree=max_tensor_degree,
+        limits=Limits(max_tensor_degree=max_tensor_degree),
         optimizer=training.optimizer,
     )
 

@@ -54,15 +54,22 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A type of device, named as its nodes name it (for example `Tesla-T4`)."""
+    """A type of device, named as its nodes name it (for example `Tesla-T4`).
+
+    Attributes:
+        price_per_hour: of one device, in whatever currency all prices of the cluster share; needed to plan for cost.
+    """
 
     name: str
     memory_bytes: int
     emulation: Emulation | None = None
+    price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
             raise ValueError(f"accelerator {self.name} needs memory_bytes above 0, got {self.memory_bytes}")
+        if self.price_per_hour is not None and self.price_per_hour < 0:
+            raise ValueError(f"accelerator {self.name} has a negative price_per_hour: {self.price_per_hour}")
         if (self.emulation is not None) != self.name.startswith(EMULATED_PREFIX):
             raise ValueError(
                 f"accelerator {self.name}: a name starts with {EMULATED_PREFIX!r} exactly when an emulation is given, "
@@ -71,12 +78,34 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
+class Port:
+    """How fast a node talks where its links are not given one by one: to other nodes, or between its own devices."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        if self.latency_seconds < 0 or self.bandwidth_bytes_per_second < 1:
+            raise ValueError(
+                "a port needs a latency of at least 0 and a bandwidth of at least 1, got "
+                f"{self.latency_seconds} s and {self.bandwidth_bytes_per_second} bytes/s"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """A machine with `devices` equal devices in slots 0 … devices - 1."""
+    """A machine with `devices` equal devices in slots 0 … devices - 1.
+
+    Attributes:
+        network: its card: what a link to another node that is not given takes on this node's side.
+        inside: what the link between its own devices takes where that is not given.
+    """
 
     name: str
     accelerator: str
     devices: int
+    network: Port | None = None
+    inside: Port | None = None
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -109,11 +138,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Accelerators, nodes and directed links between every two nodes (and within every node of several devices)."""
+    """Accelerators, nodes and directed links between every two nodes (and within every node of several devices).
+
+    Links that are not given follow from the nodes' ports: the slower of two cards, the larger of two latencies.
+    """
 
     accelerators: tuple[Accelerator, ...]
     nodes: tuple[Node, ...]
-    links: tuple[Link, ...]
+    links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -150,14 +182,43 @@ class Cluster:
                     raise ValueError(
                         f"the link {link.source} -> {link.target} names {end}, which is not among the nodes"
                     )
+        self._check_complete()
+
+    def _check_complete(self) -> None:
         for node in self.nodes:
+            if node.devices > 1 and node.inside is None and (node.name, node.name) not in self._links:
+                raise ValueError(
+                    f"the link {node.name} -> {node.name} is missing; every node of several devices needs one, "
+                    "or `inside`"
+                )
+        without_card = [node for node in self.nodes if node.network is None]
+        for node in without_card:
             for other in self.nodes:
-                if (node is not other or node.devices > 1) and (node.name, other.name) not in self._links:
-                    raise ValueError(f"the link {node.name} -> {other.name} is missing; every pair of nodes needs one")
+                for edge in ((node.name, other.name), (other.name, node.name)):
+                    if node is not other and edge not in self._links:
+                        raise ValueError(
+                            f"the link {edge[0]} -> {edge[1]} is missing; every pair of nodes needs one, or a `network` "
+                            "port on both"
+                        )
 
     @cached_property
     def _links(self) -> dict[tuple[str, str], Link]:
+        """Links given, and those that were looked up so far."""
         return {(link.source, link.target): link for link in self.links}
+
+    def _link_of_ports(self, source: str, target: str) -> Link:
+        """Raises ValueError where the ports are not there: then there is no such link."""
+        near, far = self.node(source), self.node(target)
+        ports = (near.inside,) if near is far else (near.network, far.network)
+        given = [port for port in ports if port is not None]
+        if len(given) < len(ports):
+            raise ValueError(f"the cluster has no link {source} -> {target}")
+        return Link(
+            source,
+            target,
+            max(port.latency_seconds for port in given),
+            min(port.bandwidth_bytes_per_second for port in given),
+        )
 
     @cached_property
     def _nodes(self) -> dict[str, Node]:
@@ -188,10 +249,10 @@ class Cluster:
 
     def link(self, source: str, target: str) -> Link:
         """The directed link between two nodes (or within one). Raises ValueError where there is none."""
-        try:
-            return self._links[source, target]
-        except KeyError:
-            raise ValueError(f"the cluster has no link {source} -> {target}") from None
+        found = self._links.get((source, target))
+        if found is None:
+            found = self._links[source, target] = self._link_of_ports(source, target)
+        return found
 
     @property
     def is_emulated(self) -> bool:

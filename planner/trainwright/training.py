@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from trainwright import families
-from trainwright.model import Dtype, Gpt, Model
+from trainwright.families import Family, Gpt
+from trainwright.layer import Attention, Dtype
+from trainwright.model import Model
 
 MAX_LAYERS = 1024
 MAX_BATCH_SIZE = 1_000_000
 """Beyond these a document is taken for a slip of the pen; a search would take minutes and gigabytes on it."""
+
+FAMILIES = ("gpt",)
+"""Fields of `Training` that hold a family; exactly one of them is given."""
 
 Optimizer = Literal["adam", "sgd"]
 
@@ -28,21 +32,33 @@ class Training:
         optimizer: adam
 
     Attributes:
-        global_batch_size: rows (sequences) in one iteration, over all devices.
+        global_batch_size: rows (sequences, images) in one iteration, over all devices.
+        attention: how attention is computed; it decides what attention keeps for the backward.
     """
 
-    gpt: Gpt
     global_batch_size: int
+    gpt: Gpt | None = None
     dtype: Dtype = Dtype.FLOAT32
     optimizer: Optimizer = "adam"
+    attention: Attention = Attention.FUSED
 
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch_size <= MAX_BATCH_SIZE:
             raise ValueError(f"global_batch_size must be 1 … {MAX_BATCH_SIZE}, got {self.global_batch_size}")
-        if self.gpt.layers > MAX_LAYERS:
-            raise ValueError(f"gpt.layers must be at most {MAX_LAYERS}, got {self.gpt.layers}")
+        given = [name for name in FAMILIES if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one model family ({', '.join(FAMILIES)}), got {', '.join(given) or 'none'}")
+        stack = self.family.stack(self.attention)
+        if len(stack.layers) > MAX_LAYERS + 2:
+            raise ValueError(f"{given[0]} has {len(stack.layers)} layers; at most {MAX_LAYERS} and two are planned")
+
+    @property
+    def family(self) -> Family:
+        """The one family that is given."""
+        families: tuple[Family | None, ...] = (self.gpt,)
+        return next(family for family in families if family is not None)
 
     @cached_property
     def model(self) -> Model:
         """The layers of the family."""
-        return families.build(self.gpt, self.dtype)
+        return Model.of(self.family, self.dtype, self.attention)

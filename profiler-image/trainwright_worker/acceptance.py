@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainwright import documents, families
+from trainwright import documents
 from trainwright.cluster import EMULATED_PREFIX
-from trainwright.model import Dtype, Family, Model
+from trainwright.families import Family
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, TrialOrder, WorkerOrder
 from trainwright.plan import LayerRun, Plan, Sharding
 from trainwright_worker.failures import WorkerError
@@ -75,7 +77,7 @@ def _links_problems(order: LinksOrder) -> Iterator[str]:
 def _model_problems(model: Model) -> Iterator[str]:
     if model.dtype is not Dtype.FLOAT32:
         yield f"model.dtype {model.dtype} cannot be run: this worker trains in {Dtype.FLOAT32}; order that"
-    if families.build(model.family, model.dtype) != model:
+    if Model.of(model.family, model.dtype) != model:
         yield f"the model's layers are not those that family {model.family.family} builds; build it from its family"
 
 

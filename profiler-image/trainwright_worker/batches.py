@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainwright.model import Gpt
+from trainwright.families import Gpt
 
 _STEP = 7
 _RESTART_SHARE = 0.1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.cluster import Emulation
-from trainwright.model import LayerKind
+from trainwright.layer import LayerKind
 
 _COARSE_MARGIN_SECONDS = 0.0004
 _FINE_SLEEP_SECONDS = 0.00005

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from trainwright.cluster import Emulation
 from trainwright.families import EMBEDDING, HEAD
-from trainwright.model import LayerKind, Model
+from trainwright.layer import LayerKind
+from trainwright.model import Model
 from trainwright.orders import ProfileOrder, ProfileReport
 from trainwright.profiles import LayerProfile
 from trainwright_worker import output

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import settings
 
 from trainwright.cluster import Accelerator, Cluster, Device, Emulation, Link, Node
-from trainwright.model import Gpt, Model
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import LayerProfile, Profiles
-from trainwright.search import NeededProfile, Problem, needed_profiles
+from trainwright.search import Limits, NeededProfile, Problem, needed_profiles
 from trainwright.training import Training
 
 settings.register_profile("planner", deadline=None)  # a busy machine is not a failure
@@ -85,10 +86,10 @@ def _problem(
     hidden: int = 128,
 ) -> Problem:
     cluster = cluster or _cluster()
-    training = Training(Gpt(layers, hidden, heads, sequence_length=64, vocabulary_size=1000), batch)
+    training = Training(batch, Gpt(layers, hidden, heads, sequence_length=64, vocabulary_size=1000))
     needed = needed_profiles(cluster.nodes, training.model, batch, max_tensor_degree)
     profiles = _profiles(cluster, training.model, needed)
-    return Problem(cluster, training.model, profiles, batch, max_tensor_degree)
+    return Problem(cluster, training.model, profiles, batch, Limits(max_tensor_degree=max_tensor_degree))
 
 
 def _plan(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from trainwright import documents
 from trainwright.cluster import Cluster
-from trainwright.model import Dtype, Gpt
+from trainwright.families import Gpt
+from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.search import Problem, run
@@ -34,7 +35,7 @@ dtype: float16
 def nouns(make_problem: Callable[..., Problem]) -> tuple[object, ...]:
     problem = make_problem()
     plan = run("amp", problem, top=1)[0].plan
-    return problem.cluster, plan, problem.profiles, Training(Gpt(2, 8, 2, 4, 10), 4)
+    return problem.cluster, plan, problem.profiles, Training(4, Gpt(2, 8, 2, 4, 10))
 
 
 def test_every_document_comes_back_equal_from_json_and_yaml(nouns: tuple[object, ...]) -> None:
@@ -46,7 +47,7 @@ def test_every_document_comes_back_equal_from_json_and_yaml(nouns: tuple[object,
 
 def test_the_shortest_model_file_is_read() -> None:
     training = documents.loads(TRAINING, Training)
-    assert training == Training(Gpt(24, 1024, 16, 1024, 52256), 32, Dtype.FLOAT16, "adam")
+    assert training == Training(32, Gpt(24, 1024, 16, 1024, 52256), Dtype.FLOAT16, "adam")
     assert len(training.model.layers) == 26
 
 
@@ -66,7 +67,7 @@ def test_the_shortest_model_file_is_read() -> None:
             {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "vocabulary_size": 10**30}},
             "model.yaml: gpt.vocabulary_size: larger than any number",
         ),
-        ({"gpt": {**yaml.safe_load(TRAINING)["gpt"], "layers": 1025}}, "model.yaml: gpt.layers must be at most 1024"),
+        ({"gpt": {**yaml.safe_load(TRAINING)["gpt"], "layers": 1025}}, "model.yaml: gpt has 1027 layers"),
         ({1: 2}, "model.yaml: "),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright import families
-from trainwright.model import Gpt
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright.search.partition import Array, even_split, partition
 
 
@@ -81,5 +81,5 @@ def test_a_slow_stage_gets_fewer_layers() -> None:
 def test_megatron_splits_the_blocks_evenly_and_leaves_the_rest_at_the_ends(
     stages: int, expected: tuple[int, ...] | None
 ) -> None:
-    model = families.build(Gpt(24, 64, 4, 32, 100))
+    model = Model.of(Gpt(24, 64, 4, 32, 100))
     assert even_split(model, stages) == expected

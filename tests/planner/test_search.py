@@ -85,7 +85,7 @@ def test_amp_finds_the_optimum_of_its_equation_for_every_choice(
     """Algorithm 1 once more, by trying all assignments, over all degrees and micro-batch sizes."""
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2)), between=2e6), layers=4, batch=4)
     found = {}
-    for candidate in SEARCHES["amp"](problem):
+    for candidate in run("amp", problem):
         pipeline = candidate.plan.pipelines[0]
         layers = pipeline.stages[0].layers[0]
         found[Degrees(len(pipeline.stages), layers.data, layers.tensor), layers.rows[0]] = candidate.plan
@@ -94,7 +94,7 @@ def test_amp_finds_the_optimum_of_its_equation_for_every_choice(
         for rows in micro_batch_sizes(4, degrees.data):
             best = min(
                 amp_cost.estimate_seconds(
-                    uniform_plan(problem.cluster, degrees, rows, (*cuts, 6), global_batch_size=4), problem.setting
+                    uniform_plan(problem.devices, degrees, rows, (*cuts, 6), global_batch_size=4), problem.setting
                 )
                 - gradient_seconds(problem, degrees, rows, (*cuts, 6))
                 for cuts in combinations(range(1, 6), degrees.pipeline - 1)
@@ -112,7 +112,7 @@ def gradient_seconds(problem: Problem, degrees: Degrees, rows: int, ends: tuple[
     """Eq. 4's second term, which the layer assignment does not look at."""
     if degrees.data == 1:
         return 0.0
-    plan = uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=4)
+    plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=4)
     pipeline = plan.pipelines[0]
     return max(amp_cost._sync_seconds(pipeline, number, problem.setting) for number in range(degrees.pipeline))
 
@@ -135,7 +135,7 @@ def test_the_tables_agree_with_the_estimate(
 ) -> None:
     problem = make_problem(make_cluster(memory=memory))
     ends = (*sorted(pick.sample(range(1, 14), degrees.pipeline - 1)), 14)
-    plan = uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=16)
+    plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=16)
     tables = StageTables(problem)
     spans = list(enumerate(zip((0, *ends), ends, strict=False)))
     fits = all(tables.fits(degrees, rows)[stage, first, end] for stage, (first, end) in spans)

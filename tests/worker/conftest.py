@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainwright import documents, families
+from trainwright import documents
 from trainwright.cluster import Device
-from trainwright.model import Gpt
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright.orders import (
     FAILURE_MARKER,
     PROGRESS_MARKER,
@@ -103,7 +104,7 @@ class Make:
     """Small orders' parts."""
 
     gpt = SMALL
-    model = families.build(SMALL)
+    model = Model.of(SMALL)
 
     def gang(self, *devices: int, **fields) -> Gang:
         """Nodes node-a, node-b, … with so many devices each."""

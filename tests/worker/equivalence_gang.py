@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trainwright import families
 from trainwright.cluster import Device
-from trainwright.model import Gpt
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Schedule, Stage
 from trainwright_worker.batches import token_rows
 from trainwright_worker.executor.iteration import Executor, Host, Training
@@ -27,7 +27,7 @@ from trainwright_worker.layers.tensor_parallel import TensorShard
 WORLD = 8
 STEPS = 10
 GPT = Gpt(layers=6, hidden_size=32, heads=8, sequence_length=16, vocabulary_size=64)
-MODEL = families.build(GPT)
+MODEL = Model.of(GPT)
 BATCH = 24
 
 

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from trainwright import families
 from trainwright.cluster import Emulation
-from trainwright.model import Gpt
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright_worker.emulation import Pacer, backward_pieces, chunks, forward_pieces
 from trainwright_worker.executor.stage import StagePace
 
 EMULATION = Emulation(1e9, 0.004, 1e8)
-MODEL = families.build(Gpt(2, 32, 4, 16, 64))
+MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
 EMBEDDING, BLOCK, HEAD = MODEL.kinds
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright import families
-from trainwright.model import Gpt
+from trainwright.families import Gpt
+from trainwright.model import Model
 from trainwright_worker.batches import token_rows
 from trainwright_worker.executor.parameters import Adam, ParameterBuffer, Sgd
 from trainwright_worker.executor.stage import StageLayers
@@ -17,7 +17,7 @@ from trainwright_worker.memory import LiveBytes
 from trainwright_worker.profiling import activation_bytes, relative_spread
 
 GPT = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
-MODEL = families.build(GPT)
+MODEL = Model.of(GPT)
 
 
 def layer_of(model, kind: str, shard: TensorShard | None = None) -> nn.Module:
@@ -27,7 +27,7 @@ def layer_of(model, kind: str, shard: TensorShard | None = None) -> nn.Module:
 @pytest.mark.parametrize("gpt", [GPT, Gpt(3, 48, 6, 20, 101), Gpt(1, 64, 8, 8, 50)])
 @pytest.mark.parametrize("kind", ["embedding", "block", "head"])
 def test_parameters_are_as_many_as_the_planner_counts(gpt: Gpt, kind: str) -> None:
-    model = families.build(gpt)
+    model = Model.of(gpt)
     expected = next(k for k in model.kinds if k.name == kind)
     assert sum(p.numel() for p in layer_of(model, kind).parameters()) == expected.parameters
     shard = layer_of(model, kind, TensorShard(1, 2))

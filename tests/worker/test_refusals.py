@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.cluster import Emulation
-from trainwright.model import Dtype
+from trainwright.layer import Dtype
 from trainwright.orders import FailureReason, GangNode, LinksOrder, ProfileOrder
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
 from trainwright_worker.acceptance import check

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainwright.model import Gpt
+from trainwright.families import Gpt
 from trainwright_operator.api.section import Seconds, Section, immutable, opaque, rules
 
 MAX_TRIALS = 32

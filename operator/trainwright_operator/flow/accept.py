@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from trainwright import families
-from trainwright.model import Dtype, Model
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.orders import Gang, GangNode, LinksOrder
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
@@ -26,7 +26,7 @@ _PROBE = WantedGang(
 
 def model_of(spec: TrainingPlanSpec) -> Model:
     """The model that the spec describes. Raises ValueError with a sentence."""
-    return families.build(spec.model.family(), Dtype(spec.training.dtype))
+    return Model.of(spec.model.family(), Dtype(spec.training.dtype))
 
 
 def accept(book: Book) -> bool:

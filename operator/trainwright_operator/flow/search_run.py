@@ -10,7 +10,7 @@ from trainwright.cluster import Cluster
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
-from trainwright.search import Candidate, NoFeasiblePlan, Problem, run
+from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem, run
 from trainwright.training import Optimizer
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials, Role
@@ -27,7 +27,7 @@ def search(request: PlanningRequest) -> str:
         model=documents.loads(request.model, Model, source="model"),
         profiles=documents.loads(request.profiles, Profiles, source="profiles"),
         global_batch_size=request.global_batch_size,
-        max_tensor_degree=request.max_tensor_degree,
+        limits=Limits(max_tensor_degree=request.max_tensor_degree),
         optimizer=_OPTIMIZERS[request.optimizer],
     )
     candidates = run(request.planner, problem, top=max(request.top_k, 1))

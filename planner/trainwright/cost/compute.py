@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from trainwright.cost.collectives import Route, all_reduce_seconds
 from trainwright.cost.layout import Unit, repeated_parameters
 from trainwright.cost.setting import Setting
-from trainwright.model import LayerKind, Model
+from trainwright.layer import LayerKind
+from trainwright.model import Model
 from trainwright.plan import LayerRun, Stage
 
 

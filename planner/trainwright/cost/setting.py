@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainwright.cluster import Cluster
 from trainwright.cost.collectives import Fabric, fabric
-from trainwright.model import LayerKind, Model
+from trainwright.layer import LayerKind
+from trainwright.model import Model
 from trainwright.profiles import LayerCost, Profiles
+from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
 
@@ -19,6 +21,7 @@ class Setting:
     cluster: Cluster
     profiles: Profiles
     optimizer: Optimizer = "adam"
+    runtime: Runtime = field(default_factory=Runtime)
 
     @property
     def fabric(self) -> Fabric:

@@ -7,23 +7,27 @@ from collections.abc import Mapping
 from trainwright.search.amp import amp
 from trainwright.search.megatron import megatron
 from trainwright.search.needed import NeededProfile, needed_profiles
-from trainwright.search.protocol import Candidate, NoFeasiblePlan, Problem, Search
+from trainwright.search.protocol import Candidate, Control, Limits, NoFeasiblePlan, Objective, Problem, Progress, Search
 
 SEARCHES: Mapping[str, Search] = {"amp": amp, "megatron": megatron}
 
 __all__ = [
     "SEARCHES",
     "Candidate",
+    "Control",
+    "Limits",
     "NeededProfile",
     "NoFeasiblePlan",
+    "Objective",
     "Problem",
+    "Progress",
     "Search",
     "needed_profiles",
     "run",
 ]
 
 
-def run(planner: str, problem: Problem, *, top: int | None = None) -> list[Candidate]:
+def run(planner: str, problem: Problem, *, top: int | None = None, control: Control | None = None) -> list[Candidate]:
     """The candidates of a planner, best first, at most `top` of them.
 
     Raises ValueError for a planner that is not known, NoFeasiblePlan where nothing can run.
@@ -32,4 +36,4 @@ def run(planner: str, problem: Problem, *, top: int | None = None) -> list[Candi
         raise ValueError(f"there is no planner {planner!r}; choose one of {', '.join(SEARCHES)}")
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    return SEARCHES[planner](problem)[:top]
+    return SEARCHES[planner](problem, control or Control(), top)[:top]

@@ -13,19 +13,20 @@ from trainwright.search.choice import check_profiled, degrees_of, rank, why_noth
 from trainwright.search.degrees import Degrees, micro_batch_sizes
 from trainwright.search.partition import partition
 from trainwright.search.placement import uniform_plan
-from trainwright.search.protocol import Candidate, Problem
+from trainwright.search.protocol import Candidate, Control, Problem
 from trainwright.search.stages import StageTables
 
 POOL = 48
 """How many of the plans that AMP's own cost model (Eq. 3–5) finds best are replayed exactly; the others are left out."""
 
 
-def amp(problem: Problem) -> list[Candidate]:
+def amp(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
     """Candidates by Algorithm 1, best first by the exact replay.
 
     The layer assignment is the optimum of Eq. 5 among those that fit into memory (AMP itself does not look).
     Raises NoFeasiblePlan, with what comes closest, where none does.
     """
+    del control, top
     check_profiled(problem)
     tables = StageTables(problem)
     plans = list(_plans(problem, tables))
@@ -48,7 +49,7 @@ def _plans(problem: Problem, tables: StageTables) -> Iterator[Plan]:
         times = np.where(tables.fits(degrees, rows), tables.times(degrees, rows), math.inf)
         ends = partition(times, tables.exchanges(degrees, rows), _micro_batches(problem, degrees, rows))
         if ends is not None:
-            yield uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size)
+            yield uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=problem.global_batch_size)
 
 
 def _unlimited_plans(problem: Problem, tables: StageTables) -> Iterator[Plan]:
@@ -57,7 +58,7 @@ def _unlimited_plans(problem: Problem, tables: StageTables) -> Iterator[Plan]:
         times, exchanges = tables.times(degrees, rows), tables.exchanges(degrees, rows)
         ends = partition(times, exchanges, _micro_batches(problem, degrees, rows))
         if ends is not None:
-            yield uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size)
+            yield uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=problem.global_batch_size)
 
 
 def _micro_batches(problem: Problem, degrees: Degrees, rows: int) -> int:

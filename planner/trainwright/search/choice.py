@@ -12,7 +12,7 @@ from trainwright.search.protocol import Candidate, NoFeasiblePlan, Problem
 
 def accelerators_of(problem: Problem) -> tuple[str, ...]:
     """Names of the accelerators that the nodes carry."""
-    return tuple(dict.fromkeys(node.accelerator for node in problem.cluster.nodes))
+    return tuple(dict.fromkeys(problem.cluster.accelerator_of(device).name for device in problem.devices))
 
 
 def check_profiled(problem: Problem) -> None:
@@ -25,8 +25,8 @@ def check_profiled(problem: Problem) -> None:
 
 def degrees_of(problem: Problem, *, max_pipeline: int, max_tensor: int | None = None) -> Iterator[Degrees]:
     """Every (pipeline, data, tensor) over all devices whose tensor degree was profiled on every accelerator."""
-    devices = len(problem.cluster.devices)
-    limit = min(problem.max_tensor_degree or devices, max_tensor or devices)
+    devices = len(problem.devices)
+    limit = min(problem.limits.max_tensor_degree or devices, max_tensor or devices)
     tensors = tuple(
         degree
         for degree in tensor_degrees(problem.model, devices, limit)
@@ -60,7 +60,7 @@ def why_nothing_fits(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePlan:
             closest = (lack, plan.summary(), reason)
     if closest is None:
         return NoFeasiblePlan(
-            f"no plan uses all {len(problem.cluster.devices)} devices with {len(problem.model.layers)} layers, a global "
+            f"no plan uses all {len(problem.devices)} devices with {len(problem.model.layers)} layers, a global "
             f"batch of {problem.global_batch_size} rows and the profiled tensor degrees; change the batch size or the "
             "number of devices"
         )

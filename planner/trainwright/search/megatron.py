@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from trainwright.plan import Plan
@@ -9,15 +10,16 @@ from trainwright.search.choice import check_profiled, degrees_of, lack_of, rank,
 from trainwright.search.degrees import Degrees, divisors, micro_batch_sizes
 from trainwright.search.partition import even_split
 from trainwright.search.placement import uniform_plan
-from trainwright.search.protocol import Candidate, Problem
+from trainwright.search.protocol import Candidate, Control, Problem
 
 
-def megatron(problem: Problem) -> list[Candidate]:
+def megatron(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
     """For every micro-batch size the plans with the smallest tensor × pipeline degree that fit, best first.
 
     The tensor degree is at most the devices of the smallest node; layers are split evenly. Several plans of a
     micro-batch size may share the smallest product; all are candidates. Raises NoFeasiblePlan where nothing fits.
     """
+    del control, top
     check_profiled(problem)
     plans: list[Plan] = []
     for rows in divisors(problem.global_batch_size):
@@ -44,12 +46,12 @@ def _smallest_that_fit(problem: Problem, rows: int) -> list[Plan]:
 
 def _plans(problem: Problem, rows: int) -> Iterator[Plan]:
     """All plans of a micro-batch size by tensor × pipeline degree, the smallest first."""
-    per_node = min(node.devices for node in problem.cluster.nodes)
+    per_node = min(Counter(device.node for device in problem.devices).values())
     choices = degrees_of(problem, max_pipeline=len(problem.model.layers), max_tensor=per_node)
     for degrees in sorted(choices, key=_product):
         ends = even_split(problem.model, degrees.pipeline)
         if ends is not None and rows in micro_batch_sizes(problem.global_batch_size, degrees.data):
-            yield uniform_plan(problem.cluster, degrees, rows, ends, global_batch_size=problem.global_batch_size)
+            yield uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=problem.global_batch_size)
 
 
 def _product(degrees: Degrees) -> int:

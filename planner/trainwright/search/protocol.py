@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
 
-from trainwright.cluster import Cluster
+from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate
 from trainwright.cost.setting import Setting
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
 
 class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defect
     """No plan of the search can run; the message says why."""
+
+
+class Objective(StrEnum):
+    """What a better plan has less of: seconds of an iteration, or money for a sample (row)."""
+
+    TIME = "time"
+    COST = "cost"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What plans may use; None leaves it to the model, the profiles and the devices.
+
+    Attributes:
+        memory_headroom_ratio: share of every device's memory that plans leave free.
+        use_nodes: the only nodes that plans use, by name; empty: all.
+        spare: what plans leave alone: nodes or accelerators, by name.
+        objective: what is least in the best plan.
+    """
+
+    max_tensor_degree: int | None = None
+    max_data_degree: int | None = None
+    max_pipeline_degree: int | None = None
+    memory_headroom_ratio: float = 0.0
+    use_nodes: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+    objective: Objective = Objective.TIME
+
+    def __post_init__(self) -> None:
+        for name in ("max_tensor_degree", "max_data_degree", "max_pipeline_degree"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.memory_headroom_ratio < 1:
+            raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
 
 
 @dataclass(frozen=True)
@@ -25,26 +64,44 @@ class Problem:
 
     Attributes:
         global_batch_size: rows of one iteration (AMP's gbs).
-        max_tensor_degree: the largest tensor degree that a plan may use; None leaves it to the model and the profiles.
     """
 
     cluster: Cluster
     model: Model
     profiles: Profiles
     global_batch_size: int
-    max_tensor_degree: int | None = None
+    limits: Limits = field(default_factory=Limits)
     optimizer: Optimizer = "adam"
+    runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
             raise ValueError(f"global_batch_size must be at least 1, got {self.global_batch_size}")
-        if self.max_tensor_degree is not None and self.max_tensor_degree < 1:
-            raise ValueError(f"max_tensor_degree must be at least 1, got {self.max_tensor_degree}")
+        accelerators = {node.accelerator for node in self.cluster.nodes}
+        nodes = {node.name for node in self.cluster.nodes}
+        for name in (*self.limits.use_nodes, *self.limits.spare):
+            if name not in nodes and (name not in accelerators or name in self.limits.use_nodes):
+                raise ValueError(f"the cluster has no {name} to use or to spare; it has {', '.join(sorted(nodes))}")
+        if not self.devices:
+            raise ValueError("all devices are spared; leave at least one to the plans")
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that plans may use, node by node."""
+        limits = self.limits
+        used = {
+            node.name
+            for node in self.cluster.nodes
+            if (not limits.use_nodes or node.name in limits.use_nodes)
+            and node.name not in limits.spare
+            and node.accelerator not in limits.spare
+        }
+        return tuple(device for device in self.cluster.devices if device.node in used)
 
     @cached_property
     def setting(self) -> Setting:
         """What the cost model needs of it."""
-        return Setting(self.model, self.cluster, self.profiles, self.optimizer)
+        return Setting(self.model, self.cluster, self.profiles, self.optimizer, self.runtime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +112,52 @@ class Candidate:
     estimate: Estimate
 
 
-class Search(Protocol):
-    """Finds feasible candidates, best first, no plan twice. Raises NoFeasiblePlan where there is none."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search is: steps done of all, and the least iteration seconds so far (None before the first)."""
 
-    def __call__(self, problem: Problem) -> list[Candidate]: ...
+    done: int
+    total: int
+    best_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Control:
+    """How a search is run, beside what it is asked.
+
+    A search calls `report` after every step and returns its best so far once `expired` says so, which is asked for
+    the first time after a first feasible plan is there: a budget shortens the answer, it never empties it.
+
+    Attributes:
+        seed: of searches that draw; the same seed gives the same answer.
+        deadline_seconds: on the clock `time.monotonic`; None: as long as it takes.
+    """
+
+    seed: int = 0
+    deadline_seconds: float | None = None
+    report: Callable[[Progress], None] | None = None
+
+    @classmethod
+    def within(
+        cls, budget_seconds: float | None, *, seed: int = 0, report: Callable[[Progress], None] | None = None
+    ) -> Control:
+        """A control whose budget begins now."""
+        deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+        return cls(seed, deadline, report)
+
+    def expired(self) -> bool:
+        return self.deadline_seconds is not None and time.monotonic() >= self.deadline_seconds
+
+    def step(self, done: int, total: int, best_seconds: float | None = None) -> None:
+        """Tell whoever watches."""
+        if self.report is not None:
+            self.report(Progress(done, total, best_seconds))
+
+
+class Search(Protocol):
+    """Finds feasible candidates, best first, no plan twice. Raises NoFeasiblePlan where there is none.
+
+    `top` is how many the caller wants: a search may return more, and may skip what cannot be among them.
+    """
+
+    def __call__(self, problem: Problem, control: Control, top: int | None) -> list[Candidate]: ...

@@ -68,7 +68,7 @@ class StageTables:
                 Unit(stage, replica, group, replica * rows, rows)
                 for replica, group in enumerate(run.tensor_groups(devices))
             )
-            for stage, devices in enumerate(stage_devices(self.problem.cluster, degrees))
+            for stage, devices in enumerate(stage_devices(self.problem.devices, degrees))
         )
 
     def _stage_times(self, replicas: tuple[Unit, ...], tensor: int, rows: int) -> Array:

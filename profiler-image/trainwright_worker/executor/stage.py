@@ -9,7 +9,8 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from trainwright.cluster import Emulation
-from trainwright.model import LayerKind, Model
+from trainwright.layer import LayerKind
+from trainwright.model import Model
 from trainwright_worker.emulation import Piece, backward_pieces, chunks, forward_pieces
 from trainwright_worker.layers.gpt import SharedWeights, make_layer
 from trainwright_worker.layers.tensor_parallel import TensorShard

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainwright.families import BLOCK, EMBEDDING, HEAD
-from trainwright.model import Gpt, Model
+from trainwright.families import BLOCK, EMBEDDING, HEAD, Gpt
+from trainwright.model import Model
 from trainwright_worker.batches import weight_generator
 from trainwright_worker.layers.tensor_parallel import TensorShard
 

@@ -1,0 +1,1 @@
+"""Data sheets of accelerators and machines, and layer profiles estimated from them."""

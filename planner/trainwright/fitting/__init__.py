@@ -1,0 +1,1 @@
+"""From measured trials to the ratios of a runtime."""

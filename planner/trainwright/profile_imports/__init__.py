@@ -1,0 +1,1 @@
+"""Layer profiles in the formats of other tools."""

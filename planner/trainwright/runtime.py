@@ -1,0 +1,62 @@
+"""How the training runtime behaves, beside what the plan says: facts about it, and ratios that calibration fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainwright.layer import Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRatio:
+    """Measured over profiled compute seconds of one accelerator."""
+
+    accelerator: str
+    ratio: float
+
+    def __post_init__(self) -> None:
+        if self.ratio <= 0:
+            raise ValueError(f"the compute ratio of {self.accelerator} must be above 0, got {self.ratio}")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Facts and ratios that hold for every plan run by one runtime on one cluster.
+
+    Attributes:
+        compute_ratios: by accelerator; 1 where an accelerator is not named.
+        link_ratio: achieved over stated bandwidth of every link.
+        overlaps_gradients: whether gradients are summed while the last backward still runs even where nothing is
+            sharded. (Under zero2 and zero3 they always are.)
+        overlap_slowdown_ratio: by how much compute and communication slow down while both run (Galvatron: 1.3).
+        constant_seconds: of every iteration, whatever the plan.
+        constant_bytes: on every device, whatever the plan (context, libraries, fragmentation).
+        activation_ratio: held over profiled activation bytes.
+        gradient_dtype: the number format in which gradients are kept and summed; None: that of the weights.
+    """
+
+    compute_ratios: tuple[ComputeRatio, ...] = ()
+    link_ratio: float = 1.0
+    overlaps_gradients: bool = False
+    overlap_slowdown_ratio: float = 1.3
+    constant_seconds: float = 0.0
+    constant_bytes: int = 0
+    activation_ratio: float = 1.0
+    gradient_dtype: Dtype | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("link_ratio", "activation_ratio"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.overlap_slowdown_ratio < 1:
+            raise ValueError(f"overlap_slowdown_ratio must be at least 1, got {self.overlap_slowdown_ratio}")
+        for name in ("constant_seconds", "constant_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        names = [ratio.accelerator for ratio in self.compute_ratios]
+        if len(set(names)) < len(names):
+            raise ValueError(f"compute_ratios name an accelerator twice: {', '.join(names)}")
+
+    def compute_ratio(self, accelerator: str) -> float:
+        """Measured over profiled compute seconds."""
+        return next((ratio.ratio for ratio in self.compute_ratios if ratio.accelerator == accelerator), 1.0)
