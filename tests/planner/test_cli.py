@@ -115,7 +115,7 @@ def test_an_answer_that_cannot_be_written_ends_in_one_sentence(files: Path, monk
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("trainwright.cli._print_json", full)
+    monkeypatch.setattr("trainwright.cli.plan.show_json", full)
     sentence = refused(call(files, "plan", "--output", "json"), 1)
     assert "the answer cannot be written: No space left on device" in sentence
 
@@ -160,7 +160,7 @@ def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: 
     assert "choose one of amp, megatron" in refused(call(files, "plan", "--planner", "best"))
     assert "top must be at least 1" in refused(call(files, "plan", "--top", "0"))
     assert "max_tensor_degree must be at least 1" in refused(call(files, "plan", "--max-tensor-degree", "0"))
-    assert "choose one of cluster, model, profiles, plan" in refused(runner.invoke(app, ["schema", "nothing"]))
+    assert "choose one of cluster, model, profiles, plan, runtime" in refused(runner.invoke(app, ["schema", "nothing"]))
     without = runner.invoke(
         app, ["plan", "--cluster", str(files / "cluster.json"), "--model", str(files / "model.yaml")]
     )
@@ -183,7 +183,7 @@ def test_no_feasible_plan_ends_in_one_sentence_and_code_3(
     assert "no plan fits into memory; the closest is" in refused(call(folder, "plan"), 3)
 
 
-@pytest.mark.parametrize("name", ["cluster", "model", "profiles", "plan"])
+@pytest.mark.parametrize("name", ["cluster", "model", "profiles", "plan", "runtime"])
 def test_schema_prints_a_json_schema(name: str) -> None:
     result = runner.invoke(app, ["schema", name])
     assert result.exit_code == 0

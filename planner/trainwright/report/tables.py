@@ -5,69 +5,96 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Breakdown, Estimate
 from trainwright.plan import Plan
-from trainwright.search import Candidate
+from trainwright.report import degrees, units
+from trainwright.report.origin import origin_words
+from trainwright.report.prices import cost_per_sample
+from trainwright.search import Candidate, Objective, Problem
 
 
-def candidate_table(candidates: Sequence[Candidate], cluster: Cluster, *, planner: str) -> Table:
-    """Candidates, best first, with their degrees and layers by stage; says so where devices are emulated."""
-    table = Table(title=f"Candidates of {planner}{_emulated(cluster)}", title_justify="left")
-    for heading in ("rank", "predicted s", "peak memory", "pp", "dp", "tp", "batches", "layers by stage"):
-        table.add_column(heading, justify="left" if heading == "layers by stage" else "right", overflow="fold")
+def new_table(columns: Sequence[tuple[str, str]]) -> Table:
+    """A plain table; columns are (heading, `left` or `right`). Texts, because names may look like markup."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading, justify in columns:
+        right = justify == "right"
+        table.add_column(Text(heading), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def titled(title: str, table: Table, caption: str = "") -> Group:
+    """A table between its title and a caption, which may be wider than the table."""
+    below = [Text(caption, style="dim")] if caption else []
+    return Group(Text(title, style="bold"), Text(), table, Text(), *below)
+
+
+def add_row(table: Table, *cells: str, style: str = "") -> None:
+    table.add_row(*(Text(cell, style=style) for cell in cells))
+
+
+def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planner: str, searched: float) -> Group:
+    """Candidates, best first; says so where devices are emulated or profiles estimated.
+
+    Columns that say nothing are left out: the batch where it is the same for all, sharding where nothing is sharded,
+    prices where plans are not sought for cost.
+    """
+    batch_differs = len({candidate.plan.global_batch_size for candidate in candidates}) > 1
+    saves = any(degrees.savings(candidate.plan) for candidate in candidates)
+    costs = problem.limits.objective is Objective.COST
+    headings = [
+        ("rank", "right"),
+        *([("batch", "right")] if batch_differs else []),
+        ("iteration", "right"),
+        *([("cost/1000", "right")] if costs else []),
+        ("rows/s", "right"),
+        ("memory", "right"),
+        ("degrees", "left"),
+        ("batches", "left"),
+        ("layers by stage", "left"),
+        *([("saves memory by", "left")] if saves else []),
+    ]
+    table = new_table(headings)
     for number, candidate in enumerate(candidates, 1):
-        estimate = candidate.estimate
-        table.add_row(str(number), f"{estimate.iteration_seconds:.4g}", _mebibytes(estimate), *_degrees(candidate.plan))
-    return table
+        estimate, plan = candidate.estimate, candidate.plan
+        cost = cost_per_sample(plan, estimate.iteration_seconds, problem.cluster)
+        cells = [
+            str(number),
+            *([str(plan.global_batch_size)] if batch_differs else []),
+            units.seconds(estimate.iteration_seconds),
+            *(["?" if cost is None else units.money(1000 * cost)] if costs else []),
+            units.rate(rows_per_second(plan, estimate)),
+            units.size(estimate.peak_memory_bytes),
+            degrees.degrees(plan),
+            degrees.batches(plan),
+            degrees.layers(plan),
+            *([degrees.savings(plan)] if saves else []),
+        ]
+        add_row(table, *cells, style="bold" if number == 1 else "")
+    return titled(
+        f"Candidates of {planner}{origin_words(problem)}",
+        table,
+        f"predicted, not measured; searched for {units.seconds(searched)}; batches: micro-batches × rows",
+    )
 
 
-def breakdown_table(estimate: Estimate, plan: Plan, cluster: Cluster) -> Table:
+def rows_per_second(plan: Plan, estimate: Estimate) -> float:
+    """Throughput."""
+    return plan.global_batch_size / estimate.iteration_seconds if estimate.iteration_seconds else float("inf")
+
+
+def breakdown_table(estimate: Estimate, plan: Plan, problem: Problem) -> Group:
     """Where the critical device's time goes."""
-    # a Text, because a node's name may look like markup
-    title = Text(f"{plan.summary()} on {estimate.critical_device}{_emulated(cluster)}", style="table.title")
-    table = Table(title=title, title_justify="left")
-    table.add_column("part")
-    table.add_column("seconds", justify="right")
-    table.add_column("share", justify="right")
+    table = new_table([("part", "left"), ("time", "right"), ("share", "right")])
     for field in fields(Breakdown):
-        seconds = getattr(estimate.breakdown, field.name)
-        share = seconds / estimate.iteration_seconds if estimate.iteration_seconds else 0.0
-        table.add_row(field.name.removesuffix("_seconds").replace("_", " "), f"{seconds:.4g}", f"{share:.1%}")
+        spent = getattr(estimate.breakdown, field.name)
+        name = field.name.removesuffix("_seconds").replace("_", " ")
+        add_row(table, name, units.seconds(spent), units.share(spent, estimate.iteration_seconds))
     table.add_section()
-    table.add_row("iteration", f"{estimate.iteration_seconds:.4g}", "")
-    table.add_row("peak memory", _mebibytes(estimate), "")
-    return table
-
-
-def _degrees(plan: Plan) -> tuple[str, str, str, str, str]:
-    """Degrees, micro-batches and layers by stage, pipelines one below the other; `*` where stages differ."""
-    columns: list[tuple[str, ...]] = []
-    for pipeline in plan.pipelines:
-        runs = [run for stage in pipeline.stages for run in stage.layers]
-        columns.append(
-            (
-                str(len(pipeline.stages)),
-                _common([run.data for run in runs]),
-                _common([run.tensor for run in runs]),
-                f"{pipeline.micro_batches} × {pipeline.micro_batch_size} rows",
-                " ".join(str(stage.end - stage.first) for stage in pipeline.stages),
-            )
-        )
-    pipelines, data, tensor, batches, layers = ("\n".join(column) for column in zip(*columns, strict=True))
-    return pipelines, data, tensor, batches, layers
-
-
-def _common(values: list[int]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else "*"
-
-
-def _mebibytes(estimate: Estimate) -> str:
-    return f"{estimate.peak_memory_bytes / 2**20:.1f} MiB"
-
-
-def _emulated(cluster: Cluster) -> str:
-    return " (device times emulated)" if cluster.is_emulated else ""
+    add_row(table, "iteration", units.seconds(estimate.iteration_seconds), "", style="bold")
+    add_row(table, "peak memory", units.size(estimate.peak_memory_bytes), "")
+    return titled(f"{plan.summary()} on {estimate.critical_device}{origin_words(problem)}", table)

@@ -1,0 +1,74 @@
+"""The command line: one file a command.
+
+Exit codes: 2 for input that cannot be used (one sentence on standard error), 3 where no plan is feasible.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+NOT_WRITTEN, BAD_OPTIONS = 1, 2
+
+COMMANDS = {
+    "plan": "Find the plans that train fastest, best first.",
+    "estimate": "Tell what a plan costs, whoever made it.",
+    "schema": "Print the JSON schema of a document.",
+}
+"""Commands by name, in the order of the help; each lives in a module of its name."""
+
+
+class _Commands(TyperGroup):
+    """Loads a command when it is called, so that help and completion need not load every search."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the interface of a group
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        return get_command(import_module(f"{__name__}.{cmd_name}").app)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        names = [TyperCommand(name, help=text) for name, text in COMMANDS.items()]
+        listed = TyperGroup(name=self.name, commands=names, help=self.help, params=self.params)
+        listed.format_help(ctx, formatter)
+
+    def main(self, args: Any = None, *, standalone_mode: bool = True, **more: Any) -> Any:
+        """As Typer does, but what is wrong with the options is told in one sentence, as everything else is."""
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **more)
+        try:
+            status = super().main(args, standalone_mode=False, **more)
+        except TyperException as refusal:
+            typer.echo(f"trainwright: {' '.join(refusal.format_message().split())}", err=True)
+            sys.exit(BAD_OPTIONS)
+        except OSError as error:
+            typer.echo(f"trainwright: the help cannot be written: {error.strerror or error}", err=True)
+            sys.exit(NOT_WRITTEN)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help=f"""Find the placement and the parallel degrees that train a model fastest on mixed GPUs.
+
+    Times are predicted unless they say that they were measured; what is emulated or estimated says so.
+
+    {__doc__.splitlines()[2]}
+    """,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        context.get_help()

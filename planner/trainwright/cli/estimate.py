@@ -1,0 +1,89 @@
+"""`trainwright estimate`: what a given plan costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainwright import documents, report
+from trainwright.cli.answers import Output, OutputOption, show, show_json
+from trainwright.cli.command import command
+from trainwright.cli.inputs import Inputs, read
+from trainwright.cost import amp
+from trainwright.cost.estimate import estimate_in
+from trainwright.cost.setting import Setting
+from trainwright.plan import Plan
+from trainwright.search import Problem
+
+EXACT = "exact"
+COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, Setting], float]]] = {
+    "amp": ("AMP's Eq. 3–5", amp.estimate_seconds),
+}
+"""Papers' own estimates of an iteration, beside the exact replay: what they are called and how they are had."""
+
+app = typer.Typer(add_completion=False)
+
+
+def cost_model_names(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    return [name for name in (EXACT, *COST_MODELS) if name.startswith(incomplete)]
+
+
+@app.command()
+@command
+def estimate(
+    inputs: Inputs,
+    plan_file: Annotated[Path, typer.Option("--plan", help="The plan to cost.")],
+    cost_model: Annotated[
+        str,
+        typer.Option(
+            autocompletion=cost_model_names,
+            metavar="|".join((EXACT, *COST_MODELS)),
+            help="exact: a replay of the schedule; the others: the papers' own estimates.",
+        ),
+    ] = EXACT,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Tell what a plan costs, whoever made it. Whatever the cost model, memory and breakdown are those of the replay."""
+    if cost_model not in {EXACT, *COST_MODELS}:
+        raise ValueError(f"there is no cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
+    problem = inputs.problem()
+    given = plan_of(plan_file, problem, inputs)
+    found = estimate_in(given, problem.setting)
+    title, seconds = "the exact replay", found.iteration_seconds
+    if cost_model != EXACT:
+        title, paper = COST_MODELS[cost_model]
+        seconds = paper(given, problem.setting)
+    if output is Output.JSON:
+        show_json(
+            {
+                "predicted_seconds": seconds,
+                "peak_memory_bytes": found.peak_memory_bytes,
+                "feasible": found.feasible,
+                "reason": found.reason,
+                "breakdown": asdict(found.breakdown),
+                **report.origin_fields(problem),
+            }
+        )
+        return
+    show(report.breakdown_table(found, given, problem))
+    if cost_model != EXACT:
+        show(f"{title} predict {seconds:.4g} s")
+    if found.reason is not None:
+        show(f"not feasible: {found.reason}")
+
+
+def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
+    """The plan in a file. Raises DocumentError where it is for another batch."""
+    given: Plan = read(file, Plan)
+    if given.global_batch_size != problem.global_batch_size:
+        asks = inputs.model if inputs.global_batch_size is None else "--global-batch-size"
+        raise documents.DocumentError(
+            f"{file}: the plan is for a global batch of {given.global_batch_size} rows, but {asks} asks for "
+            f"{problem.global_batch_size}; make them equal"
+        )
+    return given

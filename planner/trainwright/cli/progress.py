@@ -1,0 +1,39 @@
+"""A bar on standard error while a search runs, where somebody watches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from trainwright.cli.inputs import SearchOptions
+from trainwright.search import Control
+from trainwright.search import Progress as Step
+
+
+@contextmanager
+def watched(what: str, search: SearchOptions) -> Iterator[Control]:
+    """The control of a search; on a terminal its progress is shown, and gone when it ends."""
+    if search.budget_seconds is not None and search.budget_seconds < 0:
+        raise ValueError(f"--budget-seconds must be at least 0, got {search.budget_seconds}")
+    if not sys.stderr.isatty():
+        yield Control.within(search.budget_seconds, seed=search.seed)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=28),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[best]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None, best="")
+
+        def report(step: Step) -> None:
+            best = "" if step.best_seconds is None else f"best {step.best_seconds:.4g} s"
+            bar.update(task, completed=step.done, total=step.total, best=best)
+
+        yield Control.within(search.budget_seconds, seed=search.seed, report=report)
