@@ -1,1 +1,9 @@
 """Data sheets of accelerators and machines, and layer profiles estimated from them."""
+
+from __future__ import annotations
+
+from trainwright.accelerators.curves import Curve, curve_from
+from trainwright.accelerators.roofline import estimate_profiles
+from trainwright.accelerators.sheet import DataSheet, data_sheet, data_sheets
+
+__all__ = ["Curve", "DataSheet", "curve_from", "data_sheet", "data_sheets", "estimate_profiles"]

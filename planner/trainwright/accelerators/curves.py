@@ -1,0 +1,71 @@
+"""A measured time at one number of rows, drawn out into a curve by the roofline's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trainwright.accelerators.kernels import Array, Roof
+from trainwright.accelerators.roofline import layer_seconds
+from trainwright.accelerators.sheet import data_sheet
+from trainwright.layer import Dtype, LayerKind
+
+SLOWEST_RATIO: Final = 1.5
+"""Up to so many times the estimate, a device is taken to be slower than its sheet throughout. What goes beyond is
+taken for a host that issues kernels too slowly: the time stays until the device's own work takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds of a layer for so many rows each."""
+
+    rows: tuple[int, ...]
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+
+
+def curve_from(  # noqa: PLR0913 - what was measured, and of which layer where
+    measured_seconds: float,
+    at_rows: int,
+    kind: LayerKind,
+    accelerator: str,
+    *,
+    dtype: Dtype,
+    rows: Sequence[int],
+    tensor_degree: int = 1,
+    backward_ratio: float | None = None,
+    tensor_float32: bool = False,
+) -> Curve:
+    """Seconds at `rows` of a layer whose forward took `measured_seconds` for `at_rows` rows; exact there.
+
+    Elsewhere it is the estimate times measured over estimated. Where that is above SLOWEST_RATIO, it is the longer of
+    the measured time and the estimate times SLOWEST_RATIO.
+
+    `backward_ratio` is backward over forward seconds at `at_rows` where that is known (AMP: 2); None: as estimated.
+
+    Raises ValueError for an accelerator without a data sheet, or a measured time that is not above 0.
+    """
+    if measured_seconds <= 0:
+        raise ValueError(f"a measured time must be above 0 seconds, got {measured_seconds} for {kind.name}")
+    roof = Roof.of(data_sheet(accelerator), dtype, tensor_float32=tensor_float32)
+    degree = tensor_degree if kind.is_tensor_parallel else 1
+    estimated = layer_seconds(kind, roof, [degree], [at_rows, *rows])
+    forward, backward = estimated.forward[0], estimated.backward[0]
+    measured_backward = measured_seconds * (backward[0] / forward[0] if backward_ratio is None else backward_ratio)
+    asked = tuple(rows)
+    return Curve(
+        asked,
+        _through(measured_seconds, at_rows, forward, asked),
+        _through(measured_backward, at_rows, backward, asked),
+    )
+
+
+def _through(measured: float, at_rows: int, estimated: Array, rows: tuple[int, ...]) -> tuple[float, ...]:
+    """`estimated` is at `at_rows` first, then at `rows`."""
+    ratio = measured / estimated[0]
+    host = measured if ratio > SLOWEST_RATIO else 0.0
+    device = min(ratio, SLOWEST_RATIO) * estimated[1:]
+    return tuple(
+        measured if row == at_rows else max(host, float(seconds)) for row, seconds in zip(rows, device, strict=True)
+    )

@@ -1,0 +1,90 @@
+"""What share of its data sheet a device reaches, in one small table.
+
+Every number is a stated assumption about hardware and libraries of that generation, not fitted to any model. They
+follow public experience with large matrix products (cuBLAS and rocBLAS reach 70-90 % of the dense peak) and streaming
+kernels (75-90 % of the bandwidth).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainwright.accelerators.sheet import Generation
+from trainwright.layer import OperatorKind
+
+LAUNCH_SECONDS: Final = 10e-6
+"""Least time of one operator: what an eager runtime takes on the host to issue it and the device to start and drain."""
+
+MEMORY_RATIO: Final = 0.80
+"""Share of the memory bandwidth that streaming kernels reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares that a generation reaches.
+
+    Attributes:
+        general_ratio: of the float32 peak in large matrix products on the general (CUDA) units.
+        matrix_ratio: of the peak of the tensor (matrix) units in large matrix products.
+        attention_ratio: of the rate of large matrix products in fused attention.
+        general_flops_per_joule, matrix_flops_per_joule: what the power limit feeds. It binds on small cards (T4, L4,
+            H100 PCIe), whose clock falls far below boost under sustained products.
+    """
+
+    general_ratio: float
+    matrix_ratio: float
+    attention_ratio: float
+    general_flops_per_joule: float
+    matrix_flops_per_joule: float
+
+
+EFFICIENCIES: Final[dict[Generation, Efficiency]] = {
+    "pascal": Efficiency(0.90, 0.90, 0.40, 0.075e12, 0.15e12),
+    "volta": Efficiency(0.90, 0.80, 0.40, 0.075e12, 0.35e12),
+    "turing": Efficiency(0.90, 0.80, 0.40, 0.075e12, 0.35e12),
+    "ampere": Efficiency(0.90, 0.85, 0.65, 0.10e12, 0.75e12),
+    "ampere_rtx": Efficiency(0.80, 0.85, 0.65, 0.12e12, 0.40e12),
+    "ada": Efficiency(0.80, 0.85, 0.65, 0.26e12, 0.85e12),
+    "hopper": Efficiency(0.85, 0.75, 0.65, 0.15e12, 1.0e12),
+    "blackwell": Efficiency(0.85, 0.75, 0.65, 0.15e12, 1.9e12),
+    "cdna2": Efficiency(0.80, 0.70, 0.50, 0.20e12, 0.70e12),
+    "cdna3": Efficiency(0.80, 0.60, 0.50, 0.30e12, 1.1e12),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a matrix product is cut up: one multiprocessor computes rows × columns of the result at a time.
+
+    Attributes:
+        ratio: rate beside the largest tile's; a small tile reads its operands more often.
+        splits: parts of the inner dimension that are computed side by side.
+    """
+
+    rows: int
+    columns: int
+    ratio: float
+    splits: int = 1
+
+
+TILES: Final = (
+    Tile(256, 128, 1.0),
+    Tile(128, 128, 0.97),
+    Tile(128, 64, 0.85),
+    Tile(64, 64, 0.70),
+    Tile(32, 32, 0.40),
+    Tile(128, 128, 0.92, splits=4),
+    Tile(64, 64, 0.60, splits=8),
+)
+"""The library takes whichever is fastest for the shape."""
+
+INNER_OVERHEAD: Final = 32
+"""Steps of the inner dimension that filling the pipeline and writing the tile's result cost."""
+
+TRAFFIC_RATIO: Final[dict[OperatorKind, float]] = {OperatorKind.SOFTMAX: 2.0}
+"""Passes over what an operator reads and writes where a runtime takes more than one kernel: scaling and masking the
+scores before the softmax, 1 elsewhere."""
+
+BACKWARD_ATTENTION_PRODUCTS: Final = 2.5
+"""Fused attention computes five products in its backward and two in its forward (Dao et al. 2022, algorithm 4)."""
