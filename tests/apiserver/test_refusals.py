@@ -22,7 +22,7 @@ REFUSALS = {
     ),
     "another number format": ({"training.dtype": "float8"}, 'supported values: "float32"'),
     "another optimizer": ({"training.optimizer": "lion"}, 'supported values: "adam", "sgd"'),
-    "another planner": ({"search.planner": "Magic"}, 'supported values: "Amp", "Megatron"'),
+    "another planner": ({"search.planner": "Magic"}, 'supported values: "Amp", "AmpAnnealing", "Random", "Megatron"'),
     "no device": ({"devices.max": 0}, "should be greater than or equal to 1"),
     "the processor as device": (
         {"devices.resourceName": "cpu"},

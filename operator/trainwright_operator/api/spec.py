@@ -18,7 +18,14 @@ class Planner(StrEnum):
     """The search that makes the candidates."""
 
     AMP = "Amp"
+    AMP_ANNEALING = "AmpAnnealing"
+    RANDOM = "Random"
     MEGATRON = "Megatron"
+
+    @property
+    def search(self) -> str:
+        """The planner's own name for it, as on its command line."""
+        return {"Amp": "amp", "AmpAnnealing": "amp-annealing", "Random": "random", "Megatron": "megatron"}[self.value]
 
 
 class Baseline(StrEnum):
@@ -130,7 +137,8 @@ class SearchSpec(Section):
     """How candidates are found."""
 
     planner: Planner = Planner.AMP
-    """The search: Amp (Algorithm 1 of the AMP paper) or Megatron (the heuristic alone)."""
+    """The search: Amp (Algorithm 1 of the AMP paper), AmpAnnealing (its Algorithm 2, which moves devices too), Random
+    (fifty draws) or Megatron (the heuristic alone)."""
     limits: LimitsSpec = LimitsSpec()
     """Bounds of the search."""
 

@@ -61,7 +61,7 @@ def request_of(book: Book, cluster: Cluster, profiles: Profiles) -> PlanningRequ
         profiles=parts[2],
         global_batch_size=spec.training.global_batch_size,
         optimizer=spec.training.optimizer,
-        planner=spec.search.planner.lower(),
+        planner=spec.search.planner.search,
         top_k=spec.trials.top_k,
         baselines=baselines,
         max_tensor_degree=spec.search.limits.max_tensor_degree,
