@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.families.blocks import BLOCK, EMBEDDING, HEAD
+from trainwright.families.ends import BLOCK, EMBEDDING, HEAD
 from trainwright.families.gpt import Gpt
 
 Family = Gpt

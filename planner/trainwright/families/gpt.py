@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainwright.families.blocks import (
-    BLOCK,
-    EMBEDDING,
-    HEAD,
-    attention_segment,
-    check_positive,
-    embedding_layer,
-    feed_forward_segment,
-    head_layer,
-)
+from trainwright.families.attention import attention_segment
+from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, token_embedding_layer, token_head_layer
+from trainwright.families.feed_forward import feed_forward_segment
+from trainwright.families.operators import check_layers, check_multiple, check_positive, layer_norm
 from trainwright.layer import Attention, LayerKind, Stack
 
 
@@ -34,16 +28,13 @@ class Gpt:
     family: Literal["gpt"] = "gpt"
 
     def __post_init__(self) -> None:
-        check_positive(self, "layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
-        if self.hidden_size % self.heads:
-            raise ValueError(
-                f"gpt.hidden_size {self.hidden_size} must be a multiple of gpt.heads {self.heads}: "
-                "every head takes an equal part"
-            )
+        check_layers(self, "layers")
+        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size")
+        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
 
     def stack(self, attention: Attention) -> Stack:
         """`[embedding, block × layers, head]`; the head is the final normalisation and the tied projection."""
-        tokens, hidden = self.sequence_length, self.hidden_size
+        tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         block = LayerKind(
             name=BLOCK,
             segments=(
@@ -52,6 +43,7 @@ class Gpt:
             ),
             output_elements_per_row=tokens * hidden,
         )
-        embedding = embedding_layer(tokens, hidden, self.vocabulary_size, learned_positions=tokens, tied=True)
-        head = head_layer(tokens, hidden, self.vocabulary_size, tied=True)
+        embedding = token_embedding_layer(tokens, hidden, vocabulary, learned_positions=tokens, tied=True)
+        final = layer_norm("final_normalisation", tokens, hidden)
+        head = token_head_layer(final, tokens, hidden, vocabulary, tied=True)
         return Stack((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), self.heads)
