@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.search.partition import Array, even_split, partition
+from trainwright.search.partition import even_split, partition
+from trainwright.search.spans import Array
 
 
 def objective(times: Array, exchanges: Array, micro_batches: int, ends: tuple[int, ...]) -> float:

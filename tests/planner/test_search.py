@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,9 +17,9 @@ from trainwright.cost import amp as amp_cost
 from trainwright.cost.estimate import estimate
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.search import SEARCHES, NeededProfile, NoFeasiblePlan, Problem, needed_profiles, run
+from trainwright.search.choice import Drafting
 from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
-from trainwright.search.placement import uniform_plan
-from trainwright.search.stages import StageTables
+from trainwright.search.placement import megatron_placement, uniform_plan
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -110,11 +109,9 @@ def test_amp_finds_the_optimum_of_its_equation_for_every_choice(
 
 def gradient_seconds(problem: Problem, degrees: Degrees, rows: int, ends: tuple[int, ...]) -> float:
     """Eq. 4's second term, which the layer assignment does not look at."""
-    if degrees.data == 1:
-        return 0.0
-    plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=4)
-    pipeline = plan.pipelines[0]
-    return max(amp_cost._sync_seconds(pipeline, number, problem.setting) for number in range(degrees.pipeline))
+    plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=problem.global_batch_size)
+    scene = amp_cost._Scene(problem.setting)
+    return max(scene.sync_seconds(stage) for stage in plan.pipelines[0].stages)
 
 
 @settings(max_examples=15)
@@ -136,19 +133,19 @@ def test_the_tables_agree_with_the_estimate(
     problem = make_problem(make_cluster(memory=memory))
     ends = (*sorted(pick.sample(range(1, 14), degrees.pipeline - 1)), 14)
     plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=16)
-    tables = StageTables(problem)
-    spans = list(enumerate(zip((0, *ends), ends, strict=False)))
-    fits = all(tables.fits(degrees, rows)[stage, first, end] for stage, (first, end) in spans)
+    drafting = Drafting(problem)
+    stages = drafting.tables.stages(megatron_placement(degrees))
+    fits = drafting.fits(stages, rows, ends)
     assert fits == estimate(plan, model=problem.model, cluster=problem.cluster, profiles=problem.profiles).feasible
-    times = tables.times(degrees, rows)
+    spans = list(enumerate(zip((0, *ends), ends, strict=False)))
+    times = drafting.tables.times(stages, rows)
     stage_times = [times[stage, first, end] for stage, (first, end) in spans]
-    exchanges = sum(tables.exchanges(degrees, rows)[stage, end] for stage, end in enumerate(ends[:-1]))
+    exchanges = sum(drafting.tables.exchanges(stages, rows)[stage, end] for stage, end in enumerate(ends[:-1]))
     m = 16 // (rows * degrees.data)
     pipeline_seconds = (m - 1) * max(stage_times) + sum(stage_times) + exchanges
-    whole = amp_cost.estimate_seconds(plan, problem.setting)
-    pipeline = plan.pipelines[0]
-    sync = max(amp_cost._sync_seconds(pipeline, number, problem.setting) for number in range(degrees.pipeline))
-    assert np.isclose(whole, pipeline_seconds + sync)
+    sync = drafting.tables.sync_seconds(stages, ends)
+    assert sync == pytest.approx(gradient_seconds(problem, degrees, rows, ends))
+    assert pipeline_seconds + sync == pytest.approx(amp_cost.estimate_seconds(plan, problem.setting))
 
 
 def test_megatron_takes_the_smallest_model_parallel_degree_of_every_micro_batch_size(mixed: Problem) -> None:

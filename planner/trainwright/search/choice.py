@@ -1,18 +1,28 @@
-"""What searches share: which degrees are open, ranking, and why nothing fits."""
+"""What searches over AMP's choices share: which degrees are open, drafts of plans, and why nothing fits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
-from trainwright.cost.estimate import estimate_in, lacking_memory, memory_by_device
+import numpy as np
+
+from trainwright.cost.estimate import lacking_memory, memory_by_device
 from trainwright.plan import Plan
-from trainwright.search.degrees import Degrees, enumerate_degrees, profiled, tensor_degrees
-from trainwright.search.protocol import Candidate, NoFeasiblePlan, Problem
+from trainwright.search.degrees import Degrees, enumerate_degrees, micro_batch_sizes, profiled, tensor_degrees
+from trainwright.search.node_order import DeviceOrder, device_order
+from trainwright.search.partition import partition
+from trainwright.search.placement import Placement, megatron_placement, placed_plan
+from trainwright.search.protocol import NoFeasiblePlan, Problem
+from trainwright.search.ranking import Draft
+from trainwright.search.stages import Stages, StageTables
 
 
 def accelerators_of(problem: Problem) -> tuple[str, ...]:
     """Names of the accelerators that the nodes carry."""
-    return tuple(dict.fromkeys(problem.cluster.accelerator_of(device).name for device in problem.devices))
+    return tuple(dict.fromkeys(problem.cluster.node(name).accelerator for name in problem.nodes))
 
 
 def check_profiled(problem: Problem) -> None:
@@ -23,32 +33,77 @@ def check_profiled(problem: Problem) -> None:
                 problem.profiles.cost(accelerator, kind.name, 1, 1)
 
 
-def degrees_of(problem: Problem, *, max_pipeline: int, max_tensor: int | None = None) -> Iterator[Degrees]:
-    """Every (pipeline, data, tensor) over all devices whose tensor degree was profiled on every accelerator."""
-    devices = len(problem.devices)
-    limit = min(problem.limits.max_tensor_degree or devices, max_tensor or devices)
+def degrees_of(problem: Problem, *, max_tensor: int | None = None) -> Iterator[Degrees]:
+    """Every (pipeline, data, tensor) over all devices within the limits, profiled on every accelerator."""
+    devices, limits = len(problem.devices), problem.limits
+    layers = len(problem.model.layers)
     tensors = tuple(
         degree
-        for degree in tensor_degrees(problem.model, devices, limit)
+        for degree in tensor_degrees(
+            problem.model, devices, min(limits.max_tensor_degree or devices, max_tensor or devices)
+        )
         if profiled(problem.model, problem.profiles, accelerators_of(problem), degree)
     )
-    return enumerate_degrees(devices, tensors, max_pipeline)
+    for degrees in enumerate_degrees(devices, tensors, min(layers, limits.max_pipeline_degree or layers)):
+        if degrees.data <= (limits.max_data_degree or devices):
+            yield degrees
+
+
+@dataclass
+class Drafting:
+    """Makes drafts for one problem: tables, layer assignments by Eq. 5, and the plans that follow."""
+
+    problem: Problem
+
+    @cached_property
+    def order(self) -> DeviceOrder:
+        return device_order(self.problem)
+
+    @cached_property
+    def tables(self) -> StageTables:
+        return StageTables(self.problem, self.order)
+
+    def choices(self) -> Iterator[tuple[Stages, int]]:
+        """Every choice of degrees, placed as Megatron does, and rows that a replica takes at a time (AMP's mbs)."""
+        for degrees in degrees_of(self.problem):
+            sizes = micro_batch_sizes(self.problem.global_batch_size, degrees.data)
+            if sizes:
+                stages = self.tables.stages(megatron_placement(degrees))
+                for rows in sizes:
+                    yield stages, rows
+
+    def assignment(self, stages: Stages, rows: int, *, limited: bool = True) -> tuple[int, ...] | None:
+        """The optimum of Eq. 5 among the assignments that fit into memory (`limited`) or among all."""
+        times = self.tables.times(stages, rows)
+        if limited:
+            times = np.where(self.tables.fits(stages, rows), times, math.inf)
+        return partition(times, self.tables.exchanges(stages, rows), self.micro_batches(stages, rows))
+
+    def micro_batches(self, stages: Stages, rows: int) -> int:
+        """AMP's gas."""
+        return self.problem.global_batch_size // (rows * stages.data)
+
+    def fits(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> bool:
+        """Whether every device has the memory."""
+        table = self.tables.fits(stages, rows)
+        return all(table[stage, first, end] for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)))
+
+    def draft(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> Draft:
+        """The plan to be; its bound is what the slowest stage computes in all micro-batches."""
+        bound = self.micro_batches(stages, rows) * self.tables.compute_seconds(stages, rows, ends)
+        return Draft(bound, lambda: self.plan(stages.placement, rows, ends))
+
+    def plan(self, placement: Placement, rows: int, ends: tuple[int, ...]) -> Plan:
+        batch = self.problem.global_batch_size
+        return placed_plan(self.order.devices, placement, rows, ends, global_batch_size=batch)
 
 
 def lack_of(problem: Problem, plan: Plan) -> tuple[int, str | None]:
     """Bytes that the plan lacks on the device that is shortest, and the same in words; (<= 0, None) where it fits."""
     held = memory_by_device(plan, problem.setting)
-    lack = max(size - problem.cluster.accelerator_of(device).memory_bytes for device, size in held)
+    cluster = problem.setting.cluster
+    lack = max(size - cluster.accelerator_of(device).memory_bytes for device, size in held)
     return lack, lacking_memory(held, problem.setting)
-
-
-def rank(problem: Problem, plans: Iterable[Plan]) -> list[Candidate]:
-    """Feasible candidates without repetition, fastest first; equally fast ones by memory."""
-    candidates = [Candidate(plan, estimate_in(plan, problem.setting)) for plan in dict.fromkeys(plans)]
-    return sorted(
-        (candidate for candidate in candidates if candidate.estimate.feasible),
-        key=lambda candidate: (candidate.estimate.iteration_seconds, candidate.estimate.peak_memory_bytes),
-    )
 
 
 def why_nothing_fits(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePlan:
@@ -61,7 +116,9 @@ def why_nothing_fits(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePlan:
     if closest is None:
         return NoFeasiblePlan(
             f"no plan uses all {len(problem.devices)} devices with {len(problem.model.layers)} layers, a global "
-            f"batch of {problem.global_batch_size} rows and the profiled tensor degrees; change the batch size or the "
-            "number of devices"
+            f"batch of {problem.global_batch_size} rows and the profiled tensor degrees; change the batch size, the "
+            "number of devices or the limits"
         )
-    return NoFeasiblePlan(f"no plan fits into memory; the closest is {closest[1]}, and there {closest[2]}")
+    free = problem.limits.memory_headroom_ratio
+    headroom = f" with {free:.0%} of it left free" if free else ""
+    return NoFeasiblePlan(f"no plan fits into memory{headroom}; the closest is {closest[1]}, and there {closest[2]}")

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from trainwright.plan import Plan
-from trainwright.search.choice import check_profiled, degrees_of, lack_of, rank, why_nothing_fits
+from trainwright.search.choice import Drafting, check_profiled, degrees_of, why_nothing_fits
 from trainwright.search.degrees import Degrees, divisors, micro_batch_sizes
 from trainwright.search.partition import even_split
-from trainwright.search.placement import uniform_plan
+from trainwright.search.placement import megatron_placement
 from trainwright.search.protocol import Candidate, Control, Problem
+from trainwright.search.ranking import Draft, best_of
+from trainwright.search.stages import Stages
+
+Split = tuple[Stages, int, tuple[int, ...]]
+"""A placement, rows, and the ends of the stages."""
 
 
 def megatron(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
@@ -19,39 +23,42 @@ def megatron(problem: Problem, control: Control, top: int | None) -> list[Candid
     The tensor degree is at most the devices of the smallest node; layers are split evenly. Several plans of a
     micro-batch size may share the smallest product; all are candidates. Raises NoFeasiblePlan where nothing fits.
     """
-    del control, top
     check_profiled(problem)
-    plans: list[Plan] = []
-    for rows in divisors(problem.global_batch_size):
-        plans += _smallest_that_fit(problem, rows)
-    if not plans:
-        everything = (plan for rows in divisors(problem.global_batch_size) for plan in _plans(problem, rows))
-        raise why_nothing_fits(problem, everything)
-    return rank(problem, plans)
+    drafting = Drafting(problem)
+    drafts: list[Draft] = []
+    sizes = divisors(problem.global_batch_size)
+    for rows in sizes:
+        drafts += [drafting.draft(*split) for split in _smallest_that_fit(drafting, rows)]
+        if drafts and control.expired():
+            break
+    if not drafts:
+        everything = (split for rows in sizes for split in _splits(drafting, rows))
+        plans = (drafting.plan(stages.placement, rows, ends) for stages, rows, ends in everything)
+        raise why_nothing_fits(problem, plans)
+    return best_of(problem, drafts, control, top)
 
 
-def _smallest_that_fit(problem: Problem, rows: int) -> list[Plan]:
-    found: list[Plan] = []
+def _smallest_that_fit(drafting: Drafting, rows: int) -> list[Split]:
+    found: list[Split] = []
     smallest = 0
-    for plan in _plans(problem, rows):
-        run = plan.pipelines[0].stages[0].layers[0]
-        product = run.tensor * len(plan.pipelines[0].stages)
+    for split in _splits(drafting, rows):
+        product = split[0].tensor * len(split[0].classes)
         if found and product > smallest:
             break
-        if lack_of(problem, plan)[1] is None:
-            found.append(plan)
+        if drafting.fits(*split):
+            found.append(split)
             smallest = product
     return found
 
 
-def _plans(problem: Problem, rows: int) -> Iterator[Plan]:
-    """All plans of a micro-batch size by tensor × pipeline degree, the smallest first."""
+def _splits(drafting: Drafting, rows: int) -> Iterator[Split]:
+    """All even splits for a micro-batch size by tensor × pipeline degree, the smallest first."""
+    problem = drafting.problem
     per_node = min(Counter(device.node for device in problem.devices).values())
-    choices = degrees_of(problem, max_pipeline=len(problem.model.layers), max_tensor=per_node)
-    for degrees in sorted(choices, key=_product):
+    for degrees in sorted(degrees_of(problem, max_tensor=per_node), key=_product):
         ends = even_split(problem.model, degrees.pipeline)
         if ends is not None and rows in micro_batch_sizes(problem.global_batch_size, degrees.data):
-            yield uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=problem.global_batch_size)
+            yield drafting.tables.stages(megatron_placement(degrees)), rows, ends
 
 
 def _product(degrees: Degrees) -> int:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
-from numpy.typing import NDArray
 
 from trainwright.model import Model
-
-Array = NDArray[np.float64]
+from trainwright.search.spans import Array
 
 _TOLERANCE = 1e-9
 """Relative difference below which two stage times are taken for the same."""
 _CHUNK_ELEMENTS = 1_000_000
+_PROBES = 6
+"""Stage times that are tried at once inside an interval that may still hold the best."""
 
 
 def partition(times: Array, exchanges: Array, micro_batches: int) -> tuple[int, ...] | None:
     """Ends of the stages that minimise AMP's Eq. 5: (gas - 1) · max t_i + Σ e_i + Σ t_i; None where nothing is allowed.
 
-    Eq. 6–8 carry the tolerance m through the recursion. The same optimum is found by asking, for every stage time m
-    that can be the longest, for the least Σ e_i + Σ t_i with no stage longer than m: one table for all m at once.
-    Only m between the least possible longest stage and what could still beat that assignment need a row.
+    Eq. 6–8 carry the tolerance m through the recursion. The same optimum is found by asking, for a stage time m that
+    can be the longest, for S(m), the least Σ e_i + Σ t_i with no stage longer than m. S falls as m grows, so between
+    two stage times that were asked for nothing costs less than (gas - 1) times the shorter plus S of the longer:
+    where that is no better than what is known, the stage times in between are left out.
 
     Args:
         times: [stage, first, end] seconds of one micro-batch, forward and backward; infinite where the stage must not
@@ -30,22 +33,69 @@ def partition(times: Array, exchanges: Array, micro_batches: int) -> tuple[int, 
     shortest_longest = _least_longest(times)
     if not np.isfinite(shortest_longest):
         return None
-    repeats = micro_batches - 1
-    if repeats == 0:
+    if micro_batches == 1:
         return _ends(times, exchanges, np.array([np.inf]))[0][0]
-    (tight,), (tight_sum,) = _ends(times, exchanges, np.array([shortest_longest]))
-    _, (free_sum,) = _ends(times, exchanges, np.array([np.inf]))
-    best = repeats * _longest(times, tight) + tight_sum
-    highest = (best - free_sum) / repeats * (1 + _TOLERANCE)
-    limits = _distinct(times[np.isfinite(times) & (times > shortest_longest) & (times <= highest)])
-    if limits.size == 0:
-        return tight
-    choices, sums = _ends(times, exchanges, limits)
-    for ends, total in zip(choices, sums, strict=True):
-        cost = repeats * _longest(times, ends) + total
-        if cost < best:
-            best, tight = cost, ends
-    return tight
+    return _Frontier(times, exchanges, micro_batches - 1).search(shortest_longest)
+
+
+class _Frontier:
+    """The stage times that can be the longest, ascending, and S of those that were asked for."""
+
+    def __init__(self, times: Array, exchanges: Array, repeats: int) -> None:
+        self.times, self.exchanges, self.repeats = times, exchanges, repeats
+        self.best_seconds = np.inf
+        self.best: tuple[int, ...] | None = None
+        self.limits: Array = np.empty(0)
+        self.sums: dict[int, float] = {}
+
+    def search(self, shortest_longest: float) -> tuple[int, ...] | None:
+        (free,), (free_sum,) = _ends(self.times, self.exchanges, np.array([np.inf]))
+        self._offer(free, free_sum)
+        highest = min(_longest(self.times, free), (self.best_seconds - free_sum) / self.repeats)
+        inside = (self.times >= shortest_longest * (1 - _TOLERANCE)) & (self.times <= highest * (1 + _TOLERANCE))
+        self.limits = _distinct(self.times[inside])
+        if not self.limits.size:
+            return self.best
+        last = len(self.limits) - 1
+        self._ask([0, last])
+        intervals = [(0, last)]
+        while intervals:
+            intervals = [interval for interval in intervals if self._may_hold_better(*interval)]
+            probes = [_probes(*interval) for interval in intervals]
+            self._ask([probe for inside in probes for probe in inside])
+            intervals = [
+                pair
+                for (low, high), inside in zip(intervals, probes, strict=True)
+                for pair in pairwise((low, *inside, high))
+            ]
+        return self.best
+
+    def _may_hold_better(self, low: int, high: int) -> bool:
+        """Whether a stage time strictly between the two may be the longest of a better assignment."""
+        if high - low < 2:
+            return False
+        least = self.repeats * float(self.limits[low + 1]) + self.sums[high]
+        return least < self.best_seconds * (1 - _TOLERANCE)
+
+    def _ask(self, numbers: list[int]) -> None:
+        asked = [number for number in dict.fromkeys(numbers) if number not in self.sums]
+        if asked:
+            choices, sums = _ends(self.times, self.exchanges, self.limits[asked])
+            for number, ends, total in zip(asked, choices, sums, strict=True):
+                self.sums[number] = total
+                if np.isfinite(total):
+                    self._offer(ends, total)
+
+    def _offer(self, ends: tuple[int, ...], total: float) -> None:
+        seconds = self.repeats * _longest(self.times, ends) + total
+        if seconds < self.best_seconds:
+            self.best_seconds, self.best = seconds, ends
+
+
+def _probes(low: int, high: int) -> list[int]:
+    """Numbers strictly between the two, evenly spread; all of them where they are few."""
+    count = min(_PROBES, high - low - 1)
+    return [low + (high - low) * (part + 1) // (count + 1) for part in range(count)]
 
 
 def _distinct(values: Array) -> Array:
@@ -70,26 +120,34 @@ def _least_longest(times: Array) -> float:
 
 def _ends(times: Array, exchanges: Array, limits: Array) -> tuple[list[tuple[int, ...]], list[float]]:
     """For every limit m: the ends with the least Σ e_i + Σ t_i whose stages take at most m, and that sum."""
-    stages, size, _ = times.shape
+    step = max(1, _CHUNK_ELEMENTS // times[0].size)
     choices: list[tuple[int, ...]] = []
     sums: list[float] = []
-    step = max(1, _CHUNK_ELEMENTS // (size * size))
     for start in range(0, len(limits), step):
-        chunk = limits[start : start + step] * (1 + _TOLERANCE)
-        best = np.where(times[0, 0][None, :] <= chunk[:, None], times[0, 0][None, :], np.inf)
-        cuts = np.zeros((stages, len(chunk), size), dtype=np.int64)
-        for stage in range(1, stages):
-            allowed = np.where(times[stage][None] <= chunk[:, None, None], times[stage][None], np.inf)
-            reached = (best + exchanges[stage - 1][None, :])[:, :, None] + allowed
-            cuts[stage] = reached.argmin(axis=1)
-            best = np.take_along_axis(reached, cuts[stage][:, None, :], axis=1)[:, 0, :]
-        for row in range(len(chunk)):
-            ends = [size - 1]
-            for stage in range(stages - 1, 0, -1):
-                ends.append(int(cuts[stage, row, ends[-1]]))
-            choices.append(tuple(reversed(ends)))
-            sums.append(float(best[row, -1]))
+        found, totals = _ends_of_chunk(times, exchanges, limits[start : start + step] * (1 + _TOLERANCE))
+        choices += found
+        sums += totals
     return choices, sums
+
+
+def _ends_of_chunk(times: Array, exchanges: Array, limits: Array) -> tuple[list[tuple[int, ...]], list[float]]:
+    stages, size, _ = times.shape
+    unlimited = bool(np.isinf(limits[0]))
+    best = np.where(times[0, 0] <= limits[:, None], times[0, 0], np.inf)
+    rows = np.arange(len(limits))[:, None]
+    columns = np.arange(size)[None, :]
+    cuts = np.zeros((stages, len(limits), size), dtype=np.intp)
+    for stage in range(1, stages):
+        reached = (best + exchanges[stage - 1])[:, :, None] + times[stage]
+        if not unlimited:
+            reached[times[stage] > limits[:, None, None]] = np.inf
+        cuts[stage] = reached.argmin(axis=1)
+        best = reached[rows, cuts[stage], columns]
+    last = np.full(len(limits), size - 1)
+    ends = [last]
+    for stage in range(stages - 1, 0, -1):
+        ends.append(cuts[stage, rows[:, 0], ends[-1]])
+    return [tuple(choice) for choice in np.stack(ends[::-1], axis=1).tolist()], best[:, -1].tolist()
 
 
 def even_split(model: Model, stages: int) -> tuple[int, ...] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
@@ -86,30 +87,58 @@ class Problem:
             raise ValueError("all devices are spared; leave at least one to the plans")
 
     @cached_property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices that plans may use, node by node."""
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that plans may use, in the cluster's order."""
         limits = self.limits
-        used = {
+        return tuple(
             node.name
             for node in self.cluster.nodes
             if (not limits.use_nodes or node.name in limits.use_nodes)
             and node.name not in limits.spare
             and node.accelerator not in limits.spare
-        }
+        )
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that plans may use, node by node."""
+        used = set(self.nodes)
         return tuple(device for device in self.cluster.devices if device.node in used)
 
     @cached_property
     def setting(self) -> Setting:
-        """What the cost model needs of it."""
-        return Setting(self.model, self.cluster, self.profiles, self.optimizer, self.runtime)
+        """What the cost model needs of it; its cluster has only the memory that plans may fill."""
+        return Setting(self.model, self._cluster_less_headroom, self.profiles, self.optimizer, self.runtime)
+
+    @property
+    def _cluster_less_headroom(self) -> Cluster:
+        free = self.limits.memory_headroom_ratio
+        if not free:
+            return self.cluster
+        accelerators = tuple(
+            replace(accelerator, memory_bytes=max(math.floor(accelerator.memory_bytes * (1 - free)), 1))
+            for accelerator in self.cluster.accelerators
+        )
+        return replace(self.cluster, accelerators=accelerators)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan with its estimate."""
+    """A plan with its estimate.
+
+    Attributes:
+        price_per_hour: of all devices that the plan uses; None where an accelerator has no price.
+    """
 
     plan: Plan
     estimate: Estimate
+    price_per_hour: float | None = None
+
+    @property
+    def price_per_row(self) -> float | None:
+        """What training on one row (sample) costs."""
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour / 3600 * self.estimate.iteration_seconds / self.plan.global_batch_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""From drafts of plans to candidates, best first: costed exactly, and only as many as it takes to be sure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from trainwright.cost.estimate import estimate_in
+from trainwright.plan import Plan
+from trainwright.search.distinct import canonical
+from trainwright.search.protocol import Candidate, Control, Problem
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan that is not costed yet.
+
+    Attributes:
+        bound_seconds: no iteration of it takes less.
+        make: the plan; plans of thousands of devices are made only when they are looked at.
+    """
+
+    bound_seconds: float
+    make: Callable[[], Plan]
+
+
+def candidate_of(problem: Problem, plan: Plan) -> Candidate:
+    """The plan with its estimate and the price of its devices."""
+    prices = [problem.cluster.accelerator_of(device).price_per_hour for device in plan.devices]
+    known = [price for price in prices if price is not None]
+    return Candidate(plan, estimate_in(plan, problem.setting), sum(known) if len(known) == len(prices) else None)
+
+
+def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Fastest first; equally fast ones by memory."""
+    return sorted(candidates, key=lambda c: (c.estimate.iteration_seconds, c.estimate.peak_memory_bytes))
+
+
+def rank(problem: Problem, plans: Iterable[Plan]) -> list[Candidate]:
+    """All feasible candidates among these plans, best first, none twice."""
+    return best_of(problem, [Draft(0.0, lambda plan=plan: plan) for plan in plans], Control(), None)  # type: ignore[misc]
+
+
+def best_of(problem: Problem, drafts: Sequence[Draft], control: Control, top: int | None) -> list[Candidate]:
+    """The `top` best feasible candidates (all of them where top is None), best first, none twice.
+
+    Drafts are costed in the order of their bounds, until what is left cannot be among the best: then the answer is
+    the same as if all had been costed. Once the budget is spent the rest is left out, but never before a first
+    feasible candidate was found.
+    """
+    return _Contest(problem, control, top).run(drafts)
+
+
+class _Contest:
+    def __init__(self, problem: Problem, control: Control, top: int | None) -> None:
+        self.problem, self.control, self.top = problem, control, top
+        self.found: list[Candidate] = []
+        self.seen: set[Plan] = set()
+        self.worst_of_top: list[float] = []
+
+    def run(self, drafts: Sequence[Draft]) -> list[Candidate]:
+        queue = sorted(range(len(drafts)), key=lambda number: (drafts[number].bound_seconds, number))
+        for done, number in enumerate(queue):
+            if self.found and (drafts[number].bound_seconds > self.needed_seconds or self.control.expired()):
+                break
+            self._cost(drafts[number].make())
+            self.control.step(done + 1, len(drafts), self.best_seconds)
+        return in_order(self.found)
+
+    @property
+    def needed_seconds(self) -> float:
+        """What a candidate must stay below to be among the best."""
+        if self.top is None or len(self.worst_of_top) < self.top:
+            return float("inf")
+        return -self.worst_of_top[0]
+
+    @property
+    def best_seconds(self) -> float | None:
+        return min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
+
+    def _cost(self, plan: Plan) -> None:
+        same = canonical(plan, self.problem.cluster)
+        if same in self.seen:
+            return
+        self.seen.add(same)
+        candidate = candidate_of(self.problem, plan)
+        if not candidate.estimate.feasible:
+            return
+        self.found.append(candidate)
+        if self.top is not None:
+            heapq.heappush(self.worst_of_top, -candidate.estimate.iteration_seconds)
+            if len(self.worst_of_top) > self.top:
+                heapq.heappop(self.worst_of_top)

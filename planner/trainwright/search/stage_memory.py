@@ -1,0 +1,59 @@
+"""Which layers a stage's devices have the memory for, for all cuts at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainwright.cost import memory
+from trainwright.cost.layout import held_parameters
+from trainwright.search.protocol import Problem
+from trainwright.search.spans import Array, spans
+
+
+@dataclass
+class StageMemory:
+    """Bytes of every possible stage of a problem; what candidates share is computed once."""
+
+    problem: Problem
+    _held: dict[int, Array] = field(default_factory=dict)
+    _activations: dict[tuple[str, int, int], Array] = field(default_factory=dict)
+
+    def needed(self, accelerator: str, tensor: int, rows: int, kept: Array) -> Array:
+        """[stage, first, end] bytes on a device, where stage i keeps kept[i] micro-batches of so many rows."""
+        model = self.problem.model
+        activations = self._activation_bytes(accelerator, tensor, rows)
+        outputs = np.array([0.0, *(rows * model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
+        outgoing = np.append(outputs[:-1], 0.0)
+        once = self.held_parameters(tensor) * memory.parameter_bytes(model, self.problem.optimizer)
+        once = once + memory.RECEIVED_AHEAD * (outgoing[None, :] + outputs[:, None])
+        once[:, -1] += memory.LOSS_WORKSPACE * activations[-1]
+        needed: Array = np.round(once + kept[:, None, None] * (spans(activations) + outgoing[None, :]))
+        return needed
+
+    def held_parameters(self, tensor: int) -> Array:
+        """[first, end] values that a device holds, a weight that several layers share held once."""
+        if tensor not in self._held:
+            model = self.problem.model
+            layers = range(len(model.layers))
+            held = spans(np.array([model.kind_of(layer).parameters_at(tensor) for layer in layers], dtype=float))
+            owners = [layer for layer in layers if model.kind_of(layer).shared_weight is not None]
+            for number, owner in enumerate(owners[1:], start=1):
+                # Spans that begin behind the owner before last, or end before this one, hold nothing twice through it.
+                for first in range(owners[number - 1] + 1):
+                    for end in range(owner + 1, len(model.layers) + 1):
+                        held[first, end] = held_parameters(model, first, end, tensor)
+            self._held[tensor] = held
+        return self._held[tensor]
+
+    def _activation_bytes(self, accelerator: str, tensor: int, rows: int) -> Array:
+        """[layer] bytes that one micro-batch keeps."""
+        key = (accelerator, tensor, rows)
+        if key not in self._activations:
+            model, setting = self.problem.model, self.problem.setting
+            by_kind = {
+                kind.name: setting.layer_cost(accelerator, kind, tensor, rows).activation_bytes for kind in model.kinds
+            }
+            self._activations[key] = np.array([by_kind[name] for name in model.layers])
+        return self._activations[key]
