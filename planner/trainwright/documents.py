@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
 import yaml
@@ -12,6 +13,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 VERSION = "trainwright.dev/v1alpha1"
 LARGEST_NUMBER = 1e24
 """Beyond any size, rate or time there is; up to here no cost overflows."""
+MAX_YAML_BYTES = 8 * 2**20
+"""YAML is read at about a megabyte a second: what is longer is to be JSON."""
+MAX_YAML_VALUES = 1_000_000
+"""Aliases counted as often as they are used: a few lines can stand for gigabytes."""
 
 
 class DocumentError(ValueError):
@@ -21,6 +26,7 @@ class DocumentError(ValueError):
 _WORDS = {
     "tuple_type": "expected a list",
     "dataclass_type": "expected a mapping",
+    "missing": "Field required: add it",
     "unexpected_keyword_argument": "there is no such field",
 }
 """What is wrong, by pydantic's name for it, where its own words are about Python."""
@@ -72,17 +78,43 @@ def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
     document = data.get("document", next(iter(kinds)))
     if not isinstance(document, str) or document not in kinds:
         raise DocumentError(f"{source}: expected a document of kind {' or '.join(kinds)}, got {_shown(document)}")
+    found = _validated(body, kinds[document], source)
+    _refuse_large_numbers(found, source)
+    return found
+
+
+def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
     try:
-        found = adapter(kinds[document]).validate_python(body)
+        _refuse_large_numbers(body, source)
+        return adapter(noun).validate_python(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         what = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
+        if first["type"] == "unexpected_keyword_argument":
+            close = get_close_matches(str(first["loc"][-1]), sorted(_field_names(noun)), n=1)
+            what += f"; did you mean {close[0]}?" if close else ""
         raise DocumentError(f"{source}: {where + ': ' if where else ''}{what}") from None
-    place = _too_large(found, "")
+    except RecursionError:
+        raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
+    except (ArithmeticError, MemoryError) as error:
+        raise DocumentError(f"{source}: larger numbers than any model or cluster has ({error})") from None
+
+
+def _field_names(noun: Any) -> set[str]:
+    """Names of all fields, those of the fields' types included."""
+    names: set[str] = set()
+    if is_dataclass(noun) and isinstance(noun, type):
+        hints = get_type_hints(noun)
+        names |= {field.name for field in fields(noun)}
+        return names.union(*(_field_names(hints[field.name]) for field in fields(noun)))
+    return names.union(*(_field_names(member) for member in get_args(noun)))
+
+
+def _refuse_large_numbers(value: Any, source: str) -> None:
+    place = _too_large(value, "")
     if place is not None:
         raise DocumentError(f"{source}: {place}: larger than any number here can be ({LARGEST_NUMBER:g})")
-    return found
 
 
 def _shown(value: Any) -> str:
@@ -97,7 +129,9 @@ def _too_large(value: Any, where: str) -> str | None:
         return where if abs(value) > LARGEST_NUMBER else None
     if is_dataclass(value):
         members = [(field.name, getattr(value, field.name)) for field in fields(value)]
-    elif isinstance(value, tuple):
+    elif isinstance(value, dict):
+        members = [(str(name), member) for name, member in value.items()]
+    elif isinstance(value, tuple | list):
         members = [(str(number), member) for number, member in enumerate(value)]
     for name, member in members:
         found = _too_large(member, f"{where}.{name}" if where else name)
@@ -116,11 +150,47 @@ def loads(text: str | bytes, noun: Any, *, source: str = "document") -> Any:
 
 
 def _load_yaml(text: str | bytes, source: str) -> Any:
+    if len(text) > MAX_YAML_BYTES:
+        raise DocumentError(f"{source}: not JSON, and for YAML longer than {MAX_YAML_BYTES} bytes; write it as JSON")
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        values = 0 if node is None else _values(node, {})
+        data = None if node is None or values > MAX_YAML_VALUES else loader.construct_document(node)
+    except _UNREADABLE as error:
         problem = " ".join(str(error).split())
-        raise DocumentError(f"{source}: neither YAML nor JSON: {problem}") from None
+        raise DocumentError(f"{source}: neither YAML nor JSON: {problem or type(error).__name__}") from None
+    if values > MAX_YAML_VALUES:
+        raise DocumentError(f"{source}: its aliases (*name) stand for more than {MAX_YAML_VALUES} values")
+    return data
+
+
+_UNREADABLE = (
+    yaml.YAMLError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    RecursionError,
+)
+"""What PyYAML raises for odd texts; for a wrong value under an explicit tag (`!!int x`) it is any of these."""
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a YAML node stands for. Raises ValueError for a list or mapping that contains itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = -1
+        if isinstance(node, yaml.MappingNode):
+            inside = sum(_values(key, known) + _values(value, known) for key, value in node.value)
+        else:
+            inside = sum(_values(member, known) for member in node.value)
+        known[id(node)] = 1 + inside
+    if known[id(node)] < 0:
+        raise ValueError(f"the alias in line {node.start_mark.line + 1} contains itself")
+    return known[id(node)]
 
 
 def schema(noun: Any) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
+from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import Problem, run
 from trainwright.training import Training
 
-NOUNS = (Cluster, Plan, Profiles, Training)
+NOUNS = (Cluster, Plan, Profiles, Training, Runtime)
 
 TRAINING = """
 gpt: {layers: 24, hidden_size: 1024, heads: 16, sequence_length: 1024, vocabulary_size: 52256}
@@ -35,7 +36,8 @@ dtype: float16
 def nouns(make_problem: Callable[..., Problem]) -> tuple[object, ...]:
     problem = make_problem()
     plan = run("amp", problem, top=1)[0].plan
-    return problem.cluster, plan, problem.profiles, Training(4, Gpt(2, 8, 2, 4, 10))
+    runtime = Runtime((ComputeRatio("emulated-fast", 1.1),), link_ratio=0.9)
+    return problem.cluster, plan, problem.profiles, Training(4, Gpt(2, 8, 2, 4, 10)), runtime
 
 
 def test_every_document_comes_back_equal_from_json_and_yaml(nouns: tuple[object, ...]) -> None:
@@ -57,6 +59,7 @@ def test_the_shortest_model_file_is_read() -> None:
         ({"global_batch_size": 0}, "model.yaml: global_batch_size must be 1 … 1000000, got 0"),
         ({"dtype": "float8"}, "model.yaml: dtype: Input should be 'float32', 'float16' or 'bfloat16'"),
         ({"batch": 3}, "model.yaml: batch: there is no such field"),
+        ({"globalBatchSize": 3}, "there is no such field; did you mean global_batch_size?"),
         ({"gpt": 3}, "model.yaml: gpt: expected a mapping"),
         ({"optimizer": "lion"}, "model.yaml: optimizer: Input should be 'adam' or 'sgd'"),
         ({"gpt": {"layers": 2}}, "model.yaml: gpt.hidden_size: Field required"),
@@ -95,6 +98,15 @@ def test_what_is_wrong_is_named_with_its_place(change: dict[Any, Any], message: 
         b"[" * 1500 + b"]" * 1500,
         b"global_batch_size: " + b"9" * 5000,
         b"global_batch_size: 2001-99-99",
+        b"global_batch_size: 0001-01-01T00:00:00+23:59",
+        b"global_batch_size: !!int ''",
+        b"global_batch_size: !!float ''",
+        b"global_batch_size: !!bool maybe",
+        b"global_batch_size: !!timestamp soon",
+        b"global_batch_size: '" + b"9" * 4000 + b"'",
+        b"global_batch_size: 0x" + b"f" * 5000,
+        b"- " * 2000,
+        b"nodes: " + b"[" * 900 + b"]" * 900,
     ],
 )
 @pytest.mark.parametrize("noun", [Cluster, Training])
@@ -195,6 +207,32 @@ def test_a_text_that_stands_for_an_endless_list_is_not_spelt_out(key: str) -> No
     with pytest.raises(documents.DocumentError) as refusal:
         documents.loads(f"{lists}{key}: *h\n", Training)
     assert len(str(refusal.value)) < 150
+
+
+def test_a_few_lines_that_stand_for_millions_of_values_are_refused_before_they_are_built() -> None:
+    """Each level of the plan document is a list, so that every alias is a valid value there."""
+    rows = "&rows [" + ", ".join(["1"] * 60) + "]"
+    run = f"&run {{first: 0, count: 1, tensor: 1, data: 60, rows: {rows}}}"
+    runs = f"&runs [{run}, " + ", ".join(["*run"] * 59) + "]"
+    stage = f"&stage {{devices: [], layers: {runs}}}"
+    stages = f"&stages [{stage}, " + ", ".join(["*stage"] * 59) + "]"
+    pipeline = f"&pipeline {{micro_batches: 1, micro_batch_size: 1, stages: {stages}}}"
+    pipelines = f"[{pipeline}, " + ", ".join(["*pipeline"] * 59) + "]"
+    with pytest.raises(documents.DocumentError, match="stand for more than 1000000 values"):
+        documents.loads(f"{{model_layers: 1, global_batch_size: 1, pipelines: {pipelines}}}", Plan)
+
+
+def test_merge_keys_that_double_at_each_level_are_refused_before_they_are_built() -> None:
+    levels = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 9)
+    )
+    with pytest.raises(documents.DocumentError, match="stand for more than 1000000 values"):
+        documents.loads(levels, Training)
+
+
+def test_aliases_that_mean_something_are_read() -> None:
+    text = "gpt: &g {layers: 2, hidden_size: 8, heads: 2, sequence_length: 4, vocabulary_size: &v 10}\nglobal_batch_size: *v"
+    assert documents.loads(text, Training) == Training(10, Gpt(2, 8, 2, 4, 10))
 
 
 @pytest.mark.parametrize("noun", NOUNS)
