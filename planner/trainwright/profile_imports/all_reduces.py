@@ -1,0 +1,101 @@
+"""Tensor all-reduces inside measured layer times: taken off, since the cost model adds them on the plan's own links.
+
+Layers that run under tensor parallelism are timed with the all-reduces inside. In sailor's public tables it shows:
+at degree 8 forward and backward exceed their eighth by about the same seconds, as equal messages do and as lost
+efficiency, twice as large in the backward, would not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trainwright.accelerators import data_sheet
+from trainwright.cluster import Port
+from trainwright.layer import LayerKind
+from trainwright.model import Model
+from trainwright.profile_imports.measurement import MeasuredLayer, Measurement
+
+ACHIEVED_LINK_RATIO: Final = 0.7
+"""Of the data sheet's rate, where the port was not measured; NCCL's rings reach 0.6 to 0.8 of NVLink."""
+STEP_SECONDS: Final = 1e-5
+"""Of one step of a ring inside a machine, where the port was not measured."""
+
+
+def without_all_reduces(
+    measurements: Sequence[Measurement], *, model: Model, accelerator: str, inside: Port | None
+) -> tuple[Measurement, ...]:
+    """The tables with compute alone: less the seconds of rings over the port, down to an even share of degree 1.
+
+    Degree 1 counts at the nearest rows that it was measured at, in proportion. Where the port is not given, the
+    accelerator's data sheet tells it; where there is no sheet either, tables stay as they are.
+    """
+    if all(measurement.tensor_degree == 1 for measurement in measurements):
+        return tuple(measurements)
+    port = inside or _port(accelerator)
+    if port is None:
+        return tuple(measurements)
+    whole = [measurement for measurement in measurements if measurement.tensor_degree == 1]
+    return tuple(
+        table if table.tensor_degree == 1 else _Compute(table, _nearest(whole, table.rows), port).alone(model)
+        for table in measurements
+    )
+
+
+def ring_seconds(members: int, message_bytes: float, port: Port) -> float:
+    """A ring all-reduce: 2(n-1)(α + M/(nβ))."""
+    step = port.latency_seconds + message_bytes / members / port.bandwidth_bytes_per_second
+    return 2 * (members - 1) * step
+
+
+def _port(accelerator: str) -> Port | None:
+    try:
+        rate = data_sheet(accelerator).link_bytes_per_second.value
+    except ValueError:
+        return None
+    return Port(STEP_SECONDS, ACHIEVED_LINK_RATIO * rate)
+
+
+def _nearest(whole: Sequence[Measurement], rows: int) -> Measurement | None:
+    return min(whole, key=lambda table: abs(table.rows - rows), default=None)
+
+
+@dataclass(frozen=True)
+class _Compute:
+    """A table at a tensor degree beside one at degree 1."""
+
+    table: Measurement
+    whole: Measurement | None
+    port: Port
+
+    def alone(self, model: Model) -> Measurement:
+        layers = tuple(
+            self._layer(layer, index, model.kind_of(index), model.dtype.num_bytes)
+            for index, layer in enumerate(self.table.layers)
+        )
+        return replace(self.table, layers=layers)
+
+    def _layer(self, layer: MeasuredLayer, index: int, kind: LayerKind, value_bytes: int) -> MeasuredLayer:
+        if not kind.tensor_all_reduces:
+            return layer
+        scale = self.table.rows * value_bytes
+        forward = [scale * segment.forward_all_reduce_elements_per_row for segment in kind.segments]
+        backward = [scale * segment.backward_all_reduce_elements_per_row for segment in kind.segments]
+        forward_floor, backward_floor = self._even_share(index)
+        return replace(
+            layer,
+            forward_seconds=self._seconds(layer.forward_seconds, forward_floor, forward),
+            backward_seconds=self._seconds(layer.backward_seconds, backward_floor, backward),
+        )
+
+    def _even_share(self, index: int) -> tuple[float, float]:
+        if self.whole is None:
+            return 0.0, 0.0
+        share = self.table.rows / self.whole.rows / self.table.tensor_degree
+        at_one = self.whole.layers[index]
+        return share * at_one.forward_seconds, share * at_one.backward_seconds
+
+    def _seconds(self, measured: float, floor: float, messages: Sequence[int]) -> float:
+        rings = sum(ring_seconds(self.table.tensor_degree, size, self.port) for size in messages if size)
+        return min(measured, max(measured - rings, floor))
