@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from trainwright.accelerators.curves import Curve, curve_from
+from trainwright.accelerators.machines import Machine, cluster_of, machine, machines
 from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.accelerators.sheet import DataSheet, data_sheet, data_sheets
 
-__all__ = ["Curve", "DataSheet", "curve_from", "data_sheet", "data_sheets", "estimate_profiles"]
+__all__ = [
+    "Curve",
+    "DataSheet",
+    "Machine",
+    "cluster_of",
+    "curve_from",
+    "data_sheet",
+    "data_sheets",
+    "estimate_profiles",
+    "machine",
+    "machines",
+]

@@ -21,11 +21,11 @@ Generation = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a figure was published. `read` is the month it was looked up, for figures that change (prices)."""
+    """Where a figure was published. `as_of` is the month it holds for, where it changes (prices)."""
 
     title: str
     url: str
-    read: str | None = None
+    as_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

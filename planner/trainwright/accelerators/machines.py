@@ -1,0 +1,129 @@
+"""Common machines, and clusters made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import yaml
+
+from trainwright.accelerators.names import find, plain
+from trainwright.accelerators.sheet import Figure, Source, data_sheet
+from trainwright.cluster import Accelerator, Cluster, Node, Port
+from trainwright.documents import adapter
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePort:
+    """A port's figures and the key of their source."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+    source: str
+    note: str | None = None
+
+    @property
+    def port(self) -> Port:
+        return Port(self.latency_seconds, self.bandwidth_bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A type of machine, as clouds and vendors name it.
+
+    Attributes:
+        accelerator: the name of its devices' data sheet.
+        inside: what a ring over all its devices reaches, in one direction; None where it has one device.
+        network: all its network cards together, in one direction.
+        price_per_hour: US dollars for the whole machine, on demand; None where it is not rented by the hour.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    accelerator: str
+    devices: int
+    inside: MachinePort | None
+    network: MachinePort
+    price_per_hour: Figure | None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def node(self, name: str) -> Node:
+        """A node of this type."""
+        return Node(
+            name=name,
+            accelerator=self.accelerator,
+            devices=self.devices,
+            network=self.network.port,
+            inside=self.inside.port if self.inside else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFile:
+    """The file `machines.yaml`."""
+
+    sources: dict[str, Source]
+    machines: tuple[Machine, ...]
+
+
+@cache
+def machine_file() -> MachineFile:
+    """All machines and their sources."""
+    text = files("trainwright.accelerators").joinpath("machines.yaml").read_text(encoding="utf-8")
+    found: MachineFile = adapter(MachineFile).validate_python(yaml.safe_load(text))
+    return found
+
+
+@cache
+def _by_name() -> dict[str, Machine]:
+    return {plain(name): machine for machine in machine_file().machines for name in (machine.name, *machine.aliases)}
+
+
+def machines() -> tuple[Machine, ...]:
+    """Every machine that is known."""
+    return machine_file().machines
+
+
+def machine(name: str) -> Machine:
+    """The machine of that name or alias, whatever its case and separators.
+
+    Raises ValueError with the nearest known names.
+    """
+    return find(name, _by_name(), "machine")
+
+
+def cluster_of(counts: Mapping[str, int]) -> Cluster:
+    """A cluster of so many machines of each type, for example `{"p3.8xlarge": 3, "g4dn.12xlarge": 1}`.
+
+    Nodes are named by their type and counted from 1. An accelerator's price per hour is its share of its machines'
+    prices; where they differ, their mean over the devices; where one of them has none, there is none.
+
+    Raises ValueError for a type that is not known, and for a count below 1.
+    """
+    wanted: Counter[str] = Counter()
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"a cluster needs at least one {name}, got {count}; leave it out instead")
+        wanted[machine(name).name] += count
+    found = [machine(name) for name in wanted for _ in range(wanted[name])]
+    nodes = tuple(
+        machine(name).node(f"{name}-{number}") for name, count in wanted.items() for number in range(1, count + 1)
+    )
+    accelerators = tuple(_accelerator(name, found) for name in dict.fromkeys(each.accelerator for each in found))
+    return Cluster(accelerators, nodes)
+
+
+def _accelerator(name: str, found: list[Machine]) -> Accelerator:
+    carriers = [each for each in found if each.accelerator == name]
+    prices = [each.price_per_hour.value for each in carriers if each.price_per_hour is not None]
+    known = len(prices) == len(carriers)
+    return Accelerator(
+        name=name,
+        memory_bytes=int(data_sheet(name).memory_bytes.value),
+        price_per_hour=sum(prices) / sum(each.devices for each in carriers) if known else None,
+    )
