@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from trainwright.plan import Plan
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.protocol import Candidate, Control, Problem
 from trainwright.search.ranking import Draft, best_of
@@ -31,13 +28,5 @@ def amp(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
         if drafts and control.expired():
             break
     if not drafts:
-        raise why_nothing_fits(problem, _unlimited_plans(drafting))
+        raise why_nothing_fits(problem, drafting.unlimited_plans())
     return best_of(problem, drafts, control, top)
-
-
-def _unlimited_plans(drafting: Drafting) -> Iterator[Plan]:
-    """The plans with no regard to memory: what to show when nothing fits."""
-    for stages, rows in drafting.choices():
-        ends = drafting.assignment(stages, rows, limited=False)
-        if ends is not None:
-            yield drafting.plan(stages.placement, rows, ends)

@@ -93,6 +93,21 @@ class Drafting:
         bound = self.micro_batches(stages, rows) * self.tables.compute_seconds(stages, rows, ends)
         return Draft(bound, lambda: self.plan(stages.placement, rows, ends))
 
+    def amp_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
+        """T of Eq. 4 for this assignment."""
+        times, exchanges = self.tables.times(stages, rows), self.tables.exchanges(stages, rows)
+        taken = [float(times[i, first, end]) for i, (first, end) in enumerate(zip((0, *ends), ends, strict=False))]
+        sent = sum(float(exchanges[i, end]) for i, end in enumerate(ends[:-1]))
+        pipeline_seconds = (self.micro_batches(stages, rows) - 1) * max(taken) + sent + sum(taken)
+        return pipeline_seconds + self.tables.sync_seconds(stages, ends)
+
+    def unlimited_plans(self) -> Iterator[Plan]:
+        """A plan for every choice with no regard to memory: what to show when nothing fits."""
+        for stages, rows in self.choices():
+            ends = self.assignment(stages, rows, limited=False)
+            if ends is not None:
+                yield self.plan(stages.placement, rows, ends)
+
     def plan(self, placement: Placement, rows: int, ends: tuple[int, ...]) -> Plan:
         batch = self.problem.global_batch_size
         return placed_plan(self.order.devices, placement, rows, ends, global_batch_size=batch)
