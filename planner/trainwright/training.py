@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from trainwright.families import Family, Gpt
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 
@@ -14,7 +14,7 @@ MAX_LAYERS = 1024
 MAX_BATCH_SIZE = 1_000_000
 """Beyond these a document is taken for a slip of the pen; a search would take minutes and gigabytes on it."""
 
-FAMILIES = ("gpt",)
+FAMILIES = ("gpt", "llama", "bert", "vit", "swin", "t5", "moe", "wide_resnet", "trans_gan")
 """Fields of `Training` that hold a family; exactly one of them is given."""
 
 Optimizer = Literal["adam", "sgd"]
@@ -38,6 +38,14 @@ class Training:
 
     global_batch_size: int
     gpt: Gpt | None = None
+    llama: Llama | None = None
+    bert: Bert | None = None
+    vit: Vit | None = None
+    swin: Swin | None = None
+    t5: T5 | None = None
+    moe: Moe | None = None
+    wide_resnet: WideResnet | None = None
+    trans_gan: TransGan | None = None
     dtype: Dtype = Dtype.FLOAT32
     optimizer: Optimizer = "adam"
     attention: Attention = Attention.FUSED
@@ -55,7 +63,7 @@ class Training:
     @property
     def family(self) -> Family:
         """The one family that is given."""
-        families: tuple[Family | None, ...] = (self.gpt,)
+        families: tuple[Family | None, ...] = tuple(getattr(self, name) for name in FAMILIES)
         return next(family for family in families if family is not None)
 
     @cached_property

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from trainwright import documents
 from trainwright.cluster import EMULATED_PREFIX
-from trainwright.families import Family
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, TrialOrder, WorkerOrder
 from trainwright.plan import LayerRun, Plan, Sharding
 from trainwright_worker.failures import WorkerError
+from trainwright_worker.family import gpt_of
 from trainwright_worker.seat import gang_devices
 
 
@@ -75,6 +75,7 @@ def _links_problems(order: LinksOrder) -> Iterator[str]:
 
 
 def _model_problems(model: Model) -> Iterator[str]:
+    gpt_of(model)
     if model.dtype is not Dtype.FLOAT32:
         yield f"model.dtype {model.dtype} cannot be run: this worker trains in {Dtype.FLOAT32}; order that"
     if Model.of(model.family, model.dtype) != model:
@@ -88,7 +89,7 @@ def _profile_problems(order: ProfileOrder) -> Iterator[str]:
         yield f"rows must name one row count or more, each at least 1, got {list(order.rows)}"
     if order.tensor_degree < 1:
         yield f"tensor_degree must be at least 1, got {order.tensor_degree}"
-    elif problem := _degree_problem(order.model.family, order.tensor_degree):
+    elif problem := _degree_problem(order.model, order.tensor_degree):
         yield problem
 
 
@@ -116,14 +117,15 @@ def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
                 yield f"{where}: sharding {run.sharding} cannot be run by this worker; use {Sharding.NONE}"
             if run.recompute:
                 yield f"{where}: recompute cannot be run by this worker; leave it out"
-            if problem := _degree_problem(model.family, run.tensor):
+            if problem := _degree_problem(model, run.tensor):
                 yield f"{where}: {problem}"
 
 
-def _degree_problem(family: Family, tensor: int) -> str | None:
+def _degree_problem(model: Model, tensor: int) -> str | None:
     """Why the layers cannot be split into that many equal parts, or None where they can."""
-    if family.heads % tensor:
-        return f"tensor degree {tensor} does not divide the {family.heads} attention heads"
+    heads = gpt_of(model).heads
+    if heads % tensor:
+        return f"tensor degree {tensor} does not divide the {heads} attention heads"
     return None
 
 

@@ -22,6 +22,7 @@ from trainwright_worker.batches import token_rows, weight_generator
 from trainwright_worker.device import synchronize
 from trainwright_worker.emulation import Pacer, backward_pieces, forward_pieces
 from trainwright_worker.executor.parameters import Optimizer, ParameterBuffer, make_optimizer
+from trainwright_worker.family import gpt_of
 from trainwright_worker.layers.gpt import make_layer
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.seat import Seat
@@ -68,7 +69,7 @@ class _Bench:
         layer = make_layer(model, number, seed=0, shard=shard, shared={}).to(device)
         optimizer = make_optimizer(order.optimizer, [ParameterBuffer(list(layer.parameters()))], 1e-4)
         inputs = tuple(value.to(device) for value in _inputs(model, kind, rows))
-        tokens = rows * model.family.sequence_length
+        tokens = rows * gpt_of(model).sequence_length
         return cls(kind, rows, layer, inputs, tokens, optimizer, device, emulation, order.tensor_degree)
 
     def forward(self) -> Tensor:
@@ -89,12 +90,12 @@ class _Bench:
 
 def _inputs(model: Model, kind: LayerKind, rows: int) -> tuple[Tensor, ...]:
     """What a layer of this kind reads: tokens, hidden states that want a gradient, or both for the head."""
-    family = model.family
-    tokens, targets = token_rows(family, seed=0, iteration=0, first=0, count=rows)
+    gpt = gpt_of(model)
+    tokens, targets = token_rows(gpt, seed=0, iteration=0, first=0, count=rows)
     if kind.name == EMBEDDING:
         return (tokens,)
     generator = weight_generator(0, "profiling")
-    hidden = torch.randn(rows, family.sequence_length, family.hidden_size, generator=generator)
+    hidden = torch.randn(rows, gpt.sequence_length, gpt.hidden_size, generator=generator)
     hidden.requires_grad_()
     return (hidden, targets) if kind.name == HEAD else (hidden,)
 

@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
+from trainwright.families.bert import Bert
 from trainwright.families.ends import BLOCK, EMBEDDING, HEAD
 from trainwright.families.gpt import Gpt
+from trainwright.families.llama import Llama
+from trainwright.families.moe import Moe
+from trainwright.families.swin import Swin
+from trainwright.families.t5 import T5
+from trainwright.families.trans_gan import TransGan
+from trainwright.families.vit import Vit
+from trainwright.families.wide_resnet import WideResnet
 
-Family = Gpt
-"""The families a model can be built from; a worker builds the same layers from the same family."""
+Family = Annotated[
+    Gpt | Llama | Bert | Vit | Swin | T5 | Moe | WideResnet | TransGan,
+    Field(discriminator="family"),
+]
+"""The families a model can be built from; in a document the field `family` tells which it is."""
 
-__all__ = ["BLOCK", "EMBEDDING", "HEAD", "Family", "Gpt"]
+__all__ = [
+    "BLOCK",
+    "EMBEDDING",
+    "HEAD",
+    "T5",
+    "Bert",
+    "Family",
+    "Gpt",
+    "Llama",
+    "Moe",
+    "Swin",
+    "TransGan",
+    "Vit",
+    "WideResnet",
+]

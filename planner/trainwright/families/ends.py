@@ -38,9 +38,7 @@ def token_embedding_layer(
     parts = [lookup("tokens", tokens, hidden, vocabulary)]
     if learned_positions:
         parts.append(lookup("positions", tokens, hidden, learned_positions, indexed=False))
-    return layer(
-        EMBEDDING, *parts, boundary=tokens * hidden, token_embedding=vocabulary * hidden if tied else 0
-    )
+    return layer(EMBEDDING, *parts, boundary=tokens * hidden, token_embedding=vocabulary * hidden if tied else 0)
 
 
 def token_head_layer(normalisation: Operator, tokens: int, hidden: int, vocabulary: int, *, tied: bool) -> LayerKind:
@@ -58,9 +56,7 @@ def token_head_layer(normalisation: Operator, tokens: int, hidden: int, vocabula
 def patches(image: int, patch: int, channels: int, hidden: int) -> Operator:
     """Patch embedding: a convolution with patch × patch kernels side by side; keeps the image."""
     side = image // patch
-    return convolution(
-        "patches", side * side, channels, hidden, patch, input_positions=image * image, bias=True
-    )
+    return convolution("patches", side * side, channels, hidden, patch, input_positions=image * image, bias=True)
 
 
 def classifier(hidden: int, classes: int) -> tuple[Operator, ...]:

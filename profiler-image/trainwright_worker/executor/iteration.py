@@ -21,6 +21,7 @@ from trainwright_worker.executor.mesh import Mesh, transfers
 from trainwright_worker.executor.parameters import ParameterBuffer, make_optimizer
 from trainwright_worker.executor.schedule import Operation, operations, received_before
 from trainwright_worker.executor.stage import StageLayers, StagePace
+from trainwright_worker.family import gpt_of
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 
@@ -67,7 +68,8 @@ class Executor:
         self.rank, self.device, self.beat = host.rank, host.device, host.beat
         rank, device, emulation = host.rank, host.device, host.emulation
         self.pipeline = plan.pipelines[0]
-        self.batch_tokens = plan.global_batch_size * model.family.sequence_length
+        self.gpt = gpt_of(model)
+        self.batch_tokens = plan.global_batch_size * self.gpt.sequence_length
         self.mesh = Mesh.of(self.pipeline)
         self.stage_number = self.mesh.stage_of(rank)
         self.stage = self.mesh.stages[self.stage_number]
@@ -126,8 +128,7 @@ class Executor:
 
     def _prepare_boundaries(self) -> None:
         number, stages = self.stage_number, self.mesh.stages
-        hidden = self.model.family.hidden_size
-        shape = (self.rows, self.model.family.sequence_length, hidden)
+        shape = (self.rows, self.gpt.sequence_length, self.gpt.hidden_size)
         self.activations_in, self.gradients_out = None, None
         self.activations_out, self.gradients_in = None, None
         groups = self.groups
@@ -162,7 +163,7 @@ class Executor:
         tokens, targets = [], []
         for micro_batch in range(self.pipeline.micro_batches):
             row_tokens, row_targets = token_rows(
-                self.model.family,
+                self.gpt,
                 seed=self.training.seed,
                 iteration=iteration,
                 first=micro_batch * self.pipeline.micro_batch_size + self.first_row,

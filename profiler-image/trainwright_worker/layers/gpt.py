@@ -9,6 +9,7 @@ from torch.nn import functional
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Gpt
 from trainwright.model import Model
 from trainwright_worker.batches import weight_generator
+from trainwright_worker.family import gpt_of
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 (a weight's name)
@@ -136,7 +137,7 @@ class Head(nn.Module):
 
 def make_layer(model: Model, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> nn.Module:
     """The model's layer with that index; kinds that are not tensor parallel are whole on every rank."""
-    gpt, kind = model.family, model.layers[layer]
+    gpt, kind = gpt_of(model), model.layers[layer]
     if kind == EMBEDDING:
         return Embedding(gpt, seed, layer, shared)
     if kind == BLOCK:

@@ -1,0 +1,121 @@
+"""BERT: an encoder with post-normalisation, token types, and the heads of its pre-training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from trainwright.families.attention import Heads, attention_branch
+from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, layer
+from trainwright.families.feed_forward import feed_forward_branch
+from trainwright.families.operators import (
+    check_layers,
+    check_multiple,
+    check_positive,
+    cross_entropy,
+    element_wise,
+    layer_norm,
+    lookup,
+    matmul,
+    reduced,
+    residual,
+)
+from trainwright.layer import Attention, LayerKind, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Bert:
+    """BERT, trained to fill in masked tokens and (where `next_sentence`) to tell whether two sentences follow.
+
+    Attributes:
+        sequence_length: tokens in a row; every one has a learned position.
+        intermediate_size: width of the feed-forward; 4 × hidden_size where not given.
+        token_types: segments that a token may belong to.
+        next_sentence: whether there is a pooler with that second head.
+    """
+
+    layers: int
+    hidden_size: int
+    heads: int
+    sequence_length: int = 512
+    vocabulary_size: int = 30522
+    intermediate_size: int | None = None
+    token_types: int = 2
+    next_sentence: bool = True
+    family: Literal["bert"] = "bert"
+
+    def __post_init__(self) -> None:
+        check_layers(self, "layers")
+        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size", "intermediate_size")
+        check_positive(self, "token_types")
+        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Width of the feed-forward."""
+        return self.intermediate_size or 4 * self.hidden_size
+
+    def stack(self, attention: Attention) -> Stack:
+        """`[embedding, block × layers, head]`; the head's projection is the token embedding."""
+        layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
+        largest = gcd(self.heads, self.feed_forward_size)
+        return Stack((self._embedding(), self._block(attention), self._head()), layers, largest)
+
+    def _embedding(self) -> LayerKind:
+        tokens, hidden = self.sequence_length, self.hidden_size
+        return layer(
+            EMBEDDING,
+            lookup("tokens", tokens, hidden, self.vocabulary_size),
+            lookup("positions", tokens, hidden, tokens, indexed=False),
+            lookup("token_types", tokens, hidden, self.token_types),
+            layer_norm("embedding_normalisation", tokens, hidden),
+            boundary=tokens * hidden,
+            token_embedding=self.vocabulary_size * hidden,
+        )
+
+    def _block(self, attention: Attention) -> LayerKind:
+        tokens, hidden = self.sequence_length, self.hidden_size
+        return LayerKind(
+            name=BLOCK,
+            segments=(
+                reduced(
+                    *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention),
+                    residual("attention_residual", tokens, hidden, bias=True),
+                    layer_norm("attention_normalisation", tokens, hidden),
+                    elements=tokens * hidden,
+                ),
+                reduced(
+                    *feed_forward_branch(tokens, hidden, self.feed_forward_size),
+                    residual("feed_forward_residual", tokens, hidden, bias=True),
+                    layer_norm("feed_forward_normalisation", tokens, hidden),
+                    elements=tokens * hidden,
+                ),
+            ),
+            output_elements_per_row=tokens * hidden,
+        )
+
+    def _head(self) -> LayerKind:
+        """Masked tokens: a dense layer, GELU, a normalisation and the projection; every position is projected."""
+        tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
+        masked = (
+            matmul("transform", tokens, hidden, hidden),
+            element_wise("activation", tokens, hidden, keeps=1),
+            layer_norm("final_normalisation", tokens, hidden),
+            matmul("projection", tokens, hidden, vocabulary),
+            cross_entropy(tokens, vocabulary),
+        )
+        pooled = (
+            # It reads the first position of what the transform keeps already.
+            matmul("pooler", 1, hidden, hidden, keeps=False),
+            element_wise("pooler_activation", 1, hidden),
+            matmul("next_sentence", 1, hidden, 2),
+            cross_entropy(1, 2, name="next_sentence_loss"),
+        )
+        return layer(
+            HEAD,
+            *masked,
+            *(pooled if self.next_sentence else ()),
+            boundary=1,
+            token_embedding=vocabulary * hidden,
+        )

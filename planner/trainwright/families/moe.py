@@ -1,0 +1,176 @@
+"""A mixture of experts: Llama's attention, and a router before several feed-forwards (Mixtral, Switch)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Final, Literal
+
+from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, token_embedding_layer, token_head_layer
+from trainwright.families.feed_forward import gated_branch, relu_branch
+from trainwright.families.llama import gated_size, rotary_attention_segment
+from trainwright.families.operators import (
+    INDEX_BYTES,
+    check_layers,
+    check_multiple,
+    check_positive,
+    matmul,
+    reduced,
+    residual,
+    rms_norm,
+)
+from trainwright.layer import Attention, LayerKind, Operator, OperatorKind, Segment, Stack
+
+EXPERT_BLOCK: Final = "expert_block"
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Mixtral, and Switch Transformers' kind with one expert a token.
+
+    Tokens are taken to be spread evenly over the experts and none to be dropped. A tensor degree divides every
+    expert's width; experts are not spread over devices.
+
+    Attributes:
+        sequence_length: tokens in a row.
+        experts_per_token: experts that each token passes through, the best of the router's (k).
+        expert_every: every so manieth block has experts, the others one plain feed-forward; 1: all of them.
+        intermediate_size: width of one expert (and of a plain feed-forward); Llama's rule where not given.
+        key_value_heads: heads of keys and values; as many as heads where not given.
+        gated: whether an expert is a SwiGLU of three products, or two products with a ReLU between them.
+    """
+
+    layers: int
+    hidden_size: int
+    heads: int
+    sequence_length: int
+    vocabulary_size: int = 32000
+    experts: int = 8
+    experts_per_token: int = 2
+    expert_every: int = 1
+    intermediate_size: int | None = None
+    key_value_heads: int | None = None
+    gated: bool = True
+    tied_embeddings: bool = False
+    family: Literal["moe"] = "moe"
+
+    def __post_init__(self) -> None:
+        check_layers(self, "layers")
+        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size")
+        check_positive(self, "experts", "experts_per_token", "expert_every", "intermediate_size", "key_value_heads")
+        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
+        if self.key_value_heads is not None:
+            check_multiple(self, "heads", "key_value_heads", "every key's head serves equally many queries' heads")
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"moe.experts_per_token {self.experts_per_token} is more than moe.experts {self.experts}")
+        if self.expert_every > self.layers:
+            raise ValueError(f"moe.expert_every {self.expert_every} leaves no expert in moe.layers {self.layers}")
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Width of one expert."""
+        return self.intermediate_size or gated_size(self.hidden_size)
+
+    def stack(self, attention: Attention) -> Stack:
+        """`[embedding, block | expert_block × layers, head]`."""
+        tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
+        groups = self.key_value_heads or self.heads
+        attend = rotary_attention_segment(tokens, hidden, self.heads, groups, attention)
+        plain = LayerKind(BLOCK, (attend, self._feed_forward()), tokens * hidden)
+        expert = LayerKind(EXPERT_BLOCK, (attend, self._experts()), tokens * hidden)
+        embedding = token_embedding_layer(tokens, hidden, vocabulary, tied=self.tied_embeddings)
+        final = rms_norm("final_normalisation", tokens, hidden)
+        head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
+        names = [EXPERT_BLOCK if number % self.expert_every == 0 else BLOCK for number in range(1, self.layers + 1)]
+        kinds = (embedding, *([plain] if BLOCK in names else []), expert, head)
+        return Stack(kinds, (EMBEDDING, *names, HEAD), gcd(groups, self.feed_forward_size))
+
+    def _feed_forward(self) -> Segment:
+        tokens, hidden = self.sequence_length, self.hidden_size
+        branch = gated_branch if self.gated else relu_branch
+        return reduced(
+            rms_norm("feed_forward_normalisation", tokens, hidden),
+            *branch(tokens, hidden, self.feed_forward_size),
+            residual("feed_forward_residual", tokens, hidden, bias=False),
+            elements=tokens * hidden,
+        )
+
+    def _experts(self) -> Segment:
+        """Router, the experts' products on the tokens that each got, and their weighted sum.
+
+        Backward, a tensor group sums the gradients of the tokens and of the router's weights.
+        """
+        tokens, hidden, chosen = self.sequence_length, self.hidden_size, self.experts_per_token
+        branch = gated_branch if self.gated else relu_branch
+        experts = (_of_all(part, self.experts) for part in branch(tokens * chosen, hidden, self.feed_forward_size))
+        return reduced(
+            rms_norm("feed_forward_normalisation", tokens, hidden),
+            matmul("router", tokens, hidden, self.experts, bias=False),
+            _choice(tokens, self.experts, chosen),
+            _dispatch(tokens, hidden, chosen),
+            *experts,
+            _combination(tokens, hidden, chosen),
+            residual("feed_forward_residual", tokens, hidden, bias=False),
+            elements=tokens * hidden,
+            backward_elements=tokens * (hidden + chosen),
+        )
+
+
+def _of_all(part: Operator, experts: int) -> Operator:
+    """The same operator with a weight for each expert; every token still meets one of them at a time."""
+    return Operator(
+        name=f"experts_{part.name}",
+        kind=part.kind,
+        forward_flops_per_row=part.forward_flops_per_row,
+        input_elements_per_row=part.input_elements_per_row,
+        output_elements_per_row=part.output_elements_per_row,
+        positions_per_row=part.positions_per_row,
+        weight_elements=experts * part.weight_elements,
+        saved_elements_per_row=part.saved_elements_per_row,
+        split=part.split,
+    )
+
+
+def _choice(tokens: int, experts: int, chosen: int) -> Operator:
+    """Softmax over the experts, the best k of them, and their weights made to sum to one.
+
+    Keeps the probabilities, which were chosen, and for that last division the k weights, their sum and its result's
+    place: k + 1 values and k indices for each token.
+    """
+    return Operator(
+        name="choice",
+        kind=OperatorKind.ROUTING,
+        forward_flops_per_row=0.0,
+        input_elements_per_row=tokens * experts,
+        output_elements_per_row=tokens * chosen,
+        positions_per_row=tokens,
+        saved_elements_per_row=tokens * (experts + chosen + 1),
+        saved_bytes_per_row=INDEX_BYTES * tokens * chosen,
+    )
+
+
+def _dispatch(tokens: int, hidden: int, chosen: int) -> Operator:
+    """Copies each token to its experts; keeps the order, of (token, expert) pairs."""
+    return Operator(
+        name="dispatch",
+        kind=OperatorKind.ROUTING,
+        forward_flops_per_row=0.0,
+        input_elements_per_row=tokens * hidden,
+        output_elements_per_row=tokens * chosen * hidden,
+        positions_per_row=tokens * chosen,
+        saved_bytes_per_row=INDEX_BYTES * tokens * chosen,
+    )
+
+
+def _combination(tokens: int, hidden: int, chosen: int) -> Operator:
+    """Weighs what the experts made and adds it up by token; keeps both factors, each weight in the pairs' order."""
+    return Operator(
+        name="combination",
+        kind=OperatorKind.ROUTING,
+        forward_flops_per_row=0.0,
+        input_elements_per_row=tokens * chosen * (hidden + 1),
+        output_elements_per_row=tokens * hidden,
+        positions_per_row=tokens * chosen,
+        saved_elements_per_row=tokens * chosen * (hidden + 1),
+        saved_bytes_per_row=INDEX_BYTES * tokens * chosen,
+    )

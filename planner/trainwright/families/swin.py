@@ -1,0 +1,160 @@
+"""Swin Transformer: stages of window attention over ever fewer and wider patches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+from trainwright.families.attention import Heads, attention_branch
+from trainwright.families.ends import EMBEDDING, HEAD, classifier, layer, patches
+from trainwright.families.feed_forward import feed_forward_segment
+from trainwright.families.operators import (
+    check_layers,
+    check_multiple,
+    check_positive,
+    element_wise,
+    layer_norm,
+    matmul,
+    reduced,
+    residual,
+)
+from trainwright.layer import Attention, LayerKind, Operator, Split, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Swin:
+    """Swin Transformer that classifies images. A row is one image.
+
+    Between two stages each square of four patches becomes one of twice the width. Every block has a table of biases
+    for the places that two patches of a window can have to each other.
+
+    Attributes:
+        layers: blocks of each stage.
+        hidden_size: width in the first stage.
+        heads: attention heads of each stage; 32 values each where not given.
+        image_size, patch_size, window_size: sides; the window's counts patches.
+    """
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    heads: tuple[int, ...] | None = None
+    image_size: int = 224
+    patch_size: int = 4
+    window_size: int = 7
+    channels: int = 3
+    classes: int = 1000
+    family: Literal["swin"] = "swin"
+
+    def __post_init__(self) -> None:
+        check_layers(self, "layers")
+        check_positive(self, "hidden_size", "image_size", "patch_size", "window_size", "channels", "classes", "heads")
+        check_multiple(self, "image_size", "patch_size", "patches tile the image")
+        if not 1 <= len(self.layers) <= 16:
+            raise ValueError(f"swin.layers must give the blocks of 1 … 16 stages, got {len(self.layers)}")
+        if self.heads is not None and len(self.heads) != len(self.layers):
+            raise ValueError(f"swin.heads must give one number for each of {len(self.layers)} stages")
+        for stage, heads in enumerate(self._heads):
+            if self._width(stage) % heads:
+                raise ValueError(
+                    f"swin: stage {stage} is {self._width(stage)} wide, which {heads} heads do not share equally; "
+                    "change swin.heads or swin.hidden_size"
+                )
+            self._check_windows(stage)
+
+    def _check_windows(self, stage: int) -> None:
+        patches_a_side = self.image_size // self.patch_size
+        if patches_a_side % 2**stage or self._side(stage) % self._window(stage):
+            raise ValueError(
+                f"swin: windows of {self.window_size} patches do not tile stage {stage}, which has "
+                f"{patches_a_side / 2**stage:g} patches a side; change swin.image_size, patch_size or window_size"
+            )
+
+    @property
+    def _heads(self) -> tuple[int, ...]:
+        return self.heads or tuple(max(1, self._width(stage) // 32) for stage in range(len(self.layers)))
+
+    def _width(self, stage: int) -> int:
+        return int(self.hidden_size * 2**stage)
+
+    def _side(self, stage: int) -> int:
+        """Patches along the image's side."""
+        return int(self.image_size // self.patch_size // 2**stage)
+
+    def _window(self, stage: int) -> int:
+        """No window is larger than what is left of the image."""
+        return min(self.window_size, self._side(stage))
+
+    def stack(self, attention: Attention) -> Stack:
+        """`[embedding, block 0 × layers 0, merge 0, block 1 × …, head]`."""
+        last = len(self.layers) - 1
+        kinds, names = [self._embedding()], [EMBEDDING]
+        for stage, count in enumerate(self.layers):
+            kinds.append(self._block(stage, attention))
+            names += [kinds[-1].name] * count
+            if stage < last:
+                kinds.append(self._merge(stage))
+                names.append(kinds[-1].name)
+        kinds.append(self._head())
+        # Each head's width divides 4 × the stage's width, so heads alone decide what a tensor degree may be.
+        return Stack(tuple(kinds), (*names, HEAD), gcd(*self._heads))
+
+    def _embedding(self) -> LayerKind:
+        positions, hidden = self._side(0) ** 2, self.hidden_size
+        return layer(
+            EMBEDDING,
+            patches(self.image_size, self.patch_size, self.channels, hidden),
+            layer_norm("embedding_normalisation", positions, hidden),
+            boundary=positions * hidden,
+        )
+
+    def _block(self, stage: int, attention: Attention) -> LayerKind:
+        positions, hidden, heads = self._side(stage) ** 2, self._width(stage), self._heads[stage]
+        window = self._window(stage)
+        shape = Heads.of_itself(positions, hidden, heads, span=window**2)
+        return LayerKind(
+            name=f"block_{stage}",
+            segments=(
+                reduced(
+                    layer_norm("attention_normalisation", positions, hidden),
+                    element_wise("into_windows", positions, hidden),
+                    *attention_branch(shape, attention),
+                    position_biases((2 * self.window_size - 1) ** 2 * heads),
+                    element_wise("out_of_windows", positions, hidden),
+                    residual("attention_residual", positions, hidden, bias=True),
+                    elements=positions * hidden,
+                ),
+                feed_forward_segment(positions, hidden, 4 * hidden),
+            ),
+            output_elements_per_row=positions * hidden,
+        )
+
+    def _merge(self, stage: int) -> LayerKind:
+        """Four neighbours beside each other, a normalisation and a product that halves their joint width."""
+        positions, joint = self._side(stage + 1) ** 2, 4 * self._width(stage)
+        return layer(
+            f"merge_{stage}",
+            element_wise("neighbours", positions, joint),
+            layer_norm("merge_normalisation", positions, joint),
+            matmul("merge", positions, joint, joint // 2, bias=False),
+            boundary=positions * joint // 2,
+        )
+
+    def _head(self) -> LayerKind:
+        last = len(self.layers) - 1
+        positions, hidden = self._side(last) ** 2, self._width(last)
+        return layer(
+            HEAD,
+            layer_norm("final_normalisation", positions, hidden),
+            element_wise("mean", positions, hidden),
+            *classifier(hidden, self.classes),
+            boundary=1,
+        )
+
+
+def position_biases(parameters: int) -> Operator:
+    """A table of biases by relative place; a tensor degree divides its heads.
+
+    It is looked up once for each micro-batch, whatever its rows, so nothing but the table itself is counted.
+    """
+    return element_wise("position_biases", 0, 0, weight_elements=parameters, split=Split.WHOLE)

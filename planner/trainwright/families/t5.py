@@ -1,0 +1,174 @@
+"""T5: an encoder, and a decoder that attends to what the encoder made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Final, Literal
+
+from trainwright.families.attention import Heads, attention_branch
+from trainwright.families.ends import EMBEDDING, HEAD, layer, token_embedding_layer
+from trainwright.families.feed_forward import relu_branch
+from trainwright.families.operators import (
+    check_layers,
+    check_multiple,
+    check_positive,
+    cross_entropy,
+    element_wise,
+    lookup,
+    matmul,
+    reduced,
+    residual,
+    rms_norm,
+)
+from trainwright.layer import Attention, LayerKind, Segment, Split, Stack
+
+ENCODER: Final = "encoder"
+DECODER: Final = "decoder"
+DECODER_EMBEDDING: Final = "decoder_embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class T5:
+    """T5 1.0: RMSNorm, no biases, ReLU; the embedding serves encoder, decoder and the projection at the end.
+
+    The encoder's blocks share one table of relative positions, and so do the decoder's. Behind the encoder a boundary
+    holds two tensors: the decoder's state, and the encoder's output, which every decoder block attends to and hands on.
+    A row is one pair of sequences.
+
+    Attributes:
+        layers: blocks of the encoder.
+        decoder_layers: blocks of the decoder; as many as the encoder's where not given.
+        sequence_length: tokens of a row that the encoder reads.
+        decoder_sequence_length: those that the decoder reads; as many where not given.
+        intermediate_size: width of the feed-forward; 4 × hidden_size where not given.
+        position_buckets: classes of distances that have a bias of their own.
+        tied_embeddings: whether the projection onto the vocabulary is the token embedding.
+    """
+
+    layers: int
+    hidden_size: int
+    heads: int
+    sequence_length: int = 512
+    vocabulary_size: int = 32128
+    decoder_layers: int | None = None
+    decoder_sequence_length: int | None = None
+    intermediate_size: int | None = None
+    position_buckets: int = 32
+    tied_embeddings: bool = True
+    family: Literal["t5"] = "t5"
+
+    def __post_init__(self) -> None:
+        check_layers(self, "layers")
+        if self.decoder_layers is not None:
+            check_layers(self, "decoder_layers")
+        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size", "decoder_sequence_length")
+        check_positive(self, "intermediate_size", "position_buckets")
+        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Width of the feed-forward."""
+        return self.intermediate_size or 4 * self.hidden_size
+
+    @property
+    def decoder_tokens(self) -> int:
+        """Tokens of a row that the decoder reads."""
+        return self.decoder_sequence_length or self.sequence_length
+
+    @property
+    def _boundary(self) -> int:
+        """Elements of the decoder's state and of the encoder's output."""
+        return (self.decoder_tokens + self.sequence_length) * self.hidden_size
+
+    def stack(self, attention: Attention) -> Stack:
+        """`[embedding, encoder × layers, decoder_embedding, decoder × decoder_layers, head]`."""
+        embedding = token_embedding_layer(self.sequence_length, self.hidden_size, self.vocabulary_size, tied=True)
+        kinds = (embedding, self._encoder(attention), self._turn(), self._decoder(attention), self._head())
+        decoders = self.decoder_layers or self.layers
+        layers = (EMBEDDING, *[ENCODER] * self.layers, DECODER_EMBEDDING, *[DECODER] * decoders, HEAD)
+        return Stack(kinds, layers, gcd(self.heads, self.feed_forward_size))
+
+    def _encoder(self, attention: Attention) -> LayerKind:
+        tokens = self.sequence_length
+        return LayerKind(
+            name=ENCODER,
+            segments=(self._self_attention(tokens, attention), self._feed_forward(tokens)),
+            output_elements_per_row=tokens * self.hidden_size,
+            shared_weight="encoder_position_biases",
+            shared_parameters=self.position_buckets * self.heads,
+        )
+
+    def _turn(self) -> LayerKind:
+        """Where the encoder ends and the decoder begins: the one's final normalisation, the other's tokens."""
+        hidden, vocabulary = self.hidden_size, self.vocabulary_size
+        return layer(
+            DECODER_EMBEDDING,
+            rms_norm("encoder_normalisation", self.sequence_length, hidden),
+            lookup("decoder_tokens", self.decoder_tokens, hidden, vocabulary),
+            boundary=self._boundary,
+            token_embedding=vocabulary * hidden,
+        )
+
+    def _decoder(self, attention: Attention) -> LayerKind:
+        tokens = self.decoder_tokens
+        return LayerKind(
+            name=DECODER,
+            segments=(
+                self._self_attention(tokens, attention),
+                self._cross_attention(attention),
+                self._feed_forward(tokens),
+            ),
+            output_elements_per_row=self._boundary,
+            shared_weight="decoder_position_biases",
+            shared_parameters=self.position_buckets * self.heads,
+        )
+
+    def _self_attention(self, tokens: int, attention: Attention) -> Segment:
+        hidden = self.hidden_size
+        return reduced(
+            rms_norm("attention_normalisation", tokens, hidden),
+            *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention, bias=False),
+            # Every rank holds the whole table, which stages share as well.
+            element_wise("position_biases", 0, 0, weight_elements=self.position_buckets * self.heads),
+            residual("attention_residual", tokens, hidden, bias=False),
+            elements=tokens * hidden,
+        )
+
+    def _cross_attention(self, attention: Attention) -> Segment:
+        """Backward, a tensor group sums the gradients of the decoder's state and of the encoder's output."""
+        tokens, sources, hidden = self.decoder_tokens, self.sequence_length, self.hidden_size
+        shape = Heads(tokens, sources, sources, self.heads, hidden, hidden)
+        return reduced(
+            rms_norm("cross_attention_normalisation", tokens, hidden),
+            matmul("cross_query", tokens, hidden, hidden, bias=False, split=Split.COLUMN),
+            matmul("cross_key_value", sources, hidden, 2 * hidden, bias=False, split=Split.COLUMN),
+            *shape.operators(attention),
+            matmul("cross_attention_output", tokens, hidden, hidden, bias=False, split=Split.ROW),
+            residual("cross_attention_residual", tokens, hidden, bias=False),
+            elements=tokens * hidden,
+            backward_elements=(tokens + sources) * hidden,
+        )
+
+    def _feed_forward(self, tokens: int) -> Segment:
+        hidden = self.hidden_size
+        return reduced(
+            rms_norm("feed_forward_normalisation", tokens, hidden),
+            *relu_branch(tokens, hidden, self.feed_forward_size),
+            residual("feed_forward_residual", tokens, hidden, bias=False),
+            elements=tokens * hidden,
+        )
+
+    def _head(self) -> LayerKind:
+        """The decoder's final normalisation, the projection and the loss; the encoder's output ends here."""
+        tokens, hidden, vocabulary = self.decoder_tokens, self.hidden_size, self.vocabulary_size
+        scale = element_wise("scale", tokens, hidden)  # by 1/√hidden, as a tied projection asks for
+        return layer(
+            HEAD,
+            rms_norm("final_normalisation", tokens, hidden),
+            *((scale,) if self.tied_embeddings else ()),
+            matmul("projection", tokens, hidden, vocabulary, bias=False),
+            cross_entropy(tokens, vocabulary),
+            boundary=1,
+            token_embedding=vocabulary * hidden if self.tied_embeddings else 0,
+        )

@@ -1,0 +1,141 @@
+"""TransGAN's generator, AMP's heterogeneous model: wide blocks on few positions, then narrow ones on many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainwright.families.attention import Heads, attention_branch
+from trainwright.families.ends import EMBEDDING, HEAD, layer
+from trainwright.families.feed_forward import feed_forward_segment
+from trainwright.families.operators import (
+    check_layers,
+    check_positive,
+    convolution,
+    element_wise,
+    layer_norm,
+    matmul,
+    reduced,
+    residual,
+)
+from trainwright.layer import Attention, LayerKind, Stack
+
+IMAGE_CHANNELS = 3
+FIRST_NARROWER = 3
+"""From this stage on, a stage has a quarter of the width before it: pixels take the place of channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransGan:
+    """The generator, trained alone as AMP does (appendix §6.5.3). A row is one image.
+
+    Its stages are transformer blocks, each stage on an image of twice the side of the one before. The second and third stage interpolate and keep the width; every further one shuffles pixels into its four times
+    as many positions, which leaves a quarter of the width. Where the image is larger than a window, attention stays
+    in windows. The loss is the squared distance to an image. Where the papers leave something open, blocks are GPT-2's.
+
+    Attributes:
+        layers: blocks of each stage. AMP: 12 in the first stage (1024 wide) and 12 in the sixth (16 wide).
+        hidden_size: width of the first stage.
+        bottom_width: side of the first stage's image.
+        latent_size: values that the image is made from.
+        window_size: side of a window.
+    """
+
+    layers: tuple[int, ...] = (12, 0, 0, 0, 0, 12)
+    hidden_size: int = 1024
+    heads: int = 4
+    bottom_width: int = 9
+    latent_size: int = 512
+    window_size: int = 16
+    family: Literal["trans_gan"] = "trans_gan"
+
+    def __post_init__(self) -> None:
+        check_layers(self, "layers", least=0)
+        check_positive(self, "hidden_size", "heads", "bottom_width", "latent_size", "window_size")
+        if not 1 <= len(self.layers) <= 16:
+            raise ValueError(f"trans_gan.layers must give the blocks of 1 … 16 stages, got {len(self.layers)}")
+        for stage, layers in enumerate(self.layers):
+            narrowing = 4 ** max(0, stage + 1 - FIRST_NARROWER)
+            if self.hidden_size % (narrowing * (self.heads if layers else 1)):
+                raise ValueError(
+                    f"trans_gan.hidden_size {self.hidden_size} leaves no whole heads in stage {stage}: it is divided "
+                    f"by {narrowing} there and then by {self.heads} heads"
+                )
+            if layers and self._side(stage) > self.window_size and self._side(stage) % self.window_size:
+                raise ValueError(
+                    f"trans_gan: windows of {self.window_size} do not tile stage {stage}, whose side is "
+                    f"{self._side(stage)}; change bottom_width or window_size"
+                )
+
+    def _side(self, stage: int) -> int:
+        return int(self.bottom_width * 2**stage)
+
+    def _positions(self, stage: int) -> int:
+        return self._side(stage) ** 2
+
+    def _width(self, stage: int) -> int:
+        return int(self.hidden_size // 4 ** max(0, stage + 1 - FIRST_NARROWER))
+
+    def stack(self, attention: Attention) -> Stack:
+        """`[embedding, block_0 × layers 0, grow_1, block_1 × layers 1, …, head]`; a stage may have no blocks."""
+        kinds, names = [self._embedding()], [EMBEDDING]
+        for stage, count in enumerate(self.layers):
+            if stage:
+                kinds.append(self._grow(stage))
+                names.append(kinds[-1].name)
+            if count:
+                kinds.append(self._block(stage, attention))
+                names += [kinds[-1].name] * count
+        kinds.append(self._head())
+        return Stack(tuple(kinds), (*names, HEAD), self.heads)
+
+    def _embedding(self) -> LayerKind:
+        boundary = self._positions(0) * self.hidden_size
+        return layer(
+            EMBEDDING,
+            matmul("latent", 1, self.latent_size, boundary),
+            element_wise("positions", self._positions(0), self.hidden_size, weight_elements=boundary),
+            boundary=boundary,
+        )
+
+    def _block(self, stage: int, attention: Attention) -> LayerKind:
+        positions, width = self._positions(stage), self._width(stage)
+        window = min(self.window_size, self._side(stage))
+        shape = Heads.of_itself(positions, width, self.heads, span=window**2)
+        windows = () if window == self._side(stage) else (element_wise("windows", positions, width, inputs=2),)
+        return LayerKind(
+            name=f"block_{stage}",
+            segments=(
+                reduced(
+                    layer_norm("attention_normalisation", positions, width),
+                    *windows,
+                    *attention_branch(shape, attention),
+                    residual("attention_residual", positions, width, bias=True),
+                    elements=positions * width,
+                ),
+                feed_forward_segment(positions, width, 4 * width),
+            ),
+            output_elements_per_row=positions * width,
+        )
+
+    def _grow(self, stage: int) -> LayerKind:
+        """To twice the side; the stage's own learned positions are added."""
+        positions, width = self._positions(stage), self._width(stage)
+        return layer(
+            f"grow_{stage}",
+            element_wise("grow", positions, width),
+            element_wise("positions", positions, width, weight_elements=positions * width),
+            boundary=positions * width,
+        )
+
+    def _head(self) -> LayerKind:
+        last = len(self.layers) - 1
+        positions = self._positions(last)
+        return layer(
+            HEAD,
+            convolution(
+                "to_image", positions, self._width(last), IMAGE_CHANNELS, 1, input_positions=positions, bias=True
+            ),
+            element_wise("squared_distance", positions, IMAGE_CHANNELS, inputs=2, keeps=2),
+            boundary=1,
+        )
