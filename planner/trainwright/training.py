@@ -38,6 +38,9 @@ class Training:
 
     global_batch_size: int
     gpt: Gpt | None = None
+    dtype: Dtype = Dtype.FLOAT32
+    optimizer: Optimizer = "adam"
+    attention: Attention = Attention.FUSED
     llama: Llama | None = None
     bert: Bert | None = None
     vit: Vit | None = None
@@ -46,9 +49,6 @@ class Training:
     moe: Moe | None = None
     wide_resnet: WideResnet | None = None
     trans_gan: TransGan | None = None
-    dtype: Dtype = Dtype.FLOAT32
-    optimizer: Optimizer = "adam"
-    attention: Attention = Attention.FUSED
 
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch_size <= MAX_BATCH_SIZE:
