@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainwright.accelerators.sheet import Generation
-from trainwright.layer import OperatorKind
 
-LAUNCH_SECONDS: Final = 10e-6
-"""Least time of one operator: what an eager runtime takes on the host to issue it and the device to start and drain."""
+KERNEL_SECONDS: Final = 5e-6
+"""Least time of one operator on the device: to start, to fill the multiprocessors and to drain."""
+
+HOST_SECONDS: Final = 30e-6
+"""What an eager runtime takes on the host to issue one operator: about three calls of 10 µs (product, bias, view). The
+host runs ahead of the device, so a layer takes the longer of the two, not their sum."""
 
 MEMORY_RATIO: Final = 0.80
 """Share of the memory bandwidth that streaming kernels reach."""
@@ -82,9 +85,8 @@ TILES: Final = (
 INNER_OVERHEAD: Final = 32
 """Steps of the inner dimension that filling the pipeline and writing the tile's result cost."""
 
-TRAFFIC_RATIO: Final[dict[OperatorKind, float]] = {OperatorKind.SOFTMAX: 2.0}
-"""Passes over what an operator reads and writes where a runtime takes more than one kernel: scaling and masking the
-scores before the softmax, 1 elsewhere."""
+SOFTMAX_KERNELS: Final = 3
+"""Kernels over stored attention scores in an eager runtime: mask, softmax, dropout. Each reads and writes them all."""
 
 BACKWARD_ATTENTION_PRODUCTS: Final = 2.5
 """Fused attention computes five products in its backward and two in its forward (Dao et al. 2022, algorithm 4)."""

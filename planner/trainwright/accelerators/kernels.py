@@ -1,7 +1,7 @@
 """Seconds of single operators on one device by the roofline model (Williams, Waterman and Patterson 2009).
 
 An operator takes the longest of: its arithmetic at the reachable rate, its memory traffic at the reachable bandwidth,
-and the launch of a kernel. Matrix products are computed in whole tiles and whole waves of tiles over the
+and the least time of a kernel. Matrix products are computed in whole tiles and whole waves of tiles over the
 multiprocessors, so small and skinny products reach less of the rate.
 """
 
@@ -16,10 +16,10 @@ from trainwright.accelerators.efficiency import (
     BACKWARD_ATTENTION_PRODUCTS,
     EFFICIENCIES,
     INNER_OVERHEAD,
-    LAUNCH_SECONDS,
+    KERNEL_SECONDS,
     MEMORY_RATIO,
+    SOFTMAX_KERNELS,
     TILES,
-    TRAFFIC_RATIO,
 )
 from trainwright.accelerators.sheet import DataSheet
 from trainwright.layer import Dtype, Operator, OperatorKind, Split
@@ -63,8 +63,8 @@ class Roof:
         )
 
     def seconds(self, compute_seconds: Array | float, traffic_bytes: Array | float) -> Array:
-        """The longest of arithmetic, memory traffic and launch."""
-        return np.maximum(np.maximum(compute_seconds, traffic_bytes / self.bytes_per_second), LAUNCH_SECONDS)
+        """The longest of arithmetic, memory traffic and the least time of a kernel."""
+        return np.maximum(np.maximum(compute_seconds, traffic_bytes / self.bytes_per_second), KERNEL_SECONDS)
 
     def product_seconds(self, rows: Array, columns: Array, inner: Array) -> Array:
         """Arithmetic of a matrix product [rows, inner] × [inner, columns], in whole waves of whole tiles."""
@@ -96,29 +96,28 @@ def operator_seconds(operator: Operator, roof: Roof, degrees: Array, rows: Array
 
 
 def _product(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
-    """Forward C = A B; backward A' = C' Bᵀ and B' = Aᵀ C', each as many FLOPs as the forward."""
-    positions = operator.positions_per_row
-    half_flops = operator.forward_flops_per_row / 2
-    inner = half_flops / operator.output_elements_per_row
-    columns = operator.output_elements_per_row / positions
-    narrower = columns / _divisor(operator, degrees, Split.COLUMN, Split.WHOLE)
-    shorter = inner / _divisor(operator, degrees, Split.ROW)
-    height = positions * rows
-    outputs = height * narrower
-    if operator.kind is OperatorKind.BATCHED_MATMUL:
-        second = inner * outputs / positions
-        inputs = rows * operator.input_elements_per_row / degrees - second
-        first_inner = half_flops * rows / degrees / inputs
-        second_rows, second_inner = height, np.full_like(outputs, positions)
+    """Forward C = A B; backward A' = C' Bᵀ and B' = Aᵀ C', each as many FLOPs as the forward.
+
+    A convolution counts as the product of its unfolded input (positions × inner) and its kernel.
+    """
+    half_flops = operator.forward_flops_per_row / 2 * rows / _divisor(operator, degrees)
+    height = operator.positions_per_row * rows
+    outputs = rows * operator.output_elements_per_row / _divisor(operator, degrees, Split.COLUMN, Split.WHOLE)
+    inputs = rows * operator.input_elements_per_row / _divisor(operator, degrees, Split.ROW, Split.WHOLE)
+    width, inner = outputs / height, half_flops / outputs
+    if operator.kind is OperatorKind.BATCHED_MATMUL:  # A and B are both among the inputs
+        second = inner * width * rows
+        second = np.where(second < inputs, second, inputs / 2)
+        first = inputs - second
     else:
-        second = shorter * narrower * np.ones_like(height)
-        inputs = rows * operator.input_elements_per_row / _divisor(operator, degrees, Split.ROW)
-        first_inner = narrower
-        second_rows, second_inner = shorter, height
-    traffic = (inputs + outputs + second) * roof.value_bytes
-    forward = roof.seconds(roof.product_seconds(height, narrower, shorter), traffic)
-    to_first = roof.seconds(roof.product_seconds(height, inputs / height, first_inner), traffic)
-    to_second = roof.seconds(roof.product_seconds(second_rows, second / second_rows, second_inner), traffic)
+        held = operator.weight_elements / _divisor(operator, degrees)
+        second = inner * width * np.maximum(np.floor(held / (inner * width)), 1.0)  # several where there are experts
+        first = inputs
+    traffic = (first + outputs + second) * roof.value_bytes
+    forward = roof.seconds(roof.product_seconds(height, width, inner), traffic)
+    to_first = roof.seconds(roof.product_seconds(height, first / height, half_flops / first), traffic)
+    to_second = roof.seconds(roof.product_seconds(second / width, width, half_flops / second), traffic)
+    # A gradient is added to what earlier micro-batches left: two reads, one write.
     accumulation = 3 * operator.weight_elements * roof.value_bytes / _divisor(operator, degrees) / roof.bytes_per_second
     return OperatorSeconds(forward, to_first + to_second + accumulation)
 
@@ -132,14 +131,16 @@ def _attention(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> O
 
 
 def _streaming(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
-    """Reads its input and writes its output; backward also reads what was kept. Losses are computed in float32."""
+    """Reads its input and writes its output; backward reads and writes their gradients and reads what was kept."""
     share = rows / _divisor(operator, degrees)
-    value_bytes = Dtype.FLOAT32.num_bytes if operator.kind is OperatorKind.CROSS_ENTROPY else roof.value_bytes
-    passes = TRAFFIC_RATIO.get(operator.kind, 1.0)
-    moved = (operator.input_elements_per_row + operator.output_elements_per_row) * share * value_bytes
+    is_loss = operator.kind is OperatorKind.CROSS_ENTROPY
+    value_bytes = Dtype.FLOAT32.num_bytes if is_loss else roof.value_bytes  # losses are computed in float32
+    kernels = SOFTMAX_KERNELS if operator.kind is OperatorKind.SOFTMAX else 1
+    moved = kernels * (operator.input_elements_per_row + operator.output_elements_per_row) * share * value_bytes
     kept = (operator.saved_elements_per_row * value_bytes + operator.saved_bytes_per_row) * share
-    weights = operator.weight_elements / _divisor(operator, degrees) * roof.value_bytes
-    return OperatorSeconds(roof.seconds(0.0, passes * moved), roof.seconds(0.0, passes * moved + kept + 3 * weights))
+    written = kept if is_loss else 0.0  # the log-probabilities are neither its input nor its output
+    weights = 3 * operator.weight_elements / _divisor(operator, degrees) * roof.value_bytes
+    return OperatorSeconds(roof.seconds(0.0, moved + written), roof.seconds(0.0, moved + kept + weights))
 
 
 def _divisor(operator: Operator, degrees: Array, *splits: Split) -> Array:

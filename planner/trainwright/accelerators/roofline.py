@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trainwright.accelerators.efficiency import LAUNCH_SECONDS
+from trainwright.accelerators.efficiency import HOST_SECONDS, KERNEL_SECONDS
 from trainwright.accelerators.kernels import Array, OperatorSeconds, Roof, operator_seconds
 from trainwright.accelerators.sheet import data_sheet
 from trainwright.layer import Dtype, LayerKind
@@ -55,18 +55,20 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
 
 
 def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Sequence[int]) -> OperatorSeconds:
-    """Forward and backward seconds of a layer, by [degree, rows]."""
+    """Forward and backward seconds of a layer, by [degree, rows]: of the device or of the host, whichever is longer."""
     by_degree: Array = np.array(degrees, dtype=np.float64)[:, None] * np.ones(len(rows))
     by_rows: Array = np.array(rows, dtype=np.float64)[None, :] * np.ones((len(degrees), 1))
     times = [operator_seconds(operator, roof, by_degree, by_rows) for operator in kind.operators]
+    host = HOST_SECONDS * len(times)
     return OperatorSeconds(
-        np.sum([time.forward for time in times], axis=0), np.sum([time.backward for time in times], axis=0)
+        np.maximum(np.sum([time.forward for time in times], axis=0), host),
+        np.maximum(np.sum([time.backward for time in times], axis=0), host),
     )
 
 
 def update_seconds(parameters: int, roof: Roof, optimizer: Optimizer) -> float:
     """Seconds of the optimizer's step on so many values; memory limits it."""
-    return max(parameters * UPDATE_BYTES[optimizer] / roof.bytes_per_second, LAUNCH_SECONDS)
+    return max(parameters * UPDATE_BYTES[optimizer] / roof.bytes_per_second, KERNEL_SECONDS)
 
 
 def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
