@@ -1,0 +1,53 @@
+"""Galvatron-BMW (Algorithm 2): partitions that balance time and memory at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+from trainwright.search.galvatron.adjustment import adjusted, descended
+from trainwright.search.galvatron.base import balanced_solutions
+from trainwright.search.galvatron.partitions import (
+    fitting_partition,
+    free_partition,
+    memory_balanced_partition,
+    time_balanced_partition,
+)
+from trainwright.search.galvatron.pipelines import Cut, PipelineSolution
+from trainwright.search.galvatron.workflow import optimise
+from trainwright.search.protocol import Candidate, Control, Problem
+
+DESCENTS = 8
+"""Moves of a boundary layer that are tried from the best partition found, at most."""
+
+
+def galvatron_bmw(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+    """Candidates by Algorithm 2 for a given batch, best first by the exact replay.
+
+    Beside the paper's queue of adjusted partitions: the partitions that Eq. 8 finds best over tables of all stages,
+    and their neighbours. Pipeline degree 1, which Algorithm 2 leaves to Galvatron-Base, is included. Raises
+    NoFeasiblePlan where nothing fits.
+    """
+    return optimise(problem, control, top, adjusted_solutions)
+
+
+def adjusted_solutions(cut: Cut) -> Iterator[PipelineSolution]:
+    """The solutions of Galvatron-Base, those of the paper's queue, and better ones found from tables."""
+    if len(cut.devices) == 1:
+        yield from balanced_solutions(cut)
+        return
+    free = free_partition(cut)
+    if free is None:
+        return
+    unhindered = cut.solution(free)
+    found = [unhindered] if unhindered is not None else []
+    fitting = fitting_partition(cut)
+    solution = cut.solution(fitting) if fitting is not None else None
+    found += [solution] if solution is not None else []
+    found += balanced_solutions(cut)
+    start = memory_balanced_partition(cut)
+    if start is not None:
+        found += adjusted(cut, start, time_balanced_partition(cut))
+    if found:
+        found.append(descended(cut, min(found, key=attrgetter("seconds")), DESCENTS))
+    yield from {solution.ends: solution for solution in found}.values()

@@ -1,0 +1,94 @@
+"""Partitions to begin with, and tables over all ranges of layers to find better ones in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.search.galvatron.balance import PartitionTables, best_partition, least_longest
+from trainwright.search.galvatron.pipelines import Cut, Ends
+from trainwright.search.galvatron.relaxed import StageOptions, memory_free, within_memory
+from trainwright.search.galvatron.tables import GroupTables, StageTable
+from trainwright.search.partition import even_split
+
+Array = NDArray[np.float64]
+
+_STEADY_ALONE = 1e6
+"""A weight beside which the last micro-batch does not count."""
+
+
+def lower_bound(cut: Cut) -> float:
+    """No assignment of the cut has a smaller Eq. 8: every stage's least seconds, with no regard to memory."""
+    weights = np.array([0.0, _STEADY_ALONE])
+    steady, last = _tables(cut, lambda group, _: memory_free(group, weights, _longest_range(cut)))
+    tables = PartitionTables(steady[..., 1:], last[..., :1], cut.exchange_seconds)
+    found = best_partition(tables, cut.micro_batches)
+    return found.seconds if found else np.inf
+
+
+def free_partition(cut: Cut) -> Ends | None:
+    """The best partition with no regard to memory."""
+    weights = np.array(cut.weights)
+    return _best(cut, *_tables(cut, lambda group, _: memory_free(group, weights, _longest_range(cut))))
+
+
+def fitting_partition(cut: Cut) -> Ends | None:
+    """The best partition where every stage keeps to its memory, layers following two strategies in part."""
+    weights = np.array(cut.weights)
+    return _best(cut, *_tables(cut, lambda _, stages: within_memory(stages, weights, _longest_range(cut))))
+
+
+def even_partition(cut: Cut) -> Ends | None:
+    """Equally many of the model's most frequent layers in every stage."""
+    return even_split(cut.bench.problem.model, len(cut.devices))
+
+
+def time_balanced_partition(cut: Cut) -> Ends | None:
+    """p_t: the longest stage is least, with no regard to memory."""
+    weights = np.array([_STEADY_ALONE])
+    steady, _ = _tables(cut, lambda group, _: memory_free(group, weights, _longest_range(cut)))
+    return least_longest(steady[..., 0])
+
+
+def memory_balanced_partition(cut: Cut) -> Ends | None:
+    """p_m: the fullest stage is least full, all layers under the first strategy that is open (DP, mostly)."""
+    layers = cut.bench.sequence.layers
+    members = np.array(cut.bench.sequence.members(0, layers))
+    shares = []
+    for stage in cut.stages:
+        sums = np.concatenate(([0.0], np.cumsum(stage.forward_bytes[members, 0]))) / stage.group.budget_bytes
+        held = sums[None, :] - sums[:, None]
+        shares.append(np.where(np.arange(layers + 1)[None, :] > np.arange(layers + 1)[:, None], held, np.inf))
+    return least_longest(np.stack(shares))
+
+
+def _longest_range(cut: Cut) -> int:
+    return cut.bench.sequence.layers - len(cut.devices) + 1
+
+
+def _tables(cut: Cut, make: Callable[[GroupTables, list[StageTable]], StageOptions]) -> tuple[Array, Array]:
+    """[stage, first, end, weight] steady and last seconds; stages of one group with one in-flight count share a row."""
+    rows: dict[int, StageOptions] = {}
+    places: dict[int, dict[int, int]] = {}
+    for group in cut.groups:
+        if id(group) in rows:
+            continue
+        kinds = {stage.in_flight: stage for stage in cut.stages if stage.group is group}
+        rows[id(group)] = make(group, list(kinds.values()))
+        places[id(group)] = {in_flight: number for number, in_flight in enumerate(kinds)}
+    node = cut.bench.sequence.node
+    steady: list[Array] = []
+    last: list[Array] = []
+    for stage in cut.stages:
+        options, place = rows[id(stage.group)], places[id(stage.group)][stage.in_flight]
+        place = min(place, len(options.steady_seconds) - 1)
+        for found, table in ((steady, options.steady_seconds), (last, options.last_seconds)):
+            found.append(np.where(node[..., None] >= 0, table[place][node], np.inf))
+    return np.stack(steady), np.stack(last)
+
+
+def _best(cut: Cut, steady: Array, last: Array) -> Ends | None:
+    found = best_partition(PartitionTables(steady, last, cut.exchange_seconds), cut.micro_batches)
+    return found.ends if found else None

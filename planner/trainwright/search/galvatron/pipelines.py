@@ -1,0 +1,224 @@
+"""Ways to cut the devices into stages and the batch into micro-batches, and what their stages cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise, permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cluster import Device
+from trainwright.cost import memory
+from trainwright.cost.galvatron import exchange
+from trainwright.cost.galvatron_layers import GroupCosts
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.search.degrees import divisors
+from trainwright.search.galvatron.sequence import Sequence, sequence_of
+from trainwright.search.galvatron.stage_programme import assign
+from trainwright.search.galvatron.tables import GroupTables, StageTable
+from trainwright.search.node_order import device_order
+from trainwright.search.protocol import Problem
+
+Array = NDArray[np.float64]
+Ends = tuple[int, ...]
+
+MAX_TYPE_ORDERS = 6
+"""Orders of accelerator types along the pipeline that are tried: all of three types, the first of more."""
+_MAX_COMPARED_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StageSolution:
+    """A strategy for every layer of a stage, with its seconds by micro-batch and E_all."""
+
+    strategies: tuple[int, ...]
+    steady_seconds: float
+    last_seconds: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSolution:
+    """All stages of a partition, and Eq. 8 with the messages between them."""
+
+    ends: Ends
+    stages: tuple[StageSolution, ...]
+    seconds: float
+
+
+@dataclass
+class Workbench:
+    """Tables of one problem, shared by all pipelines.
+
+    Attributes:
+        budget_ratio: share of the memory that plans may fill by these tables.
+    """
+
+    problem: Problem
+    budget_ratio: float = 1.0
+    _costs: dict[object, GroupCosts] = field(default_factory=dict)
+    _groups: dict[object, GroupTables] = field(default_factory=dict)
+    _solved: dict[object, StageSolution | None] = field(default_factory=dict)
+
+    @cached_property
+    def sequence(self) -> Sequence:
+        return sequence_of(self.problem.model)
+
+    def pipelines(self) -> Iterator[Cut]:
+        """Every pipeline degree, order of accelerator types and number of micro-batches (all divisors of the batch)."""
+        limits, batch = self.problem.limits, self.problem.global_batch_size
+        for devices in self._device_orders():
+            most = min(len(self.problem.model.layers), limits.max_pipeline_degree or len(devices))
+            for degree in divisors(len(devices)):
+                if degree > most:
+                    continue
+                size = len(devices) // degree
+                groups = tuple(devices[first : first + size] for first in range(0, len(devices), size))
+                for micro_batches in divisors(batch):
+                    cut = Cut(self, groups, micro_batches)
+                    if all(group.runs for group in cut.groups):
+                        yield cut
+
+    def _device_orders(self) -> list[tuple[Device, ...]]:
+        """Devices of one accelerator side by side, in every order of the accelerators."""
+        order = device_order(self.problem)
+        numbers = range(len(order.names))
+        found = []
+        for places in list(permutations(numbers))[:MAX_TYPE_ORDERS]:
+            sequence = np.argsort([places[number] for number in order.accelerators], kind="stable")
+            found.append(tuple(order.devices[index] for index in sequence))
+        return list(dict.fromkeys(found))
+
+    def group(self, devices: tuple[Device, ...], micro_batch_size: int) -> GroupTables:
+        """The tables of a stage's devices; groups that are alike share them."""
+        signature = self._signature(devices)
+        if signature not in self._costs:
+            self._costs[signature] = GroupCosts(devices, self.problem.setting)
+        key = signature, micro_batch_size
+        if key not in self._groups:
+            self._groups[key] = GroupTables(
+                self.problem, self.sequence, self._costs[signature], micro_batch_size, self.budget_ratio
+            )
+        return self._groups[key]
+
+    def _signature(self, devices: tuple[Device, ...]) -> object:
+        """The same for groups whose devices and links are alike."""
+        cluster = self.problem.cluster
+        nodes = list(dict.fromkeys(device.node for device in devices))
+        if len(nodes) > _MAX_COMPARED_NODES:
+            return devices
+        places = tuple(nodes.index(device.node) for device in devices)
+        links = tuple(
+            (link.latency_seconds, link.bandwidth_bytes_per_second)
+            for link in (cluster.link(a, b) for a in nodes for b in nodes if a != b or places.count(nodes.index(a)) > 1)
+        )
+        return tuple(cluster.accelerator_of(device).name for device in devices), places, links
+
+    def solve(self, stage: StageTable, first: int, end: int, steady_weight: float) -> StageSolution | None:
+        """The programme of a stage; ranges of equal layers are solved once."""
+        key = id(stage.group), stage.in_flight, int(self.sequence.node[first, end]), steady_weight
+        if key not in self._solved:
+            found = assign(stage.choices(first, end, steady_weight))
+            self._solved[key] = (
+                StageSolution(found.strategies, *stage.seconds(first, end, found.strategies), found.bytes)
+                if found is not None
+                else None
+            )
+        return self._solved[key]
+
+
+@dataclass
+class Cut:
+    """The devices of every stage (PP first, takeaway #1) and the number of micro-batches, m."""
+
+    bench: Workbench
+    devices: tuple[tuple[Device, ...], ...]
+    micro_batches: int
+    _solutions: dict[Ends, PipelineSolution | None] = field(default_factory=dict)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """B_m, over all replicas of a stage."""
+        return self.bench.problem.global_batch_size // self.micro_batches
+
+    @cached_property
+    def groups(self) -> tuple[GroupTables, ...]:
+        """Tables of every stage's devices."""
+        return tuple(self.bench.group(devices, self.micro_batch_size) for devices in self.devices)
+
+    @cached_property
+    def stages(self) -> tuple[StageTable, ...]:
+        """The same with the micro-batches that 1F1B keeps in flight there."""
+        count = len(self.devices)
+        schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+        return tuple(
+            StageTable(group, memory.in_flight(schedule, self.micro_batches, number, count))
+            for number, group in enumerate(self.groups)
+        )
+
+    @cached_property
+    def exchange_seconds(self) -> Array:
+        """[boundary, end] of one micro-batch, both ways, where the pipeline is cut before layer `end`."""
+        model = self.bench.problem.model
+        sizes = [self.micro_batch_size * model.output_bytes_per_row(layer) for layer in range(len(model.layers))]
+        rates = [exchange(a, b, self.bench.problem.setting) for a, b in pairwise(self.devices)]
+        latency, per_byte = np.array(rates).reshape(-1, 2).T
+        found: Array = latency[:, None] + per_byte[:, None] * np.array([0.0, *sizes])[None, :]
+        return found
+
+    @cached_property
+    def weights(self) -> tuple[float, ...]:
+        """Weights of a stage's steady micro-batches beside its last one: as the longest stage, on average, not at all."""
+        repeats = self.micro_batches - 1
+        if len(self.devices) == 1 or not repeats:
+            return (float(repeats),)
+        return (0.0, repeats / len(self.devices), float(repeats))
+
+    def solution(self, ends: Ends) -> PipelineSolution | None:
+        """Every stage's strategies under memory, and Eq. 8; None where a stage does not fit."""
+        if ends not in self._solutions:
+            self._solutions[ends] = self._solve(ends)
+        return self._solutions[ends]
+
+    def _solve(self, ends: Ends) -> PipelineSolution | None:
+        options = []
+        for stage, (first, end) in zip(self.stages, pairwise((0, *ends)), strict=True):
+            found = [self.bench.solve(stage, first, end, weight) for weight in self.weights]
+            options.append([solution for solution in found if solution is not None])
+            if not options[-1]:
+                return None
+        best: PipelineSolution | None = None
+        sent = sum(float(self.exchange_seconds[number, end]) for number, end in enumerate(ends[:-1]))
+        for limit in sorted({solution.steady_seconds for stage in options for solution in stage}):
+            within = [[s for s in stage if s.steady_seconds <= limit] for stage in options]
+            if not all(within):
+                continue
+            chosen = tuple(min(stage, key=lambda s: s.last_seconds) for stage in within)
+            longest = max(solution.steady_seconds for solution in chosen)
+            seconds = (self.micro_batches - 1) * longest + sum(solution.last_seconds for solution in chosen) + sent
+            if best is None or seconds < best.seconds:
+                best = PipelineSolution(ends, chosen, seconds)
+        return best
+
+    def plan(self, solution: PipelineSolution) -> Plan:
+        """The plan of a solution; neighbouring layers with one strategy become one run."""
+        problem = self.bench.problem
+        stages = tuple(
+            Stage(devices, _runs(group, first, stage.strategies))
+            for devices, group, first, stage in zip(
+                self.devices, self.groups, (0, *solution.ends), solution.stages, strict=False
+            )
+        )
+        pipeline = Pipeline(self.micro_batches, self.micro_batch_size, stages)
+        return Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
+
+
+def _runs(group: GroupTables, first: int, strategies: tuple[int, ...]) -> tuple[LayerRun, ...]:
+    starts = [0, *(i for i in range(1, len(strategies)) if strategies[i] != strategies[i - 1]), len(strategies)]
+    return tuple(
+        replace(group.runs[strategies[start]], first=first + start, count=end - start)
+        for start, end in pairwise(starts)
+    )

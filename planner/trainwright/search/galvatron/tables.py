@@ -1,0 +1,175 @@
+"""Seconds and bytes of every layer class under every strategy, on the devices of one stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost import memory
+from trainwright.cost.galvatron_layers import GroupCosts, layout_of
+from trainwright.cost.galvatron_memory import layer_bytes
+from trainwright.plan import LayerRun
+from trainwright.search.galvatron.sequence import LayerClass, Sequence
+from trainwright.search.galvatron.stage_programme import StageChoices
+from trainwright.search.galvatron.strategies import Strategy, strategies
+from trainwright.search.protocol import Problem
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass
+class GroupTables:
+    """Tables for the devices of a stage and a micro-batch size (B_m).
+
+    Attributes:
+        budget_ratio: share of the memory that plans may fill by these tables.
+        runs: one layer under every strategy that is open here.
+    """
+
+    problem: Problem
+    sequence: Sequence
+    costs: GroupCosts
+    micro_batch_size: int
+    budget_ratio: float = 1.0
+    runs: tuple[LayerRun, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        open_here = [s for s in strategies(len(self.costs.devices)) if self._is_open(s)]
+        self.runs = tuple(strategy.layer_run(0, 1, self.micro_batch_size) for strategy in open_here)
+
+    def _is_open(self, strategy: Strategy) -> bool:
+        limits, model, profiles = self.problem.limits, self.problem.model, self.problem.profiles
+        return (
+            strategy.data <= min(self.micro_batch_size, limits.max_data_degree or strategy.data)
+            and strategy.tensor <= (limits.max_tensor_degree or strategy.tensor)
+            and model.max_tensor_degree % strategy.tensor == 0
+            and all(
+                (strategy.tensor if kind.is_tensor_parallel else 1) in profiles.tensor_degrees(accelerator, kind.name)
+                for kind in model.kinds
+                for accelerator in dict.fromkeys(self.costs.accelerators)
+            )
+        )
+
+    @cached_property
+    def budget_bytes(self) -> float:
+        """E: what the smallest device offers."""
+        cluster = self.problem.setting.cluster
+        sizes = [cluster.accelerator_of(device).memory_bytes for device in self.costs.devices]
+        return self.budget_ratio * min(sizes) - self.problem.runtime.constant_bytes
+
+    @cached_property
+    def layouts(self) -> Indices:
+        """[strategy] number of its layout."""
+        numbers: dict[object, int] = {}
+        return np.array([numbers.setdefault(layout_of(run), len(numbers)) for run in self.runs], dtype=np.int64)
+
+    @cached_property
+    def layout_runs(self) -> tuple[LayerRun, ...]:
+        """One strategy of every layout."""
+        firsts = np.unique(self.layouts, return_index=True)[1]
+        return tuple(self.runs[int(first)] for first in firsts)
+
+    @cached_property
+    def rows(self) -> Array:
+        """[layout] rows of the device that computes most."""
+        return np.array([max(run.rows) for run in self.layout_runs], dtype=float)
+
+    @cached_property
+    def seconds(self) -> tuple[Array, Array]:
+        """[class, strategy] c(l, s) of a steady and of the last micro-batch."""
+        found = [[self.costs.seconds(layer.kind, run) for run in self.runs] for layer in self.sequence.classes]
+        steady = np.array([[cost.steady_seconds for cost in row] for row in found])
+        return steady, np.array([[cost.last_seconds for cost in row] for row in found])
+
+    @cached_property
+    def moves(self) -> Array:
+        """[class, layout, layout] R on entering a layer of the class."""
+        pairs = [[self.costs.transformation(a, b) for b in self.layout_runs] for a in self.layout_runs]
+        latency, per_byte = np.moveaxis(np.array(pairs), 2, 0)
+        sizes = np.array([layer.input_bytes_per_row for layer in self.sequence.classes], dtype=float)
+        moved: Array = latency[None] + sizes[:, None, None] * per_byte[None]
+        return moved
+
+    @cached_property
+    def bytes(self) -> tuple[Array, Array, Array]:
+        """[class, strategy] O_f of one micro-batch, O_b and O_ms, on the accelerator that holds most."""
+        found = np.array([[self._bytes(layer, run) for run in self.runs] for layer in self.sequence.classes])
+        kept, peak, state = np.moveaxis(found, 2, 0)
+        return kept, peak, state
+
+    def _bytes(self, layer: LayerClass, run: LayerRun) -> tuple[float, float, float]:
+        most = (0.0, 0.0, 0.0)
+        for accelerator in dict.fromkeys(self.costs.accelerators):
+            held = layer_bytes(
+                layer.kind,
+                run,
+                accelerator,
+                self.problem.setting,
+                input_bytes_per_row=layer.input_bytes_per_row,
+                parameters=layer.parameters_at(run.tensor),
+            )
+            state = held.state_bytes
+            if layer.is_last:
+                full = self.problem.setting.layer_cost(accelerator, layer.kind, run.tensor, max(run.rows))
+                state += memory.LOSS_WORKSPACE * full.activation_bytes * self.problem.runtime.activation_ratio
+            most = max(most, (held.kept_bytes, held.peak_bytes, state), key=sum)
+        return most
+
+
+@dataclass
+class StageTable:
+    """A group's tables at a place of the pipeline, where `in_flight` micro-batches are kept at once (1F1B)."""
+
+    group: GroupTables
+    in_flight: int
+
+    @cached_property
+    def forward_bytes(self) -> Array:
+        """[class, strategy] O_f + O_ms."""
+        kept, _, state = self.group.bytes
+        return self.in_flight * kept + state
+
+    @cached_property
+    def entering_bytes(self) -> Array:
+        """[class, layout] messages on their way into a stage that begins with the class."""
+        sizes = np.array([layer.input_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
+        return memory.RECEIVED_AHEAD * sizes[:, None] * self.group.rows[None, :]
+
+    @cached_property
+    def leaving_bytes(self) -> Array:
+        """[class, layout] messages on their way out of a stage that ends with the class, and outputs kept."""
+        sizes = np.array([layer.output_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
+        return (self.in_flight + memory.RECEIVED_AHEAD) * sizes[:, None] * self.group.rows[None, :]
+
+    def choices(self, first: int, end: int, steady_weight: float) -> StageChoices:
+        """The programme of a stage with these layers, which minimises last + weight × steady seconds."""
+        group = self.group
+        members = np.array(group.sequence.members(first, end))
+        steady, last = group.seconds
+        _, peak, _ = group.bytes
+        forward = self.forward_bytes[members]
+        forward[0] += self.entering_bytes[members[0]][group.layouts]
+        forward[-1] += self.leaving_bytes[members[-1]][group.layouts]
+        return StageChoices(
+            seconds=(last + steady_weight * steady)[members],
+            moved_seconds=(1 + steady_weight) * group.moves[members],
+            layouts=group.layouts,
+            forward_bytes=forward,
+            peak_bytes=peak[members],
+            released_bytes=np.zeros_like(forward),
+            budget_bytes=group.budget_bytes,
+        )
+
+    def seconds(self, first: int, end: int, path: tuple[int, ...]) -> tuple[float, float]:
+        """Steady and last seconds of an assignment."""
+        group = self.group
+        members = np.array(group.sequence.members(first, end))
+        steady, last = group.seconds
+        chosen = np.array(path)
+        layouts = group.layouts[chosen]
+        moved = float(group.moves[members[1:], layouts[:-1], layouts[1:]].sum())
+        return float(steady[members, chosen].sum()) + moved, float(last[members, chosen].sum()) + moved
