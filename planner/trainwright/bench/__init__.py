@@ -1,1 +1,1 @@
-"""Benchmarks that a user can run: the papers' tables, rebuilt."""
+"""The tables of AMP and of Galvatron-BMW, rebuilt from data sheets beside what the papers print."""
