@@ -1,133 +1,152 @@
-"""Messages and rings on the actual links, and how those that run at the same time share the nodes' network cards."""
+"""Collectives over groups of devices on their actual links: flat rings, and rings between nodes."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import pairwise
 
-from trainwright.cluster import Cluster, Device
+from trainwright.cluster import Device
+from trainwright.cost.fabric import Card, Edge, Fabric
 
-Edge = tuple[str, str]
-"""A directed step from node to node; both the same within a node."""
+Nodes = tuple[str, ...]
+"""The members of a group in the order of their ranks, each by the name of its node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """Where a transfer goes: the steps between nodes (with how often each is used), and what limits it by itself.
+class Way:
+    """One way to all-reduce: α and β of the whole operation.
 
     Attributes:
-        crossings: steps between different nodes, sorted, each as often as it carries the transfer's bytes at a time.
-        alone_bytes_per_second: the slowest of its links.
-        latency_seconds: the largest of its links.
+        latency_seconds: of all its steps.
+        seconds_per_byte: of the message that is reduced, cards shared among the groups that reduce at once.
+        cards: seconds of work per byte of the message on every card, of all those groups together.
     """
 
-    crossings: tuple[Edge, ...]
-    alone_bytes_per_second: float
     latency_seconds: float
+    seconds_per_byte: float
+    cards: Mapping[Card, float] = field(default_factory=dict, compare=False)
+
+    def seconds(self, message_bytes: float) -> float:
+        return self.latency_seconds + self.seconds_per_byte * message_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """An all-reduce by the same ranks; the runtime takes the fastest way for each message, as NCCL does.
+
+    A reduce-scatter or an all-gather is half of it.
+    """
+
+    ways: tuple[Way, ...]
+
+    def way(self, message_bytes: float) -> Way:
+        return min(self.ways, key=lambda way: way.seconds(message_bytes))
+
+    def seconds(self, message_bytes: float) -> float:
+        """Seconds of one all-reduce."""
+        return min(way.seconds(message_bytes) for way in self.ways) if message_bytes > 0 else 0.0
+
+    def half_seconds(self, message_bytes: float) -> float:
+        """Seconds of a reduce-scatter or an all-gather of the whole message (members - 1 of a ring's 2 (n - 1) steps)."""
+        return self.seconds(message_bytes) / 2
+
+
+ALONE = Collective((Way(0.0, 0.0),))
+"""The collective of a single rank: nothing to do."""
 
 
 @dataclass
-class Fabric:
-    """The links of a cluster as resources that transfers share evenly (max-min fairness).
+class Collectives:
+    """The collectives of a cluster; those it has seen are remembered."""
 
-    A node's card carries at most what the fastest of its measured links carries, in each direction by itself; a pair
-    of nodes at most what their link carries. Devices within a node talk past each other's transfers.
-    """
+    fabric: Fabric
+    _seen: dict[tuple[Nodes, ...], Collective] = field(default_factory=dict)
 
-    cluster: Cluster
-    _capacity: dict[tuple[str, str], float] = field(default_factory=dict)
-    _rates: dict[tuple[Route, ...], tuple[float, ...]] = field(default_factory=dict)
+    def all_reduce(self, groups: tuple[Nodes, ...]) -> Collective:
+        """The all-reduce of equally large groups that run at once, each with the same bytes: that of the slowest."""
+        if len(groups[0]) == 1:
+            return ALONE
+        found = self._seen.get(groups)
+        if found is None:
+            found = self._seen[groups] = self.beside(groups, self.ring_load(groups))
+        return found
 
-    def __post_init__(self) -> None:
-        for link in self.cluster.links:
-            if link.source != link.target:
-                for card in (("out", link.source), ("in", link.target)):
-                    self._capacity[card] = max(self._capacity.get(card, 0.0), link.bandwidth_bytes_per_second)
+    def ring_load(self, groups: Sequence[Nodes]) -> Counter[Card]:
+        """How often the groups' flat rings use every card."""
+        load: Counter[Card] = Counter()
+        for nodes, times in Counter(groups).items():
+            for card, uses in self.fabric.load(_ring(nodes)).items():
+                load[card] += times * uses
+        return load
 
-    def route(self, edges: Iterable[Edge]) -> Route:
-        """The route that uses all these steps at the same time with the same bytes."""
-        steps = sorted(edges)
-        links = [self.cluster.link(*edge) for edge in steps]
-        return Route(
-            crossings=tuple(edge for edge in steps if edge[0] != edge[1]),
-            alone_bytes_per_second=min(link.bandwidth_bytes_per_second for link in links),
-            latency_seconds=max(link.latency_seconds for link in links),
-        )
+    def beside(self, groups: tuple[Nodes, ...], ring_load: Mapping[Card, float]) -> Collective:
+        """The same while flat rings, those of the groups included, use the cards so often."""
+        if len(groups[0]) == 1:
+            return ALONE
+        ways = [self._flat(groups, ring_load)]
+        if self.fabric.knows_hierarchical_rings and _nests(groups[0]):
+            ways.append(self._hierarchical(groups))
+        return Collective(tuple(ways))
 
-    def ring(self, members: Sequence[Device]) -> Route:
-        """The ring over the members in ascending order of rank: each sends to the one before it, as gloo does."""
-        return self.route((b.node, a.node) for a, b in pairwise((*members, members[0])))
+    def _flat(self, groups: tuple[Nodes, ...], load: Mapping[Card, float]) -> Way:
+        """A ring all-reduce: 2 (n - 1) steps of 1/n of the message, each as long as the slowest edge (AMP Eq. 3)."""
+        size = len(groups[0])
+        edges = {edge for nodes in dict.fromkeys(groups) for edge in _ring(nodes)}
+        cards = self.fabric.card_seconds(load)
+        per_byte, latency = self._slowest(edges, cards)
+        share = 2 * (size - 1) / size
+        own = self.fabric.card_seconds(self.ring_load(groups)) if load else {}
+        return Way(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})
 
-    def rates(self, routes: tuple[Route, ...]) -> tuple[float, ...]:
-        """Bytes per second of each of the transfers that run at the same time. Routes are best given sorted."""
-        if routes not in self._rates:
-            self._rates[routes] = self._share(routes)
-        return self._rates[routes]
+    def _hierarchical(self, groups: tuple[Nodes, ...]) -> Way:
+        """Reduce-scatter inside the nodes, rings between them on the shards, all-gather inside.
 
-    def _share(self, routes: tuple[Route, ...]) -> tuple[float, ...]:
-        """Max-min fair rates by progressive filling: all rates rise together until a resource is full."""
-        uses = [self._uses(route) for route in routes]
-        free = {resource: self._limit(resource) for use in uses for resource in use}
-        rates = [0.0] * len(routes)
-        open_routes = set(range(len(routes)))
-        while open_routes:
-            load: Counter[tuple[str, ...]] = Counter()
-            for index in open_routes:
-                load.update(uses[index])
-            rise = min((free[resource] / count for resource, count in load.items()), default=math.inf)
-            rise = min(rise, *(routes[i].alone_bytes_per_second - rates[i] for i in open_routes))
-            for index in open_routes:
-                rates[index] += rise
-            for resource, count in load.items():
-                free[resource] -= rise * count
-            full = {resource for resource in load if free[resource] <= 1e-9 * self._limit(resource)}
-            open_routes = {
-                i
-                for i in open_routes
-                if full.isdisjoint(uses[i]) and rates[i] < routes[i].alone_bytes_per_second * (1 - 1e-9)
-            }
-        return tuple(rates)
+        The shards of a node's members cross its card at once: together they are one message between nodes.
+        """
+        inside = latency_inside = between = latency_between = 0.0
+        load: Counter[Card] = Counter()
+        for nodes, times in Counter(groups).items():
+            for card, uses in self.fabric.load(_ring(tuple(dict.fromkeys(nodes)))).items():
+                load[card] += times * uses
+        cards = self.fabric.card_seconds(load)
+        for nodes in dict.fromkeys(groups):
+            members = Counter(nodes)
+            for node, count in members.items():
+                if count > 1:
+                    latency, bandwidth = self.fabric.link((node, node))
+                    inside = max(inside, 2 * (count - 1) / count / bandwidth)
+                    latency_inside = max(latency_inside, 2 * (count - 1) * latency)
+            per_byte, latency = self._slowest(set(_ring(tuple(members))), cards)
+            between = max(between, 2 * (len(members) - 1) / len(members) * per_byte)
+            latency_between = max(latency_between, 2 * (len(members) - 1) * latency)
+        share = 2 * (len(set(groups[0])) - 1) / len(set(groups[0]))
+        return Way(latency_inside + latency_between, inside + between, {card: share * s for card, s in cards.items()})
 
-    @staticmethod
-    def _uses(route: Route) -> Counter[tuple[str, ...]]:
-        uses: Counter[tuple[str, ...]] = Counter()
-        for source, target in route.crossings:
-            uses.update((("out", source), ("in", target), ("pair", source, target)))
-        return uses
-
-    def _limit(self, resource: tuple[str, ...]) -> float:
-        if resource[0] == "pair":
-            return self.cluster.link(resource[1], resource[2]).bandwidth_bytes_per_second
-        return self._capacity[resource[0], resource[1]]
-
-
-@lru_cache(maxsize=16)
-def fabric(cluster: Cluster) -> Fabric:
-    """The cluster's fabric; it remembers the rates of every constellation of transfers it has seen."""
-    return Fabric(cluster)
+    def _slowest(self, edges: set[Edge], cards: Mapping[Card, float]) -> tuple[float, float]:
+        """Seconds per byte on the slowest edge or card, and the largest latency."""
+        per_byte = latency = 0.0
+        for edge in edges:
+            alpha, bandwidth = self.fabric.link(edge)
+            latency = max(latency, alpha)
+            per_byte = max(per_byte, 1 / bandwidth)
+            for card in self.fabric.cards(edge):
+                per_byte = max(per_byte, cards.get(card, 0.0))
+        return per_byte, latency
 
 
-def ring_bytes(message_bytes: float, members: int) -> float:
-    """What each member of a ring all-reduce sends: 2(n-1)/n · M (AMP Eq. 3)."""
-    return 2 * (members - 1) / members * message_bytes
+def _ring(nodes: Nodes) -> Counter[Edge]:
+    """The ring over the members in ascending order of rank: each sends to the one before it, as gloo does."""
+    return Counter(zip((*nodes[1:], nodes[0]), nodes, strict=True))
 
 
-def ring_latency_seconds(route: Route, members: int) -> float:
-    """Latency of a ring all-reduce: each of its 2(n-1) steps pays that of the slowest link."""
-    return 2 * (members - 1) * route.latency_seconds
+def _nests(nodes: Nodes) -> bool:
+    """Whether a group spans nodes with several members on one of them."""
+    return 1 < len(set(nodes)) < len(nodes)
 
 
-def all_reduce_seconds(
-    members: Sequence[Device], message_bytes: float, cluster: Cluster, *, beside: Sequence[Route] = ()
-) -> float:
-    """Seconds of one ring all-reduce over the members, while the rings of `beside` run all the time."""
+def all_reduce_seconds(members: Sequence[Device], message_bytes: float, fabric: Fabric) -> float:
+    """Seconds of one all-reduce over the members while nothing else runs."""
     if len(members) < 2 or message_bytes <= 0:
         return 0.0
-    net = fabric(cluster)
-    route = net.ring(members)
-    rate = net.rates((route, *beside))[0] if route.crossings else route.alone_bytes_per_second
-    return ring_bytes(message_bytes, len(members)) / rate + ring_latency_seconds(route, len(members))
+    return Collectives(fabric).all_reduce((tuple(device.node for device in members),)).seconds(message_bytes)

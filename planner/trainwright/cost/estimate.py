@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from trainwright.cluster import Cluster, Device
-from trainwright.cost import memory
-from trainwright.cost.compute import UnitSeconds, tensor_rings, unit_seconds, update_seconds
-from trainwright.cost.layout import Unit, only_pipeline, units
-from trainwright.cost.replay import Replay, Timeline, Worker
-from trainwright.cost.schedule import operations
+from trainwright.cost.finish import Last, last_steps, stage_update_seconds
+from trainwright.cost.layout import check_plan
+from trainwright.cost.memory import MemoryParts, in_flight, stage_memory
+from trainwright.cost.pace import Paces, StageKey
+from trainwright.cost.pipelines import StageTimes, replay_pipelines
 from trainwright.cost.setting import Setting
-from trainwright.cost.syncs import Syncs, channels, gradient_syncs
+from trainwright.cost.syncs import gradient_syncs
 from trainwright.model import Model
-from trainwright.plan import Pipeline, Plan
+from trainwright.plan import Plan
 from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
-
-MAX_REPLAYED_MICRO_BATCHES = 128
-"""Longer pipelines are replayed up to here (or eight times their stages) and go on at their steady pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +27,28 @@ class Breakdown:
     Attributes:
         compute_seconds: forwards and backwards.
         tensor_sync_seconds: tensor all-reduces inside them.
+        sharding_seconds: collecting sharded weights, as far as computation does not hide it.
+        redistribution_seconds: moving rows between layers of a stage that are arranged differently.
         point_to_point_seconds: waiting while a message from a neighbouring stage is on its way.
         bubble_seconds: waiting before that message was even sent.
-        gradient_sync_seconds: from the last backward until the gradients are summed over the replicas, waiting for
-            slower replicas included.
+        gradient_sync_seconds: by how much sums of gradients lengthen the last backward, and from its end until they
+            are done, waiting for slower replicas included.
         shared_weight_sync_seconds: from there until those of tied weights are summed over their owners, waiting
             for the other owners included.
         update_seconds: the optimizer.
+        constant_seconds: what the runtime takes for every iteration.
     """
 
     compute_seconds: float
     tensor_sync_seconds: float
+    sharding_seconds: float
+    redistribution_seconds: float
     point_to_point_seconds: float
     bubble_seconds: float
     gradient_sync_seconds: float
     shared_weight_sync_seconds: float
     update_seconds: float
+    constant_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Estimate:
         reason: which device lacks how much, where it is not feasible; else None.
         critical_device: the one whose time `breakdown` tells.
         memory_by_device: peak bytes in the order of the plan's devices.
+        memory_parts: what they are made of, in the same order.
     """
 
     iteration_seconds: float
@@ -66,57 +72,67 @@ class Estimate:
     breakdown: Breakdown
     critical_device: Device
     memory_by_device: tuple[tuple[Device, int], ...]
+    memory_parts: tuple[MemoryParts, ...]
 
 
-def estimate(
-    plan: Plan, *, model: Model, cluster: Cluster, profiles: Profiles, optimizer: Optimizer = "adam"
+def estimate(  # noqa: PLR0913 - what a cost depends on
+    plan: Plan,
+    *,
+    model: Model,
+    cluster: Cluster,
+    profiles: Profiles,
+    optimizer: Optimizer = "adam",
+    runtime: Runtime | None = None,
 ) -> Estimate:
     """What the plan costs on this cluster, by these profiles.
 
-    Raises ValueError for a plan that does not belong to model or cluster, that lacks a profile, or that uses what
-    the cost model does not cover (several pipelines, sharding, degrees that change inside a stage).
+    Raises ValueError for a plan that does not belong to model or cluster, or that lacks a profile.
     """
-    return estimate_in(plan, Setting(model, cluster, profiles, optimizer))
+    return estimate_in(plan, Setting(model, cluster, profiles, optimizer, runtime or Runtime()))
 
 
 def estimate_in(plan: Plan, setting: Setting) -> Estimate:
     """The same as `estimate`, for callers that hold a setting."""
-    pipeline = only_pipeline(plan, setting)
-    by_device = memory_by_device(plan, setting)
+    check_plan(plan, setting)
+    paces = Paces(plan, setting)
+    parts = _memory_parts(paces)
+    by_device = tuple((device, part.total_bytes) for device, part in zip(plan.devices, parts, strict=True))
     reason = lacking_memory(by_device, setting)
-    seconds, breakdown, critical = _iteration(plan, pipeline, setting)
+    end = _slowest(paces)
     return Estimate(
-        iteration_seconds=seconds,
+        iteration_seconds=end.seconds,
         peak_memory_bytes=max(held for _, held in by_device),
         feasible=reason is None,
         reason=reason,
-        breakdown=breakdown,
-        critical_device=critical,
+        breakdown=end.breakdown(),
+        critical_device=end.device(),
         memory_by_device=by_device,
+        memory_parts=parts,
     )
 
 
 def memory_by_device(plan: Plan, setting: Setting) -> tuple[tuple[Device, int], ...]:
     """Peak bytes of every device, in the order of the plan's devices."""
-    pipeline = only_pipeline(plan, setting)
-    held: dict[Device, int] = {}
-    seen: dict[tuple[int, str, int], int] = {}
-    for number, (stage, replicas) in enumerate(zip(pipeline.stages, units(pipeline), strict=True)):
-        kept = memory.in_flight(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
-        for unit in replicas:
-            for device in unit.devices:
-                accelerator = setting.cluster.accelerator_of(device).name
-                key = (number, accelerator, unit.rows)
-                if key not in seen:
-                    seen[key] = memory.device_bytes(unit, stage, accelerator, setting, kept=kept)
-                held[device] = seen[key]
-    return tuple((device, held[device]) for device in plan.devices)
+    check_plan(plan, setting)
+    parts = _memory_parts(Paces(plan, setting))
+    return tuple((device, part.total_bytes) for device, part in zip(plan.devices, parts, strict=True))
+
+
+def _memory_parts(paces: Paces) -> tuple[MemoryParts, ...]:
+    plan = paces.plan
+    found: list[MemoryParts] = []
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            kept = in_flight(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
+            seats = paces.seats[index, number]
+            found += stage_memory(stage, seats, paces.setting, kept=kept, micro_batches=pipeline.micro_batches)
+    return tuple(found)
 
 
 def lacking_memory(by_device: tuple[tuple[Device, int], ...], setting: Setting) -> str | None:
     """Which device lacks most memory and how much, in words; None where all fit."""
     cluster = setting.cluster
-    device, held = max(by_device, key=lambda item: item[1] - cluster.accelerator_of(item[0]).memory_bytes)
+    device, held = max(by_device, key=lambda item: item[1] - setting.memory_of_node[item[0].node])
     accelerator = cluster.accelerator_of(device)
     lack = held - accelerator.memory_bytes
     if lack <= 0:
@@ -131,89 +147,74 @@ def _gibibytes(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.2f} MiB"
 
 
-def _iteration(plan: Plan, pipeline: Pipeline, setting: Setting) -> tuple[float, Breakdown, Device]:
-    """Seconds of one iteration; past the replayed micro-batches the pace of the last ones goes on."""
-    replayed = max(MAX_REPLAYED_MICRO_BATCHES, 8 * len(pipeline.stages))
-    scene = _Scene(plan, pipeline, setting)
-    if pipeline.micro_batches <= replayed:
-        return scene.outcome(pipeline.micro_batches)
-    span = replayed // 4
-    short, breakdown_short, _ = scene.outcome(replayed - span)
-    long, breakdown_long, critical = scene.outcome(replayed)
-    times = (pipeline.micro_batches - replayed) / span
-    parts = {
-        part.name: getattr(breakdown_long, part.name)
-        + times * (getattr(breakdown_long, part.name) - getattr(breakdown_short, part.name))
-        for part in fields(Breakdown)
-    }
-    return long + times * (long - short), Breakdown(**parts), critical
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of the iteration for the devices of one worker with one accelerator."""
 
+    seconds: float
+    paces: Paces
+    key: StageKey
+    worker: int
+    accelerator: str
+    times: StageTimes
+    last: Last
+    update_seconds: float
 
-class _Scene:
-    """Everything about a plan's iteration but the number of micro-batches."""
-
-    def __init__(self, plan: Plan, pipeline: Pipeline, setting: Setting) -> None:
-        self.plan, self.setting = plan, setting
-        self.stages = units(pipeline)
-        self.units: tuple[Unit, ...] = tuple(unit for replicas in self.stages for unit in replicas)
-        rings = tensor_rings(self.stages, setting)
-        self.seconds: tuple[UnitSeconds, ...] = tuple(
-            unit_seconds(
-                unit,
-                pipeline.stages[unit.stage],
-                setting,
-                beside=tuple(ring for other, ring in rings.items() if other is not unit) if unit in rings else (),
-            )
-            for unit in self.units
+    def breakdown(self) -> Breakdown:
+        stage, number = self.paces.stages[self.key], self.worker
+        worker = stage.workers[number]
+        batches = self.paces.plan.pipelines[self.key[0]].micro_batches
+        both = (worker.forward, worker.backward)
+        ended = self.times.ends[number]
+        summed = max(ended, self.last.gradients_end)
+        return Breakdown(
+            compute_seconds=batches * sum(one.compute_seconds for one in both),
+            tensor_sync_seconds=batches * sum(one.sync_seconds for one in both),
+            sharding_seconds=batches * sum(one.sharding_seconds for one in both) + self.last.gather_seconds,
+            redistribution_seconds=batches * sum(one.redistribution_seconds for one in both),
+            point_to_point_seconds=self.times.transit[number],
+            bubble_seconds=self.times.idle[number],
+            gradient_sync_seconds=summed - ended + worker.last_backward_seconds - worker.backward.seconds,
+            shared_weight_sync_seconds=max(summed, self.last.shared_end) - summed,
+            update_seconds=self.update_seconds,
+            constant_seconds=self.paces.setting.runtime.constant_seconds,
         )
-        self.channels = channels(self.stages, pipeline, setting)
-        self.syncs: Syncs = gradient_syncs(self.stages, pipeline, setting)
-        self.updates = {
-            device: update_seconds(pipeline.stages[unit.stage], setting.cluster.accelerator_of(device).name, setting)
-            for unit in self.units
-            for device in unit.devices
-        }
 
-    def outcome(self, micro_batches: int) -> tuple[float, Breakdown, Device]:
-        """Seconds, their parts on the critical device, and that device."""
-        schedule, stages = self.plan.schedule, len(self.stages)
-        workers = tuple(
-            Worker(
-                operations(schedule, micro_batches, unit.stage, stages),
-                seconds.forward_seconds,
-                seconds.backward_seconds,
-            )
-            for unit, seconds in zip(self.units, self.seconds, strict=True)
+    def device(self) -> Device:
+        """The first of them in the plan."""
+        stage = self.paces.stages[self.key]
+        accelerator_of = self.paces.setting.accelerator_of_node
+        seats = stage.seats[0]
+        return next(
+            device
+            for index, device in enumerate(stage.stage.devices)
+            if stage.worker_of(seats.place(index)[0]) == self.worker and accelerator_of[device.node] == self.accelerator
         )
-        timeline = Replay(workers, self.channels, self.syncs.syncs, self.setting.fabric).run()
-        return self._critical(timeline, micro_batches)
 
-    def _critical(self, timeline: Timeline, micro_batches: int) -> tuple[float, Breakdown, Device]:
-        best: tuple[float, int, Device, float, float] | None = None
-        for index, unit in enumerate(self.units):
-            for tensor_index, device in enumerate(unit.devices):
-                numbers = self.syncs.gradient.get((unit.stage, tensor_index))
-                summed = timeline.sync_ends[numbers] if numbers is not None else timeline.ends[index]
-                shared = max(
-                    (timeline.sync_ends[n] for n in self.syncs.shared.get((unit.stage, tensor_index), ())),
-                    default=summed,
-                )
-                end = shared + self.updates[device]
-                if best is None or end > best[0]:
-                    best = (end, index, device, summed, shared)
-        assert best is not None
-        end, index, device, summed, shared = best
-        seconds = self.seconds[index]
-        return (
-            end,
-            Breakdown(
-                compute_seconds=micro_batches * (seconds.forward_compute_seconds + seconds.backward_compute_seconds),
-                tensor_sync_seconds=micro_batches * (seconds.forward_sync_seconds + seconds.backward_sync_seconds),
-                point_to_point_seconds=timeline.transit[index],
-                bubble_seconds=timeline.idle[index],
-                gradient_sync_seconds=summed - timeline.ends[index],
-                shared_weight_sync_seconds=shared - summed,
-                update_seconds=self.updates[device],
-            ),
-            device,
-        )
+
+def _slowest(paces: Paces) -> _End:
+    """The first of those that end last, in the order of the plan's devices."""
+    times = replay_pipelines(paces)
+    ends = {key: max(found.ends) for key, found in times.items()}
+    last = last_steps(paces, gradient_syncs(paces), ends)
+    return max(_ends(paces, times, last), key=lambda end: end.seconds)
+
+
+def _ends(paces: Paces, times: dict[StageKey, StageTimes], last: dict[StageKey, Last]) -> Iterator[_End]:
+    constant = paces.setting.runtime.constant_seconds
+    accelerator_of = paces.setting.accelerator_of_node
+    for key, stage in paces.stages.items():
+        after = last[key]
+        seen: set[tuple[int, str]] = set()
+        updates: dict[str, float] = {}
+        for replica, nodes in enumerate(stage.seats[0].replicas):
+            worker = stage.worker_of(replica)
+            for accelerator in dict.fromkeys(accelerator_of[node] for node in nodes):
+                if (worker, accelerator) not in seen:
+                    seen.add((worker, accelerator))
+                    if accelerator not in updates:
+                        updates[accelerator] = stage_update_seconds(paces, key, accelerator)
+                    summed = max(times[key].ends[worker], after.gradients_end, after.shared_end)
+                    update = updates[accelerator]
+                    seconds = summed + update + after.gather_seconds + constant
+                    yield _End(seconds, paces, key, worker, accelerator, times[key], after, update)

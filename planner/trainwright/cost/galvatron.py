@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from trainwright.cluster import Device
 from trainwright.cost.galvatron_layers import GroupCosts, LayerSeconds
+from trainwright.cost.galvatron_links import exchange
 from trainwright.cost.setting import Setting
 from trainwright.plan import Pipeline, Plan, Stage
 
@@ -43,18 +43,6 @@ def stage_seconds(stage: Stage, setting: Setting) -> LayerSeconds:
         steady += moved
         last += moved
     return LayerSeconds(steady, last)
-
-
-def exchange(upper: Sequence[Device], lower: Sequence[Device], setting: Setting) -> tuple[float, float]:
-    """Latency and seconds for each byte of a micro-batch's boundary that crosses between two stages, both ways.
-
-    The slowest link between their nodes carries all of it.
-    """
-    edges = {(a, b) for a in {device.node for device in upper} for b in {device.node for device in lower}}
-    both_ways = sorted(edges), sorted((b, a) for a, b in edges)
-    routes = [[setting.fabric.route([edge]) for edge in way] for way in both_ways]
-    latency = sum(max(route.latency_seconds for route in way) for way in routes)
-    return latency, sum(1 / min(route.alone_bytes_per_second for route in way) for way in routes)
 
 
 def _pipeline_seconds(pipeline: Pipeline, setting: Setting) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Device
+from trainwright.cost.galvatron_links import ALL_REDUCE, GATHER, GroupLinks, Ring
 from trainwright.cost.setting import Setting
 from trainwright.layer import Dtype, LayerKind
 from trainwright.plan import LayerRun, Order, Sharding
@@ -28,25 +29,6 @@ class LayerSeconds:
 
     steady_seconds: float
     last_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Ring:
-    """The slowest of rings that run at the same time."""
-
-    members: int
-    bytes_per_second: float
-    latency_seconds: float
-
-    def seconds(self, message_bytes: float, passes: int) -> float:
-        """A gather or a scatter passes the ring once, an all-reduce twice: (n-1)/n of the message each, in n-1 steps."""
-        if self.members == 1 or message_bytes <= 0:
-            return 0.0
-        share = (self.members - 1) / self.members
-        return passes * (share * message_bytes / self.bytes_per_second + (self.members - 1) * self.latency_seconds)
-
-
-_GATHER, _ALL_REDUCE = 1, 2
 
 
 def layout_of(run: LayerRun) -> Layout:
@@ -74,7 +56,7 @@ class GroupCosts:
 
     devices: tuple[Device, ...]
     setting: Setting
-    _rings: dict[tuple[int, int, Order, bool], _Ring] = field(default_factory=dict)
+    _rings: dict[tuple[int, int, Order, bool], Ring] = field(default_factory=dict)
     _moves: dict[tuple[Layout, Layout], tuple[float, float]] = field(default_factory=dict)
     _compute: dict[tuple[str, Layout], tuple[float, float]] = field(default_factory=dict)
 
@@ -97,10 +79,10 @@ class GroupCosts:
         gather = sync = 0.0
         gradient_bytes = held * gradient_dtype(self.setting).num_bytes
         if run.sharding is Sharding.ZERO3:
-            gather = ring.seconds(held * self.setting.model.dtype.num_bytes, _GATHER)
-            sync = ring.seconds(gradient_bytes, _GATHER)
+            gather = ring.seconds(held * self.setting.model.dtype.num_bytes, GATHER)
+            sync = ring.seconds(gradient_bytes, GATHER)
         else:
-            sync = ring.seconds(gradient_bytes, _ALL_REDUCE)
+            sync = ring.seconds(gradient_bytes, ALL_REDUCE)
         slowdown = self.setting.runtime.overlap_slowdown_ratio
         computed = backward + run.recompute * forward
         exposed = forward + tensor_forward + gather + tensor_backward + run.recompute * tensor_forward
@@ -124,7 +106,8 @@ class GroupCosts:
         if key[0] == key[1]:
             return 0.0, 0.0
         if key not in self._moves:
-            there, back = self._move(before, after), self._move(after, before)
+            had, needed = self._rows(before), self._rows(after)
+            there, back = self._links.move(had, needed), self._links.move(needed, had)
             self._moves[key] = there[0] + back[0], there[1] + back[1]
         return self._moves[key]
 
@@ -144,59 +127,26 @@ class GroupCosts:
             return 0.0, 0.0
         ring = self._ring(run, data=False)
         size = max(run.rows) * self.setting.model.dtype.num_bytes
-        forward = sum(ring.seconds(s.forward_all_reduce_elements_per_row * size, _ALL_REDUCE) for s in kind.segments)
-        backward = sum(ring.seconds(s.backward_all_reduce_elements_per_row * size, _ALL_REDUCE) for s in kind.segments)
+        forward = sum(ring.seconds(s.forward_all_reduce_elements_per_row * size, ALL_REDUCE) for s in kind.segments)
+        backward = sum(ring.seconds(s.backward_all_reduce_elements_per_row * size, ALL_REDUCE) for s in kind.segments)
         return forward, backward
 
-    def _ring(self, run: LayerRun, *, data: bool) -> _Ring:
+    def _ring(self, run: LayerRun, *, data: bool) -> Ring:
         key = run.tensor, run.data, run.order, data
         if key not in self._rings:
-            groups = run.data_groups(self.devices) if data else run.tensor_groups(self.devices)
-            self._rings[key] = self._slowest(groups)
+            grid = np.arange(len(self.devices)).reshape(run.data, run.tensor)
+            if run.order is Order.DATA_INNER:
+                grid = np.arange(len(self.devices)).reshape(run.tensor, run.data).T
+            self._rings[key] = self._links.slowest_ring(grid.T if data else grid)
         return self._rings[key]
 
-    def _slowest(self, groups: tuple[tuple[Device, ...], ...]) -> _Ring:
-        if len(groups[0]) == 1:
-            return _Ring(1, np.inf, 0.0)
-        fabric = self.setting.fabric
-        routes = [fabric.ring(group) for group in groups]
-        crossing = sorted((r for r in routes if r.crossings), key=lambda r: (r.crossings, r.alone_bytes_per_second))
-        rates = fabric.rates(tuple(crossing)) if crossing else ()
-        alone = [route.alone_bytes_per_second for route in routes if not route.crossings]
-        return _Ring(len(groups[0]), min((*rates, *alone)), max(route.latency_seconds for route in routes))
+    @cached_property
+    def _links(self) -> GroupLinks:
+        return GroupLinks(self.devices, self.setting)
 
-    def _rows(self, run: LayerRun) -> NDArray[np.int64]:
+    def _rows(self, run: LayerRun) -> NDArray[np.intp]:
         """[device, 2] first row and end of what each device computes of a micro-batch."""
         index = np.arange(len(self.devices))
         replica = index // run.tensor if run.order is Order.TENSOR_INNER else index % run.data
         ends = np.cumsum(run.rows)
         return np.stack([ends - run.rows, ends], axis=1)[replica]
-
-    def _move(self, before: LayerRun, after: LayerRun) -> tuple[float, float]:
-        """Latency and seconds for each byte of a row, one way."""
-        had, needed = self._rows(before), self._rows(after)
-        bounds = np.unique(np.concatenate((had.ravel(), needed.ravel())))
-        size, middle = np.diff(bounds), (bounds[:-1] + bounds[1:]) / 2
-        has = (had[:, :1] < middle) & (middle < had[:, 1:])
-        lacks = (needed[:, :1] < middle) & (middle < needed[:, 1:]) & ~has
-        names = [device.node for device in self.devices]
-        nodes = list(dict.fromkeys(names))
-        node_of = np.array([nodes.index(name) for name in names])
-        latency, slowest = 0.0, 0.0
-        for number, node in enumerate(nodes):
-            here = node_of == number
-            near = has[here].any(axis=0)
-            inside, outside = (lacks[here] & near) @ size, (lacks[here] & ~near) @ size
-            if inside.any():
-                link = self.setting.cluster.link(node, node)
-                latency = max(latency, link.latency_seconds)
-                slowest = max(slowest, float(inside.max()) / self._bandwidth(node, node))
-            if outside.any():
-                others = [other for other in nodes if other != node]
-                latency = max(latency, *(self.setting.cluster.link(other, node).latency_seconds for other in others))
-                rate = min(self._bandwidth(other, node) for other in others)
-                slowest = max(slowest, float(outside.sum()) / rate)
-        return latency, slowest
-
-    def _bandwidth(self, source: str, target: str) -> float:
-        return self.setting.fabric.route([(source, target)]).alone_bytes_per_second

@@ -32,9 +32,7 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
 ) -> LayerBytes:
     """Bytes on the device with most rows; `parameters` are those that it holds at the run's tensor degree."""
     rows = max(run.rows)
-    activations = (
-        setting.runtime.activation_ratio * setting.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
-    )
+    activations = setting.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
     kept, peak = (rows * input_bytes_per_row, activations) if run.recompute else (activations, 0.0)
     if run.sharding is Sharding.ZERO3:
         peak += 2 * parameters * setting.model.dtype.num_bytes

@@ -1,126 +1,102 @@
-"""A plan as the executor sees it: units that compute in step, and who sends rows to whom."""
+"""A plan as the executor sees it: which ranks compute which rows together, and whether the plan can run at all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
-from trainwright.cluster import Device
+from trainwright.cost.collectives import Nodes
 from trainwright.cost.setting import Setting
 from trainwright.model import Model
-from trainwright.plan import Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Order, Plan, Stage
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One replica of a stage: the devices of a tensor group, which compute the same rows in step.
+@dataclass(frozen=True)
+class Seats:
+    """The ranks of a stage as one layer run arranges them.
 
     Attributes:
-        first_row: of its rows in every micro-batch.
+        nodes: of the stage's devices, in their order.
     """
 
-    stage: int
-    replica: int
-    devices: tuple[Device, ...]
-    first_row: int
-    rows: int
+    nodes: Nodes
+    tensor: int
+    data: int
+    order: Order
+    rows: tuple[int, ...]
 
-    @property
-    def end_row(self) -> int:
-        return self.first_row + self.rows
+    @classmethod
+    def of(cls, stage: Stage, run: LayerRun) -> Seats:
+        return cls(tuple(device.node for device in stage.devices), run.tensor, run.data, run.order, run.rows)
+
+    @cached_property
+    def replicas(self) -> tuple[Nodes, ...]:
+        """By data replica: the tensor group's nodes."""
+        if self.order is Order.TENSOR_INNER:
+            return tuple(self.nodes[i : i + self.tensor] for i in range(0, len(self.nodes), self.tensor))
+        return tuple(self.nodes[i :: self.data] for i in range(self.data))
+
+    @cached_property
+    def data_groups(self) -> tuple[Nodes, ...]:
+        """By tensor index: the nodes of the ranks that hold the same part of the weights."""
+        return tuple(zip(*self.replicas, strict=True))
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """By data replica: the row of a micro-batch behind its last."""
+        return tuple(accumulate(self.rows))
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Data replica and tensor index of the stage's index-th device."""
+        if self.order is Order.TENSOR_INNER:
+            return divmod(index, self.tensor)
+        tensor, replica = divmod(index, self.data)
+        return replica, tensor
+
+    def is_arranged_as(self, other: Seats) -> bool:
+        """Whether the same ranks compute the same rows with the same parts of the weights."""
+        mine = (self.tensor, self.rows, self.order if self.tensor > 1 and self.data > 1 else None)
+        return mine == (other.tensor, other.rows, other.order if other.tensor > 1 and other.data > 1 else None)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedWeight:
-    """A weight with several owners: its values, and the stages that hold it."""
+def overlaps(senders: Seats, receivers: Seats) -> Iterator[tuple[int, int, int]]:
+    """Who sends how many rows of a micro-batch to whom, by data replicas: the overlaps of their row intervals."""
+    sender = receiver = row = 0
+    while sender < senders.data and receiver < receivers.data:
+        end = min(senders.ends[sender], receivers.ends[receiver])
+        yield sender, receiver, end - row
+        row = end
+        sender, receiver = sender + (senders.ends[sender] == end), receiver + (receivers.ends[receiver] == end)
 
-    parameters: int
-    stages: tuple[int, ...]
 
-
-def only_pipeline(plan: Plan, setting: Setting) -> Pipeline:
-    """The plan's one pipeline.
-
-    Raises ValueError, in words, for plans that do not belong to the model or the cluster, that need a layer profile
-    that is not there, or that use what the cost model does not cover.
-    """
+def check_plan(plan: Plan, setting: Setting) -> None:
+    """Raises ValueError, in words, for plans that do not belong to the model or the cluster, or lack a layer profile."""
     model = setting.model
     if plan.model_layers != len(model.layers):
         raise ValueError(f"the plan is for a model of {plan.model_layers} layers, but this one has {len(model.layers)}")
-    if len(plan.pipelines) > 1:
-        raise ValueError(f"the cost model covers plans of one pipeline, this one has {len(plan.pipelines)}")
-    for device in plan.devices:
-        setting.cluster.accelerator_of(device)
-    pipeline = plan.pipelines[0]
-    for number, stage in enumerate(pipeline.stages):
-        _check_stage(number, stage, model)
-    _check_profiles(pipeline, setting)
-    return pipeline
+    _check_devices(plan, setting)
+    several = len(plan.pipelines) > 1
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            for run in stage.layers:
+                if model.max_tensor_degree % run.tensor:
+                    raise ValueError(
+                        f"{f'pipeline {index}, ' if several else ''}stage {number}, layers {run.first}…"
+                        f"{run.first + run.count - 1}: tensor degree {run.tensor} does not divide the model, which "
+                        f"allows {model.max_tensor_degree}"
+                    )
 
 
-def _check_stage(number: int, stage: Stage, model: Model) -> None:
-    head = stage.layers[0]
-    for run in stage.layers:
-        where = f"stage {number}, layers {run.first}…{run.first + run.count - 1}"
-        if run.sharding is not Sharding.NONE:
-            raise ValueError(f"{where}: the cost model does not cover sharding {run.sharding.value}; use none")
-        if model.max_tensor_degree % run.tensor:
-            raise ValueError(
-                f"{where}: tensor degree {run.tensor} does not divide the model, which allows {model.max_tensor_degree}"
-            )
-        if (run.tensor, run.data, run.rows, run.order) != (head.tensor, head.data, head.rows, head.order):
-            raise ValueError(
-                f"{where}: degrees, rows or order differ from the stage's first layers; the cost model covers stages "
-                "whose layers share them"
-            )
-
-
-def _check_profiles(pipeline: Pipeline, setting: Setting) -> None:
-    for stage in pipeline.stages:
-        for accelerator in dict.fromkeys(setting.cluster.accelerator_of(device).name for device in stage.devices):
-            for name in dict.fromkeys(setting.model.layers[stage.first : stage.end]):
-                kind = setting.model.kind_of(setting.model.layers.index(name))
-                setting.layer_cost(accelerator, kind, stage.layers[0].tensor, 1)
-
-
-def units(pipeline: Pipeline) -> tuple[tuple[Unit, ...], ...]:
-    """The units of every stage, in the order of their rows."""
-    stages = []
-    for number, stage in enumerate(pipeline.stages):
-        run = stage.layers[0]
-        firsts = [sum(run.rows[:replica]) for replica in range(run.data)]
-        groups = run.tensor_groups(stage.devices)
-        stages.append(
-            tuple(Unit(number, j, groups[j], firsts[j], run.rows[j]) for j in range(run.data)),
-        )
-    return tuple(stages)
-
-
-def overlaps(senders: tuple[Unit, ...], receivers: tuple[Unit, ...]) -> Iterator[tuple[Unit, Unit, int]]:
-    """Who sends how many rows of a micro-batch to whom: the overlaps of row intervals."""
-    for sender in senders:
-        for receiver in receivers:
-            rows = min(sender.end_row, receiver.end_row) - max(sender.first_row, receiver.first_row)
-            if rows > 0:
-                yield sender, receiver, rows
-
-
-def device_pairs(sender: Unit, receiver: Unit) -> tuple[tuple[Device, Device], ...]:
-    """Which device reads from which: the receiver with tensor index k reads from sender k % (sender's degree)."""
-    return tuple((sender.devices[k % len(sender.devices)], device) for k, device in enumerate(receiver.devices))
-
-
-def shared_weights(model: Model, pipeline: Pipeline) -> tuple[SharedWeight, ...]:
-    """Weights whose owners sit in several stages; those inside one stage are held and summed like any other."""
-    owners: dict[str, tuple[int, set[int]]] = {}
-    for number, stage in enumerate(pipeline.stages):
-        for layer in range(stage.first, stage.end):
-            kind = model.kind_of(layer)
-            if kind.shared_weight is not None:
-                owners.setdefault(kind.shared_weight, (kind.shared_parameters, set()))[1].add(number)
-    return tuple(
-        SharedWeight(parameters, tuple(sorted(stages))) for parameters, stages in owners.values() if len(stages) > 1
-    )
+def _check_devices(plan: Plan, setting: Setting) -> None:
+    largest: dict[str, int] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for device in stage.devices:
+                if not 0 <= device.slot <= largest.get(device.node, -1):
+                    setting.cluster.accelerator_of(device)
+                    largest[device.node] = device.slot
 
 
 def repeated_parameters(model: Model, first: int, end: int) -> int:

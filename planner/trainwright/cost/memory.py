@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from trainwright.cost.layout import Unit, held_parameters
-from trainwright.cost.setting import Setting
-from trainwright.model import Model
-from trainwright.plan import LayerRun, Schedule, Stage
-from trainwright.training import Optimizer
+from dataclasses import dataclass, fields
+from itertools import pairwise
 
-GRADIENT_BYTES = 4
-"""Gradients are summed in float32, whatever the weights are."""
+from trainwright.cost.layout import Seats
+from trainwright.cost.setting import Setting
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Schedule, Sharding, Stage
+from trainwright.training import Optimizer
 
 OPTIMIZER_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
 """Optimizer state for each value: two float32 moments, or one."""
@@ -24,10 +25,44 @@ Measured on CPU on three plans: without it the last stage was predicted 26-46 % 
 1.07 to 1.26 times the peak; other layers need none (within 3 %).
 """
 
+GATHERED_AT_ONCE = 2
+"""Layers whose sharded weights are whole at a time: the one that computes and the one gathered ahead."""
 
-def parameter_bytes(model: Model, optimizer: Optimizer) -> int:
-    """Bytes for each held value: the weight, its gradient and its optimizer state."""
-    return model.dtype.num_bytes + GRADIENT_BYTES + OPTIMIZER_BYTES[optimizer]
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """What a device holds at its peak; the parts add up.
+
+    Attributes:
+        weights_bytes: the rank's part of the weights.
+        gradients_bytes: whole until the last micro-batch, whatever the sharding.
+        optimizer_bytes: optimizer state, and float32 master weights in half-precision training.
+        activations_bytes: of the micro-batches in flight, boundary tensors on their way included.
+        workspace_bytes: logits and their gradient, and sharded weights while they are whole.
+        constant_bytes: the runtime's own.
+    """
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    workspace_bytes: int
+    constant_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def master_bytes(model: Model) -> int:
+    """Bytes of the float32 copy that half-precision training keeps of each value."""
+    return 0 if model.dtype is Dtype.FLOAT32 else 4
+
+
+def parameter_bytes(model: Model, optimizer: Optimizer, gradient_dtype: Dtype | None = None) -> int:
+    """Bytes for each held value where nothing is sharded: weight, gradient, master weight and optimizer state."""
+    gradient = (gradient_dtype or model.dtype).num_bytes
+    return model.dtype.num_bytes + gradient + master_bytes(model) + OPTIMIZER_BYTES[optimizer]
 
 
 def in_flight(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:
@@ -35,20 +70,90 @@ def in_flight(schedule: Schedule, micro_batches: int, stage: int, stages: int) -
     return micro_batches if schedule is Schedule.GPIPE else min(micro_batches, stages - stage)
 
 
-def boundary_bytes(model: Model, first: int, end: int, rows: int, kept: int) -> int:
-    """Bytes of boundary tensors: outputs kept until their gradient is there, and messages on their way."""
-    incoming = rows * model.output_bytes_per_row(first - 1) if first > 0 else 0
-    outgoing = rows * model.output_bytes_per_row(end - 1) if end < len(model.layers) else 0
+def boundary_bytes(model: Model, first: int, end: int, rows: tuple[int, int], kept: int) -> int:
+    """Bytes of boundary tensors: outputs kept until their gradient is there, and messages on their way.
+
+    `rows` are those that the rank takes in and those that it passes on.
+    """
+    incoming = rows[0] * model.output_bytes_per_row(first - 1) if first > 0 else 0
+    outgoing = rows[1] * model.output_bytes_per_row(end - 1) if end < len(model.layers) else 0
     return (kept + RECEIVED_AHEAD) * outgoing + RECEIVED_AHEAD * incoming
 
 
-def device_bytes(unit: Unit, stage: Stage, accelerator: str, setting: Setting, *, kept: int) -> int:
-    """Peak bytes of one device of a unit; `kept` is the number of micro-batches in flight."""
-    model, tensor = setting.model, stage.layers[0].tensor
-    held = held_parameters(model, stage.first, stage.end, tensor) * parameter_bytes(model, setting.optimizer)
-    activations = sum(_run_bytes(run, unit.rows, accelerator, setting, kept) for run in stage.layers)
-    activations += _loss_bytes(stage, unit.rows, accelerator, setting)
-    return round(held + activations + boundary_bytes(model, stage.first, stage.end, unit.rows, kept))
+def stage_memory(
+    stage: Stage, seats: tuple[Seats, ...], setting: Setting, *, kept: int, micro_batches: int
+) -> tuple[MemoryParts, ...]:
+    """Of every device of a stage, in order; `kept` is the number of micro-batches in flight."""
+    weights, gradients, optimizer = _state_bytes(stage, setting, micro_batches)
+    gathered = _gathered_bytes(stage, setting)
+    seen: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
+    found = []
+    for index, node in enumerate(seats[0].nodes):
+        accelerator = setting.accelerator_of_node[node]
+        rows = tuple(one.rows[one.place(index)[0]] for one in seats)
+        key = (accelerator, rows)
+        if key not in seen:
+            activations = _activation_bytes(stage, rows, accelerator, setting, kept)
+            activations += boundary_bytes(setting.model, stage.first, stage.end, (rows[0], rows[-1]), kept)
+            seen[key] = MemoryParts(
+                weights,
+                gradients,
+                optimizer,
+                round(activations),
+                round(gathered + _loss_bytes(stage, rows[-1], accelerator, setting)),
+                setting.runtime.constant_bytes,
+            )
+        found.append(seen[key])
+    return tuple(found)
+
+
+def _state_bytes(stage: Stage, setting: Setting, micro_batches: int) -> tuple[int, int, int]:
+    """Weights, gradients, and optimizer state with master weights, of one rank.
+
+    Sharded runs divide among their data replicas what their sharding says. zero2 and zero3 sum gradients layer by layer
+    in the last backward and drop the rest: with a single micro-batch whole gradients never come together.
+    """
+    weights = gradients = optimizer = 0
+    state = master_bytes(setting.model) + OPTIMIZER_BYTES[setting.optimizer]
+    for run, values in run_values(stage, setting):
+        part = values if run.sharding is Sharding.NONE else -(-values // run.data)
+        weights += part if run.sharding is Sharding.ZERO3 else values
+        optimizer += state * part
+        if run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and micro_batches == 1:
+            largest = max(
+                kind.parameters_at(run.tensor) for kind, _ in setting.kind_counts(run.first, run.first + run.count)
+            )
+            gradients += min(values, part + largest)
+        else:
+            gradients += values
+    return weights * setting.model.dtype.num_bytes, gradients * setting.gradient_dtype.num_bytes, optimizer
+
+
+def run_values(stage: Stage, setting: Setting) -> list[tuple[LayerRun, int]]:
+    """By run: values that a rank holds; a weight that layers of the stage share is held by the first of them."""
+    found: list[tuple[LayerRun, int]] = []
+    seen: set[str] = set()
+    for run in stage.layers:
+        end = run.first + run.count
+        values = setting.parameters(run.first, end, run.tensor)
+        named = {kind.shared_weight: kind for kind, _ in setting.kind_counts(run.first, end) if kind.shared_weight}
+        values -= sum(setting.shared_at(kind, run.tensor) for name, kind in named.items() if name in seen)
+        seen.update(named)
+        found.append((run, values))
+    return found
+
+
+def _gathered_bytes(stage: Stage, setting: Setting) -> int:
+    """The two neighbouring layers that are largest together, of those whose weights are sharded."""
+    sharded = [run.sharding is Sharding.ZERO3 and run.data > 1 for run in stage.layers]
+    if not any(sharded):
+        return 0
+    sizes = [
+        setting.model.kind_of(layer).parameters_at(run.tensor) * is_sharded
+        for run, is_sharded in zip(stage.layers, sharded, strict=True)
+        for layer in range(run.first, run.first + run.count)
+    ]
+    return max(sum(pair) for pair in pairwise((0, *sizes))) * setting.model.dtype.num_bytes
 
 
 def _loss_bytes(stage: Stage, rows: int, accelerator: str, setting: Setting) -> float:
@@ -59,13 +164,18 @@ def _loss_bytes(stage: Stage, rows: int, accelerator: str, setting: Setting) -> 
     return LOSS_WORKSPACE * cost.activation_bytes
 
 
-def _run_bytes(run: LayerRun, rows: int, accelerator: str, setting: Setting, kept: int) -> float:
-    """Activations of a run's layers: of all micro-batches in flight, or, recomputed, their inputs and one layer's."""
-    model, layers = setting.model, range(run.first, run.first + run.count)
-    bytes_by_layer = [
-        setting.layer_cost(accelerator, model.kind_of(layer), run.tensor, rows).activation_bytes for layer in layers
-    ]
-    if not run.recompute:
-        return kept * sum(bytes_by_layer)
-    inputs = sum(rows * model.output_bytes_per_row(layer - 1) for layer in layers if layer > 0)
-    return kept * inputs + max(bytes_by_layer)
+def _activation_bytes(stage: Stage, rows: tuple[int, ...], accelerator: str, setting: Setting, kept: int) -> float:
+    """Of all micro-batches in flight; of layers that are recomputed only their inputs, and one such layer at a time."""
+    model = setting.model
+    total = largest = 0.0
+    for run, count in zip(stage.layers, rows, strict=True):
+        for kind, number in setting.kind_counts(run.first, run.first + run.count):
+            size = setting.layer_cost(accelerator, kind, run.tensor, count).activation_bytes
+            if run.recompute:
+                largest = max(largest, size)
+            else:
+                total += kept * number * size
+        if run.recompute:
+            inputs = range(max(run.first, 1), run.first + run.count)
+            total += kept * count * sum(model.output_bytes_per_row(layer - 1) for layer in inputs)
+    return total + largest

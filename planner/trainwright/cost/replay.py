@@ -1,223 +1,212 @@
-"""One iteration, event by event, as the executor runs it."""
+"""One iteration of a pipeline, operation by operation, until it goes on at a steady pace.
+
+All durations are fixed and every worker has a fixed order, so that each moment is the latest of some others plus a
+duration (a max-plus recurrence): no duration that shrinks makes anything later.
+"""
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainwright.cost.collectives import Fabric, Route
-from trainwright.cost.network import Network
-from trainwright.cost.schedule import FORWARD, Operation
+from trainwright.cost.schedule import BACKWARD, FORWARD
+from trainwright.plan import Schedule
+
+MAX_REPLAYED_ROUNDS = 512
+"""A pipeline that has found no steady pace by then goes on at its mean pace."""
+_TOLERANCE = 1e-9
+"""Share of a round by which rounds of one pace may differ."""
+_MEAN_OVER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """A unit's work: its operations in order and how long a forward and a backward take."""
+class Work:
+    """What a worker does: its stage, and seconds of a forward, a backward and its last backward."""
 
-    operations: tuple[Operation, ...]
+    stage: int
     forward_seconds: float
     backward_seconds: float
+    last_backward_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Messages of one direction between two workers, one for each micro-batch, in order.
+    """Messages of one direction between workers of neighbouring stages, one for each micro-batch, in order.
 
     Attributes:
         direction: the operation that sends: FORWARD or BACKWARD; the receiver needs it for the same operation.
+        drain_seconds: until a message has left, from when it is computed, asked for and the one before has left.
+        latency_seconds: until it has arrived from then.
     """
 
     sender: int
     receiver: int
     direction: int
-    route: Route
-    message_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """An all-reduce of gradients: starts when its workers and earlier syncs are done."""
-
-    workers: tuple[int, ...]
-    after: tuple[int, ...]
-    route: Route
-    ring_bytes: float
+    drain_seconds: float
     latency_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the replay saw.
+    """What the replay saw, by worker.
 
     Attributes:
-        ends: when each worker's last operation ended.
-        transit: seconds for which each worker waited while its message was on the way.
+        ends: when its last operation ended.
+        transit: seconds for which it waited while its message was on the way.
         idle: seconds for which it waited before that message was even sent.
-        sync_ends: when each all-reduce ended.
     """
 
     ends: tuple[float, ...]
     transit: tuple[float, ...]
     idle: tuple[float, ...]
-    sync_ends: tuple[float, ...]
 
 
-@dataclass(slots=True)
-class _ChannelState:
-    sent_at: list[float] = field(default_factory=list)
-    posted: int = 0
-    started: int = 0
-    arrived: int = 0
-    busy: bool = False
-
-
-_COMPUTED, _DRAINED, _ARRIVED, _REDUCED, _SYNCED = range(5)
-Event = tuple[int, int]
-"""(what happened, to which worker, channel or sync)."""
-
-
+@dataclass
 class Replay:
     """Workers compute in their order; sends are asynchronous; a receiver waits.
 
     A message leaves only when it is both computed and asked for (so does gloo: the sender waits for the receiver's
-    notice), and a receiver asks for it when the operation before the one that needs it starts to compute. Messages of a channel leave one after the other; all
-    transfers that run at the same time share the network cards, the all-reduces of gradients included.
+    notice), and a receiver asks for it when the operation before the one that needs it starts to compute. Messages of
+    a channel leave one after the other.
     """
 
-    def __init__(
-        self, workers: Sequence[Worker], channels: Sequence[Channel], syncs: Sequence[Sync], fabric: Fabric
-    ) -> None:
-        self.workers, self.channels, self.syncs = workers, channels, syncs
-        self.network: Network[Event] = Network(fabric)
-        self._events: list[tuple[float, int, Event]] = []
-        self._count = 0
-        self._position = [0] * len(workers)
-        self._entered = [0.0] * len(workers)
-        self._busy = [False] * len(workers)
-        self._transit = [0.0] * len(workers)
-        self._idle = [0.0] * len(workers)
-        self._ends = [math.nan] * len(workers)
-        self._states = [_ChannelState() for _ in channels]
-        self._sync_ends = [math.nan] * len(syncs)
-        self._missing = [len(sync.workers) + len(sync.after) for sync in syncs]
-        self._inputs: dict[tuple[int, int], list[int]] = {}
-        self._outputs: dict[tuple[int, int], list[int]] = {}
-        for index, channel in enumerate(channels):
-            self._inputs.setdefault((channel.receiver, channel.direction), []).append(index)
-            self._outputs.setdefault((channel.sender, channel.direction), []).append(index)
+    schedule: Schedule
+    micro_batches: int
+    works: Sequence[Work]
+    channels: Sequence[Channel]
+    max_rounds: int = MAX_REPLAYED_ROUNDS
+    trace: list[tuple[int, int, int, float, float]] | None = None
+    """Where given, it gets every operation replayed: worker, direction, micro-batch, start, end; no round is skipped."""
+    _inputs: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def run(self) -> Timeline:
-        """Replay the iteration. Raises RuntimeError where the operations wait for each other in a circle."""
-        for worker in range(len(self.workers)):
-            self._post(worker, 0)
-            self._enter(worker)
-        while True:
-            event_time = self._events[0][0] if self._events else math.inf
-            now = min(event_time, self.network.next_end())
-            if now == math.inf:
-                break
-            ended = self.network.advance(now)
-            for event in ended:
-                self._handle(event)
-            while self._events and self._events[0][0] <= now:
-                self._handle(heapq.heappop(self._events)[2])
-        if any(math.isnan(end) for end in (*self._ends, *self._sync_ends)):
-            raise RuntimeError("the schedule waits in a circle: some operations never got their messages")
-        return Timeline(tuple(self._ends), tuple(self._transit), tuple(self._idle), tuple(self._sync_ends))
-
-    def _at(self, seconds: float, event: Event) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (seconds, self._count, event))
-
-    def _handle(self, event: Event) -> None:
-        what, index = event
-        if what == _COMPUTED:
-            self._finish_operation(index)
-        elif what == _DRAINED:
-            self._states[index].busy = False
-            self._at(self.network.now + self.channels[index].route.latency_seconds, (_ARRIVED, index))
-            self._pump(index)
-        elif what == _ARRIVED:
-            self._states[index].arrived += 1
-            self._try(self.channels[index].receiver)
-        elif what == _REDUCED:
-            self._at(self.network.now + self.syncs[index].latency_seconds, (_SYNCED, index))
+        count = len(self.works)
+        self._inputs = [([], []) for _ in range(count)]
+        for index, channel in enumerate(self.channels):
+            self._inputs[channel.receiver][channel.direction].append(index)
+        self._free = [0.0] * count
+        self._started = [0.0] * count
+        self._ends = ([0.0] * count, [0.0] * count)
+        self._left = [0.0] * len(self.channels)
+        self._transit = [0.0] * count
+        self._idle = [0.0] * count
+        stages = 1 + max(work.stage for work in self.works)
+        self._by_stage: list[list[int]] = [[] for _ in range(stages)]
+        for worker, work in enumerate(self.works):
+            self._by_stage[work.stage].append(worker)
+        if self.schedule is Schedule.GPIPE:
+            self._gpipe()
         else:
-            self._finish_sync(index)
+            self._one_forward_one_backward()
+        return Timeline(tuple(self._free), tuple(self._transit), tuple(self._idle))
 
-    def _post(self, worker: int, position: int) -> None:
-        """Ask for the messages of the operation at that position."""
-        operations = self.workers[worker].operations
-        if position < len(operations):
-            for index in self._inputs.get((worker, operations[position][0]), ()):
-                self._states[index].posted += 1
-                self._pump(index)
+    def _gpipe(self) -> None:
+        last = self.micro_batches - 1
+        forwards = [(worker, FORWARD) for stage in self._by_stage for worker in stage]
+        backwards = [(worker, BACKWARD) for stage in reversed(self._by_stage) for worker in stage]
+        self._rounds(forwards, 0, last + 1, FORWARD)
+        self._rounds(backwards, 0, last, BACKWARD)
+        for worker, _ in backwards:
+            self._do(worker, BACKWARD, last)
 
-    def _enter(self, worker: int) -> None:
-        """Turn to the next operation: wait for its messages."""
-        self._entered[worker] = self.network.now
-        if self._position[worker] == len(self.workers[worker].operations):
-            self._ends[worker] = self.network.now
-            for number, sync in enumerate(self.syncs):
-                if worker in sync.workers:
-                    self._release(number)
+    def _one_forward_one_backward(self) -> None:
+        """Round k of a stage: its next forward, if there is one left, and backward k; the last stage goes first."""
+        total, stages = self.micro_batches, len(self._by_stage)
+        ahead = [min(total, stages - 1 - stage) for stage in range(stages)]
+        for index in range(ahead[0]):
+            for stage, workers in enumerate(self._by_stage):
+                if index < ahead[stage]:
+                    for worker in workers:
+                        self._do(worker, FORWARD, index)
+        full = max(total - ahead[0] - 1, 0)
+        both = [(w, d) for stage in reversed(self._by_stage) for d in (FORWARD, BACKWARD) for w in stage]
+        self._rounds(both, 0, full, None, ahead=ahead)
+        for index in range(full, total):
+            for stage in range(stages - 1, -1, -1):
+                if ahead[stage] + index < total:
+                    for worker in self._by_stage[stage]:
+                        self._do(worker, FORWARD, ahead[stage] + index)
+                for worker in self._by_stage[stage]:
+                    self._do(worker, BACKWARD, index)
+
+    def _rounds(
+        self, order: list[tuple[int, int]], first: int, stop: int, direction: int | None, *, ahead: Sequence[int] = ()
+    ) -> None:
+        """Repeat a round of operations; where two rounds in a row add the same, so do all that follow."""
+        before: list[float] = []
+        steps: list[float] = []
+        history: list[tuple[list[float], list[float], list[float]]] = []
+        for index in range(first, stop):
+            for worker, what in order:
+                self._do(worker, what, index + (ahead[self.works[worker].stage] if ahead and what == FORWARD else 0))
+            if self.trace is not None:
+                continue
+            state = [*self._free, *self._started, *self._ends[0], *self._ends[1], *self._left]
+            history.append((state, list(self._transit), list(self._idle)))
+            now = [a - b for a, b in zip(state, before, strict=True)] if before else []
+            if steps and self._is_steady(now, steps, direction):
+                self._skip(stop - 1 - index, history, 1)
+                return
+            if len(history) >= self.max_rounds:
+                self._skip(stop - 1 - index, history, min(_MEAN_OVER, len(history) - 1))
+                return
+            before, steps = state, now
+
+    def _is_steady(self, now: list[float], steps: list[float], direction: int | None) -> bool:
+        """Whether every moment moves on by its own step, and none waits for one that moves on by a longer step.
+
+        Then each goes on so: what it waited for last stays the latest (max-plus recurrences are homogeneous).
+        """
+        limit = _TOLERANCE * max(now)
+        if any(abs(a - b) > limit for a, b in zip(now, steps, strict=True)):
+            return False
+        if direction is None:
+            return max(now) - min(now) <= limit
+        for index, channel in enumerate(self.channels):
+            if channel.direction == direction:
+                receiver, left = now[channel.receiver], now[4 * len(self.works) + index]
+                if abs(left - receiver) > limit or now[channel.sender] > receiver + limit:
+                    return False
+        return True
+
+    def _skip(self, rounds: int, history: list[tuple[list[float], list[float], list[float]]], over: int) -> None:
+        """Let so many rounds pass at the pace of the last ones."""
+        if rounds <= 0:
             return
-        self._try(worker)
+        targets = [self._free, self._started, *self._ends, self._left]
+        last, earlier = history[-1], history[-1 - over]
+        position = 0
+        for target in targets:
+            for index in range(len(target)):
+                target[index] += rounds * (last[0][position] - earlier[0][position]) / over
+                position += 1
+        for target, part in ((self._transit, 1), (self._idle, 2)):
+            for index in range(len(target)):
+                target[index] += rounds * (last[part][index] - earlier[part][index]) / over
 
-    def _try(self, worker: int) -> None:
-        """Start the worker's operation if all its messages are there, and ask for those of the one behind it."""
-        if self._busy[worker] or self._position[worker] == len(self.workers[worker].operations):
-            return
-        direction, micro_batch = self.workers[worker].operations[self._position[worker]]
-        inputs = self._inputs.get((worker, direction), ())
-        if any(self._states[index].arrived <= micro_batch for index in inputs):
-            return
-        now, entered = self.network.now, self._entered[worker]
-        if inputs and now > entered:
-            sent = max(self._states[index].sent_at[micro_batch] for index in inputs)
-            transit = now - max(sent, entered)
-            self._transit[worker] += transit
-            self._idle[worker] += now - entered - transit
-        work = self.workers[worker]
-        self._busy[worker] = True
-        self._post(worker, self._position[worker] + 1)
-        self._at(now + (work.forward_seconds if direction == FORWARD else work.backward_seconds), (_COMPUTED, worker))
-
-    def _finish_operation(self, worker: int) -> None:
-        direction, _ = self.workers[worker].operations[self._position[worker]]
-        self._busy[worker] = False
-        self._position[worker] += 1
-        for index in self._outputs.get((worker, direction), ()):
-            self._states[index].sent_at.append(self.network.now)
-            self._pump(index)
-        self._enter(worker)
-
-    def _pump(self, index: int) -> None:
-        """Let the channel's next message leave if it is computed, asked for, and the one before is through."""
-        state = self._states[index]
-        if state.busy or state.started >= min(len(state.sent_at), state.posted):
-            return
-        state.started += 1
-        state.busy = True
-        channel = self.channels[index]
-        self._transfer(channel.route, channel.message_bytes, (_DRAINED, index))
-
-    def _transfer(self, route: Route, message_bytes: float, event: Event) -> None:
-        if route.crossings and message_bytes > 0:
-            self.network.start(route, message_bytes, event)
+    def _do(self, worker: int, direction: int, micro_batch: int) -> None:
+        free = start = self._free[worker]
+        inputs = self._inputs[worker][direction]
+        if inputs:
+            asked, ends, sent = self._started[worker], self._ends[direction], 0.0
+            for index in inputs:
+                channel = self.channels[index]
+                computed = ends[channel.sender]
+                left = self._left[index] = max(computed, asked, self._left[index]) + channel.drain_seconds
+                start = max(start, left + channel.latency_seconds)
+                sent = max(sent, computed)
+            if start > free:
+                transit = start - max(sent, free)
+                self._transit[worker] += transit
+                self._idle[worker] += start - free - transit
+        work = self.works[worker]
+        if direction == FORWARD:
+            end = start + work.forward_seconds
+        elif micro_batch == self.micro_batches - 1:
+            end = start + work.last_backward_seconds
         else:
-            self._at(self.network.now + message_bytes / route.alone_bytes_per_second, event)
-
-    def _release(self, number: int) -> None:
-        self._missing[number] -= 1
-        if self._missing[number] == 0:
-            sync = self.syncs[number]
-            self._transfer(sync.route, sync.ring_bytes, (_REDUCED, number))
-
-    def _finish_sync(self, number: int) -> None:
-        self._sync_ends[number] = self.network.now
-        for later, sync in enumerate(self.syncs):
-            if number in sync.after:
-                self._release(later)
+            end = start + work.backward_seconds
+        self._started[worker] = start
+        self._free[worker] = self._ends[direction][worker] = end
+        if self.trace is not None:
+            self.trace.append((worker, direction, micro_batch, start, end))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 from trainwright.cluster import Cluster
-from trainwright.cost.collectives import Fabric, fabric
-from trainwright.layer import LayerKind
+from trainwright.cost.collectives import Collectives
+from trainwright.cost.fabric import Fabric
+from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
@@ -15,7 +18,10 @@ from trainwright.training import Optimizer
 
 @dataclass(frozen=True)
 class Setting:
-    """The model, the devices and links that train it, and what its layers cost there."""
+    """The model, the devices and links that train it, what its layers cost there, and how the runtime behaves.
+
+    What plans share is computed once for each setting and kept with it.
+    """
 
     model: Model
     cluster: Cluster
@@ -23,10 +29,102 @@ class Setting:
     optimizer: Optimizer = "adam"
     runtime: Runtime = field(default_factory=Runtime)
 
-    @property
+    @cached_property
     def fabric(self) -> Fabric:
-        return fabric(self.cluster)
+        return Fabric(self.cluster, self.runtime.link_ratio)
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        return Collectives(self.fabric)
+
+    @cached_property
+    def accelerator_of_node(self) -> dict[str, str]:
+        return {node.name: node.accelerator for node in self.cluster.nodes}
+
+    @cached_property
+    def memory_of_node(self) -> dict[str, int]:
+        """By node: bytes of each of its devices."""
+        size = {accelerator.name: accelerator.memory_bytes for accelerator in self.cluster.accelerators}
+        return {node.name: size[node.accelerator] for node in self.cluster.nodes}
+
+    @property
+    def gradient_dtype(self) -> Dtype:
+        return self.runtime.gradient_dtype or self.model.dtype
 
     def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
-        """Cost of one layer; kinds that are not tensor parallel are computed whole by every rank of the tensor group."""
-        return self.profiles.cost(accelerator, kind.name, tensor if kind.is_tensor_parallel else 1, rows)
+        """Cost of one layer as this runtime reaches it.
+
+        Kinds that are not tensor parallel are computed whole by every rank of the tensor group.
+        """
+        key = (accelerator, kind.name, tensor, rows)
+        found = self._layer_costs.get(key)
+        if found is None:
+            degree = tensor if kind.is_tensor_parallel else 1
+            profile = self.profiles.cost(accelerator, kind.name, degree, rows)
+            forward, backward = profile.forward_seconds, profile.backward_seconds
+            growth, ratio = self.runtime.row_growth_ratio, self.runtime.compute_ratio(accelerator)
+            if growth != 1.0:
+                one = self.profiles.cost(accelerator, kind.name, degree, 1)
+                forward = one.forward_seconds + growth * (forward - one.forward_seconds)
+                backward = one.backward_seconds + growth * (backward - one.backward_seconds)
+            found = self._layer_costs[key] = LayerCost(
+                forward * ratio,
+                backward * ratio,
+                profile.update_seconds * ratio,
+                profile.activation_bytes * self.runtime.activation_ratio,
+                profile.parameter_bytes,
+            )
+        return found
+
+    def kind_counts(self, first: int, end: int) -> list[tuple[LayerKind, int]]:
+        """How many of the layers `first … end - 1` are of each kind; kinds with none left out."""
+        key = (first, end)
+        found = self._kind_counts.get(key)
+        if found is None:
+            found = self._kind_counts[key] = [
+                (kind, sums[end] - sums[first]) for kind, sums in self._kind_sums if sums[end] > sums[first]
+            ]
+        return found
+
+    def parameters(self, first: int, end: int, tensor: int) -> int:
+        """Values that one rank holds of the layers `first … end - 1`, a weight that several of them share once."""
+        total = sum(count * kind.parameters_at(tensor) for kind, count in self.kind_counts(first, end))
+        return total - sum(self.repeated(first, end, tensor).values())
+
+    def shared_at(self, kind: LayerKind, tensor: int) -> int:
+        """Values of the kind's shared weight on one rank."""
+        return kind.shared_parameters // (tensor if kind.is_tensor_parallel else 1)
+
+    def repeated(self, first: int, end: int, tensor: int) -> dict[str, int]:
+        """By shared weight: values that the layers name again but hold once."""
+        found: dict[str, int] = {}
+        for kind, count in self.kind_counts(first, end):
+            if kind.shared_weight is not None:
+                size = self.shared_at(kind, tensor)
+                found[kind.shared_weight] = found.get(kind.shared_weight, -size) + count * size
+        return found
+
+    @cached_property
+    def first_owner(self) -> dict[str, int]:
+        """By shared weight: the first layer that holds it."""
+        found: dict[str, int] = {}
+        for layer in range(len(self.model.layers)):
+            name = self.model.kind_of(layer).shared_weight
+            if name is not None:
+                found.setdefault(name, layer)
+        return found
+
+    @cached_property
+    def _layer_costs(self) -> dict[tuple[str, str, int, int], LayerCost]:
+        return {}
+
+    @cached_property
+    def _kind_counts(self) -> dict[tuple[int, int], list[tuple[LayerKind, int]]]:
+        return {}
+
+    @cached_property
+    def _kind_sums(self) -> list[tuple[LayerKind, list[int]]]:
+        layers = self.model.layers
+        return [
+            (kind, list(accumulate((name == kind.name for name in layers), initial=0))) for kind in self.model.kinds
+        ]

@@ -1,116 +1,230 @@
-"""Who exchanges what in an iteration: boundary tensors between stages, gradients between replicas and owners."""
+"""Which gradients are summed over whom after the last backward: flat buckets, sharded ones, shared weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from math import lcm
 
-from trainwright.cluster import Device
-from trainwright.cost.collectives import ring_bytes, ring_latency_seconds
-from trainwright.cost.layout import (
-    SharedWeight,
-    Unit,
-    device_pairs,
-    held_parameters,
-    overlaps,
-    shared_weights,
-)
-from trainwright.cost.memory import GRADIENT_BYTES
-from trainwright.cost.replay import Channel, Sync
-from trainwright.cost.schedule import BACKWARD, FORWARD
-from trainwright.cost.setting import Setting
-from trainwright.plan import Pipeline
+from trainwright.cost.collectives import Collective, Nodes
+from trainwright.cost.fabric import Card
+from trainwright.cost.layout import Seats
+from trainwright.cost.pace import Paces, StageKey
+from trainwright.plan import LayerRun, Sharding
 
-StageIndex = tuple[int, int]
-"""(stage, tensor index): the ranks that hold the same part of the same weights."""
+Cost = tuple[float, float, Counter[Card]]
+"""Seconds, the latency in them, and seconds of work on every network card."""
 
 
 @dataclass(frozen=True, slots=True)
-class Syncs:
-    """All-reduces of gradients, and which of them each rank takes part in.
+class Sync:
+    """One sum of gradients: starts when its owners' workers and earlier sums are done.
 
     Attributes:
-        gradient: number of the flat all-reduce over the replicas; absent where there is one replica.
-        shared: numbers of the all-reduces of shared weights over their owners.
+        owners: stages whose ranks take part.
+        after: numbers of the sums that some of these ranks do before.
+        seconds: alone on the network, its groups at once.
+        latency_seconds: of these, what no bandwidth shortens.
+        cards: seconds of work on every network card.
+        of_shared_weight: whether it sums a weight with owners in several stages.
     """
 
-    syncs: tuple[Sync, ...]
-    gradient: dict[StageIndex, int]
-    shared: dict[StageIndex, tuple[int, ...]]
+    owners: tuple[StageKey, ...]
+    after: tuple[int, ...]
+    seconds: float
+    latency_seconds: float
+    cards: Mapping[Card, float] = field(default_factory=dict)
+    of_shared_weight: bool = False
 
 
-def channels(stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, setting: Setting) -> tuple[Channel, ...]:
-    """The channels between neighbouring stages, forward and backward; workers are numbered stage by stage."""
-    number = {unit: index for index, unit in enumerate(unit for replicas in stages for unit in replicas)}
-    found = []
-    for boundary in range(len(stages) - 1):
-        row_bytes = setting.model.output_bytes_per_row(pipeline.stages[boundary].end - 1)
-        for upper, lower, rows in overlaps(stages[boundary], stages[boundary + 1]):
-            for direction, sender, receiver in ((FORWARD, upper, lower), (BACKWARD, lower, upper)):
-                route = setting.fabric.route((a.node, b.node) for a, b in device_pairs(sender, receiver))
-                found.append(Channel(number[sender], number[receiver], direction, route, rows * row_bytes))
-    return tuple(found)
+@dataclass(frozen=True)
+class Holder:
+    """One pipeline's ranks that hold the layers of a bucket, and the run they hold them in."""
+
+    key: StageKey
+    number: int
+    run: LayerRun
+    seats: Seats
+
+    @property
+    def bucket(self) -> tuple[object, ...]:
+        """What layers that are summed together share."""
+        seats = self.seats
+        return self.key, seats.tensor, seats.data, seats.order, self.run.sharding
 
 
-def gradient_syncs(stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, setting: Setting) -> Syncs:
-    """The flat all-reduce of every data group after its last backward, then those of shared weights over all owners."""
-    return _Builder(stages, pipeline, setting).build()
+@dataclass(frozen=True)
+class Bucket:
+    """Layers with the same owners everywhere: their gradients are one message.
+
+    Attributes:
+        values: by holder: on one of its ranks.
+    """
+
+    holders: tuple[Holder, ...]
+    values: tuple[int, ...]
+
+
+def buckets(paces: Paces) -> tuple[Bucket, ...]:
+    """The buckets of a plan: weights summed apart left out."""
+    by_layer = [_by_first_layer(index, paces) for index in range(len(paces.plan.pipelines))]
+    cuts = sorted({first for runs in by_layer for first in runs} | {len(paces.setting.model.layers)})
+    current: list[Holder] = []
+    found: dict[tuple[object, ...], Bucket] = {}
+    for first, end in pairwise(cuts):
+        current = [runs.get(first) or current[index] for index, runs in enumerate(by_layer)]
+        values = tuple(_values(holder, first, end, paces) for holder in current)
+        name = tuple(holder.bucket for holder in current)
+        if name in found:
+            values = tuple(a + b for a, b in zip(found[name].values, values, strict=True))
+        found[name] = Bucket(tuple(current), values)
+    return tuple(found.values())
+
+
+def _by_first_layer(index: int, paces: Paces) -> dict[int, Holder]:
+    return {
+        run.first: Holder((index, number), place, run, paces.seats[index, number][place])
+        for number, stage in enumerate(paces.plan.pipelines[index].stages)
+        for place, run in enumerate(stage.layers)
+    }
+
+
+def _values(holder: Holder, first: int, end: int, paces: Paces) -> int:
+    """Values of the layers on one of the holder's ranks; weights summed apart left out, others counted once."""
+    setting, tensor = paces.setting, holder.run.tensor
+    total = 0
+    for kind, count in setting.kind_counts(first, end):
+        total += count * kind.parameters_at(tensor)
+        name = kind.shared_weight
+        if name is not None:
+            is_first = name not in paces.apart and first <= setting.first_owner[name] < end
+            total -= (
+                count - (is_first and setting.model.kind_of(setting.first_owner[name]) is kind)
+            ) * setting.shared_at(kind, tensor)
+    return total
+
+
+def gradient_syncs(paces: Paces) -> tuple[Sync, ...]:
+    """All sums after the last backward, in the order in which ranks do them."""
+    return _Builder(paces).build()
 
 
 class _Builder:
-    def __init__(self, stages: tuple[tuple[Unit, ...], ...], pipeline: Pipeline, setting: Setting) -> None:
-        self.stages, self.pipeline, self.setting = stages, pipeline, setting
-        firsts = [sum(len(replicas) for replicas in stages[:number]) for number in range(len(stages))]
-        self.workers = [tuple(range(a, a + len(replicas))) for a, replicas in zip(firsts, stages, strict=True)]
-        self.shared_weights = shared_weights(setting.model, pipeline)
+    def __init__(self, paces: Paces) -> None:
+        self.paces, self.setting = paces, paces.setting
         self.syncs: list[Sync] = []
-        self.gradient: dict[StageIndex, int] = {}
-        self.shared: dict[StageIndex, tuple[int, ...]] = {}
+        self.last_of: dict[StageKey, tuple[int, ...]] = {}
 
-    def build(self) -> Syncs:
-        for number, replicas in enumerate(self.stages):
-            if len(replicas) > 1:
-                self._add_flat(number)
-        for weight in self.shared_weights:
-            degrees = {self._tensor(number) for number in weight.stages}
-            if len(degrees) == 1:
-                for index in range(min(degrees)):
-                    self._add_shared(weight, [(number, index) for number in weight.stages])
-            else:
-                everyone = [(number, index) for number in weight.stages for index in range(self._tensor(number))]
-                self._add_shared(weight, everyone)
-        return Syncs(tuple(self.syncs), self.gradient, self.shared)
+    def build(self) -> tuple[Sync, ...]:
+        self._add_left()
+        for bucket in buckets(self.paces):
+            self._add_bucket(bucket)
+        for name, owners in self.paces.apart.items():
+            self._add_shared(name, owners)
+        return tuple(self.syncs)
 
-    def _tensor(self, number: int) -> int:
-        return len(self.stages[number][0].devices)
+    def _add(self, owners: tuple[StageKey, ...], cost: Cost, *, shared: bool = False) -> None:
+        seconds, latency, cards = cost
+        if seconds <= 0:
+            return
+        after = tuple(sorted({number for key in owners for number in self.last_of.get(key, ())}))
+        for key in owners:
+            self.last_of[key] = (len(self.syncs),)
+        self.syncs.append(Sync(owners, after, seconds, latency, cards, shared))
 
-    def _add_flat(self, number: int) -> None:
-        """All gradients of a stage but those of weights that other stages own too."""
-        stage, tensor = self.pipeline.stages[number], self._tensor(number)
-        parameters = held_parameters(self.setting.model, stage.first, stage.end, tensor)
-        parameters -= sum(weight.parameters for weight in self.shared_weights if number in weight.stages)
-        for index in range(tensor):
-            self.gradient[number, index] = len(self.syncs)
-            self._add([(number, index)], parameters, after=())
+    def _add_left(self) -> None:
+        """What the last backward did not hide of the sums that run beside it."""
+        for key, stage in self.paces.stages.items():
+            left = max(worker.left_seconds for worker in stage.workers)
+            if left <= 0:
+                continue
+            for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
+                if self.paces.sums_meanwhile(run):
+                    way = self.setting.collectives.all_reduce(seats.data_groups).way(1e9)
+                    work = {card: left * s / way.seconds_per_byte for card, s in way.cards.items()}
+                    self._add((key,), (left, 0.0, Counter(work)))
+                    break
 
-    def _add_shared(self, weight: SharedWeight, ranks: list[StageIndex]) -> None:
-        before = {self.gradient[rank] for rank in ranks if rank in self.gradient}
-        before |= {sync for rank in ranks for sync in self.shared.get(rank, ())}
-        for rank in ranks:
-            self.shared[rank] = (*self.shared.get(rank, ()), len(self.syncs))
-        self._add(ranks, weight.parameters, after=tuple(sorted(before)))
+    def _add_bucket(self, bucket: Bucket) -> None:
+        owners = tuple(holder.key for holder in bucket.holders)
+        num_bytes = self.setting.gradient_dtype.num_bytes
+        if any(holder.run.sharding is not Sharding.NONE for holder in bucket.holders):
+            for holder, values in zip(bucket.holders, bucket.values, strict=True):
+                if holder.run.data > 1 and not self.paces.sums_meanwhile(holder.run):
+                    collective = self.setting.collectives.all_reduce(holder.seats.data_groups)
+                    share = 1.0 if holder.run.sharding is Sharding.NONE else 0.5
+                    self._add((holder.key,), _all_reduce(collective, values * num_bytes, share))
+            if len(bucket.holders) > 1:
+                self._add(owners, self._across(bucket, num_bytes, sharded=True))
+        elif len(bucket.holders) > 1 or not self.paces.sums_meanwhile(bucket.holders[0].run):
+            self._add(owners, self._across(bucket, num_bytes, sharded=False))
 
-    def _add(self, ranks: list[StageIndex], parameters: int, *, after: tuple[int, ...]) -> None:
-        """One ring over the ranks of all replicas, ascending as every process group is made."""
-        chosen: set[Device] = {unit.devices[index] for number, index in ranks for unit in self.stages[number]}
-        members = tuple(device for device in self.pipeline.devices if device in chosen)
-        route, size = self.setting.fabric.ring(members), len(members)
-        numbers = sorted({number for number, _ in ranks})
-        self.syncs.append(
-            Sync(
-                workers=tuple(worker for number in numbers for worker in self.workers[number]),
-                after=after,
-                route=route,
-                ring_bytes=ring_bytes(parameters * GRADIENT_BYTES, size),
-                latency_seconds=ring_latency_seconds(route, size),
+    def _across(self, bucket: Bucket, num_bytes: int, *, sharded: bool) -> Cost:
+        """One ring for each finest slice of the weights, over all ranks that hold it.
+
+        Slices go by tensor index; where gradients are sharded by now, one rank of each pipeline holds one. Who holds several slices takes part in as many rings, one after the other.
+        """
+        seats = [holder.seats for holder in bucket.holders]
+        shards = [one.data if sharded else 1 for one in seats]
+        message = min(bucket.values) * num_bytes / max(shards)
+        total: Cost = (0.0, 0.0, Counter())
+        for groups in slice_rounds(seats, shards):
+            cost = _all_reduce(self.setting.collectives.all_reduce(groups), message, 1.0)
+            total = (total[0] + cost[0], total[1] + cost[1], total[2] + cost[2])
+        return total
+
+    def _add_shared(self, name: str, owners: Sequence[StageKey]) -> None:
+        """Over all owners: by tensor index where they have one degree, else one group of them all."""
+        setting = self.setting
+        holding: list[tuple[Seats, int]] = []
+        for key in owners:
+            stage = self.paces.stages[key]
+            for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
+                kinds = [k for k, _ in setting.kind_counts(run.first, run.first + run.count) if k.shared_weight == name]
+                if kinds:
+                    holding.append((seats, setting.shared_at(kinds[0], run.tensor)))
+                    break
+        tensors = {seats.tensor for seats, _ in holding}
+        if len(tensors) == 1:
+            groups = tuple(
+                tuple(node for seats, _ in holding for node in seats.data_groups[index])
+                for index in range(min(tensors))
             )
-        )
+        else:
+            groups = (tuple(node for seats, _ in holding for node in seats.nodes),)
+        message = max(values for _, values in holding) * setting.gradient_dtype.num_bytes
+        self._add(tuple(owners), _all_reduce(setting.collectives.all_reduce(groups), message, 1.0), shared=True)
+
+
+def slice_rounds(seats: Sequence[Seats], shards: Sequence[int]) -> list[tuple[Nodes, ...]]:
+    """Rings over the ranks that hold the same slice, in rounds in which no rank takes part twice.
+
+    A pipeline with tensor degree t whose ranks hold 1/d of their part has t × d slices; the finest common ones are summed.
+    """
+    tensors, parts = (reduce(lcm, values) for values in ([one.tensor for one in seats], shards))
+    rounds: dict[tuple[int, int], list[Nodes]] = {}
+    turns = tensors // min(one.tensor for one in seats), parts // min(shards)
+    for tensor in range(tensors):
+        for part in range(parts):
+            ranks: list[str] = []
+            for one, shard in zip(seats, shards, strict=True):
+                group = one.data_groups[tensor * one.tensor // tensors]
+                ranks.extend(
+                    group if shard == 1 and one.data > 1 and max(shards) == 1 else (group[part * shard // parts],)
+                )
+            rounds.setdefault((tensor % turns[0], part % turns[1]), []).append(tuple(ranks))
+    return [tuple(groups) for _, groups in sorted(rounds.items())]
+
+
+def _all_reduce(collective: Collective, message_bytes: float, share: float) -> Cost:
+    """That share of an all-reduce."""
+    work: Counter[Card] = Counter()
+    if message_bytes <= 0:
+        return 0.0, 0.0, work
+    way = collective.way(message_bytes)
+    for card, seconds in way.cards.items():
+        work[card] = share * message_bytes * seconds  # type: ignore[assignment]  # seconds add up like counts
+    return share * way.seconds(message_bytes), share * way.latency_seconds, work

@@ -1,0 +1,109 @@
+"""When every stage is done: its gradients summed, its weights updated and, where they were sharded, collected again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainwright.cost.compute import update_seconds
+from trainwright.cost.fabric import Card
+from trainwright.cost.pace import Paces, StageKey
+from trainwright.cost.syncs import Sync
+from trainwright.plan import Sharding
+
+
+def sync_ends(syncs: Sequence[Sync], ends: Mapping[StageKey, float]) -> tuple[float, ...]:
+    """When each sum of gradients ends; `ends` are the stages' last operations.
+
+    Sums that come equally late in their ranks' order share the network cards. A sum is held up on a card at most by as
+    many bytes of every other as it has itself (even sharing), and at most until all that arrives there is through.
+    """
+    depth: list[int] = []
+    for sync in syncs:
+        depth.append(1 + max((depth[number] for number in sync.after), default=-1))
+    found = [0.0] * len(syncs)
+    for level in range(max(depth, default=-1) + 1):
+        chosen = [number for number, own in enumerate(depth) if own == level]
+        starts = {
+            number: max(
+                *(ends[key] for key in syncs[number].owners), *(found[before] for before in syncs[number].after), 0.0
+            )
+            for number in chosen
+        }
+        for number, end in _together({n: (starts[n], syncs[n]) for n in chosen}).items():
+            found[number] = end
+    return tuple(found)
+
+
+def _together(started: Mapping[int, tuple[float, Sync]]) -> dict[int, float]:
+    on_card: dict[Card, list[tuple[float, float]]] = {}
+    for start, sync in started.values():
+        for card, work in sync.cards.items():
+            on_card.setdefault(card, []).append((start, work))
+    all_through = {card: _all_through(arrivals) for card, arrivals in on_card.items()}
+    found = {}
+    for number, (start, sync) in started.items():
+        end = start + sync.seconds
+        for card, work in sync.cards.items():
+            if len(on_card[card]) > 1:
+                shared = start + sum(min(work, other) for _, other in on_card[card])
+                end = max(end, min(shared, all_through[card]) + sync.latency_seconds)
+        found[number] = end
+    return found
+
+
+def _all_through(arrivals: Sequence[tuple[float, float]]) -> float:
+    """When a card that never rests while there is work is done with all of it: (start, seconds of work) each."""
+    end = 0.0
+    for start, work in sorted(arrivals):
+        end = max(end, start) + work
+    return end
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """What a stage does behind its last operation.
+
+    Attributes:
+        gradients_end: when its gradients are summed over its replicas and over all pipelines.
+        shared_end: and when those of weights with other owners are.
+        gather_seconds: of collecting the updated weights (zero1, zero2).
+    """
+
+    gradients_end: float
+    shared_end: float
+    gather_seconds: float
+
+
+def last_steps(paces: Paces, syncs: Sequence[Sync], ends: Mapping[StageKey, float]) -> dict[StageKey, Last]:
+    """By stage; `gradients_end` is 0 where nothing is summed."""
+    done = sync_ends(syncs, ends)
+    gradients: dict[StageKey, float] = {}
+    shared: dict[StageKey, float] = {}
+    for sync, end in zip(syncs, done, strict=True):
+        into = shared if sync.of_shared_weight else gradients
+        for key in sync.owners:
+            into[key] = max(into.get(key, 0.0), end)
+    return {
+        key: Last(gradients.get(key, 0.0), shared.get(key, 0.0), _gather_seconds(paces, key)) for key in paces.stages
+    }
+
+
+def _gather_seconds(paces: Paces, key: StageKey) -> float:
+    """All-gathers of the weights that zero1 and zero2 update in parts."""
+    stage, setting, total = paces.stages[key], paces.setting, 0.0
+    for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
+        if run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1:
+            values = setting.parameters(run.first, run.first + run.count, run.tensor)
+            collective = setting.collectives.all_reduce(seats.data_groups)
+            total += collective.half_seconds(values * setting.model.dtype.num_bytes)
+    return total
+
+
+def stage_update_seconds(paces: Paces, key: StageKey, accelerator: str) -> float:
+    """The optimizer's step of one rank of a stage; sharded values are divided among the replicas."""
+    runs = [
+        (run.first, run.count, run.tensor, min(run.rows), 1 if run.sharding is Sharding.NONE else run.data)
+        for run in paces.stages[key].stage.layers
+    ]
+    return update_seconds(accelerator, runs, paces.setting)

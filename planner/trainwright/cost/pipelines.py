@@ -1,0 +1,106 @@
+"""The replay of each pipeline of a plan: its workers, and the channels between neighbouring stages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from trainwright.cost.boundaries import pieces
+from trainwright.cost.fabric import Card
+from trainwright.cost.lumps import replay_lumped
+from trainwright.cost.pace import Paces, StageKey
+from trainwright.cost.replay import Channel, Timeline, Work
+from trainwright.cost.schedule import BACKWARD, FORWARD
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """By worker of a stage: when its last operation ended, and its waiting, as in a timeline."""
+
+    ends: tuple[float, ...]
+    transit: tuple[float, ...]
+    idle: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A pipeline's workers, stage by stage, and what they send each other.
+
+    Attributes:
+        firsts: by stage: number of its first worker, and behind the last stage the number of all.
+        cards: seconds for which the messages of one micro-batch keep every network card busy.
+    """
+
+    works: tuple[Work, ...]
+    channels: tuple[Channel, ...]
+    firsts: tuple[int, ...]
+    cards: dict[Card, float]
+
+
+def flow(index: int, paces: Paces) -> Flow:
+    """The flow of the plan's pipeline with that index."""
+    pipeline = paces.plan.pipelines[index]
+    stages = [paces.stages[index, number] for number in range(len(pipeline.stages))]
+    works: list[Work] = []
+    firsts = [0]
+    for number, stage in enumerate(stages):
+        works.extend(
+            Work(number, worker.forward.seconds, worker.backward.seconds, worker.last_backward_seconds)
+            for worker in stage.workers
+        )
+        firsts.append(len(works))
+    channels: list[Channel] = []
+    cards: Counter[Card] = Counter()
+    for number in range(len(stages) - 1):
+        row_bytes = paces.setting.model.output_bytes_per_row(pipeline.stages[number].end - 1)
+        upper, lower = stages[number].seats[-1], stages[number + 1].seats[0]
+        fabric = paces.setting.fabric
+        for direction, sender, receiver, step in (
+            (FORWARD, upper, lower, (number, number + 1)),
+            (BACKWARD, lower, upper, (number + 1, number)),
+        ):
+            found, busy = pieces(sender, receiver, row_bytes, fabric)
+            cards.update(busy)
+            channels.extend(
+                Channel(
+                    firsts[step[0]] + stages[step[0]].worker_of(piece.sender),
+                    firsts[step[1]] + stages[step[1]].worker_of(piece.receiver),
+                    direction,
+                    piece.drain_seconds,
+                    piece.latency_seconds,
+                )
+                for piece in found
+            )
+    return Flow(tuple(works), tuple(channels), tuple(firsts), dict(cards))
+
+
+def replay_pipelines(paces: Paces) -> dict[StageKey, StageTimes]:
+    """The times of every stage's workers.
+
+    A card that has more to carry in the whole iteration than the longest worker lasts holds everything up by the
+    rest: the replay sees what messages of one boundary share, and not that those of several boundaries do.
+    """
+    plan = paces.plan
+    found: dict[StageKey, StageTimes] = {}
+    busy: Counter[Card] = Counter()
+    longest = 0.0
+    for index, pipeline in enumerate(plan.pipelines):
+        flows = flow(index, paces)
+        timeline = replay_lumped(plan.schedule, pipeline.micro_batches, flows.works, flows.channels)
+        longest = max(longest, *timeline.ends)
+        for card, seconds in flows.cards.items():
+            busy[card] += pipeline.micro_batches * seconds  # type: ignore[assignment]
+        for number in range(len(pipeline.stages)):
+            found[index, number] = _slice(timeline, flows.firsts[number], flows.firsts[number + 1])
+    late = max(busy.values(), default=0.0) - longest
+    return {key: _later(times, late) for key, times in found.items()} if late > 0 else found
+
+
+def _slice(timeline: Timeline, first: int, end: int) -> StageTimes:
+    return StageTimes(timeline.ends[first:end], timeline.transit[first:end], timeline.idle[first:end])
+
+
+def _later(times: StageTimes, seconds: float) -> StageTimes:
+    return StageTimes(
+        tuple(end + seconds for end in times.ends), tuple(wait + seconds for wait in times.transit), times.idle
+    )
