@@ -1,12 +1,11 @@
-"""The layer assignment: the dynamic programme finds what trying every assignment finds."""
+"""The layer assignment: the dynamic programme finds what trying every assignment finds, and what the paper's table does."""
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
-from hypothesis import given
+from amp_oracle import objective, plain_table, try_everything
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.families import Gpt
@@ -14,36 +13,17 @@ from trainwright.model import Model
 from trainwright.search.partition import even_split, partition
 from trainwright.search.spans import Array
 
-
-def objective(times: Array, exchanges: Array, micro_batches: int, ends: tuple[int, ...]) -> float:
-    """AMP's Eq. 5, written down once more."""
-    spans = list(zip((0, *ends), ends, strict=False))
-    stage = [float(times[i, first, end]) for i, (first, end) in enumerate(spans)]
-    if np.isinf(max(stage)):
-        return float("inf")
-    return (micro_batches - 1) * max(stage) + sum(stage) + sum(float(exchanges[i, e]) for i, e in enumerate(ends[:-1]))
-
-
-def brute_force(times: Array, exchanges: Array, micro_batches: int) -> float:
-    stages, size, _ = times.shape
-    return min(
-        (
-            objective(times, exchanges, micro_batches, (*cuts, size - 1))
-            for cuts in combinations(range(1, size - 1), stages - 1)
-        ),
-        default=np.inf,
-    )
+Instance = tuple[Array, Array, int]
 
 
 @st.composite
-def instances(draw: st.DrawFn) -> tuple[Array, Array, int]:
-    """Stages on unequal devices, uneven layers, exchanges that depend on the cut, some stages too small for some spans."""
+def instances(draw: st.DrawFn) -> Instance:
+    """Stages on up to three types of devices, uneven layers, exchanges by cut, some stages too small for some spans."""
     layers = draw(st.integers(1, 8))
     stages = draw(st.integers(1, layers))
     numbers = st.one_of(st.integers(0, 4).map(float), st.floats(0, 10))
-    table = np.array(
-        draw(st.lists(st.lists(numbers, min_size=layers, max_size=layers), min_size=stages, max_size=stages))
-    )
+    types = draw(st.lists(st.lists(numbers, min_size=layers, max_size=layers), min_size=1, max_size=3))
+    table = np.array([types[draw(st.integers(0, len(types) - 1))] for _ in range(stages)])
     sums = np.concatenate([np.zeros((stages, 1)), np.cumsum(table, axis=1)], axis=1)
     times = sums[:, None, :] - sums[:, :, None]
     first, end = np.indices((layers + 1, layers + 1))
@@ -55,17 +35,69 @@ def instances(draw: st.DrawFn) -> tuple[Array, Array, int]:
     return times, exchanges, draw(st.integers(1, 40))
 
 
+def cost_of(instance: Instance) -> float:
+    ends = partition(*instance)
+    return float("inf") if ends is None else objective(*instance, ends)
+
+
+@settings(max_examples=300)
 @given(instances())
-def test_the_dynamic_programme_finds_the_optimum_of_equation_5(instance: tuple[Array, Array, int]) -> None:
-    times, exchanges, micro_batches = instance
-    best = brute_force(times, exchanges, micro_batches)
-    ends = partition(times, exchanges, micro_batches)
+def test_the_dynamic_programme_finds_the_optimum_of_equation_5(instance: Instance) -> None:
+    times, _, _ = instance
+    best = try_everything(*instance)
+    ends = partition(*instance)
     if ends is None:
         assert np.isinf(best)
         return
     assert len(ends) == len(times)
     assert ends[-1] == times.shape[1] - 1
-    assert objective(times, exchanges, micro_batches, ends) == pytest.approx(best, rel=1e-7, abs=1e-9)
+    assert objective(*instance, ends) == pytest.approx(best, rel=1e-7, abs=1e-9)
+
+
+@settings(max_examples=60)
+@given(instances())
+def test_it_is_never_worse_than_the_papers_table(instance: Instance) -> None:
+    plain = plain_table(*instance)
+    if plain is None:
+        assert partition(*instance) is None
+    else:
+        assert cost_of(instance) <= objective(*instance, plain) * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_keeps_up_with_the_papers_table_where_everything_cannot_be_tried(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    stages, layers = 4, 13
+    sums = np.concatenate([[0.0], np.cumsum(random.choice([1.0, 1.0, 1.25, 3.0], layers))])
+    first, end = np.indices((layers + 1, layers + 1))
+    speeds = random.choice([1.0, 2.5], stages)
+    times = np.where(end > first, (sums[None, :] - sums[:, None])[None] * speeds[:, None, None], np.inf)
+    instance = (times, random.random((stages - 1, layers + 1)), 8)
+    plain = plain_table(*instance)
+    assert plain is not None
+    assert cost_of(instance) <= objective(*instance, plain) * (1 + 1e-9)
+
+
+@given(instances(), st.data())
+def test_a_faster_stage_or_link_and_more_room_never_cost(instance: Instance, data: st.DataObject) -> None:
+    times, exchanges, micro_batches = instance
+    stage = data.draw(st.integers(0, len(times) - 1))
+    faster, sooner, roomier = times.copy(), exchanges.copy(), times.copy()
+    faster[stage] *= data.draw(st.floats(0.1, 1))
+    sooner[stage] *= data.draw(st.floats(0.1, 1))
+    first, end = np.indices(times[stage].shape)
+    longest = np.max(times[stage], initial=0.0, where=np.isfinite(times[stage]))
+    roomier[stage] = np.where((end > first) & np.isinf(times[stage]), longest, times[stage])
+    before = cost_of(instance) * (1 + 1e-9) + 1e-12
+    assert cost_of((faster, exchanges, micro_batches)) <= before
+    assert cost_of((times, sooner, micro_batches)) <= before
+    assert cost_of((roomier, exchanges, micro_batches)) <= before
+
+
+@given(instances())
+def test_twice_the_times_cost_twice(instance: Instance) -> None:
+    times, exchanges, micro_batches = instance
+    assert cost_of((2 * times, 2 * exchanges, micro_batches)) == pytest.approx(2 * cost_of(instance))
 
 
 def test_a_slow_stage_gets_fewer_layers() -> None:

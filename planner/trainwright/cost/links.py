@@ -34,6 +34,17 @@ class Links:
         latency = np.where(apart, self.latency[source, target], 0.0).max(axis=(-2, -1))
         return bandwidth, latency
 
+    def ring(self, nodes: NDArray[np.intp]) -> tuple[Array, NDArray[np.intp]]:
+        """[...] the lowest bandwidth that a ring over the members [..., member] crosses nodes with, and their number.
+
+        Of each step the better direction; inside the node where there is but one.
+        """
+        following = np.roll(nodes, -1, axis=-1)
+        mutual = np.maximum(self.bandwidth[nodes, following], self.bandwidth[following, nodes])
+        spanned = 1 + (np.diff(np.sort(nodes, axis=-1), axis=-1) > 0).sum(axis=-1)
+        inside = (nodes == following) & (spanned > 1)[..., None]
+        return np.where(inside, np.inf, mutual).min(axis=-1), spanned
+
     def slowest_bandwidth(self, nodes: NDArray[np.intp]) -> float:
         """The same bandwidth for one large group of members [member]: counted by node, not by member."""
         used, counts = np.unique(nodes, return_counts=True)

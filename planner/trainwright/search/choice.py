@@ -12,6 +12,7 @@ import numpy as np
 from trainwright.cost.estimate import lacking_memory, memory_by_device
 from trainwright.plan import Plan
 from trainwright.search.degrees import Degrees, enumerate_degrees, micro_batch_sizes, profiled, tensor_degrees
+from trainwright.search.lower_bound import LowerBounds
 from trainwright.search.node_order import DeviceOrder, device_order
 from trainwright.search.partition import partition
 from trainwright.search.placement import Placement, megatron_placement, placed_plan
@@ -63,6 +64,10 @@ class Drafting:
     def tables(self) -> StageTables:
         return StageTables(self.problem, self.order)
 
+    @cached_property
+    def bounds(self) -> LowerBounds:
+        return LowerBounds(self.problem, self.tables)
+
     def choices(self) -> Iterator[tuple[Stages, int]]:
         """Every choice of degrees, placed as Megatron does, and rows that a replica takes at a time (AMP's mbs)."""
         for degrees in degrees_of(self.problem):
@@ -89,9 +94,8 @@ class Drafting:
         return all(table[stage, first, end] for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)))
 
     def draft(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> Draft:
-        """The plan to be; its bound is what the slowest stage computes in all micro-batches."""
-        bound = self.micro_batches(stages, rows) * self.tables.compute_seconds(stages, rows, ends)
-        return Draft(bound, lambda: self.plan(stages.placement, rows, ends))
+        """The plan to be."""
+        return Draft(self.bounds.seconds(stages, rows, ends), lambda: self.plan(stages.placement, rows, ends))
 
     def amp_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
         """T of Eq. 4 for this assignment."""

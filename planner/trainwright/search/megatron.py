@@ -42,7 +42,7 @@ def _smallest_that_fit(drafting: Drafting, rows: int) -> list[Split]:
     found: list[Split] = []
     smallest = 0
     for split in _splits(drafting, rows):
-        product = split[0].tensor * len(split[0].classes)
+        product = split[0].tensor * split[0].pipeline
         if found and product > smallest:
             break
         if drafting.fits(*split):

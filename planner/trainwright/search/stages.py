@@ -19,34 +19,45 @@ from trainwright.search.spans import Array, spans
 from trainwright.search.stage_memory import StageMemory
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class GroupClass:
     """What a tensor group's time depends on: tensor groups of one class take equally long.
 
     Attributes:
         accelerators: their names, of the group's devices.
+        nodes: how many nodes it spans.
         bandwidth, latency: the lowest and the largest between any two of its devices.
+        ring_bandwidth: the lowest between neighbours of its ring on different nodes, the better direction each; inside
+            the node where it spans but one.
     """
 
     accelerators: tuple[str, ...]
+    nodes: int
     bandwidth: float
     latency: float
+    ring_bandwidth: float
 
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """A placement, compressed to what tables depend on: equal groups are counted once.
+    """A placement, compressed to what tables depend on.
 
     Attributes:
-        classes: [stage] the classes of its tensor groups.
-        accelerators: [stage] names of the accelerators of its devices.
-        exchange_seconds_per_byte: [stage] seconds of e_i for each byte of a boundary tensor of one replica.
+        groups: the classes of its tensor groups.
+        numbers: [stage, replica] which class the tensor group has.
+        forward_seconds_per_byte, backward_seconds_per_byte: [stage, replica] of the messages to the next stage and
+            from there, on the slowest link of the replica.
     """
 
     placement: Placement
-    classes: tuple[frozenset[GroupClass], ...]
-    accelerators: tuple[frozenset[str], ...]
-    exchange_seconds_per_byte: Array
+    groups: tuple[GroupClass, ...]
+    numbers: NDArray[np.intp]
+    forward_seconds_per_byte: Array
+    backward_seconds_per_byte: Array
+
+    @property
+    def pipeline(self) -> int:
+        return int(self.placement.shape[0])
 
     @property
     def data(self) -> int:
@@ -55,6 +66,16 @@ class Stages:
     @property
     def tensor(self) -> int:
         return int(self.placement.shape[2])
+
+    @cached_property
+    def classes(self) -> tuple[frozenset[GroupClass], ...]:
+        """[stage] the classes of its tensor groups, each once."""
+        return tuple(frozenset(self.groups[number] for number in np.unique(row).tolist()) for row in self.numbers)
+
+    @cached_property
+    def accelerators(self) -> tuple[frozenset[str], ...]:
+        """[stage] names of the accelerators of its devices."""
+        return tuple(frozenset(name for group in classes for name in group.accelerators) for classes in self.classes)
 
 
 @dataclass
@@ -71,32 +92,25 @@ class StageTables:
         return StageMemory(self.problem)
 
     @cached_property
-    def _links(self) -> Links:
+    def links(self) -> Links:
         return links_of(self.problem.cluster)
 
     def stages(self, placement: Placement) -> Stages:
         """The placement's stages, compressed."""
-        nodes, accelerators = self.order.nodes[placement], self.order.accelerators[placement]
-        names = self.order.names
-        carried = np.bitwise_or.reduce(1 << accelerators, axis=2)
-        bandwidth, latency = self._links.slowest(nodes)
-        classes = []
-        held = []
-        for number in range(len(placement)):
-            groups = set(
-                zip(carried[number].tolist(), bandwidth[number].tolist(), latency[number].tolist(), strict=True)
-            )
-            classes.append(
-                frozenset(
-                    GroupClass(tuple(name for bit, name in enumerate(names) if mask >> bit & 1), slowest, largest)
-                    for mask, slowest, largest in groups
-                )
-            )
-            held.append(frozenset(name for group in classes[-1] for name in group.accelerators))
-        there = self._links.bandwidth[nodes[:-1], nodes[1:]].min(axis=2)
-        back = self._links.bandwidth[nodes[1:], nodes[:-1]].min(axis=2)
-        exchange = (1 / there + 1 / back).max(axis=1) / self.problem.runtime.link_ratio
-        return Stages(placement, tuple(classes), tuple(held), exchange)
+        nodes = self.order.nodes[placement]
+        accelerators = np.bitwise_or.reduce(1 << self.order.accelerators[placement], axis=2)
+        bandwidth, latency = self.links.slowest(nodes)
+        ring_bandwidth, spanned = self.links.ring(nodes)
+        keys = np.stack([accelerators, spanned, bandwidth, latency, ring_bandwidth], axis=2).reshape(-1, 5)
+        found, numbers = np.unique(keys, axis=0, return_inverse=True)
+        groups = tuple(GroupClass(self._names(int(mask)), int(count), *rest) for mask, count, *rest in found.tolist())
+        ratio = self.problem.runtime.link_ratio
+        forward = 1 / (ratio * self.links.bandwidth[nodes[:-1], nodes[1:]].min(axis=2))
+        backward = 1 / (ratio * self.links.bandwidth[nodes[1:], nodes[:-1]].min(axis=2))
+        return Stages(placement, groups, numbers.reshape(accelerators.shape), forward, backward)
+
+    def _names(self, mask: int) -> tuple[str, ...]:
+        return tuple(name for bit, name in enumerate(self.order.names) if mask >> bit & 1)
 
     def times(self, stages: Stages, rows: int) -> Array:
         """[stage, first, end] seconds of one micro-batch, forward and backward, on the stage's slowest replica.
@@ -109,12 +123,13 @@ class StageTables:
         """[stage, end] seconds of e_i where the pipeline is cut before layer `end` (Eq. 5)."""
         model = self.problem.model
         row_bytes = np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
-        table: Array = stages.exchange_seconds_per_byte[:, None] * (rows * row_bytes)[None, :]
+        slowest = (stages.forward_seconds_per_byte + stages.backward_seconds_per_byte).max(axis=1)
+        table: Array = slowest[:, None] * (rows * row_bytes)[None, :]
         return table
 
     def fits(self, stages: Stages, rows: int) -> NDArray[np.bool_]:
         """[stage, first, end] whether every device of the stage has the memory for these layers."""
-        pipeline, size = len(stages.classes), len(self.problem.model.layers) + 1
+        pipeline, size = stages.pipeline, len(self.problem.model.layers) + 1
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
         kept = np.array([memory.in_flight(schedule, micro_batches, stage, pipeline) for stage in range(pipeline)])
@@ -126,14 +141,6 @@ class StageTables:
                 result[chosen] &= needed <= accelerator.memory_bytes
         return result
 
-    def compute_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
-        """Seconds of one micro-batch's computation, forward and backward, on the slowest stage cut at these ends."""
-        longest = 0.0
-        for classes, first, end in zip(stages.classes, (0, *ends), ends, strict=False):
-            for group in classes:
-                longest = max(longest, float(self._layer_seconds(group, stages.tensor, rows)[0][first:end].sum()))
-        return longest
-
     def sync_seconds(self, stages: Stages, ends: tuple[int, ...]) -> float:
         """Eq. 4's second term: the slowest device's gradient synchronisation (Eq. 3)."""
         if stages.data == 1:
@@ -143,7 +150,7 @@ class StageTables:
         seconds = 0.0
         for members, first, end in zip(nodes, (0, *ends), ends, strict=False):
             groups = {np.sort(group).tobytes(): group for group in members.T}
-            bandwidth = min(self._links.slowest_bandwidth(group) for group in groups.values())
+            bandwidth = min(self.links.slowest_bandwidth(group) for group in groups.values())
             message = float(held[first, end]) * amp_cost.gradient_bytes(self.problem.setting)
             achieved = bandwidth * self.problem.runtime.link_ratio
             seconds = max(seconds, amp_cost.all_reduce_seconds(stages.data, message, achieved))

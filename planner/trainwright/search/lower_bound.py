@@ -1,0 +1,121 @@
+"""What an iteration takes at least: cheap enough to ask for every choice, and never above the exact replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost import amp as amp_cost
+from trainwright.layer import LayerKind
+from trainwright.search.protocol import Problem
+from trainwright.search.spans import Array
+from trainwright.search.stages import GroupClass, Stages, StageTables
+
+_MARGIN = 1e-9
+"""For rounding."""
+
+
+@dataclass
+class LowerBounds:
+    """Bounds for the choices of one problem.
+
+    Before a stage can begin, the first micro-batch passes the stages before it; then it computes every micro-batch;
+    then the last one passes back: m · t_i + Σ_{j<i} (t_j + e_fwd,j + e_bwd,j), for every stage and replica. Behind
+    that the first stage sums its gradients and updates its weights, and so does every stage behind its own last
+    backward. Messages and rings are taken alone on their links, but for the rings of one stage's gradients, which
+    begin together and share each link between two nodes.
+    """
+
+    problem: Problem
+    tables: StageTables
+    _layers: dict[tuple[GroupClass, int, int], Array] = field(default_factory=dict)
+    _syncs: dict[bytes, Array] = field(default_factory=dict)
+
+    def seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
+        """No iteration with this placement, rows and stages takes less."""
+        micro_batches = self.problem.global_batch_size // (rows * stages.data)
+        forward, backward, update = self._stage_seconds(stages, rows, ends)
+        row_bytes = [rows * self.problem.model.output_bytes_per_row(end - 1) for end in ends[:-1]]
+        boundary = np.array(row_bytes, dtype=float)[:, None]
+        sent = forward[:-1] + boundary * stages.forward_seconds_per_byte
+        returned = backward[:-1] + boundary * stages.backward_seconds_per_byte
+        nothing = np.zeros((1, stages.data))
+        before = np.concatenate([nothing, np.cumsum(sent, axis=0)])
+        behind = np.concatenate([nothing, np.cumsum(returned, axis=0)])
+        last_backward = before + micro_batches * (forward + backward)
+        after = self._sync_seconds(stages, ends) + update
+        own = float((last_backward.max(axis=1) + after).max())
+        through_the_first = float((last_backward + behind).max() + after[0])
+        return max(own, through_the_first) * (1 - _MARGIN)
+
+    def _stage_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> tuple[Array, Array, Array]:
+        """[stage, replica] of a micro-batch's forward and backward; [stage] of the longest update."""
+        sums = np.stack([self._summed_layers(group, stages.tensor, rows) for group in stages.groups])
+        taken = sums[:, :, list(ends)] - sums[:, :, [0, *ends[:-1]]]
+        by_replica = taken[stages.numbers, :, np.arange(stages.pipeline)[:, None]]
+        return by_replica[..., 0], by_replica[..., 1], by_replica[..., 2].max(axis=1)
+
+    def _summed_layers(self, group: GroupClass, tensor: int, rows: int) -> Array:
+        """[forward | backward | update, end] seconds of all layers before `end` on one group."""
+        key = (group, tensor, rows)
+        if key not in self._layers:
+            model = self.problem.model
+            by_kind = {kind.name: self._kind_seconds(group, kind, tensor, rows) for kind in model.kinds}
+            table = np.array([by_kind[name] for name in model.layers]).T
+            self._layers[key] = np.concatenate([np.zeros((3, 1)), np.cumsum(table, axis=1)], axis=1)
+        return self._layers[key]
+
+    def _kind_seconds(self, group: GroupClass, kind: LayerKind, tensor: int, rows: int) -> tuple[float, float, float]:
+        setting = self.problem.setting
+        costs = [setting.layer_cost(name, kind, tensor, rows) for name in group.accelerators]
+        sync = [0.0, 0.0]
+        if tensor > 1 and kind.is_tensor_parallel:
+            members = group.nodes if group.nodes > 1 else tensor
+            message = rows * setting.model.dtype.num_bytes
+            rate = group.ring_bandwidth * setting.runtime.link_ratio
+            for segment in kind.segments:
+                summed = (segment.forward_all_reduce_elements_per_row, segment.backward_all_reduce_elements_per_row)
+                for direction, elements in enumerate(summed):
+                    sync[direction] += amp_cost.all_reduce_seconds(members, message * elements, rate)
+        # Of a weight that is shared the owners may update but a part.
+        update = 0.0 if kind.shared_weight else max(cost.update_seconds for cost in costs)
+        return (
+            max(cost.forward_seconds for cost in costs) + sync[0],
+            max(cost.backward_seconds for cost in costs) + sync[1],
+            update,
+        )
+
+    def _sync_seconds(self, stages: Stages, ends: tuple[int, ...]) -> Array:
+        """[stage] of summing the gradients that no other stage holds; 0 where that may happen during the backward."""
+        if stages.data == 1 or self.problem.runtime.overlaps_gradients:
+            return np.zeros(stages.pipeline)
+        key = stages.placement.tobytes() + bytes(str(stages.placement.shape), "ascii")
+        if key not in self._syncs:
+            self._syncs[key] = self._sync_seconds_per_byte(self.tables.order.nodes[stages.placement])
+        model = self.problem.model
+        layers = range(len(model.layers))
+        own = [0 if model.kind_of(i).shared_weight else model.kind_of(i).parameters_at(stages.tensor) for i in layers]
+        sums = np.concatenate([[0.0], np.cumsum(own)])
+        held = sums[list(ends)] - sums[[0, *ends[:-1]]]
+        result: Array = held * amp_cost.gradient_bytes(self.problem.setting) * self._syncs[key]
+        return result
+
+    def _sync_seconds_per_byte(self, nodes: NDArray[np.intp]) -> Array:
+        """[stage] seconds for every byte that the data groups [stage, member, group] sum, each over its own members."""
+        links, ratio = self.tables.links, self.problem.runtime.link_ratio
+        by_group = nodes.transpose(0, 2, 1)
+        bandwidth, spanned = links.ring(by_group)
+        members = np.where(spanned > 1, spanned, by_group.shape[2])
+        share = 2 * (members - 1) / members
+        seconds: Array = (share / (bandwidth * ratio)).max(axis=1)
+        stage, group, member = np.nonzero(by_group != np.roll(by_group, -1, axis=2))
+        if len(stage):
+            there = np.roll(by_group, -1, axis=2)[stage, group, member]
+            steps = np.unique(np.stack([stage, group, by_group[stage, group, member], there], axis=1), axis=0)
+            pairs, number = np.unique(steps[:, [0, 2, 3]], axis=0, return_inverse=True)
+            sent = np.bincount(number.reshape(-1), weights=share[steps[:, 0], steps[:, 1]])
+            mutual = np.maximum(links.bandwidth[pairs[:, 1], pairs[:, 2]], links.bandwidth[pairs[:, 2], pairs[:, 1]])
+            np.maximum.at(seconds, pairs[:, 0], sent / (mutual * ratio))
+        return seconds
