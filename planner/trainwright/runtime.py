@@ -25,6 +25,9 @@ class Runtime:
 
     Attributes:
         compute_ratios: by accelerator; 1 where an accelerator is not named.
+        row_growth_ratio: achieved over profiled growth of compute seconds with the rows, beyond those of one row: a
+            layer takes compute_ratio × (profile(1) + row_growth_ratio × (profile(rows) - profile(1))). It corrects
+            profiles whose growth with the micro-batch was derived from a data sheet.
         link_ratio: achieved over stated bandwidth of every link.
         overlaps_gradients: whether gradients are summed while the last backward still runs even where nothing is
             sharded. (Under zero2 and zero3 they always are.)
@@ -36,6 +39,7 @@ class Runtime:
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
+    row_growth_ratio: float = 1.0
     link_ratio: float = 1.0
     overlaps_gradients: bool = False
     overlap_slowdown_ratio: float = 1.3
@@ -45,7 +49,7 @@ class Runtime:
     gradient_dtype: Dtype | None = None
 
     def __post_init__(self) -> None:
-        for name in ("link_ratio", "activation_ratio"):
+        for name in ("row_growth_ratio", "link_ratio", "activation_ratio"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.overlap_slowdown_ratio < 1:

@@ -1,0 +1,139 @@
+"""Bounded robust least squares on a few parameters: Gauss-Newton steps with soft-L1 weights and a pull to the start.
+
+The functions fitted are maxima of sums (a replayed iteration, a peak), so differences are taken over a step wide
+enough to see their trend. Two dozen lines serve where SciPy's `least_squares` would add 0.3 s to an import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+STEP = 0.02
+MAX_ITERATIONS = 12
+TOLERANCE = 1e-4
+NO_EFFECT = 1e-6
+"""A residual that moves less than this over a step does not depend on the parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A number to fit.
+
+    Attributes:
+        start: where it stands without any data, and where it is pulled to.
+        low, high: its bounds.
+        spread: how far from the start one expects it: a pull as strong as one residual of 1 there.
+    """
+
+    name: str
+    start: float
+    low: float
+    high: float
+    spread: float
+
+    @property
+    def held(self) -> Parameter:
+        """The same where it starts, not to be fitted."""
+        return replace(self, low=self.start, high=self.start)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Values of the parameters, and the residuals and their derivatives [residual, parameter] there."""
+
+    values: Vector
+    residuals: Vector
+    jacobian: Vector
+
+    @property
+    def informed(self) -> NDArray[np.bool_]:
+        """Whether any residual depends on the parameter, for each."""
+        return np.asarray(np.any(self.jacobian != 0, axis=0))
+
+    def covariance(self, parameters: tuple[Parameter, ...]) -> Vector:
+        """[parameter, parameter]: how far from their values they may still lie, by the curvature of the loss."""
+        pull = np.diag([1 / parameter.spread**2 for parameter in parameters])
+        weighted = self.jacobian * weights(self.residuals)[:, None]
+        return np.asarray(np.linalg.inv(self.jacobian.T @ weighted + pull), dtype=np.float64)
+
+
+def weights(residuals: Vector) -> Vector:
+    """How much each residual counts: 1 near 0, as its inverse far from it."""
+    return 1 / np.sqrt(1 + residuals**2)
+
+
+def loss(residuals: Vector) -> float:
+    """Soft-L1: half the square near 0, the absolute value far from it; summed."""
+    return float(np.sum(np.sqrt(1 + residuals**2) - 1))
+
+
+def solve(
+    residuals: Callable[[Vector], Vector], parameters: tuple[Parameter, ...], start: Vector | None = None
+) -> Solution:
+    """The parameters that make the residuals' loss and the pull to the parameters' starts least."""
+    starts, low, high, spread = (
+        np.array([getattr(parameter, name) for parameter in parameters], dtype=np.float64)
+        for name in ("start", "low", "high", "spread")
+    )
+
+    def total(values: Vector, found: Vector) -> float:
+        return loss(found) + 0.5 * float(np.sum(((values - starts) / spread) ** 2))
+
+    at = np.clip(starts if start is None else start, low, high)
+    found = residuals(at)
+    jacobian = _derivatives(residuals, at, found, low, high)
+    for _ in range(MAX_ITERATIONS):
+        step = _step(at, found, jacobian, starts, spread, low, high)
+        best = total(at, found)
+        scale = 1.0
+        while scale > 0.1:
+            there = np.clip(at + scale * step, low, high)
+            found_there = residuals(there)
+            if total(there, found_there) < best:
+                break
+            scale /= 2
+        else:
+            break
+        gained, moved = best - total(there, found_there), float(np.max(np.abs(there - at)))
+        at, found = there, found_there
+        jacobian = _derivatives(residuals, at, found, low, high)
+        if gained < TOLERANCE or moved < TOLERANCE:
+            break
+    return Solution(at, found, jacobian)
+
+
+def _derivatives(residuals: Callable[[Vector], Vector], at: Vector, found: Vector, low: Vector, high: Vector) -> Vector:
+    """[residual, parameter], towards the inside where a bound is near."""
+    columns = []
+    for index in range(len(at)):
+        moved = at.copy()
+        moved[index] += STEP if at[index] + STEP <= high[index] else -min(STEP, at[index] - low[index])
+        width = moved[index] - at[index]
+        change = residuals(moved) - found if width else np.zeros_like(found)
+        columns.append(np.where(np.abs(change) < NO_EFFECT, 0.0, change) / (width or 1.0))
+    return np.array(columns, dtype=np.float64).reshape(len(at), len(found)).T
+
+
+def _step(  # noqa: PLR0913, PLR0917 - one linear system
+    at: Vector, found: Vector, jacobian: Vector, starts: Vector, spread: Vector, low: Vector, high: Vector
+) -> Vector:
+    """The Gauss-Newton step; a parameter that a bound holds back stays, the others move without it."""
+    weight = weights(found)
+    gradient = jacobian.T @ (weight * found) + (at - starts) / spread**2
+    curvature = jacobian.T @ (weight[:, None] * jacobian) + np.diag(1 / spread**2)
+    free = np.ones(len(at), dtype=bool)
+    step = np.zeros_like(at)
+    for _ in range(len(at) + 1):
+        step[:] = 0.0
+        step[free] = -np.linalg.solve(curvature[np.ix_(free, free)], gradient[free]) if free.any() else 0.0
+        held = free & (((at <= low) & (step < 0)) | ((at >= high) & (step > 0)))
+        if not held.any():
+            break
+        free &= ~held
+    return step

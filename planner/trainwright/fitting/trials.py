@@ -1,0 +1,73 @@
+"""Plans that were run, and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainwright.cluster import Device
+from trainwright.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Peak bytes that one device held."""
+
+    device: Device
+    peak_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.peak_bytes <= 0:
+            raise ValueError(
+                f"peak_bytes of {self.device} must be above 0, got {self.peak_bytes}; leave it out instead"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A plan and its measured iteration.
+
+    Attributes:
+        iteration_seconds: median of the measured iterations.
+        peak_memory_bytes: of the device that held most, where it was measured.
+        memory_by_device: of devices of the plan, where they were measured one by one.
+        name: for reports; the plan's summary where it is not given.
+    """
+
+    plan: Plan
+    iteration_seconds: float
+    peak_memory_bytes: int | None = None
+    memory_by_device: tuple[DeviceMemory, ...] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.iteration_seconds <= 0:
+            raise ValueError(
+                f"iteration_seconds of {self.label} must be above 0, got {self.iteration_seconds}; leave a failed trial out"
+            )
+        if self.peak_memory_bytes is not None and self.peak_memory_bytes <= 0:
+            raise ValueError(
+                f"peak_memory_bytes of {self.label} must be above 0, got {self.peak_memory_bytes}; leave it out instead"
+            )
+        devices = [memory.device for memory in self.memory_by_device]
+        strange = [device for device in devices if device not in self.plan.devices]
+        if strange or len(set(devices)) < len(devices):
+            raise ValueError(
+                f"memory_by_device of {self.label} must name devices of its plan, each once; check "
+                f"{(strange or devices)[0]}"
+            )
+
+    @property
+    def label(self) -> str:
+        """What a report calls the trial."""
+        return self.name or self.plan.summary()
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The document that calibration reads: measured trials of one model on one cluster."""
+
+    trials: tuple[Trial, ...]
+
+    def __post_init__(self) -> None:
+        if not self.trials:
+            raise ValueError("trials must hold at least one measured trial")
