@@ -19,6 +19,10 @@ NOT_WRITTEN, BAD_OPTIONS = 1, 2
 COMMANDS = {
     "plan": "Find the plans that train fastest, best first.",
     "estimate": "Tell what a plan costs, whoever made it.",
+    "cluster": "Write a cluster document from machines by name and number.",
+    "machines": "List the machines that `cluster` knows.",
+    "accelerators": "List the data sheets of accelerators.",
+    "profiles": "Import, estimate or merge layer profiles.",
     "schema": "Print the JSON schema of a document.",
 }
 """Commands by name, in the order of the help; each lives in a module of its name."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 
 from trainwright import documents
@@ -47,3 +48,32 @@ def write_document(noun: object, path: Path | None) -> None:
         typer.echo(text)
         return
     path.write_text(text + "\n", encoding="utf-8")
+
+
+class Format(StrEnum):
+    """How a document is written."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--output", help="How to write the document.")]
+
+
+def show_document(noun: object, form: Format, *, comment: str) -> None:
+    """A document on standard output; what was left out stays out. YAML begins with the comment."""
+    data = _given(documents.dump(noun))
+    if form is Format.JSON:
+        show_json(data)
+        return
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+    typer.echo(f"# {comment}\n{text}", nl=False)
+
+
+def _given(data: Any) -> Any:
+    """Without the fields that are null, which all have that default."""
+    if isinstance(data, dict):
+        return {name: _given(value) for name, value in data.items() if value is not None}
+    if isinstance(data, list):
+        return [_given(value) for value in data]
+    return data

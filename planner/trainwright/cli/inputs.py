@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trainwright import documents
+from trainwright.accelerators import estimate_profiles
+from trainwright.cli.answers import note
 from trainwright.cluster import Cluster
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search import SEARCHES, Limits, Objective, Problem
+from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Problem
 from trainwright.training import Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
+MAX_ESTIMATED_ROWS = 256
+"""Beyond it any device is busy, and time grows in proportion to the rows."""
 SEARCHED = "search"
 """In place of a batch size: find the one with the best throughput."""
 
@@ -65,29 +70,62 @@ class Inputs:
 
     def problem(self, limits: Limits | None = None) -> Problem:
         """What a search is asked. Profiles that are not given are estimated, which is said on standard error."""
-        training: Training = read(self.model, Training)
+        training = self._training()
         cluster: Cluster = read(self.cluster, Cluster)
-        limits = limits or Limits()
-        batch = training.global_batch_size
-        if self.global_batch_size is not None and not self.searches_batch:
-            batch = _rows(self.global_batch_size)
+        runtime = Runtime() if self.runtime is None else read(self.runtime, Runtime)
         return Problem(
             cluster=cluster,
             model=training.model,
-            profiles=self._profiles(),
-            global_batch_size=batch,
-            limits=limits,
+            profiles=self._profiles(cluster, training),
+            global_batch_size=training.global_batch_size,
+            limits=limits or Limits(),
             optimizer=training.optimizer,
-            runtime=Runtime() if self.runtime is None else read(self.runtime, Runtime),
+            runtime=runtime,
         )
 
-    def _profiles(self) -> Profiles:
+    def _training(self) -> Training:
+        training: Training = read(self.model, Training)
+        if self.global_batch_size is not None and not self.searches_batch:
+            training = replace(training, global_batch_size=_rows(self.global_batch_size))
+        refuse_what_nothing_holds(training)
+        return training
+
+    def _profiles(self, cluster: Cluster, training: Training) -> Profiles:
         if self.profiles is not None:
             given: Profiles = read(self.profiles, Profiles)
             return given
-        raise documents.DocumentError(
-            "--profiles is needed: layers are costed from measured profiles, there are no data sheets to estimate them from"
-        )
+        names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
+        try:
+            found = estimated(training, names, devices=len(cluster.devices))
+        except ValueError as error:
+            raise ValueError(f"--profiles is needed: {error}") from None
+        note("layer profiles are estimated from data sheets, not measured; --profiles takes measured ones")
+        return found
+
+
+def estimated(training: Training, accelerators: Sequence[str], *, devices: int) -> Profiles:
+    """Profiles from data sheets: every tensor degree that so many devices allow, rows by powers of two.
+
+    Raises ValueError for an accelerator that has no data sheet.
+    """
+    most = training.model.max_tensor_degree
+    return estimate_profiles(
+        training.model,
+        accelerators,
+        tensor_degrees=[degree for degree in range(1, min(most, devices) + 1) if most % degree == 0],
+        rows=[2**power for power in range(MAX_ESTIMATED_ROWS.bit_length())],
+        optimizer=training.optimizer,
+    )
+
+
+def refuse_what_nothing_holds(training: Training) -> None:
+    """Raises NoFeasiblePlan for a model whose sizes are beyond any memory, and beyond exact arithmetic."""
+    for kind in training.model.kinds:
+        if max(kind.parameters, kind.output_elements_per_row, kind.forward_flops_per_row) >= 2**60:
+            raise NoFeasiblePlan(
+                f"no plan fits into memory: one layer of kind {kind.name} has {kind.parameters:.3g} parameters and a "
+                f"boundary of {kind.output_elements_per_row:.3g} values a row"
+            )
 
 
 def _rows(text: str) -> int:

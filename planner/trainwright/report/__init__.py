@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from trainwright.report.origin import origin_fields, origin_words
-from trainwright.report.prices import cost_per_sample
+from trainwright.report.sheets import accelerator_table, machine_table, sheet_lines
 from trainwright.report.tables import breakdown_table, candidate_table
 
-__all__ = ["breakdown_table", "candidate_table", "cost_per_sample", "origin_fields", "origin_words"]
+__all__ = [
+    "accelerator_table",
+    "breakdown_table",
+    "candidate_table",
+    "machine_table",
+    "origin_fields",
+    "origin_words",
+    "sheet_lines",
+]

@@ -14,13 +14,12 @@ from trainwright.cost.estimate import Breakdown, Estimate
 from trainwright.plan import Plan
 from trainwright.report import degrees, units
 from trainwright.report.origin import origin_words
-from trainwright.report.prices import cost_per_sample
 from trainwright.search import Candidate, Objective, Problem
 
 
 def new_table(columns: Sequence[tuple[str, str]]) -> Table:
     """A plain table; columns are (heading, `left` or `right`). Texts, because names may look like markup."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, justify in columns:
         right = justify == "right"
         table.add_column(Text(heading), justify="right" if right else "left", no_wrap=right, overflow="fold")
@@ -61,7 +60,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     table = new_table(headings)
     for number, candidate in enumerate(candidates, 1):
         estimate, plan = candidate.estimate, candidate.plan
-        cost = cost_per_sample(plan, estimate.iteration_seconds, problem.cluster)
+        cost = candidate.price_per_row
         cells = [
             str(number),
             *([str(plan.global_batch_size)] if batch_differs else []),

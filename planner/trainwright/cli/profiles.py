@@ -1,0 +1,149 @@
+"""`trainwright profiles`: layer profiles from other tools' tables, from data sheets, from several files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainwright.cli.answers import note, write_document
+from trainwright.cli.command import command
+from trainwright.cli.inputs import estimated, read, refuse_what_nothing_holds
+from trainwright.cluster import Cluster, Port
+from trainwright.profile_imports import FORMATS, ImportOptions
+from trainwright.profiles import LayerProfile, Profiles
+from trainwright.training import Training
+
+app = typer.Typer(add_completion=False, help="Import, estimate or merge layer profiles.", no_args_is_help=False)
+
+MAX_ESTIMATED_DEGREE = 64
+"""The largest tensor degree to estimate where no cluster says how many devices there are."""
+
+ModelFile = Annotated[Path, typer.Option("--model", help="The model that the layers belong to.")]
+TargetFile = Annotated[Path | None, typer.Option("--write", help="Write into this file, not to standard output.")]
+
+
+def format_names(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the tables do not say themselves."""
+
+    accelerator: Annotated[str, typer.Option(help="What they were measured on, named as in the cluster document.")]
+    inside_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            metavar="BYTES/S",
+            help="Between the devices that measured tensor degrees above 1: takes the all-reduces off their times.",
+        ),
+    ] = None
+    inside_latency: Annotated[float, typer.Option(metavar="SECONDS", help="The latency of that link.")] = 1e-5
+    memory_table: Annotated[
+        Path | None, typer.Option(help="sailor: its layers.json, with activation and parameter bytes.")
+    ] = None
+    blocks: Annotated[
+        str, typer.Option(metavar="FROM:TO,…", help="amp: entries that are the model's tensor-parallel layers.")
+    ] = ""
+    tensor_degrees: Annotated[
+        str, typer.Option(metavar="DEGREE,…", help="amp: of each file, where the file names do not end with it.")
+    ] = ""
+
+    @property
+    def options(self) -> ImportOptions:
+        bandwidth = self.inside_bandwidth
+        return ImportOptions(
+            inside=None if bandwidth is None else Port(self.inside_latency, bandwidth),
+            memory_table=self.memory_table,
+            blocks=tuple(_range(part) for part in self.blocks.split(",") if part),
+            tensor_degrees=tuple(_number(part, "--tensor-degrees") for part in self.tensor_degrees.split(",") if part),
+        )
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, end = text.partition(":")
+    return _number(first, "--blocks"), _number(end, "--blocks")
+
+
+def _number(text: str, option: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{option}: expected a whole number, got {text!r}") from None
+
+
+@app.command("import")
+@command
+def import_tables(
+    *,
+    tables: Annotated[list[Path], typer.Argument(metavar="TABLE…", help="The files that hold the measurements.")],
+    table_format: Annotated[
+        str,
+        typer.Option("--format", autocompletion=format_names, metavar="|".join(FORMATS), help="Whose tables they are."),
+    ],
+    model: ModelFile,
+    more: TableOptions,
+    write: TargetFile = None,
+) -> None:
+    """Turn another tool's layer tables into a profiles document, on standard output."""
+    if table_format not in FORMATS:
+        raise ValueError(f"there is no format {table_format!r}; choose one of {', '.join(FORMATS)}")
+    training = _training(model)
+    found = FORMATS[table_format](tables, model=training.model, accelerator=more.accelerator, options=more.options)
+    write_document(found, write)
+
+
+@app.command("estimate")
+@command
+def estimate_from_sheets(
+    *,
+    model: ModelFile,
+    cluster: Annotated[Path | None, typer.Option(help="Estimate for the accelerators of this cluster.")] = None,
+    accelerator: Annotated[
+        list[str] | None, typer.Option(help="Estimate for this accelerator; may be repeated.")
+    ] = None,
+    write: TargetFile = None,
+) -> None:
+    """Estimate layer profiles from accelerators' data sheets, without measuring anything."""
+    names = list(accelerator or ())
+    devices = MAX_ESTIMATED_DEGREE
+    if cluster is not None:
+        given: Cluster = read(cluster, Cluster)
+        names += [node.accelerator for node in given.nodes]
+        devices = len(given.devices)
+    if not names:
+        raise ValueError("nothing to estimate for: give --cluster or --accelerator")
+    found = estimated(_training(model), tuple(dict.fromkeys(names)), devices=devices)
+    note("these profiles are estimated from data sheets, not measured")
+    write_document(found, write)
+
+
+@app.command("merge")
+@command
+def merge(
+    *,
+    files: Annotated[list[Path], typer.Argument(metavar="PROFILES…", help="Profiles documents, the best first.")],
+    write: TargetFile = None,
+) -> None:
+    """Put several profiles documents into one; what stands in several is taken from the first that has it."""
+    points: dict[tuple[str, str, int, int], LayerProfile] = {}
+    origins: set[str] = set()
+    for file in files:
+        given: Profiles = read(file, Profiles)
+        origins.add(given.origin)
+        for layer in given.layers:
+            points.setdefault((layer.accelerator, layer.kind, layer.tensor_degree, layer.rows), layer)
+    origin = "estimated" if "estimated" in origins else "measured"
+    if len(origins) > 1:
+        note("some of these profiles are estimated, so the whole document is marked so")
+    write_document(Profiles(tuple(points.values()), origin), write)
+
+
+def _training(file: Path) -> Training:
+    training: Training = read(file, Training)
+    refuse_what_nothing_holds(training)
+    return training

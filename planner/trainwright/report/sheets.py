@@ -1,0 +1,103 @@
+"""Data sheets of accelerators and machines as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from rich.console import Group
+
+from trainwright.accelerators import DataSheet, Machine
+from trainwright.accelerators.machines import MachinePort, machine_file
+from trainwright.accelerators.sheet import Figure, Source, sheet_file
+from trainwright.report import units
+from trainwright.report.tables import add_row, new_table, titled
+
+
+def accelerator_table(sheets: Sequence[DataSheet]) -> Group:
+    """Peak rates in TFLOP/s, memory, links, prices, and where the memory's size and rate are taken from."""
+    table = new_table(
+        [
+            ("accelerator", "left"),
+            ("fp32", "right"),
+            ("fp16", "right"),
+            ("bf16", "right"),
+            ("memory", "right"),
+            ("rate", "right"),
+            ("$/h", "right"),
+        ]
+    )
+    for sheet in sheets:
+        bfloat16 = sheet.bfloat16_flops_per_second
+        price = sheet.price_per_hour
+        add_row(
+            table,
+            sheet.name,
+            _tera(sheet.float32_flops_per_second.value),
+            _tera(sheet.float16_flops_per_second.value),
+            "–" if bfloat16 is None else _tera(bfloat16.value),
+            units.size(sheet.memory_bytes.value),
+            units.bandwidth(sheet.memory_bytes_per_second.value),
+            "–" if price is None else f"{price.value:.2f}",
+        )
+    return titled(
+        "Accelerators, by their data sheets",
+        table,
+        "peak TFLOP/s of dense matrix products; $/h of one device on demand; a name shows each figure's source",
+    )
+
+
+def machine_table(machines: Sequence[Machine]) -> Group:
+    """Devices, links inside and out, prices."""
+    table = new_table(
+        [
+            ("machine", "left"),
+            ("devices", "right"),
+            ("accelerator", "left"),
+            ("inside", "right"),
+            ("network", "right"),
+            ("$/h", "right"),
+        ]
+    )
+    for machine in machines:
+        inside, price = machine.inside, machine.price_per_hour
+        add_row(
+            table,
+            machine.name,
+            str(machine.devices),
+            machine.accelerator,
+            "–" if inside is None else units.bandwidth(inside.bandwidth_bytes_per_second),
+            units.bandwidth(machine.network.bandwidth_bytes_per_second),
+            "–" if price is None else f"{price.value:.2f}",
+        )
+    return titled(
+        "Machines, by their data sheets",
+        table,
+        "bandwidths in one direction; $/h of the whole machine on demand; a name shows each figure's source",
+    )
+
+
+def sheet_lines(sheet: DataSheet | Machine) -> str:
+    """Every figure of one data sheet with its source."""
+    sources = sheet_file().sources if isinstance(sheet, DataSheet) else machine_file().sources
+    lines = [f"{sheet.name}" + (f" (also {', '.join(sheet.aliases)})" if sheet.aliases else ""), ""]
+    for field in fields(sheet):
+        value = getattr(sheet, field.name)
+        if isinstance(value, Figure):
+            lines += [f"{field.name}: {value.value:g}", *_origin(value, sources)]
+        elif isinstance(value, MachinePort):
+            rate = f"{value.bandwidth_bytes_per_second:g} bytes/s, latency {value.latency_seconds:g} s"
+            lines += [f"{field.name}: {rate}", *_origin(value, sources)]
+        elif field.name not in {"name", "aliases"} and value is not None:
+            lines.append(f"{field.name}: {value}")
+    return "\n".join(lines)
+
+
+def _origin(figure: Figure | MachinePort, sources: Mapping[str, Source]) -> list[str]:
+    source = sources[figure.source]
+    as_of = f" ({source.as_of})" if source.as_of else ""
+    return [f"    {source.title}{as_of}", f"    {source.url}", *([f"    {figure.note}"] if figure.note else [])]
+
+
+def _tera(flops_per_second: float) -> str:
+    return f"{flops_per_second / 1e12:.4g}"
