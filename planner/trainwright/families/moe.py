@@ -134,8 +134,7 @@ def _of_all(part: Operator, experts: int) -> Operator:
 def _choice(tokens: int, experts: int, chosen: int) -> Operator:
     """Softmax over the experts, the best k of them, and their weights made to sum to one.
 
-    Keeps the probabilities, which were chosen, and for that last division the k weights, their sum and its result's
-    place: k + 1 values and k indices for each token.
+    Keeps the probabilities and the indices of the best k; and for the division their weights and the weights' sum.
     """
     return Operator(
         name="choice",

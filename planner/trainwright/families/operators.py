@@ -176,6 +176,22 @@ def lookup(name: str, positions: int, width: int, entries: int, *, indexed: bool
     )
 
 
+def position_biases(parameters: int, *, split: Split) -> Operator:
+    """A table of biases by relative position, which scores are given.
+
+    It is looked up once for each micro-batch, whatever its rows, so nothing but the table itself is counted.
+    """
+    return Operator(
+        name="position_biases",
+        kind=OperatorKind.EMBEDDING,
+        forward_flops_per_row=0.0,
+        input_elements_per_row=0,
+        output_elements_per_row=0,
+        weight_elements=parameters,
+        split=split,
+    )
+
+
 def cross_entropy(positions: int, classes: int, *, name: str = "cross_entropy") -> Operator:
     """The loss over [positions, classes]; keeps the logarithms of the probabilities, and the targets."""
     return Operator(

@@ -16,10 +16,11 @@ from trainwright.families.operators import (
     element_wise,
     layer_norm,
     matmul,
+    position_biases,
     reduced,
     residual,
 )
-from trainwright.layer import Attention, LayerKind, Operator, Split, Stack
+from trainwright.layer import Attention, LayerKind, Split, Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Swin:
                     layer_norm("attention_normalisation", positions, hidden),
                     element_wise("into_windows", positions, hidden),
                     *attention_branch(shape, attention),
-                    position_biases((2 * self.window_size - 1) ** 2 * heads),
+                    position_biases((2 * self.window_size - 1) ** 2 * heads, split=Split.WHOLE),
                     element_wise("out_of_windows", positions, hidden),
                     residual("attention_residual", positions, hidden, bias=True),
                     elements=positions * hidden,
@@ -150,11 +151,3 @@ class Swin:
             *classifier(hidden, self.classes),
             boundary=1,
         )
-
-
-def position_biases(parameters: int) -> Operator:
-    """A table of biases by relative place; a tensor degree divides its heads.
-
-    It is looked up once for each micro-batch, whatever its rows, so nothing but the table itself is counted.
-    """
-    return element_wise("position_biases", 0, 0, weight_elements=parameters, split=Split.WHOLE)

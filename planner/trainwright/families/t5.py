@@ -17,6 +17,7 @@ from trainwright.families.operators import (
     element_wise,
     lookup,
     matmul,
+    position_biases,
     reduced,
     residual,
     rms_norm,
@@ -130,7 +131,7 @@ class T5:
             rms_norm("attention_normalisation", tokens, hidden),
             *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention, bias=False),
             # Every rank holds the whole table, which stages share as well.
-            element_wise("position_biases", 0, 0, weight_elements=self.position_buckets * self.heads),
+            position_biases(self.position_buckets * self.heads, split=Split.NONE),
             residual("attention_residual", tokens, hidden, bias=False),
             elements=tokens * hidden,
         )

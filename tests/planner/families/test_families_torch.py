@@ -1,0 +1,76 @@
+"""What a layer kind holds, computes, keeps and hands on is what the same layer written in torch does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_models import reference
+from torch_models.measure import measure
+from torch_models.parts import Reference
+
+from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.layer import Attention, Dtype, OperatorKind
+from trainwright.model import Model
+
+FAMILIES = (
+    Gpt(2, 32, 4, 24, 50),
+    Llama(2, 32, 4, 24, 50, intermediate_size=56, key_value_heads=2),
+    Llama(1, 32, 4, 24, 50, tied_embeddings=True),
+    Bert(2, 32, 4, 24, 50),
+    Bert(2, 32, 4, 24, 50, intermediate_size=40, next_sentence=False),
+    T5(2, 32, 4, 24, 50, decoder_sequence_length=6, decoder_layers=1, intermediate_size=48),
+    T5(1, 32, 4, 24, 50, tied_embeddings=False),
+    Moe(2, 32, 4, 24, 50, experts=4, expert_every=2, intermediate_size=48, key_value_heads=2),
+    Moe(1, 32, 4, 24, 50, experts=6, experts_per_token=1, intermediate_size=48, gated=False),
+    Vit(2, 32, 4, 32, 8, classes=10),
+    Swin((1, 2, 1), 16, (2, 4, 8), image_size=64, window_size=4, classes=10),
+    WideResnet(50, 2, "both", 8, 64, classes=10),
+    WideResnet(50, 3, "second", 4, 32, classes=10),
+    TransGan((1, 1, 0, 1), 64, 2, 4, 16, window_size=8),
+)
+
+KINDS = [
+    pytest.param(family, kind.name, id=f"{family.family}{number}-{kind.name}")
+    for number, family in enumerate(FAMILIES)
+    for kind in Model.of(family).kinds
+]
+
+COUNTED = {
+    OperatorKind.MATMUL,
+    OperatorKind.BATCHED_MATMUL,
+    OperatorKind.CONVOLUTION,
+    OperatorKind.ATTENTION,
+}
+"""Kinds of operators that torch's FlopCounterMode counts."""
+
+
+def kind_of(family, name: str, attention: Attention):
+    return next(kind for kind in Model.of(family, attention=attention).kinds if kind.name == name)
+
+
+@pytest.mark.parametrize(("family", "name"), KINDS)
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.FLOAT16])
+def test_stored_attention_and_all_else_as_on_the_meta_device(family, name: str, dtype: Dtype) -> None:
+    counted = kind_of(family, name, Attention.STORED)
+    measured = measure(reference(family, name, stored=True), "meta", getattr(torch, dtype))
+    assert counted.parameters == measured.parameters
+    assert counted.forward_flops_per_row == measured.flops
+    assert counted.saved_bytes_per_row(dtype) == measured.saved_bytes
+    assert counted.output_elements_per_row == measured.boundary
+
+
+def with_attention() -> list:
+    """Kinds whose attention is fused; all others are as they are without."""
+    return [
+        kind for kind in KINDS if any(o.name == "attention" for o in kind_of(*kind.values, Attention.FUSED).operators)
+    ]
+
+
+@pytest.mark.parametrize(("family", "name"), with_attention())
+def test_fused_attention_keeps_what_the_kernel_for_cpus_keeps(family, name: str) -> None:
+    """In float32: in half precision that kernel's normalisations keep half-precision statistics, unlike a GPU's."""
+    counted = kind_of(family, name, Attention.FUSED)
+    layer = reference(family, name, stored=False)
+    measured = measure(Reference(layer.module.to_empty(device="cpu"), layer.inputs), "cpu", torch.float32)
+    assert counted.saved_bytes_per_row(Dtype.FLOAT32) == measured.saved_bytes
+    assert counted.forward_flops_per_row == kind_of(family, name, Attention.STORED).forward_flops_per_row
