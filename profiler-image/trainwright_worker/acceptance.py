@@ -75,7 +75,8 @@ def _links_problems(order: LinksOrder) -> Iterator[str]:
 
 
 def _model_problems(model: Model) -> Iterator[str]:
-    gpt_of(model)
+    if gpt_of(model).dropout:
+        yield "gpt.dropout cannot be run: this worker's layers drop nothing; leave it out"
     if model.dtype is not Dtype.FLOAT32:
         yield f"model.dtype {model.dtype} cannot be run: this worker trains in {Dtype.FLOAT32}; order that"
     if Model.of(model.family, model.dtype) != model:

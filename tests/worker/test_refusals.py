@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.cluster import Emulation
-from trainwright.families import Bert
+from trainwright.families import Bert, Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.orders import FailureReason, GangNode, LinksOrder, ProfileOrder
@@ -52,6 +52,7 @@ def two_strategies(make) -> Plan:
         (lambda m, t: replace(t, model=replace(m.model, dtype=Dtype.FLOAT16)), "float16"),
         (lambda m, t: replace(t, model=replace(m.model, layers=m.model.layers[:-1])), "not those that family gpt"),
         (lambda m, t: replace(t, model=Model.of(Bert(2, 32, 4))), "family bert cannot be run"),
+        (lambda m, t: replace(t, model=Model.of(Gpt(2, 32, 4, 16, 64, dropout=True))), "gpt.dropout cannot be run"),
         (lambda m, t: replace(t, gang=m.gang()), "at least one node"),
         (lambda m, t: replace(t, gang=m.gang(1, 1, deadline_seconds=0)), "must be above 0"),
         (lambda m, t: replace(t, gang=m.gang(2), plan=two_strategies(m)), "stage 0 changes"),

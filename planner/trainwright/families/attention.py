@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.families.operators import STATISTIC_BYTES, element_wise, layer_norm, matmul, reduced, residual
+from trainwright.families.operators import STATISTIC_BYTES, dropout, element_wise, layer_norm, matmul, reduced, residual
 from trainwright.layer import Attention, Operator, OperatorKind, Segment, Split
 
 
@@ -32,13 +32,14 @@ class Heads:
         """Self-attention in which every head has its own keys and values."""
         return cls(positions, positions, span or positions, heads, width, width)
 
-    def operators(self, attention: Attention) -> tuple[Operator, ...]:
+    def operators(self, attention: Attention, *, drops: bool = False) -> tuple[Operator, ...]:
         """From queries, keys and values to their mixture; all of it is divided by a tensor degree.
 
         The scale, the mask and a bias of the scores are part of the softmax. A bias's table is looked up once for
-        each micro-batch, whatever its rows, and is left out.
+        each micro-batch, whatever its rows, and is left out. Dropout of the softmax keeps nothing where attention is
+        fused: the kernel draws the same numbers again.
         """
-        return (self._fused(),) if attention is Attention.FUSED else self._stored()
+        return (self._fused(),) if attention is Attention.FUSED else self._stored(drops=drops)
 
     @property
     def _flops(self) -> float:
@@ -58,7 +59,7 @@ class Heads:
             split=Split.WHOLE,
         )
 
-    def _stored(self) -> tuple[Operator, ...]:
+    def _stored(self, *, drops: bool) -> tuple[Operator, ...]:
         scores = self.heads * self.queries * self.span
         queries, keys = self.queries * self.width, self.keys * self.width
         softmax = Operator(
@@ -71,9 +72,11 @@ class Heads:
             saved_elements_per_row=scores,
             split=Split.WHOLE,
         )
+        left = dropout("softmax_dropout", self.queries, self.heads * self.span, copies=True, split=Split.WHOLE)
         products = (
             self._product("scores", queries + keys, scores, kept=queries + keys),
             softmax,
+            *((left,) if drops else ()),
             self._product("context", scores + keys, queries, kept=keys),
         )
         if self.key_width == self.width:
@@ -94,17 +97,20 @@ class Heads:
         )
 
 
-def attention_segment(positions: int, hidden: int, heads: int, attention: Attention) -> Segment:
+def attention_segment(positions: int, hidden: int, heads: int, attention: Attention, *, drops: bool = False) -> Segment:
     """GPT-2's: normalisation, self-attention and the residual; under tensor parallelism heads are divided."""
     return reduced(
         layer_norm("attention_normalisation", positions, hidden),
-        *attention_branch(Heads.of_itself(positions, hidden, heads), attention),
+        *attention_branch(Heads.of_itself(positions, hidden, heads), attention, drops=drops),
+        *((dropout("attention_dropout", positions, hidden),) if drops else ()),
         residual("attention_residual", positions, hidden, bias=True),
         elements=positions * hidden,
     )
 
 
-def attention_branch(heads: Heads, attention: Attention, *, bias: bool = True) -> tuple[Operator, ...]:
+def attention_branch(
+    heads: Heads, attention: Attention, *, bias: bool = True, drops: bool = False
+) -> tuple[Operator, ...]:
     """Self-attention from the normalised positions to its output, whose bias is the residual's."""
     return (
         matmul(
@@ -115,6 +121,6 @@ def attention_branch(heads: Heads, attention: Attention, *, bias: bool = True) -
             bias=bias,
             split=Split.COLUMN,
         ),
-        *heads.operators(attention),
+        *heads.operators(attention, drops=drops),
         matmul("attention_output", heads.queries, heads.width, heads.width, bias=False, split=Split.ROW),
     )

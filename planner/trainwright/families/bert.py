@@ -14,6 +14,7 @@ from trainwright.families.operators import (
     check_multiple,
     check_positive,
     cross_entropy,
+    dropout,
     element_wise,
     layer_norm,
     lookup,
@@ -33,6 +34,8 @@ class Bert:
         intermediate_size: width of the feed-forward; 4 × hidden_size where not given.
         token_types: segments that a token may belong to.
         next_sentence: whether there is a pooler with that second head.
+        dropout: whether values are dropped behind the embedding, the softmax and every branch, as when the model was
+            published. It costs memory: what was dropped is kept, and where attention is stored a second copy of it.
     """
 
     layers: int
@@ -43,6 +46,7 @@ class Bert:
     intermediate_size: int | None = None
     token_types: int = 2
     next_sentence: bool = True
+    dropout: bool = False
     family: Literal["bert"] = "bert"
 
     def __post_init__(self) -> None:
@@ -70,6 +74,7 @@ class Bert:
             lookup("positions", tokens, hidden, tokens, indexed=False),
             lookup("token_types", tokens, hidden, self.token_types),
             layer_norm("embedding_normalisation", tokens, hidden),
+            *((dropout("embedding_dropout", tokens, hidden),) if self.dropout else ()),
             boundary=tokens * hidden,
             token_embedding=self.vocabulary_size * hidden,
         )
@@ -80,13 +85,15 @@ class Bert:
             name=BLOCK,
             segments=(
                 reduced(
-                    *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention),
+                    *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention, drops=self.dropout),
+                    *((dropout("attention_dropout", tokens, hidden),) if self.dropout else ()),
                     residual("attention_residual", tokens, hidden, bias=True),
                     layer_norm("attention_normalisation", tokens, hidden),
                     elements=tokens * hidden,
                 ),
                 reduced(
                     *feed_forward_branch(tokens, hidden, self.feed_forward_size),
+                    *((dropout("feed_forward_dropout", tokens, hidden),) if self.dropout else ()),
                     residual("feed_forward_residual", tokens, hidden, bias=True),
                     layer_norm("feed_forward_normalisation", tokens, hidden),
                     elements=tokens * hidden,

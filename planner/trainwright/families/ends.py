@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainwright.families.operators import convolution, cross_entropy, lookup, matmul
+from trainwright.families.operators import convolution, cross_entropy, dropout, lookup, matmul
 from trainwright.layer import LayerKind, Operator, Segment
 
 EMBEDDING: Final = "embedding"
@@ -31,13 +31,15 @@ def layer(name: str, *operators: Operator, boundary: int, token_embedding: int =
     )
 
 
-def token_embedding_layer(
-    tokens: int, hidden: int, vocabulary: int, *, learned_positions: int = 0, tied: bool
+def token_embedding_layer(  # noqa: PLR0913 - the shape of an embedding
+    tokens: int, hidden: int, vocabulary: int, *, learned_positions: int = 0, tied: bool, drops: bool = False
 ) -> LayerKind:
     """Token embedding, and learned positions where there are any."""
     parts = [lookup("tokens", tokens, hidden, vocabulary)]
     if learned_positions:
         parts.append(lookup("positions", tokens, hidden, learned_positions, indexed=False))
+    if drops:
+        parts.append(dropout("embedding_dropout", tokens, hidden))
     return layer(EMBEDDING, *parts, boundary=tokens * hidden, token_embedding=vocabulary * hidden if tied else 0)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from trainwright.families.operators import element_wise, layer_norm, matmul, reduced, residual
+from trainwright.families.operators import dropout, element_wise, layer_norm, matmul, reduced, residual
 from trainwright.layer import Operator, Segment, Split
 
 
-def feed_forward_segment(positions: int, hidden: int, inner: int) -> Segment:
+def feed_forward_segment(positions: int, hidden: int, inner: int, *, drops: bool = False) -> Segment:
     """GPT-2's: normalisation, two products with GELU between them, and the residual."""
     return reduced(
         layer_norm("feed_forward_normalisation", positions, hidden),
         *feed_forward_branch(positions, hidden, inner),
+        *((dropout("feed_forward_dropout", positions, hidden),) if drops else ()),
         residual("feed_forward_residual", positions, hidden, bias=True),
         elements=positions * hidden,
     )
@@ -25,11 +26,12 @@ def feed_forward_branch(positions: int, hidden: int, inner: int) -> tuple[Operat
     )
 
 
-def relu_branch(positions: int, hidden: int, inner: int) -> tuple[Operator, ...]:
+def relu_branch(positions: int, hidden: int, inner: int, *, drops: bool = False) -> tuple[Operator, ...]:
     """Two products without bias; ReLU keeps its output alone, which is the second product's input."""
     return (
         matmul("feed_forward_in", positions, hidden, inner, bias=False, split=Split.COLUMN),
         element_wise("activation", positions, inner, split=Split.WHOLE),
+        *((dropout("activation_dropout", positions, inner, copies=True, split=Split.WHOLE),) if drops else ()),
         matmul("feed_forward_out", positions, inner, hidden, bias=False, split=Split.ROW),
     )
 

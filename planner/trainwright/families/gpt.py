@@ -18,6 +18,8 @@ class Gpt:
 
     Attributes:
         sequence_length: tokens in a row; the unit of a batch is one row.
+        dropout: whether values are dropped behind the embedding, the softmax and every branch, as when the model was
+            published. It costs memory: what was dropped is kept, and where attention is stored a second copy of it.
     """
 
     layers: int
@@ -25,6 +27,7 @@ class Gpt:
     heads: int
     sequence_length: int
     vocabulary_size: int
+    dropout: bool = False
     family: Literal["gpt"] = "gpt"
 
     def __post_init__(self) -> None:
@@ -38,12 +41,14 @@ class Gpt:
         block = LayerKind(
             name=BLOCK,
             segments=(
-                attention_segment(tokens, hidden, self.heads, attention),
-                feed_forward_segment(tokens, hidden, 4 * hidden),
+                attention_segment(tokens, hidden, self.heads, attention, drops=self.dropout),
+                feed_forward_segment(tokens, hidden, 4 * hidden, drops=self.dropout),
             ),
             output_elements_per_row=tokens * hidden,
         )
-        embedding = token_embedding_layer(tokens, hidden, vocabulary, learned_positions=tokens, tied=True)
+        embedding = token_embedding_layer(
+            tokens, hidden, vocabulary, learned_positions=tokens, tied=True, drops=self.dropout
+        )
         final = layer_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=True)
         return Stack((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), self.heads)

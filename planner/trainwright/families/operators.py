@@ -162,6 +162,25 @@ def residual(name: str, positions: int, width: int, *, bias: bool) -> Operator:
     return element_wise(name, positions, width, inputs=2, weight_elements=width if bias else 0)
 
 
+def dropout(name: str, positions: int, width: int, *, copies: bool = False, split: Split = Split.NONE) -> Operator:
+    """Keeps one byte for each value: whether it was dropped.
+
+    Where the operator before it keeps the same values already and the one behind it keeps what is left of them
+    (`copies`), there are two of them.
+    """
+    return Operator(
+        name=name,
+        kind=OperatorKind.ELEMENT_WISE,
+        forward_flops_per_row=0.0,
+        input_elements_per_row=positions * width,
+        output_elements_per_row=positions * width,
+        positions_per_row=positions,
+        saved_elements_per_row=positions * width if copies else 0,
+        saved_bytes_per_row=positions * width,
+        split=split,
+    )
+
+
 def lookup(name: str, positions: int, width: int, entries: int, *, indexed: bool = True) -> Operator:
     """Rows of a table [entries, width] by index; keeps the indices unless they are the positions themselves."""
     return Operator(

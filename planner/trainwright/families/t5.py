@@ -14,6 +14,7 @@ from trainwright.families.operators import (
     check_multiple,
     check_positive,
     cross_entropy,
+    dropout,
     element_wise,
     lookup,
     matmul,
@@ -22,7 +23,7 @@ from trainwright.families.operators import (
     residual,
     rms_norm,
 )
-from trainwright.layer import Attention, LayerKind, Segment, Split, Stack
+from trainwright.layer import Attention, LayerKind, Operator, Segment, Split, Stack
 
 ENCODER: Final = "encoder"
 DECODER: Final = "decoder"
@@ -45,6 +46,8 @@ class T5:
         intermediate_size: width of the feed-forward; 4 × hidden_size where not given.
         position_buckets: classes of distances that have a bias of their own.
         tied_embeddings: whether the projection onto the vocabulary is the token embedding.
+        dropout: whether values are dropped behind the embedding, the softmax and every branch and product, as when the model was
+            published. It costs memory: what was dropped is kept, and where attention is stored a second copy of it.
     """
 
     layers: int
@@ -57,6 +60,7 @@ class T5:
     intermediate_size: int | None = None
     position_buckets: int = 32
     tied_embeddings: bool = True
+    dropout: bool = False
     family: Literal["t5"] = "t5"
 
     def __post_init__(self) -> None:
@@ -84,11 +88,16 @@ class T5:
 
     def stack(self, attention: Attention) -> Stack:
         """`[embedding, encoder × layers, decoder_embedding, decoder × decoder_layers, head]`."""
-        embedding = token_embedding_layer(self.sequence_length, self.hidden_size, self.vocabulary_size, tied=True)
+        embedding = token_embedding_layer(
+            self.sequence_length, self.hidden_size, self.vocabulary_size, tied=True, drops=self.dropout
+        )
         kinds = (embedding, self._encoder(attention), self._turn(), self._decoder(attention), self._head())
         decoders = self.decoder_layers or self.layers
         layers = (EMBEDDING, *[ENCODER] * self.layers, DECODER_EMBEDDING, *[DECODER] * decoders, HEAD)
         return Stack(kinds, layers, gcd(self.heads, self.feed_forward_size))
+
+    def _dropout(self, name: str, tokens: int) -> tuple[Operator, ...]:
+        return (dropout(name, tokens, self.hidden_size),) if self.dropout else ()
 
     def _encoder(self, attention: Attention) -> LayerKind:
         tokens = self.sequence_length
@@ -106,7 +115,9 @@ class T5:
         return layer(
             DECODER_EMBEDDING,
             rms_norm("encoder_normalisation", self.sequence_length, hidden),
+            *self._dropout("encoder_dropout", self.sequence_length),
             lookup("decoder_tokens", self.decoder_tokens, hidden, vocabulary),
+            *self._dropout("decoder_embedding_dropout", self.decoder_tokens),
             boundary=self._boundary,
             token_embedding=vocabulary * hidden,
         )
@@ -129,9 +140,10 @@ class T5:
         hidden = self.hidden_size
         return reduced(
             rms_norm("attention_normalisation", tokens, hidden),
-            *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention, bias=False),
+            *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention, bias=False, drops=self.dropout),
             # Every rank holds the whole table, which stages share as well.
             position_biases(self.position_buckets * self.heads, split=Split.NONE),
+            *self._dropout("attention_dropout", tokens),
             residual("attention_residual", tokens, hidden, bias=False),
             elements=tokens * hidden,
         )
@@ -144,8 +156,9 @@ class T5:
             rms_norm("cross_attention_normalisation", tokens, hidden),
             matmul("cross_query", tokens, hidden, hidden, bias=False, split=Split.COLUMN),
             matmul("cross_key_value", sources, hidden, 2 * hidden, bias=False, split=Split.COLUMN),
-            *shape.operators(attention),
+            *shape.operators(attention, drops=self.dropout),
             matmul("cross_attention_output", tokens, hidden, hidden, bias=False, split=Split.ROW),
+            *self._dropout("cross_attention_dropout", tokens),
             residual("cross_attention_residual", tokens, hidden, bias=False),
             elements=tokens * hidden,
             backward_elements=(tokens + sources) * hidden,
@@ -155,7 +168,8 @@ class T5:
         hidden = self.hidden_size
         return reduced(
             rms_norm("feed_forward_normalisation", tokens, hidden),
-            *relu_branch(tokens, hidden, self.feed_forward_size),
+            *relu_branch(tokens, hidden, self.feed_forward_size, drops=self.dropout),
+            *self._dropout("feed_forward_dropout", tokens),
             residual("feed_forward_residual", tokens, hidden, bias=False),
             elements=tokens * hidden,
         )
@@ -167,6 +181,7 @@ class T5:
         return layer(
             HEAD,
             rms_norm("final_normalisation", tokens, hidden),
+            *self._dropout("final_dropout", tokens),
             *((scale,) if self.tied_embeddings else ()),
             matmul("projection", tokens, hidden, vocabulary, bias=False),
             cross_entropy(tokens, vocabulary),

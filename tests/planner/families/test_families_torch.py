@@ -14,12 +14,15 @@ from trainwright.model import Model
 
 FAMILIES = (
     Gpt(2, 32, 4, 24, 50),
+    Gpt(2, 32, 4, 24, 50, dropout=True),
     Llama(2, 32, 4, 24, 50, intermediate_size=56, key_value_heads=2),
     Llama(1, 32, 4, 24, 50, tied_embeddings=True),
     Bert(2, 32, 4, 24, 50),
     Bert(2, 32, 4, 24, 50, intermediate_size=40, next_sentence=False),
+    Bert(2, 32, 4, 24, 50, dropout=True),
     T5(2, 32, 4, 24, 50, decoder_sequence_length=6, decoder_layers=1, intermediate_size=48),
     T5(1, 32, 4, 24, 50, tied_embeddings=False),
+    T5(1, 32, 4, 24, 50, decoder_sequence_length=6, dropout=True),
     Moe(2, 32, 4, 24, 50, experts=4, expert_every=2, intermediate_size=48, key_value_heads=2),
     Moe(1, 32, 4, 24, 50, experts=6, experts_per_token=1, intermediate_size=48, gated=False),
     Vit(2, 32, 4, 32, 8, classes=10),

@@ -49,6 +49,17 @@ class _KeepsOneStatistic(torch.autograd.Function):
         return (values * inverse).to(values.dtype) * weight
 
 
+class Dropout(nn.Module):
+    """As on a GPU, where torch keeps a byte for each value; elsewhere it would keep a number."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.native_dropout(values, 0.1, train=True)[0]
+
+
+def maybe_dropout(drops: bool) -> nn.Module:
+    return Dropout() if drops else nn.Identity()
+
+
 class RmsNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -88,10 +99,12 @@ class Attention(nn.Module):
         causal: bool = False,
         rotary: bool = False,
         table: int = 0,
+        drops: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.groups, self.stored, self.causal, self.rotary = heads, groups or heads, stored, causal, rotary
         self.size = width // heads
+        self.dropout, self.output_dropout = maybe_dropout(drops), maybe_dropout(drops)
         self.query = linear(width, width, bias=bias)
         self.key = linear(width, self.groups * self.size, bias=bias)
         self.value = linear(width, self.groups * self.size, bias=bias)
@@ -107,7 +120,7 @@ class Attention(nn.Module):
             angles = torch.ones(values.shape[1], self.size, device=values.device, dtype=values.dtype)
             query, key = rotate(query, angles, angles), rotate(key, angles, angles)
         mix = self._stored if self.stored else self._fused
-        return self.output(mix(query, key, value).transpose(1, 2).flatten(2))
+        return self.output_dropout(self.output(mix(query, key, value).transpose(1, 2).flatten(2)))
 
     def _biases(self, queries: int, keys: int) -> Tensor | None:
         if self.table is None:
@@ -116,7 +129,7 @@ class Attention(nn.Module):
         return self.table[places].permute(2, 0, 1)[None]
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The kernel for CPUs takes no mask that wants a gradient; those of GPUs do, and keep the same."""
+        """The kernel for CPUs takes no mask that wants a gradient and no dropout; those of GPUs do, and keep the same."""
         biases = self._biases(query.shape[2], key.shape[2])
         return functional.scaled_dot_product_attention(
             query,
@@ -138,17 +151,18 @@ class Attention(nn.Module):
         if self.causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             scores = scores.masked_fill(mask, float("-inf"))
-        return scores.softmax(-1) @ value
+        return self.dropout(scores.softmax(-1)) @ value
 
 
 class FeedForward(nn.Module):
-    def __init__(self, width: int, inner: int, *, bias: bool = True, relu: bool = False) -> None:
+    def __init__(self, width: int, inner: int, *, bias: bool = True, relu: bool = False, drops: bool = False) -> None:
         super().__init__()
         self.expand, self.contract = linear(width, inner, bias=bias), linear(inner, width, bias=bias)
         self.activation = functional.relu if relu else functional.gelu
+        self.inner_dropout, self.dropout = maybe_dropout(drops and relu), maybe_dropout(drops)
 
     def forward(self, values: Tensor) -> Tensor:
-        return self.contract(self.activation(self.expand(values)))
+        return self.dropout(self.contract(self.inner_dropout(self.activation(self.expand(values)))))
 
 
 class Gated(nn.Module):
@@ -177,24 +191,28 @@ class Residuals(nn.Module):
 class TokenEmbedding(nn.Module):
     """Tokens, and learned positions where there are any."""
 
-    def __init__(self, vocabulary: int, width: int, positions: int = 0) -> None:
+    def __init__(self, vocabulary: int, width: int, positions: int = 0, *, drops: bool = False) -> None:
         super().__init__()
         self.tokens = nn.Parameter(torch.ones(vocabulary, width, device="meta"))
         self.positions = nn.Parameter(torch.ones(positions, width, device="meta")) if positions else None
+        self.dropout = maybe_dropout(drops)
 
     def forward(self, tokens: Tensor) -> Tensor:
         found = functional.embedding(tokens, self.tokens)
-        return found if self.positions is None else found + self.positions
+        return self.dropout(found if self.positions is None else found + self.positions)
 
 
 class TokenHead(nn.Module):
     """Normalisation, projection, loss; `scale` as T5 does before a tied projection."""
 
-    def __init__(self, norm: nn.Module, width: int, vocabulary: int, scale: float = 1.0) -> None:
+    def __init__(
+        self, norm: nn.Module, width: int, vocabulary: int, scale: float = 1.0, *, drops: bool = False
+    ) -> None:
         super().__init__()
         self.norm, self.projection, self.scale = norm, linear(width, vocabulary, bias=False), scale
+        self.dropout = maybe_dropout(drops)
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
-        normed = self.norm(values)
+        normed = self.dropout(self.norm(values))
         logits = self.projection(normed if self.scale == 1 else normed * self.scale)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

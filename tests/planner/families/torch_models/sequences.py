@@ -20,19 +20,20 @@ from torch_models.parts import (
     inputs,
     layer_norm,
     linear,
+    maybe_dropout,
 )
 
 
 def gpt_layer(gpt, kind: str, stored: bool) -> Reference:
     tokens, width = gpt.sequence_length, gpt.hidden_size
     if kind == "embedding":
-        return Reference(TokenEmbedding(gpt.vocabulary_size, width, tokens), inputs(indices(tokens)))
+        return Reference(TokenEmbedding(gpt.vocabulary_size, width, tokens, drops=gpt.dropout), inputs(indices(tokens)))
     if kind == "head":
         head = TokenHead(layer_norm(width), width, gpt.vocabulary_size)
         return Reference(head, inputs(hidden(tokens, width), indices(tokens)))
     block = Residuals(
-        (layer_norm(width), Attention(width, gpt.heads, stored=stored, causal=True)),
-        (layer_norm(width), FeedForward(width, 4 * width)),
+        (layer_norm(width), Attention(width, gpt.heads, stored=stored, causal=True, drops=gpt.dropout)),
+        (layer_norm(width), FeedForward(width, 4 * width, drops=gpt.dropout)),
     )
     return Reference(block, inputs(hidden(tokens, width)))
 
@@ -67,18 +68,18 @@ class BertEmbedding(nn.Module):
         super().__init__()
         self.tokens = TokenEmbedding(bert.vocabulary_size, bert.hidden_size, bert.sequence_length)
         self.types = TokenEmbedding(bert.token_types, bert.hidden_size)
-        self.norm = layer_norm(bert.hidden_size)
+        self.norm, self.dropout = layer_norm(bert.hidden_size), maybe_dropout(bert.dropout)
 
     def forward(self, tokens: Tensor, types: Tensor) -> Tensor:
-        return self.norm(self.tokens(tokens) + self.types(types))
+        return self.dropout(self.norm(self.tokens(tokens) + self.types(types)))
 
 
 class BertBlock(nn.Module):
     def __init__(self, bert, stored: bool) -> None:
         super().__init__()
         width = bert.hidden_size
-        self.attention = Attention(width, bert.heads, stored=stored)
-        self.feed_forward = FeedForward(width, bert.feed_forward_size)
+        self.attention = Attention(width, bert.heads, stored=stored, drops=bert.dropout)
+        self.feed_forward = FeedForward(width, bert.feed_forward_size, drops=bert.dropout)
         self.norms = nn.ModuleList((layer_norm(width), layer_norm(width)))
 
     def forward(self, values: Tensor) -> Tensor:
@@ -121,10 +122,11 @@ class Turn(nn.Module):
 
     def __init__(self, t5) -> None:
         super().__init__()
-        self.norm, self.tokens = RmsNorm(t5.hidden_size), TokenEmbedding(t5.vocabulary_size, t5.hidden_size)
+        self.norm, self.dropout = RmsNorm(t5.hidden_size), maybe_dropout(t5.dropout)
+        self.tokens = TokenEmbedding(t5.vocabulary_size, t5.hidden_size, drops=t5.dropout)
 
     def forward(self, encoded: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return self.tokens(tokens), self.norm(encoded)
+        return self.tokens(tokens), self.dropout(self.norm(encoded))
 
 
 class Decoder(nn.Module):
@@ -132,10 +134,10 @@ class Decoder(nn.Module):
         super().__init__()
         width, heads = t5.hidden_size, t5.heads
         self.itself = Attention(
-            width, heads, stored=stored, bias=False, table=t5.position_buckets, causal=stored
+            width, heads, stored=stored, bias=False, table=t5.position_buckets, causal=stored, drops=t5.dropout
         )  # torch's fused call takes either a mask or a bias; the mask keeps nothing
-        self.encoded = Attention(width, heads, stored=stored, bias=False)
-        self.feed_forward = FeedForward(width, t5.feed_forward_size, bias=False, relu=True)
+        self.encoded = Attention(width, heads, stored=stored, bias=False, drops=t5.dropout)
+        self.feed_forward = FeedForward(width, t5.feed_forward_size, bias=False, relu=True, drops=t5.dropout)
         self.norms = nn.ModuleList(RmsNorm(width) for _ in range(3))
 
     def forward(self, state: Tensor, encoded: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,10 +158,10 @@ def t5_layer(t5, kind: str, stored: bool) -> Reference:
     tokens, width, later = t5.sequence_length, t5.hidden_size, t5.decoder_tokens
     boundary = hidden(later, width), hidden(tokens, width)
     if kind == "embedding":
-        return Reference(TokenEmbedding(t5.vocabulary_size, width), inputs(indices(tokens)))
+        return Reference(TokenEmbedding(t5.vocabulary_size, width, drops=t5.dropout), inputs(indices(tokens)))
     if kind == "encoder":
-        attention = Attention(width, t5.heads, stored=stored, bias=False, table=t5.position_buckets)
-        feed_forward = FeedForward(width, t5.feed_forward_size, bias=False, relu=True)
+        attention = Attention(width, t5.heads, stored=stored, bias=False, table=t5.position_buckets, drops=t5.dropout)
+        feed_forward = FeedForward(width, t5.feed_forward_size, bias=False, relu=True, drops=t5.dropout)
         block = Residuals((RmsNorm(width), attention), (RmsNorm(width), feed_forward))
         return Reference(block, inputs(hidden(tokens, width)))
     if kind == "decoder_embedding":
@@ -167,4 +169,5 @@ def t5_layer(t5, kind: str, stored: bool) -> Reference:
     if kind == "decoder":
         return Reference(Decoder(t5, stored), inputs(*boundary))
     scale = width**-0.5 if t5.tied_embeddings else 1.0
-    return Reference(T5Head(RmsNorm(width), width, t5.vocabulary_size, scale), inputs(*boundary, indices(later)))
+    head = T5Head(RmsNorm(width), width, t5.vocabulary_size, scale, drops=t5.dropout)
+    return Reference(head, inputs(*boundary, indices(later)))
