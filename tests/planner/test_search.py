@@ -215,7 +215,7 @@ def test_devices_that_cannot_be_split_are_explained(
 
 
 def test_an_unknown_planner_is_refused_with_the_known_ones(mixed: Problem) -> None:
-    with pytest.raises(ValueError, match="no planner 'best'; choose one of amp, megatron"):
+    with pytest.raises(ValueError, match="no planner 'best'; choose one of amp, amp-annealing"):
         run("best", mixed)
     with pytest.raises(ValueError, match="top must be at least 1"):
         run("amp", mixed, top=0)

@@ -29,4 +29,4 @@ def amp(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
             break
     if not drafts:
         raise why_nothing_fits(problem, drafting.unlimited_plans())
-    return best_of(problem, drafts, control, top)
+    return best_of(problem, drafts, control, top, done=len(choices))

@@ -43,40 +43,39 @@ def amp_annealing(problem: Problem, control: Control, top: int | None) -> list[C
     if here is None:
         raise why_nothing_fits(problem, walk.drafting.unlimited_plans())
     scale = here.seconds
-    record = {here.key: here}
+    record = {here}
     for iteration in range(ITERATIONS):
         following = walk.neighbour(here)
         if following is not None:
             temperature = scale * LAST_TEMPERATURE ** (iteration / ITERATIONS)
             if walk.generator.random() < math.exp(min(here.seconds - following.seconds, 0.0) / temperature):
                 here = following
-                record.setdefault(here.key, here)
+                record.add(here)
         control.step(iteration + 1, ITERATIONS + RECORDED)
         if control.expired():
             break
-    best = sorted(record.values(), key=lambda strategy: strategy.seconds)[:RECORDED]
-    return best_of(problem, [walk.drafting.draft(s.stages, s.rows, s.ends) for s in best], control, top)
+    best = sorted(record, key=lambda strategy: (strategy.seconds, strategy.number))[:RECORDED]
+    drafts = [walk.drafting.draft(strategy.stages, strategy.rows, strategy.ends) for strategy in best]
+    return best_of(problem, drafts, control, top, done=ITERATIONS)
 
 
 @dataclass(frozen=True, eq=False)
 class _Strategy:
-    """A state of the walk; `seconds` is its cost by Eq. 4."""
+    """A state of the walk, the `number`-th that was met; `seconds` is its cost by Eq. 4."""
 
+    number: int
     degrees: Degrees
     stages: Stages
     rows: int
     ends: tuple[int, ...]
     seconds: float
 
-    @property
-    def key(self) -> tuple[bytes, Degrees, int, tuple[int, ...]]:
-        return self.stages.placement.tobytes(), self.degrees, self.rows, self.ends
-
 
 class _Walk:
     def __init__(self, problem: Problem, control: Control) -> None:
         self.drafting = Drafting(problem)
         self.generator = np.random.default_rng(control.seed)
+        self.known: dict[tuple[bytes, Degrees, int], _Strategy | None] = {}
         self.sizes = {
             degrees: sizes
             for degrees in degrees_of(problem)
@@ -104,8 +103,14 @@ class _Walk:
         return self._strategy(degrees, rows, placement)
 
     def _strategy(self, degrees: Degrees, rows: int, placement: Placement) -> _Strategy | None:
+        key = placement.tobytes(), degrees, rows
+        if key not in self.known:
+            self.known[key] = self._assigned(degrees, rows, placement)
+        return self.known[key]
+
+    def _assigned(self, degrees: Degrees, rows: int, placement: Placement) -> _Strategy | None:
         stages = self.drafting.tables.stages(placement)
         ends = self.drafting.assignment(stages, rows)
         if ends is None:
             return None
-        return _Strategy(degrees, stages, rows, ends, self.drafting.amp_seconds(stages, rows, ends))
+        return _Strategy(len(self.known), degrees, stages, rows, ends, self.drafting.amp_seconds(stages, rows, ends))

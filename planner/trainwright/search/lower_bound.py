@@ -48,7 +48,7 @@ class LowerBounds:
         after = self._sync_seconds(stages, ends) + update
         own = float((last_backward.max(axis=1) + after).max())
         through_the_first = float((last_backward + behind).max() + after[0])
-        return max(own, through_the_first) * (1 - _MARGIN)
+        return (max(own, through_the_first) + self.problem.runtime.constant_seconds) * (1 - _MARGIN)
 
     def _stage_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> tuple[Array, Array, Array]:
         """[stage, replica] of a micro-batch's forward and backward; [stage] of the longest update."""

@@ -42,14 +42,16 @@ def rank(problem: Problem, plans: Iterable[Plan]) -> list[Candidate]:
     return best_of(problem, [Draft(0.0, lambda plan=plan: plan) for plan in plans], Control(), None)  # type: ignore[misc]
 
 
-def best_of(problem: Problem, drafts: Sequence[Draft], control: Control, top: int | None) -> list[Candidate]:
+def best_of(
+    problem: Problem, drafts: Sequence[Draft], control: Control, top: int | None, *, done: int = 0
+) -> list[Candidate]:
     """The `top` best feasible candidates (all of them where top is None), best first, none twice.
 
     Drafts are costed in the order of their bounds, until what is left cannot be among the best: then the answer is
     the same as if all had been costed. Once the budget is spent the rest is left out, but never before a first
-    feasible candidate was found.
+    feasible candidate was found. `done` are the search's steps before this, for the progress that is told.
     """
-    return _Contest(problem, control, top).run(drafts)
+    return _Contest(problem, control, top).run(drafts, done)
 
 
 class _Contest:
@@ -59,13 +61,15 @@ class _Contest:
         self.seen: set[Plan] = set()
         self.worst_of_top: list[float] = []
 
-    def run(self, drafts: Sequence[Draft]) -> list[Candidate]:
-        queue = sorted(range(len(drafts)), key=lambda number: (drafts[number].bound_seconds, number))
-        for done, number in enumerate(queue):
+    def run(self, drafts: Sequence[Draft], done: int) -> list[Candidate]:
+        total = done + len(drafts)
+        for number in sorted(range(len(drafts)), key=lambda number: (drafts[number].bound_seconds, number)):
             if self.found and (drafts[number].bound_seconds > self.needed_seconds or self.control.expired()):
                 break
             self._cost(drafts[number].make())
-            self.control.step(done + 1, len(drafts), self.best_seconds)
+            done += 1
+            self.control.step(done, total, self.best_seconds)
+        self.control.step(total, total, self.best_seconds)
         return in_order(self.found)
 
     @property

@@ -1,0 +1,212 @@
+"""What holds for every problem: the answer does not hang on names or units, and nothing better was left out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.cluster import Cluster, Device, Link, Node
+from trainwright.cost.estimate import estimate_in
+from trainwright.cost.links import node_classes
+from trainwright.profiles import Profiles
+from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
+from trainwright.search.choice import Drafting, degrees_of
+from trainwright.search.degrees import micro_batch_sizes
+from trainwright.search.distinct import canonical
+from trainwright.search.dominoes import domino_placement
+from trainwright.search.placement import placed_plan
+
+MakeCluster = Callable[..., Cluster]
+MakeProblem = Callable[..., Problem]
+Random = random.Random
+
+nodes = st.lists(st.tuples(st.sampled_from(["fast", "slow"]), st.integers(1, 3)), min_size=1, max_size=4)
+randoms = st.randoms(use_true_random=False)
+planners = pytest.mark.parametrize("planner", SEARCHES)
+few = settings(max_examples=12)
+
+
+@pytest.fixture(scope="module")
+def draw(make_problem: MakeProblem, make_cluster: MakeCluster) -> Callable[..., Problem]:
+    """A problem whose links between nodes all differ."""
+
+    def drawn(speeds: list[tuple[str, int]], batch: int, pick: Random, memory: int | None = None) -> Problem:
+        cluster = make_cluster(speeds, memory=memory)
+        links = tuple(
+            replace(link, bandwidth_bytes_per_second=link.bandwidth_bytes_per_second * pick.uniform(0.2, 3))
+            for link in cluster.links
+        )
+        return make_problem(replace(cluster, links=links), layers=pick.randint(2, 6), batch=batch)
+
+    return drawn
+
+
+def best(planner: str, problem: Problem) -> float | None:
+    try:
+        return run(planner, problem, top=1)[0].estimate.iteration_seconds
+    except NoFeasiblePlan:
+        return None
+
+
+def renamed(problem: Problem, pick: Random) -> Problem:
+    """The same cluster: its nodes called otherwise and listed in another order, its links too."""
+    old = list(problem.cluster.nodes)
+    pick.shuffle(old)
+    names = {node.name: f"x{number}" for number, node in enumerate(old)}
+    links = [replace(k, source=names[k.source], target=names[k.target]) for k in problem.cluster.links]
+    pick.shuffle(links)
+    cluster = replace(
+        problem.cluster, nodes=tuple(replace(node, name=names[node.name]) for node in old), links=tuple(links)
+    )
+    return replace(problem, cluster=cluster)
+
+
+def twice_as_slow(problem: Problem) -> Problem:
+    links = tuple(
+        Link(k.source, k.target, 2 * k.latency_seconds, k.bandwidth_bytes_per_second / 2) for k in problem.cluster.links
+    )
+    layers = tuple(
+        replace(
+            layer,
+            forward_seconds=2 * layer.forward_seconds,
+            backward_seconds=2 * layer.backward_seconds,
+            update_seconds=2 * layer.update_seconds,
+        )
+        for layer in problem.profiles.layers
+    )
+    return replace(problem, cluster=replace(problem.cluster, links=links), profiles=Profiles(layers))
+
+
+@planners
+@few
+@given(speeds=nodes, batch=st.sampled_from([4, 6, 8]), pick=randoms)
+def test_names_and_order_of_nodes_change_nothing(
+    *, draw: Callable[..., Problem], planner: str, speeds: list[tuple[str, int]], batch: int, pick: Random
+) -> None:
+    problem = draw(speeds, batch, pick)
+    before, after = best(planner, problem), best(planner, renamed(problem, pick))
+    assert (before is None) == (after is None)
+    if before is not None:
+        assert after == pytest.approx(before, rel=1e-9)
+
+
+@planners
+@few
+@given(speeds=nodes, batch=st.sampled_from([4, 6, 8]), pick=randoms)
+def test_twice_the_times_double_the_answer(
+    *, draw: Callable[..., Problem], planner: str, speeds: list[tuple[str, int]], batch: int, pick: Random
+) -> None:
+    problem = draw(speeds, batch, pick)
+    before, after = best(planner, problem), best(planner, twice_as_slow(problem))
+    assert (before is None) == (after is None)
+    if before is not None:
+        assert after == pytest.approx(2 * before, rel=1e-6)
+
+
+@planners
+@few
+@given(
+    speeds=nodes,
+    batch=st.sampled_from([4, 8]),
+    memory=st.sampled_from([8 * 2**20, 24 * 2**20, None]),
+    top=st.integers(1, 4),
+    pick=randoms,
+)
+def test_the_best_are_the_same_as_if_all_had_been_costed(
+    *,
+    draw: Callable[..., Problem],
+    planner: str,
+    speeds: list[tuple[str, int]],
+    batch: int,
+    memory: int | None,
+    top: int,
+    pick: Random,
+) -> None:
+    problem = draw(speeds, batch, pick, memory)
+    try:
+        everything = run(planner, problem)
+    except NoFeasiblePlan:
+        with pytest.raises(NoFeasiblePlan):
+            run(planner, problem, top=top)
+        return
+    few = run(planner, problem, top=top)
+    assert [c.estimate.iteration_seconds for c in few] == [c.estimate.iteration_seconds for c in everything[:top]]
+
+
+@planners
+@few
+@given(speeds=nodes, batch=st.sampled_from([4, 8]), memory=st.sampled_from([8 * 2**20, None]), pick=randoms)
+def test_candidates_are_feasible_distinct_and_in_order(
+    *,
+    draw: Callable[..., Problem],
+    planner: str,
+    speeds: list[tuple[str, int]],
+    batch: int,
+    memory: int | None,
+    pick: Random,
+) -> None:
+    problem = draw(speeds, batch, pick, memory)
+    try:
+        candidates = run(planner, problem)
+    except NoFeasiblePlan:
+        return
+    assert all(candidate.estimate.feasible for candidate in candidates)
+    assert len({canonical(candidate.plan, problem.cluster) for candidate in candidates}) == len(candidates)
+    seconds = [candidate.estimate.iteration_seconds for candidate in candidates]
+    assert seconds == sorted(seconds)
+    assert all(sorted(candidate.plan.devices) == sorted(problem.devices) for candidate in candidates)
+
+
+@settings(max_examples=60)
+@given(speeds=nodes, batch=st.sampled_from([4, 6, 8, 24]), pick=randoms, seed=st.integers(0, 2**32))
+def test_the_bound_is_never_above_the_replay(
+    *, draw: Callable[..., Problem], speeds: list[tuple[str, int]], batch: int, pick: Random, seed: int
+) -> None:
+    problem = draw(speeds, batch, pick)
+    drafting = Drafting(problem)
+    layers = len(problem.model.layers)
+    for degrees in degrees_of(problem):
+        for rows in micro_batch_sizes(batch, degrees.data)[:2]:
+            placement = domino_placement(drafting.order.nodes, degrees, np.random.default_rng(seed))
+            ends = (*sorted(pick.sample(range(1, layers), degrees.pipeline - 1)), layers)
+            plan = placed_plan(drafting.order.devices, placement, rows, ends, global_batch_size=batch)
+            bound = drafting.bounds.seconds(drafting.tables.stages(placement), rows, ends)
+            assert 0 < bound <= estimate_in(plan, problem.setting).iteration_seconds
+
+
+def test_plans_are_the_same_where_equal_devices_change_places(
+    make_problem: MakeProblem, make_cluster: MakeCluster, make_plan: Callable[..., object]
+) -> None:
+    problem = make_problem(make_cluster((("fast", 2), ("slow", 2), ("fast", 2))), layers=2, batch=4)
+    a0, a1, s0, s1, b0, b1 = problem.cluster.devices
+
+    def same(*devices: Device) -> bool:
+        plans = (
+            make_plan(problem, (2, 2), data=3, rows=1, devices=chosen) for chosen in ((a0, a1, b0, b1, s0, s1), devices)
+        )
+        one, other = (canonical(plan, problem.cluster) for plan in plans)  # type: ignore[arg-type]
+        return one == other
+
+    problem = replace(problem, global_batch_size=3)
+    assert same(b0, b1, a0, a1, s0, s1)  # the two fast nodes
+    assert same(a1, a0, b1, b0, s1, s0)  # slots
+    assert not same(a0, a1, s0, s1, b0, b1)
+    assert not same(a0, b0, a1, b1, s0, s1)
+
+
+def test_nodes_are_interchangeable_only_where_all_their_links_are_alike(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster((("fast", 2),) * 4)
+    assert node_classes(cluster) == (0, 0, 0, 0)
+    one_slower = tuple(
+        replace(link, bandwidth_bytes_per_second=1e6) if (link.source, link.target) == ("node-1", "node-2") else link
+        for link in cluster.links
+    )
+    assert node_classes(replace(cluster, links=one_slower)) == (0, 1, 2, 2)
+    more = (*cluster.nodes[:3], Node("node-4", cluster.nodes[3].accelerator, 3))
+    assert node_classes(replace(cluster, nodes=more)) == (0, 0, 0, 3)
