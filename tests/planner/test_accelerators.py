@@ -104,7 +104,9 @@ def test_lookup_forgives_case_and_separators(asked, found):
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"no data sheet of accelerator 'A100-60'; the nearest are NVIDIA-A100"):
+    with pytest.raises(
+        ValueError, match=r"no data sheet of accelerator 'A100-60'; name one that has one, such as NVIDIA-A100"
+    ):
         data_sheet("A100-60")
 
 

@@ -223,11 +223,13 @@ def test_every_family_has_estimates(family, attention):
         assert 0 < profile.backward_seconds < 1
 
 
-def test_an_unknown_accelerator_and_a_degree_that_does_not_divide_are_refused():
+def test_what_cannot_be_estimated_is_refused():
     with pytest.raises(ValueError, match="no data sheet of accelerator 'V1000'"):
         estimate_profiles(GPT, ["V1000"], tensor_degrees=[1], rows=[1])
     with pytest.raises(ValueError, match="tensor degree 3 does not divide 16"):
         estimate_profiles(GPT, ["T4"], tensor_degrees=[3], rows=[1])
+    with pytest.raises(ValueError, match="at least 1 row, got 0"):
+        estimate_profiles(GPT, ["T4"], tensor_degrees=[1], rows=[4, 0])
 
 
 CURVE = {"kind": GPT.kind("block"), "accelerator": "V100-16", "dtype": Dtype.FLOAT16}
@@ -259,6 +261,7 @@ def test_a_time_far_above_the_estimate_is_the_hosts_until_the_device_takes_longe
     assert curve.forward_seconds[-1] == pytest.approx(SLOWEST_RATIO * ESTIMATED[-1])
 
 
-def test_a_time_that_is_not_above_zero_is_refused():
-    with pytest.raises(ValueError, match="above 0 seconds"):
-        curve_from(0.0, 1, **CURVE, rows=ROWS)
+@pytest.mark.parametrize(("measured", "at_rows"), [(0.0, 1), (-1.0, 1), (1.0, 0)])
+def test_a_time_or_rows_that_are_not_above_zero_are_refused(measured, at_rows):
+    with pytest.raises(ValueError, match="above 0 seconds and of at least 1 row"):
+        curve_from(measured, at_rows, **CURVE, rows=ROWS)

@@ -44,10 +44,13 @@ def curve_from(  # noqa: PLR0913 - what was measured, and of which layer where
 
     `backward_ratio` is backward over forward seconds at `at_rows` where that is known (AMP: 2); None: as estimated.
 
-    Raises ValueError for an accelerator without a data sheet, or a measured time that is not above 0.
+    Raises ValueError for an accelerator without a data sheet, or a measured time or rows that are not above 0.
     """
-    if measured_seconds <= 0:
-        raise ValueError(f"a measured time must be above 0 seconds, got {measured_seconds} for {kind.name}")
+    if measured_seconds <= 0 or at_rows < 1:
+        raise ValueError(
+            f"a measured time must be above 0 seconds and of at least 1 row, got {measured_seconds} s for {at_rows} rows "
+            f"of {kind.name}"
+        )
     roof = Roof.of(data_sheet(accelerator), dtype, tensor_float32=tensor_float32)
     degree = tensor_degree if kind.is_tensor_parallel else 1
     estimated = layer_seconds(kind, roof, [degree], [at_rows, *rows])

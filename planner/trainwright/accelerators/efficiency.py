@@ -1,8 +1,8 @@
 """What share of its data sheet a device reaches, in one small table.
 
-Every number is a stated assumption about hardware and libraries of that generation, not fitted to any model. They
-follow public experience with large matrix products (cuBLAS and rocBLAS reach 70-90 % of the dense peak) and streaming
-kernels (75-90 % of the bandwidth).
+Every number is a stated assumption about hardware and libraries of that generation; none is fitted to a device or a
+model. They follow public experience with large matrix products (cuBLAS reaches 70-90 % of the dense peak, rocBLAS less)
+and streaming kernels (75-90 % of the bandwidth).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Efficiency:
         matrix_ratio: of the peak of the tensor (matrix) units in large matrix products.
         attention_ratio: of the rate of large matrix products in fused attention.
         general_flops_per_joule, matrix_flops_per_joule: what the power limit feeds. It binds on small cards (T4, L4,
-            H100 PCIe), whose clock falls far below boost under sustained products.
+            H100 PCIe), whose clock falls far below boost under sustained products; larger cards of the generation reach
+            their ratio within theirs.
     """
 
     general_ratio: float
@@ -52,7 +53,7 @@ EFFICIENCIES: Final[dict[Generation, Efficiency]] = {
     "hopper": Efficiency(0.85, 0.75, 0.65, 0.15e12, 1.0e12),
     "blackwell": Efficiency(0.85, 0.75, 0.65, 0.15e12, 1.9e12),
     "cdna2": Efficiency(0.80, 0.70, 0.50, 0.20e12, 0.70e12),
-    "cdna3": Efficiency(0.80, 0.60, 0.50, 0.30e12, 1.1e12),
+    "cdna3": Efficiency(0.80, 0.55, 0.50, 0.30e12, 1.1e12),
 }
 
 

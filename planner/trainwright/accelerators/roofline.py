@@ -38,8 +38,10 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
     products (and on for convolutions, which are not told apart here).
 
     Raises ValueError for an accelerator without a data sheet, naming the nearest that have one, and for a tensor degree
-    that does not divide the model.
+    that does not divide the model or rows below 1.
     """
+    if min(rows, default=1) < 1:
+        raise ValueError(f"a profile needs at least 1 row, got {min(rows)}")
     for degree in tensor_degrees:
         if degree < 1 or model.max_tensor_degree % degree:
             raise ValueError(
