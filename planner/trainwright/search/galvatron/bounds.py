@@ -61,7 +61,9 @@ class Bounds:
     def least_rest(self, layer: int, strategy: Indices, forward_bytes: Array) -> Array:
         """A lower bound of what follows, by label."""
         over = forward_bytes - self.budget_bytes
-        values: Array = (self.rest[:, layer, :][:, strategy] + self.prices[:, None] * over[None, :]).max(axis=0)
+        values: Array = (self.rest[:, layer, :][:, strategy] + self.prices[:, None] * over[None, :]).max(
+            axis=0, initial=0.0
+        )
         return values
 
 

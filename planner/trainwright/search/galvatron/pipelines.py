@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from trainwright.cluster import Device
 from trainwright.cost import memory
-from trainwright.cost.galvatron import exchange
 from trainwright.cost.galvatron_layers import GroupCosts
+from trainwright.cost.galvatron_links import exchange
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.sequence import Sequence, sequence_of

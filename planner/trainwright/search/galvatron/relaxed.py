@@ -162,8 +162,11 @@ class _Ranges:
         else:
             steady, last = steady[..., 0, :], last[..., 0, :]
         weights = self.weight.reshape(self.shape)[:, 0, 0]
-        better = (last + weights[:, None] * steady).argmin(axis=-1)[..., None]
-        steady, last = (np.take_along_axis(part, better, axis=-1)[..., 0] for part in (steady, last))
+        better = np.where(
+            np.isfinite(steady), last + weights[:, None] * np.where(np.isfinite(steady), steady, 0.0), np.inf
+        )
+        chosen = better.argmin(axis=-1)[..., None]
+        steady, last = (np.take_along_axis(part, chosen, axis=-1)[..., 0] for part in (steady, last))
         return np.moveaxis(steady, 0, 1), np.moveaxis(last, 0, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,13 @@ from trainwright.search.galvatron.bounds import Bounds, bounds
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MAX_LABELS = 512
-"""Partial assignments that are followed at once. Beyond it those with the worst bounds are dropped; the answer then is the
-best of those followed, and within the gap of the bound. Short stages stay far below it."""
+MAX_LABELS = 4096
+"""Partial assignments that are followed through all layers together. Where a layer would have more than its share, those
+with the worst bounds are dropped; the answer then is the best of those followed, and within the gap of the bound."""
 
 _ROUNDING = 1e-12
 _FEW_LEVELS = 8
+_SPARE = 8
 _CHUNK = 512
 
 
@@ -90,7 +92,25 @@ def assign(choices: StageChoices) -> Assignment | None:
 
 
 def _measured(choices: StageChoices, path: tuple[int, ...]) -> Assignment:
+    path = tidy(choices, path)
     return Assignment(path, *measure(choices, path))
+
+
+def tidy(choices: StageChoices, path: tuple[int, ...]) -> tuple[int, ...]:
+    """The same assignment with fewer changes: neighbouring equal layers in one layout, sorted by strategy.
+
+    That moves neither the objective nor E_all as long as nothing is freed between the layers.
+    """
+    if choices.released_bytes.any():
+        return path
+    tables = (choices.seconds, choices.forward_bytes, choices.peak_bytes)
+    starts = [0]
+    for layer in range(1, len(path)):
+        alike = all(np.array_equal(table[layer], table[layer - 1]) for table in tables)
+        if not alike or choices.layouts[path[layer]] != choices.layouts[path[layer - 1]]:
+            starts.append(layer)
+    spans = zip(starts, [*starts[1:], len(path)], strict=True)
+    return tuple(strategy for first, end in spans for strategy in sorted(path[first:end]))
 
 
 def measure(choices: StageChoices, path: tuple[int, ...]) -> tuple[float, float]:
@@ -156,24 +176,26 @@ def _prune(choices: StageChoices, found: Bounds, layer: int, labels: _Labels) ->
     bound = labels.seconds + found.least_rest(layer, labels.strategy, labels.forward)
     hopeful = bound < found.known_seconds * (1 - _ROUNDING)
     labels, bound = labels.take(hopeful), bound[hopeful]
-    if len(bound) > 4 * MAX_LABELS:
-        labels = labels.take(np.sort(np.argsort(bound, kind="stable")[: 4 * MAX_LABELS]))
-    labels = _undominated(choices.layouts, labels)
-    if len(labels.strategy) > MAX_LABELS:
-        bound = labels.seconds + found.least_rest(layer, labels.strategy, labels.forward)
-        labels = labels.take(np.sort(np.argsort(bound, kind="stable")[:MAX_LABELS]))
-    return labels
+    share = max(MAX_LABELS // len(choices.seconds), 1)
+    if len(bound) > _SPARE * share:
+        best = np.sort(np.argsort(bound, kind="stable")[: _SPARE * share])
+        labels, bound = labels.take(best), bound[best]
+    keep = _undominated(choices.layouts, labels)
+    if len(keep) > share:
+        keep = np.sort(keep[np.argsort(bound[keep], kind="stable")[:share]])
+    return labels.take(keep)
 
 
-def _undominated(layouts: Indices, labels: _Labels) -> _Labels:
-    """Labels that no other label of their layout matches or beats in all three numbers; of equal ones the first."""
-    kept = []
+def _undominated(layouts: Indices, labels: _Labels) -> Indices:
+    """Places of the labels that none of their layout matches or beats in all three numbers; of equal ones the first."""
     layout = layouts[labels.strategy]
-    for number in np.unique(layout):
-        members = np.flatnonzero(layout == number)
-        order = members[np.lexsort((labels.above[members], labels.forward[members], labels.seconds[members]))]
-        kept.append(order[_first_fronts(labels.forward[order], labels.above[order])])
-    return labels.take(np.sort(np.concatenate(kept))) if kept else labels
+    order = np.lexsort((labels.above, labels.forward, labels.seconds, layout))
+    bounds = np.flatnonzero(np.diff(layout[order], prepend=-1, append=-1))
+    kept = [
+        order[first:end][_first_fronts(labels.forward[order[first:end]], labels.above[order[first:end]])]
+        for first, end in pairwise(bounds)
+    ]
+    return np.sort(np.concatenate(kept)) if kept else order
 
 
 def _first_fronts(forward: Array, above: Array) -> NDArray[np.bool_]:
