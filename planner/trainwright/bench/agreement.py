@@ -51,6 +51,17 @@ class MemoryAgreement:
 
 def mean_ratio(published: Sequence[float], predicted: Sequence[float]) -> float | None:
     """Geometric mean of predicted over published; None of nothing."""
-    if not published:
+    if len(published) == 0:
         return None
     return math.exp(sum(math.log(b / a) for a, b in zip(published, predicted, strict=True)) / len(published))
+
+
+def inversions(names: Sequence[str], published: Sequence[float], predicted: Sequence[float]) -> list[tuple[str, str]]:
+    """Pairs (better, worse) by the published figures (less is better) whose predicted order is not so."""
+    order = sorted(range(len(names)), key=lambda index: published[index])
+    return [
+        (names[a], names[b])
+        for place, a in enumerate(order)
+        for b in order[place + 1 :]
+        if published[a] < published[b] and predicted[a] >= predicted[b]
+    ]
