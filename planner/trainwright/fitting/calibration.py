@@ -30,21 +30,22 @@ def fit(trials: Trials, setting: Setting, *, predict: Predictor = estimate_in) -
     """
     evaluation = Evaluation(trials.trials, setting, predict)
     times, time = _fit_times(evaluation)
-    memories, memory, with_memory = _fit_memory(evaluation)
     runtime = times.applied(time.solution.values, setting.runtime) if time.helps else setting.runtime
-    if memory is not None and memory.helps:
-        runtime = memories.applied(memory.solution.values, runtime)
+    factors = times.account(time.solution, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
+    with_memory = [number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size]
     held: dict[int, Quantity] = {}
-    if memory is not None:
-        measured = [measured_bytes(trials.trials[number]) for number in with_memory]
-        held = dict(zip(with_memory, _quantities(memory, measured), strict=True))
+    memory_helps = None
+    if with_memory:
+        memories, memory = _fit_memory(evaluation, with_memory)
+        memory_helps = memory.helps
+        runtime = memories.applied(memory.solution.values, runtime) if memory.helps else runtime
+        factors += memories.account(memory.solution, runtime)
+        sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
+        held = dict(zip(with_memory, sizes, strict=True))
     return Fit(
         runtime=runtime,
-        factors=(
-            *times.account(time.solution, runtime),
-            *(memories.account(memory.solution, runtime) if memory is not None else ()),
-        ),
+        factors=factors,
         trials=tuple(
             FittedTrial(trial.label, seconds[number], held.get(number), time.outliers[number])
             for number, trial in enumerate(trials.trials)
@@ -52,7 +53,7 @@ def fit(trials: Trials, setting: Setting, *, predict: Predictor = estimate_in) -
         time_errors=Errors.of(seconds),
         time_helps=time.helps,
         memory_errors=Errors.of(tuple(held.values())) if held else None,
-        memory_helps=memory.helps if memory is not None else None,
+        memory_helps=memory_helps,
     )
 
 
@@ -74,20 +75,18 @@ def _fit_times(evaluation: Evaluation) -> tuple[TimeFactors, Outcome]:
     return factors, outcome
 
 
-def _fit_memory(evaluation: Evaluation) -> tuple[MemoryFactors, Outcome | None, list[int]]:
-    """Also the numbers of the trials that measured memory; without any there is no outcome."""
+def _fit_memory(evaluation: Evaluation, numbers: list[int]) -> tuple[MemoryFactors, Outcome]:
+    """From the trials of those numbers, which measured memory."""
     runtime = evaluation.setting.runtime
-    factors = MemoryFactors(runtime)
-    numbers = [number for number, trial in enumerate(evaluation.trials) if measured_bytes(trial).size]
-    if not numbers:
-        return factors, None, numbers
+    measured = tuple(measured_bytes(evaluation.trials[number]) for number in numbers)
+    factors = MemoryFactors(runtime, smallest_bytes=float(np.min(np.concatenate(measured))))
     outcome = calibrate(
         lambda values, index: evaluation.peak_bytes(numbers[index], factors.applied(values, runtime)),
-        tuple(measured_bytes(evaluation.trials[number]) for number in numbers),
+        measured,
         factors.nested,
         MEMORY_DEVIATION_RATIO,
     )
-    return factors, outcome, numbers
+    return factors, outcome
 
 
 def _deviating(trials: tuple[Trial, ...], setting: Setting) -> tuple[str, ...]:

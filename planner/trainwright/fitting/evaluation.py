@@ -35,6 +35,7 @@ class Evaluation:
 
     def __init__(self, trials: tuple[Trial, ...], setting: Setting, predict: Predictor) -> None:
         self.trials, self.setting, self._predict = trials, setting, predict
+        self._settings: dict[Runtime, Setting] = {}
         self._made: dict[tuple[int, Runtime], Prediction] = {}
 
     def seconds(self, trial: int, runtime: Runtime) -> Vector:
@@ -53,11 +54,17 @@ class Evaluation:
     def _of(self, trial: int, runtime: Runtime) -> Prediction:
         if (trial, runtime) not in self._made:
             try:
-                found = self._predict(self.trials[trial].plan, replace(self.setting, runtime=runtime))
+                found = self._predict(self.trials[trial].plan, self._setting_with(runtime))
             except ValueError as error:
                 raise ValueError(f"trial {trial} ({self.trials[trial].label}): {error}") from None
             self._made[trial, runtime] = found
         return self._made[trial, runtime]
+
+    def _setting_with(self, runtime: Runtime) -> Setting:
+        """One setting serves all trials: it keeps what they share."""
+        if runtime not in self._settings:
+            self._settings[runtime] = replace(self.setting, runtime=runtime)
+        return self._settings[runtime]
 
 
 def measured_seconds(trial: Trial) -> Vector:

@@ -12,8 +12,6 @@ from trainwright.fitting.account import Factor
 from trainwright.fitting.robust import Parameter, Solution, Vector
 from trainwright.runtime import ComputeRatio, Runtime
 
-GIBIBYTE: Final = 2**30
-
 COMPUTE_SPREAD: Final = 0.5
 """Profiles of another runtime, another clock: half as long again is no surprise."""
 ACCELERATOR_SPREAD: Final = 0.15
@@ -27,9 +25,9 @@ CONSTANT_SPREAD: Final = 0.03
 MOST_CONSTANT: Final = 0.5
 """Of the fastest measured iteration."""
 ACTIVATION_SPREAD: Final = 0.2
-CONSTANT_MEMORY_SPREAD: Final = 2.0
-MOST_CONSTANT_MEMORY: Final = 16.0
-"""In GiB."""
+CONSTANT_MEMORY_SPREAD: Final = 0.2
+MOST_CONSTANT_MEMORY: Final = 0.9
+"""Of the smallest measured peak."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +121,19 @@ class TimeFactors:
 
 @dataclass(frozen=True)
 class MemoryFactors:
-    """What scales a device's peak bytes."""
+    """What scales a device's peak bytes.
+
+    Attributes:
+        runtime: as it stands before the fit.
+        smallest_bytes: the smallest measured peak, the unit of constant_bytes.
+    """
 
     runtime: Runtime
+    smallest_bytes: float
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        constant = self.runtime.constant_bytes / GIBIBYTE
+        constant = self.runtime.constant_bytes / self.smallest_bytes
         highest = max(MOST_CONSTANT_MEMORY, constant)
         return (
             _ratio("activation_ratio", self.runtime.activation_ratio, 0.3, 3.0, ACTIVATION_SPREAD),
@@ -145,16 +149,17 @@ class MemoryFactors:
     def applied(self, values: Vector, runtime: Runtime) -> Runtime:
         """The runtime with these factors in it."""
         activation, constant = (float(value) for value in values)
-        return replace(runtime, activation_ratio=exp(activation), constant_bytes=round(constant * GIBIBYTE))
+        return replace(runtime, activation_ratio=exp(activation), constant_bytes=round(constant * self.smallest_bytes))
 
     def account(self, solution: Solution, after: Runtime) -> tuple[Factor, ...]:
         """Both factors as the fit found them and as `after` holds them."""
         activation, constant = np.sqrt(np.diag(solution.covariance(self.parameters))).tolist()
+        constant *= self.smallest_bytes
         informed = solution.informed.tolist()
         before = self.runtime
         return (
             Factor("activation_ratio", before.activation_ratio, after.activation_ratio, activation, informed[0]),
-            Factor("constant_bytes", before.constant_bytes, after.constant_bytes, constant * GIBIBYTE, informed[1]),
+            Factor("constant_bytes", before.constant_bytes, after.constant_bytes, constant, informed[1]),
         )
 
 

@@ -17,6 +17,7 @@ Vector = NDArray[np.float64]
 STEP = 0.02
 MAX_ITERATIONS = 12
 TOLERANCE = 1e-4
+SWEEPS = 60
 NO_EFFECT = 1e-6
 """A residual that moves less than this over a step does not depend on the parameter."""
 
@@ -93,7 +94,7 @@ def solve(
         best = total(at, found)
         scale = 1.0
         while scale > 0.1:
-            there = np.clip(at + scale * step, low, high)
+            there = np.clip(at + scale * step, low, high)  # but for rounding it is within
             found_there = residuals(there)
             if total(there, found_there) < best:
                 break
@@ -123,17 +124,13 @@ def _derivatives(residuals: Callable[[Vector], Vector], at: Vector, found: Vecto
 def _step(  # noqa: PLR0913, PLR0917 - one linear system
     at: Vector, found: Vector, jacobian: Vector, starts: Vector, spread: Vector, low: Vector, high: Vector
 ) -> Vector:
-    """The Gauss-Newton step; a parameter that a bound holds back stays, the others move without it."""
+    """The Gauss-Newton step within the bounds: its quadratic made least, one parameter after another."""
     weight = weights(found)
     gradient = jacobian.T @ (weight * found) + (at - starts) / spread**2
     curvature = jacobian.T @ (weight[:, None] * jacobian) + np.diag(1 / spread**2)
-    free = np.ones(len(at), dtype=bool)
     step = np.zeros_like(at)
-    for _ in range(len(at) + 1):
-        step[:] = 0.0
-        step[free] = -np.linalg.solve(curvature[np.ix_(free, free)], gradient[free]) if free.any() else 0.0
-        held = free & (((at <= low) & (step < 0)) | ((at >= high) & (step > 0)))
-        if not held.any():
-            break
-        free &= ~held
+    for _ in range(SWEEPS):
+        for index in range(len(at)):
+            rest = gradient[index] + curvature[index] @ step - curvature[index, index] * step[index]
+            step[index] = np.clip(-rest / curvature[index, index], low[index] - at[index], high[index] - at[index])
     return step
