@@ -1,95 +1,183 @@
-"""Rings and shared network cards."""
+"""Links, shared network cards, rings flat and hierarchical, and sums of gradients that meet on a card."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
-from trainwright.cost.collectives import Fabric, all_reduce_seconds
+from trainwright.cluster import Accelerator, Cluster, Device, Link, Node, Port
+from trainwright.cost.collectives import Collectives, all_reduce_seconds
+from trainwright.cost.fabric import Fabric
+from trainwright.cost.finish import sync_ends
+from trainwright.cost.syncs import Sync
 
 MakeCluster = Callable[..., Cluster]
 NODES = ("a", "b", "c")
 
 
+def ported(
+    nodes: int = 2, devices: int = 4, *, network: float = 1.0, inside: float = 10.0, latency: float = 0.0
+) -> Cluster:
+    """Real devices: nodes named a, b, … whose links follow from their ports."""
+    return Cluster(
+        (Accelerator("x", 1),),
+        tuple(Node(chr(97 + i), "x", devices, Port(2 * latency, network), Port(latency, inside)) for i in range(nodes)),
+    )
+
+
 def test_a_ring_moves_two_n_minus_one_nths_and_pays_latency_at_every_step(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster((("fast", 1),) * 4, between=1e6, latency=0.01)
+    fabric = Fabric(make_cluster((("fast", 1),) * 4, between=1e6, latency=0.01))
     members = [Device(f"node-{i}", 0) for i in range(1, 5)]
-    assert all_reduce_seconds(members, 4e6, cluster) == pytest.approx(2 * 3 / 4 * 4 + 6 * 0.01)
-    assert all_reduce_seconds(members[:1], 4e6, cluster) == 0
-    assert all_reduce_seconds(members, 0, cluster) == 0
+    assert all_reduce_seconds(members, 4e6, fabric) == pytest.approx(2 * 3 / 4 * 4 + 6 * 0.01)
+    assert all_reduce_seconds(members[:1], 4e6, fabric) == 0
+    assert all_reduce_seconds(members, 0, fabric) == 0
 
 
 def test_a_ring_crosses_each_card_once_however_many_members_a_node_has(make_cluster: MakeCluster) -> None:
     cluster = make_cluster((("fast", 2), ("fast", 2)), between=1e6, within=1e9, latency=0.0)
-    assert all_reduce_seconds(cluster.devices, 1e6, cluster) == pytest.approx(1.5)
+    assert all_reduce_seconds(cluster.devices, 1e6, Fabric(cluster)) == pytest.approx(1.5)
     zigzag = [cluster.devices[i] for i in (0, 2, 1, 3)]
-    assert all_reduce_seconds(zigzag, 1e6, cluster) == pytest.approx(3.0)
+    assert all_reduce_seconds(zigzag, 1e6, Fabric(cluster)) == pytest.approx(3.0)
 
 
 def test_four_rings_over_the_same_two_cards_take_four_times_as_long(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster((("fast", 4), ("fast", 4)), between=1e6, latency=0.0)
-    fabric = Fabric(cluster)
-    rings = tuple(fabric.ring([Device("node-1", i), Device("node-2", i)]) for i in range(4))
-    assert fabric.rates(rings) == pytest.approx((0.25e6,) * 4)
+    collectives = Collectives(Fabric(make_cluster((("fast", 4), ("fast", 4)), between=1e6, latency=0.0)))
+    pair = ("node-1", "node-2")
+    alone, four = collectives.all_reduce((pair,)), collectives.all_reduce((pair,) * 4)
+    assert alone.seconds(1e6) == pytest.approx(1.0)
+    assert four.seconds(1e6) == pytest.approx(4.0)
+    assert four.ways[0].cards["out", "node-1"] == pytest.approx(4e-6)
 
 
-def test_what_a_slow_link_leaves_unused_goes_to_the_others() -> None:
-    accelerator = Accelerator("x", 1)
-    rates = {("a", "b"): 10.0, ("a", "c"): 2.0}
-    links = tuple(Link(s, t, 0.0, rates.get((s, t), 10.0)) for s in NODES for t in NODES if s != t)
-    fabric = Fabric(Cluster((accelerator,), tuple(Node(n, "x", 1) for n in NODES), links))
-    routes = (fabric.route([("a", "b")]), fabric.route([("a", "c")]))
-    assert fabric.rates(routes) == pytest.approx((8.0, 2.0))
+def test_reducing_inside_the_nodes_first_crosses_the_cards_with_less() -> None:
+    """8 ranks on 2 nodes: between them 2 (N - 1) / N · M at 1 B/s, inside 2 (g - 1) / g · M at 10 B/s."""
+    cluster = ported(latency=0.001)
+    members = ("a",) * 4 + ("b",) * 4
+    found = Collectives(Fabric(cluster)).all_reduce((members,))
+    ring, hierarchical = found.ways
+    assert ring.seconds(1) == pytest.approx(2 * 7 / 8 + 14 * 0.002)
+    assert hierarchical.seconds(1) == pytest.approx(2 * 1 / 2 + 2 * 3 / 4 / 10 + 2 * 0.002 + 6 * 0.001)
+    assert found.seconds(1) == hierarchical.seconds(1)
+    assert found.half_seconds(1) == found.seconds(1) / 2
 
 
-edges = st.tuples(st.sampled_from(NODES), st.sampled_from(NODES))
+def test_the_flat_ring_is_taken_where_the_inside_of_the_nodes_is_slow() -> None:
+    found = Collectives(Fabric(ported(inside=1.0))).all_reduce((("a",) * 4 + ("b",) * 4,))
+    assert found.seconds(1) == found.ways[0].seconds(1) < found.ways[1].seconds(1)
+
+
+def test_gloo_which_serves_emulated_devices_knows_flat_rings_alone(make_cluster: MakeCluster) -> None:
+    found = Collectives(Fabric(make_cluster((("fast", 2), ("fast", 2))))).all_reduce(
+        (("node-1",) * 2 + ("node-2",) * 2,)
+    )
+    assert len(found.ways) == 1
+
+
+@given(members=st.lists(st.sampled_from(NODES), min_size=2, max_size=9), message=st.floats(1, 1e6))
+def test_the_order_of_hierarchical_members_on_a_node_does_not_matter_and_a_faster_network_helps(
+    members: list[str], message: float
+) -> None:
+    slow, fast = Collectives(Fabric(ported(3, network=1.0))), Collectives(Fabric(ported(3, network=2.0)))
+    before, after = slow.all_reduce((tuple(members),)), fast.all_reduce((tuple(members),))
+    assert after.seconds(message) <= before.seconds(message)
+    grouped = slow.all_reduce((tuple(sorted(members)),))
+    assert grouped.seconds(message) <= before.seconds(message) * (1 + 1e-9)
+
+
+def test_a_link_ratio_scales_every_bandwidth() -> None:
+    cluster = ported(latency=0.5)
+    whole, half = Fabric(cluster), Fabric(cluster, link_ratio=0.5)
+    for edge in (("a", "b"), ("a", "a")):
+        assert half.link(edge) == (whole.link(edge)[0], whole.link(edge)[1] / 2)
+    messages = [("a", "b", 8.0)] * 3
+    assert half.seconds_at_once(messages)["a", "b", 8.0] == 2 * whole.seconds_at_once(messages)["a", "b", 8.0]
+
+
+def test_messages_at_once_share_a_card_until_the_shorter_ones_are_through() -> None:
+    fabric = Fabric(ported(3))
+    found = fabric.seconds_at_once([("a", "b", 4.0), ("a", "c", 1.0), ("a", "a", 4.0), ("b", "a", 4.0)])
+    assert found == pytest.approx(
+        {("a", "b", 4.0): 5.0, ("a", "c", 1.0): 2.0, ("a", "a", 4.0): 0.4, ("b", "a", 4.0): 4.0}
+    )
+
+
+messages = st.lists(
+    st.tuples(st.sampled_from(NODES), st.sampled_from(NODES), st.sampled_from([1.0, 2.0, 5.0])), min_size=1, max_size=6
+)
 
 
 @given(
     bandwidths=st.lists(st.floats(1, 100), min_size=9, max_size=9),
-    transfers=st.lists(st.lists(edges, min_size=1, max_size=4), min_size=1, max_size=5),
+    messages=messages,
+    faster=st.integers(0, 8),
+    factor=st.floats(1, 10),
 )
-def test_rates_are_max_min_fair(bandwidths: list[float], transfers: list[list[tuple[str, str]]]) -> None:
-    """No resource carries too much, and every transfer is held up by one that is full and gives nobody more."""
+def test_no_card_carries_more_than_it_can_and_a_faster_link_slows_nothing(
+    bandwidths: list[float], messages: list[tuple[str, str, float]], faster: int, factor: float
+) -> None:
     pairs = [(s, t) for s in NODES for t in NODES]
-    bandwidth = dict(zip(pairs, bandwidths, strict=True))
-    cluster = Cluster(
-        (Accelerator("x", 1),),
-        tuple(Node(name, "x", 2) for name in NODES),
-        tuple(Link(s, t, 0.0, rate) for (s, t), rate in bandwidth.items()),
+
+    def fabric(rates: list[float]) -> Fabric:
+        links = tuple(Link(s, t, 0.0, rate) for (s, t), rate in zip(pairs, rates, strict=True))
+        return Fabric(Cluster((Accelerator("x", 1),), tuple(Node(name, "x", 2) for name in NODES), links))
+
+    before = fabric(bandwidths).seconds_at_once(messages)
+    after = fabric([rate * (factor if i == faster else 1) for i, rate in enumerate(bandwidths)]).seconds_at_once(
+        messages
     )
-    fabric = Fabric(cluster)
-    routes = tuple(fabric.route(steps) for steps in transfers)
-    rates = fabric.rates(routes)
-    uses: list[Counter[tuple[str, ...]]] = []
-    for steps in transfers:
-        use: Counter[tuple[str, ...]] = Counter()
-        for s, t in steps:
-            if s != t:
-                use.update((("out", s), ("in", t), ("pair", s, t)))
-        uses.append(use)
+    assert all(after[message] <= before[message] * (1 + 1e-9) for message in before)
+    bandwidth = dict(zip(pairs, bandwidths, strict=True))
+    for side in (0, 1):
+        for node in NODES:
+            mine = [m for m in messages if m[side] == node and m[0] != m[1]]
+            if mine:
+                card = max(rate for pair, rate in bandwidth.items() if pair[side] == node and pair[0] != pair[1])
+                last = max(before[message] for message in mine)
+                assert sum(size for _, _, size in mine) <= last * card * (1 + 1e-9)
+    for source, target, size in messages:
+        assert before[source, target, size] >= size / bandwidth[source, target] * (1 - 1e-9)
 
-    def limit(resource: tuple[str, ...]) -> float:
-        if resource[0] == "pair":
-            return bandwidth[resource[1], resource[2]]
-        side = 0 if resource[0] == "out" else 1
-        return max(rate for pair, rate in bandwidth.items() if pair[side] == resource[1] and pair[0] != pair[1])
 
-    load: Counter[tuple[str, ...]] = Counter()
-    for use, rate in zip(uses, rates, strict=True):
-        for resource, times in use.items():
-            load[resource] += times * rate  # type: ignore[assignment]
-    assert all(load[resource] <= limit(resource) * (1 + 1e-6) for resource in load)
-    for index, use in enumerate(uses):
-        alone = rates[index] >= routes[index].alone_bytes_per_second * (1 - 1e-6)
-        held_up = any(
-            load[resource] >= limit(resource) * (1 - 1e-6)
-            and all(rates[index] >= rates[k] * (1 - 1e-6) for k, other in enumerate(uses) if resource in other)
-            for resource in use
-        )
-        assert alone or held_up
+A, B, C = (0, 0), (0, 1), (0, 2)
+CARD = ("out", "a")
+
+
+def test_a_sum_starts_when_its_owners_and_earlier_sums_are_done() -> None:
+    early = Sync((A,), (), 1.0, 0.0)
+    late = Sync((A, B), (0,), 2.0, 0.5)
+    assert sync_ends([early, late], {A: 1.0, B: 10.0}) == pytest.approx((2.0, 12.0))
+    assert sync_ends([early, late], {A: 20.0, B: 10.0}) == pytest.approx((21.0, 23.0))
+
+
+def test_sums_that_meet_on_a_card_share_it() -> None:
+    one = Sync((A,), (), 3.0, 0.0, {CARD: 3.0})
+    two = Sync((B,), (), 1.0, 0.0, {CARD: 1.0})
+    assert sync_ends([one, two], {A: 0.0, B: 0.0}) == pytest.approx((4.0, 2.0))
+    # Stages end one after the other: the card is done with all three when it has never rested.
+    staggered = [Sync((key,), (), 3.0, 0.0, {CARD: 3.0}) for key in (A, B, C)]
+    assert max(sync_ends(staggered, {A: 0.0, B: 1.0, C: 2.0})) == pytest.approx(9.0)
+    assert sync_ends(staggered, {A: 0.0, B: 100.0, C: 200.0})[2] == pytest.approx(203.0)
+
+
+@given(
+    starts=st.lists(st.floats(0, 10), min_size=3, max_size=3),
+    works=st.lists(st.floats(0.1, 5), min_size=3, max_size=3),
+    which=st.integers(0, 2),
+    earlier=st.floats(0, 1),
+)
+def test_no_sum_ends_later_because_another_starts_earlier_or_is_shorter(
+    starts: list[float], works: list[float], which: int, earlier: float
+) -> None:
+    def ends(starts: list[float], works: list[float]) -> tuple[float, ...]:
+        syncs = [Sync((key,), (), work, 0.0, {CARD: work}) for key, work in zip((A, B, C), works, strict=True)]
+        return sync_ends(syncs, dict(zip((A, B, C), starts, strict=True)))
+
+    before = ends(starts, works)
+    for after in (
+        ends([s * (earlier if i == which else 1) for i, s in enumerate(starts)], works),
+        ends(starts, [w * (earlier if i == which else 1) for i, w in enumerate(works)]),
+    ):
+        assert all(new <= old * (1 + 1e-9) for new, old in zip(after, before, strict=True))

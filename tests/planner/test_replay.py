@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, Device
-from trainwright.cost.collectives import Fabric
-from trainwright.cost.replay import Channel, Replay, Sync, Timeline, Worker
+from trainwright.cost.lumps import lump, replay_lumped
+from trainwright.cost.replay import Channel, Replay, Timeline, Work
 from trainwright.cost.schedule import BACKWARD, FORWARD, operations
 from trainwright.plan import Schedule
 
-MakeCluster = Callable[..., Cluster]
-MIB = 2.0**20
+Times = Sequence[tuple[float, float]]
+
+
+def chain(times: Times, exchange: float, latency: float) -> tuple[list[Work], list[Channel]]:
+    """Stages with one worker each."""
+    works = [Work(s, forward, backward, backward) for s, (forward, backward) in enumerate(times)]
+    channels = []
+    for s in range(len(times) - 1):
+        channels.append(Channel(s, s + 1, FORWARD, exchange, latency))
+        channels.append(Channel(s + 1, s, BACKWARD, exchange, latency))
+    return works, channels
 
 
 def pipeline(
-    fabric: Fabric,
-    nodes: Sequence[str],
-    times: Sequence[tuple[float, float]],
+    times: Times,
     micro_batches: int,
     *,
-    message_bytes: float = 0.0,
+    exchange: float = 0.0,
+    latency: float = 0.0,
     schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD,
-    syncs: Sequence[Sync] = (),
 ) -> Timeline:
-    """Replay stages with one replica each."""
-    count = len(times)
-    workers = [Worker(operations(schedule, micro_batches, s, count), *times[s]) for s in range(count)]
-    channels = []
-    for s in range(count - 1):
-        there, back = fabric.route([(nodes[s], nodes[s + 1])]), fabric.route([(nodes[s + 1], nodes[s])])
-        channels += [
-            Channel(s, s + 1, FORWARD, there, message_bytes),
-            Channel(s + 1, s, BACKWARD, back, message_bytes),
-        ]
-    return Replay(workers, channels, syncs, fabric).run()
+    return Replay(schedule, micro_batches, *chain(times, exchange, latency)).run()
 
 
 @given(
@@ -48,12 +44,9 @@ def pipeline(
     schedule=st.sampled_from(Schedule),
 )
 def test_equal_stages_that_communicate_for_free_take_m_plus_s_minus_1_turns(
-    make_cluster: MakeCluster, stages: int, micro_batches: int, forward: float, schedule: Schedule
+    stages: int, micro_batches: int, forward: float, schedule: Schedule
 ) -> None:
-    fabric = Fabric(make_cluster((("fast", 2),), latency=0.0))
-    timeline = pipeline(
-        fabric, ["node-1"] * stages, [(forward, 2 * forward)] * stages, micro_batches, schedule=schedule
-    )
+    timeline = pipeline([(forward, 2 * forward)] * stages, micro_batches, schedule=schedule)
     assert max(timeline.ends) == pytest.approx((micro_batches + stages - 1) * 3 * forward)
 
 
@@ -88,97 +81,141 @@ def recurrence(
     return max(end.values())
 
 
+durations = st.floats(0.01, 5)
+
+
 @given(
-    times=st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.01, 5)), min_size=1, max_size=5),
-    micro_batches=st.integers(1, 10),
+    times=st.lists(st.tuples(durations, durations), min_size=1, max_size=5),
+    micro_batches=st.integers(1, 60),
     exchange=st.floats(0, 5),
     latency=st.floats(0, 1),
     schedule=st.sampled_from(Schedule),
 )
-def test_the_replay_equals_the_recurrence_where_no_card_is_shared(
+def test_the_replay_equals_the_recurrence_however_many_micro_batches_it_skips(
+    *, times: list[tuple[float, float]], micro_batches: int, exchange: float, latency: float, schedule: Schedule
+) -> None:
+    timeline = pipeline(times, micro_batches, exchange=exchange, latency=latency, schedule=schedule)
+    expected = recurrence(times, micro_batches, exchange, latency, schedule)
+    assert max(timeline.ends) == pytest.approx(expected, rel=1e-6)
+    for (forward, backward), end, transit, idle in zip(
+        times, timeline.ends, timeline.transit, timeline.idle, strict=True
+    ):
+        assert end == pytest.approx(micro_batches * (forward + backward) + transit + idle, rel=1e-6)
+        assert min(transit, idle) >= 0
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_a_long_pipeline_replays_few_rounds(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = 0
+    step = Replay._do
+
+    def counted(replay: Replay, worker: int, direction: int, micro_batch: int) -> None:
+        nonlocal done
+        done += 1
+        step(replay, worker, direction, micro_batch)
+
+    monkeypatch.setattr(Replay, "_do", counted)
+    times = [(1.0, 2.0), (1.5, 2.5), (0.5, 3.0)]
+    timeline = pipeline(times, 10_000, exchange=0.1, schedule=schedule)
+    assert done < 3 * 2 * 20
+    assert max(timeline.ends) == pytest.approx(recurrence(times, 10_000, 0.1, 0.0, schedule), rel=1e-6)
+
+
+def test_without_a_steady_pace_the_mean_pace_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replay, "_is_steady", lambda *_: False)
+    times = [(1.0, 2.0), (1.5, 2.5), (0.5, 3.0)]
+    works, channels = chain(times, 0.3, 0.01)
+    schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+    hasty = Replay(schedule, 1000, works, channels, max_rounds=40).run()
+    assert max(hasty.ends) == pytest.approx(recurrence(times, 1000, 0.3, 0.01, schedule), rel=1e-3)
+
+
+def test_the_last_backward_may_take_longer() -> None:
+    works = [Work(0, 1.0, 2.0, 5.0), Work(1, 1.0, 2.0, 4.0)]
+    channels = chain([(1.0, 2.0)] * 2, 0.0, 0.0)[1]
+    timeline = Replay(Schedule.ONE_FORWARD_ONE_BACKWARD, 3, works, channels).run()
+    assert timeline.ends == pytest.approx((12 + 3 + 2, 10 + 2))
+
+
+@st.composite
+def replicated(draw: st.DrawFn) -> tuple[list[Work], list[Channel]]:
+    """Two or three stages of one to four workers; each message lasts as long as its kind says."""
+    kinds = [
+        draw(st.lists(st.sampled_from([1.0, 2.0]), min_size=1, max_size=4)) for _ in range(draw(st.integers(2, 3)))
+    ]
+    works = [Work(s, one, 2 * one, 2 * one) for s, stage in enumerate(kinds) for one in stage]
+    firsts = [sum(map(len, kinds[:s])) for s in range(len(kinds))]
+    channels = []
+    for s in range(len(kinds) - 1):
+        size = max(len(kinds[s]), len(kinds[s + 1]))
+        pairs = {(firsts[s] + i % len(kinds[s]), firsts[s + 1] + i % len(kinds[s + 1])) for i in range(size)}
+        for upper, lower in sorted(pairs):
+            drain = draw(st.sampled_from([0.0, 0.5]))
+            channels += [Channel(upper, lower, FORWARD, drain, 0.1), Channel(lower, upper, BACKWARD, drain, 0.1)]
+    return works, channels
+
+
+@given(flow=replicated(), micro_batches=st.integers(1, 12), schedule=st.sampled_from(Schedule))
+def test_lumps_end_when_their_workers_do(
+    flow: tuple[list[Work], list[Channel]], micro_batches: int, schedule: Schedule
+) -> None:
+    whole = Replay(schedule, micro_batches, *flow, max_rounds=10_000).run()
+    lumped = replay_lumped(schedule, micro_batches, *flow)
+    for name in ("ends", "transit", "idle"):
+        assert getattr(lumped, name) == pytest.approx(getattr(whole, name), rel=1e-6, abs=1e-9)
+
+
+def test_a_thousand_like_lanes_are_one() -> None:
+    works, channels = [], []
+    for lane in range(1000):
+        one, two = chain([(1.0, 2.0), (1.5, 2.0)], 0.1, 0.0)
+        works += one
+        channels += [
+            Channel(c.sender + 2 * lane, c.receiver + 2 * lane, c.direction, c.drain_seconds, c.latency_seconds)
+            for c in two
+        ]
+    found = lump(works, channels)
+    assert (len(found.works), len(found.channels)) == (2, 2)
+
+
+@given(
+    times=st.lists(st.tuples(durations, durations), min_size=1, max_size=4),
+    shorter=st.floats(0, 1),
+    which=st.integers(0, 7),
+    micro_batches=st.integers(1, 20),
+    exchange=st.floats(0, 3),
+    schedule=st.sampled_from(Schedule),
+)
+def test_nothing_ends_later_because_an_operation_or_a_message_is_shorter(
     *,
-    make_cluster: MakeCluster,
     times: list[tuple[float, float]],
+    shorter: float,
+    which: int,
     micro_batches: int,
     exchange: float,
-    latency: float,
     schedule: Schedule,
 ) -> None:
-    fabric = Fabric(make_cluster((("fast", 2),), within=MIB, latency=latency))
-    timeline = pipeline(
-        fabric, ["node-1"] * len(times), times, micro_batches, message_bytes=exchange * MIB, schedule=schedule
-    )
-    expected = recurrence(times, micro_batches, exchange, latency, schedule)
-    assert max(timeline.ends) == pytest.approx(expected, rel=1e-9)
+    before = pipeline(times, micro_batches, exchange=exchange, schedule=schedule)
+    stage, direction = which % len(times), which // 4
+    changed = [list(pair) for pair in times]
+    changed[stage][direction] *= shorter
+    faster = [(forward, backward) for forward, backward in changed]
+    for after in (
+        pipeline(faster, micro_batches, exchange=exchange, schedule=schedule),
+        pipeline(times, micro_batches, exchange=exchange * shorter, schedule=schedule),
+    ):
+        for new, old in zip(after.ends, before.ends, strict=True):
+            assert new <= old * (1 + 1e-6)
 
 
-@settings(max_examples=50)
-@given(
-    times=st.lists(st.tuples(st.floats(0.1, 2), st.floats(0.1, 2)), min_size=2, max_size=4),
-    micro_batches=st.integers(1, 6),
-    exchange=st.floats(0.1, 2),
-)
-def test_shared_cards_only_make_it_slower_than_messages_that_travel_alone(
-    make_cluster: MakeCluster, times: list[tuple[float, float]], micro_batches: int, exchange: float
-) -> None:
-    """With cards, forward and backward messages of a stage may share; GPipe's two phases never do."""
-    nodes = [f"node-{i + 1}" for i in range(len(times))]
-    fabric = Fabric(make_cluster((("fast", 1),) * len(times), between=MIB, latency=0.0))
-    timeline = pipeline(fabric, nodes, times, micro_batches, message_bytes=exchange * MIB, schedule=Schedule.GPIPE)
-    alone = recurrence(times, micro_batches, exchange, 0.0, Schedule.GPIPE)
-    assert max(timeline.ends) == pytest.approx(alone, rel=1e-6)
-
-
-def test_messages_of_two_replicas_share_the_card_of_their_node(make_cluster: MakeCluster) -> None:
-    fabric = Fabric(make_cluster((("fast", 2), ("fast", 2)), between=MIB, latency=0.0))
-    route = fabric.route([("node-1", "node-2")])
-    senders = [Worker(((FORWARD, 0),), 1.0, 0.0)] * 2
-    receivers = [Worker(((FORWARD, 0),), 1.0, 0.0)] * 2
-    channels = [Channel(0, 2, FORWARD, route, MIB), Channel(1, 3, FORWARD, route, MIB)]
-    timeline = Replay([*senders, *receivers], channels, [], fabric).run()
-    assert timeline.ends == pytest.approx((1, 1, 4, 4))
-    assert timeline.transit[2:] == pytest.approx((2, 2))
-    assert timeline.idle[2:] == pytest.approx((1, 1))
-
-
-def test_a_message_that_starts_later_shares_only_while_both_are_on_the_way(make_cluster: MakeCluster) -> None:
-    fabric = Fabric(make_cluster((("fast", 2), ("fast", 2)), between=MIB, latency=0.0))
-    route = fabric.route([("node-1", "node-2")])
-    workers = [Worker(((FORWARD, 0),), seconds, 0.0) for seconds in (1.0, 1.5, 0.0, 0.0)]
-    channels = [Channel(0, 2, FORWARD, route, MIB), Channel(1, 3, FORWARD, route, MIB)]
-    timeline = Replay(workers, channels, [], fabric).run()
-    # Alone until 1.5 (half done), then both at half speed: the first ends at 2.5, the second has half left, then alone.
-    assert timeline.ends[2:] == pytest.approx((2.5, 3.0))
-
-
-def test_opposite_directions_do_not_share(make_cluster: MakeCluster) -> None:
-    fabric = Fabric(make_cluster((("fast", 2), ("fast", 2)), between=MIB, latency=0.0))
-    workers = [Worker(((FORWARD, 0),), seconds, 0.0) for seconds in (1.0, 0.0, 1.0, 0.0)]
-    channels = [
-        Channel(0, 1, FORWARD, fabric.route([("node-1", "node-2")]), MIB),
-        Channel(2, 3, FORWARD, fabric.route([("node-2", "node-1")]), MIB),
-    ]
-    timeline = Replay(workers, channels, [], fabric).run()
-    assert timeline.ends[1::2] == pytest.approx((2, 2))
-
-
-def test_a_stage_reduces_its_gradients_while_others_still_compute(make_cluster: MakeCluster) -> None:
-    fabric = Fabric(make_cluster((("fast", 2), ("fast", 2)), between=MIB, latency=0.0))
-    ring = fabric.ring([Device("node-1", 0), Device("node-2", 0)])
-    early = Sync((0,), (), ring, MIB, 0.5)
-    late = Sync((0, 1), (0,), ring, MIB, 0.0)
-    workers = [Worker(((FORWARD, 0),), 1.0, 0.0), Worker(((FORWARD, 0),), 10.0, 0.0)]
-    timeline = Replay(workers, [], [early, late], fabric).run()
-    assert timeline.sync_ends == pytest.approx((2.5, 11.0))
-
-
-def test_operations_that_wait_in_a_circle_are_reported(make_cluster: MakeCluster) -> None:
-    fabric = Fabric(make_cluster((("fast", 2),)))
-    route = fabric.route([("node-1", "node-1")])
-    workers = [Worker(((FORWARD, 0),), 1.0, 0.0)] * 2
-    channels = [Channel(0, 1, FORWARD, route, 1.0), Channel(1, 0, FORWARD, route, 1.0)]
-    with pytest.raises(RuntimeError, match="waits in a circle"):
-        Replay(workers, channels, [], fabric).run()
+def test_a_trace_has_every_operation_in_order() -> None:
+    trace: list[tuple[int, int, int, float, float]] = []
+    works, channels = chain([(1.0, 2.0)] * 2, 0.0, 0.0)
+    Replay(Schedule.ONE_FORWARD_ONE_BACKWARD, 3, works, channels, trace=trace).run()
+    for worker in range(2):
+        seen = [(direction, batch) for who, direction, batch, _, _ in trace if who == worker]
+        assert tuple(seen) == operations(Schedule.ONE_FORWARD_ONE_BACKWARD, 3, worker, 2)
+    assert all(end - start == pytest.approx(1 + direction) for _, direction, _, start, end in trace)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
