@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainwright.search.galvatron.partitions import even_partition, memory_balanced_partition, time_balanced_partition
-from trainwright.search.galvatron.pipelines import Cut, PipelineSolution
+from trainwright.search.galvatron.partitions import CutTables, even_partition, memory_balanced_partition
+from trainwright.search.galvatron.pipelines import PipelineSolution
 from trainwright.search.galvatron.workflow import optimise
 from trainwright.search.protocol import Candidate, Control, Problem
 
@@ -19,9 +19,11 @@ def galvatron_base(problem: Problem, control: Control, top: int | None) -> list[
     return optimise(problem, control, top, balanced_solutions)
 
 
-def balanced_solutions(cut: Cut) -> Iterator[PipelineSolution]:
+def balanced_solutions(tables: CutTables, limit_seconds: float) -> Iterator[PipelineSolution]:
     """Solutions of the partitions that balance layers, time and memory."""
-    partitions = (even_partition(cut), time_balanced_partition(cut), memory_balanced_partition(cut))
+    del limit_seconds
+    cut = tables.cut
+    partitions = (even_partition(cut), tables.time_balanced(), memory_balanced_partition(cut))
     for ends in dict.fromkeys(partitions):
         solution = cut.solution(ends) if ends is not None else None
         if solution is not None:

@@ -7,13 +7,8 @@ from operator import attrgetter
 
 from trainwright.search.galvatron.adjustment import adjusted, descended
 from trainwright.search.galvatron.base import balanced_solutions
-from trainwright.search.galvatron.partitions import (
-    fitting_partition,
-    free_partition,
-    memory_balanced_partition,
-    time_balanced_partition,
-)
-from trainwright.search.galvatron.pipelines import Cut, PipelineSolution
+from trainwright.search.galvatron.partitions import CutTables, fitting_partition, memory_balanced_partition
+from trainwright.search.galvatron.pipelines import PipelineSolution
 from trainwright.search.galvatron.workflow import optimise
 from trainwright.search.protocol import Candidate, Control, Problem
 
@@ -31,23 +26,21 @@ def galvatron_bmw(problem: Problem, control: Control, top: int | None) -> list[C
     return optimise(problem, control, top, adjusted_solutions)
 
 
-def adjusted_solutions(cut: Cut) -> Iterator[PipelineSolution]:
+def adjusted_solutions(tables: CutTables, limit_seconds: float) -> Iterator[PipelineSolution]:
     """The solutions of Galvatron-Base, those of the paper's queue, and better ones found from tables."""
+    cut = tables.cut
     if len(cut.devices) == 1:
-        yield from balanced_solutions(cut)
+        yield from balanced_solutions(tables, limit_seconds)
         return
-    free = free_partition(cut)
-    if free is None:
+    free, fitting = tables.best(), fitting_partition(cut)
+    if fitting is None or fitting.seconds > limit_seconds:
         return
-    unhindered = cut.solution(free)
-    found = [unhindered] if unhindered is not None else []
-    fitting = fitting_partition(cut)
-    solution = cut.solution(fitting) if fitting is not None else None
-    found += [solution] if solution is not None else []
-    found += balanced_solutions(cut)
+    tried = (cut.solution(partition.ends) for partition in (free, fitting) if partition is not None)
+    found = [solution for solution in tried if solution is not None]
+    found += balanced_solutions(tables, limit_seconds)
     start = memory_balanced_partition(cut)
     if start is not None:
-        found += adjusted(cut, start, time_balanced_partition(cut))
+        found += adjusted(cut, start, tables.time_balanced())
     if found:
         found.append(descended(cut, min(found, key=attrgetter("seconds")), DESCENTS))
     yield from {solution.ends: solution for solution in found}.values()

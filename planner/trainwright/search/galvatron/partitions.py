@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.galvatron.balance import PartitionTables, best_partition, least_longest
+from trainwright.search.galvatron.balance import Partition, PartitionTables, best_partition, least_longest
 from trainwright.search.galvatron.pipelines import Cut, Ends
 from trainwright.search.galvatron.relaxed import StageOptions, memory_free, within_memory
 from trainwright.search.galvatron.tables import GroupTables, StageTable
@@ -19,37 +20,52 @@ _STEADY_ALONE = 1e6
 """A weight beside which the last micro-batch does not count."""
 
 
-def lower_bound(cut: Cut) -> float:
-    """No assignment of the cut has a smaller Eq. 8: every stage's least seconds, with no regard to memory."""
-    weights = np.array([0.0, _STEADY_ALONE])
-    steady, last = _tables(cut, lambda group, _: memory_free(group, weights, _longest_range(cut)))
-    tables = PartitionTables(steady[..., 1:], last[..., :1], cut.exchange_seconds)
-    found = best_partition(tables, cut.micro_batches)
-    return found.seconds if found else np.inf
+@dataclass(frozen=True)
+class CutTables:
+    """What the stages of a cut take with no regard to memory; small, and spread over all ranges only when asked.
+
+    Weights are those of the cut, between 0 (the least last seconds) and one that leaves steady seconds alone.
+    """
+
+    cut: Cut
+
+    def _tables(self) -> PartitionTables:
+        bench, longest = self.cut.bench, _longest_range(self.cut)
+        weights = (0.0, *self.cut.weights, _STEADY_ALONE)
+
+        def options(group: GroupTables, _: list[StageTable]) -> StageOptions:
+            return bench.once((id(group), weights, longest), lambda: memory_free(group, np.array(weights), longest))
+
+        return _tables(self.cut, options)
+
+    def lower_bound(self) -> float:
+        """No assignment of the cut has a smaller Eq. 8: every stage's least steady and least last seconds."""
+        tables = self._tables()
+        least = replace(
+            tables, steady_seconds=tables.steady_seconds[..., -1:], last_seconds=tables.last_seconds[..., :1]
+        )
+        found = best_partition(least, self.cut.micro_batches)
+        return found.seconds if found else np.inf
+
+    def best(self) -> Partition | None:
+        """The partition with the least Eq. 8."""
+        return best_partition(self._tables(), self.cut.micro_batches)
+
+    def time_balanced(self) -> Ends | None:
+        """p_t: the longest stage is least."""
+        return least_longest(self._tables().steady_seconds[..., -1])
 
 
-def free_partition(cut: Cut) -> Ends | None:
-    """The best partition with no regard to memory."""
-    weights = np.array(cut.weights)
-    return _best(cut, *_tables(cut, lambda group, _: memory_free(group, weights, _longest_range(cut))))
-
-
-def fitting_partition(cut: Cut) -> Ends | None:
+def fitting_partition(cut: Cut) -> Partition | None:
     """The best partition where every stage keeps to its memory, layers following two strategies in part."""
     weights = np.array(cut.weights)
-    return _best(cut, *_tables(cut, lambda _, stages: within_memory(stages, weights, _longest_range(cut))))
+    tables = _tables(cut, lambda _, stages: within_memory(stages, weights, _longest_range(cut)))
+    return best_partition(tables, cut.micro_batches)
 
 
 def even_partition(cut: Cut) -> Ends | None:
     """Equally many of the model's most frequent layers in every stage."""
     return even_split(cut.bench.problem.model, len(cut.devices))
-
-
-def time_balanced_partition(cut: Cut) -> Ends | None:
-    """p_t: the longest stage is least, with no regard to memory."""
-    weights = np.array([_STEADY_ALONE])
-    steady, _ = _tables(cut, lambda group, _: memory_free(group, weights, _longest_range(cut)))
-    return least_longest(steady[..., 0])
 
 
 def memory_balanced_partition(cut: Cut) -> Ends | None:
@@ -68,7 +84,7 @@ def _longest_range(cut: Cut) -> int:
     return cut.bench.sequence.layers - len(cut.devices) + 1
 
 
-def _tables(cut: Cut, make: Callable[[GroupTables, list[StageTable]], StageOptions]) -> tuple[Array, Array]:
+def _tables(cut: Cut, make: Callable[[GroupTables, list[StageTable]], StageOptions]) -> PartitionTables:
     """[stage, first, end, weight] steady and last seconds; stages of one group with one in-flight count share a row."""
     rows: dict[int, StageOptions] = {}
     places: dict[int, dict[int, int]] = {}
@@ -86,9 +102,4 @@ def _tables(cut: Cut, make: Callable[[GroupTables, list[StageTable]], StageOptio
         place = min(place, len(options.steady_seconds) - 1)
         for found, table in ((steady, options.steady_seconds), (last, options.last_seconds)):
             found.append(np.where(node[..., None] >= 0, table[place][node], np.inf))
-    return np.stack(steady), np.stack(last)
-
-
-def _best(cut: Cut, steady: Array, last: Array) -> Ends | None:
-    found = best_partition(PartitionTables(steady, last, cut.exchange_seconds), cut.micro_batches)
-    return found.ends if found else None
+    return PartitionTables(np.stack(steady), np.stack(last), cut.exchange_seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, permutations
@@ -16,6 +16,7 @@ from trainwright.cost.galvatron_layers import GroupCosts
 from trainwright.cost.galvatron_links import exchange
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import divisors
+from trainwright.search.galvatron.relaxed import StageOptions
 from trainwright.search.galvatron.sequence import Sequence, sequence_of
 from trainwright.search.galvatron.stage_programme import assign
 from trainwright.search.galvatron.tables import GroupTables, StageTable
@@ -62,6 +63,7 @@ class Workbench:
     _costs: dict[object, GroupCosts] = field(default_factory=dict)
     _groups: dict[object, GroupTables] = field(default_factory=dict)
     _solved: dict[object, StageSolution | None] = field(default_factory=dict)
+    _options: dict[object, StageOptions] = field(default_factory=dict)
 
     @cached_property
     def sequence(self) -> Sequence:
@@ -116,6 +118,12 @@ class Workbench:
             for link in (cluster.link(a, b) for a in nodes for b in nodes if a != b or places.count(nodes.index(a)) > 1)
         )
         return tuple(cluster.accelerator_of(device).name for device in devices), places, links
+
+    def once(self, key: object, make: Callable[[], StageOptions]) -> StageOptions:
+        """What was made for the key, the first time anew."""
+        if key not in self._options:
+            self._options[key] = make()
+        return self._options[key]
 
     def solve(self, stage: StageTable, first: int, end: int, steady_weight: float) -> StageSolution | None:
         """The programme of a stage; ranges of equal layers are solved once."""

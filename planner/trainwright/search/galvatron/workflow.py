@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
 from trainwright.plan import Plan
 from trainwright.search.choice import check_profiled, why_nothing_fits
-from trainwright.search.galvatron.partitions import even_partition, lower_bound
+from trainwright.search.galvatron.partitions import CutTables, even_partition
 from trainwright.search.galvatron.pipelines import Cut, PipelineSolution, StageSolution, Workbench
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
 from trainwright.search.ranking import Draft, best_of
 
-Explore = Callable[[Cut], Iterable[PipelineSolution]]
-"""The solutions that a search looks at for given devices by stage and micro-batches."""
+Explore = Callable[[CutTables, float], Iterable[PipelineSolution]]
+"""The solutions that a search looks at for given devices by stage and micro-batches.
 
-POOL = 16
-"""How many of the plans that Eq. 8 finds best are costed exactly, at least."""
+Where tables tell that they will take longer than so many seconds, it may leave them out.
+"""
+
+POOL = 12
+"""How many of the plans that Eq. 8 finds best are costed exactly; twice as many as are asked for, if that is more."""
 SLACK_RATIO = 1.1
-"""Cuts of the devices whose bound lies further above the best Eq. 8 are left out, once there is a pool."""
+"""Cuts of the devices whose bound lies further above the best Eq. 8 are left out, once there are plans enough."""
+ENOUGH = 6
+"""Plans that are enough to leave the rest out, or twice as many as are asked for."""
 BUDGET_RATIOS = (1.0, 0.97, 0.9, 0.8)
 """Shares of memory that the tables may fill: the next where the exact model refuses all that was found."""
 
@@ -56,17 +62,19 @@ def optimise(problem: Problem, control: Control, top: int | None, explore: Explo
 
 def solutions(bench: Workbench, control: Control, top: int | None, explore: Explore) -> list[Found]:
     """The best by Eq. 8 first. Cuts are explored in the order of their bounds, until what is left cannot be close."""
-    cuts = sorted(((lower_bound(cut), number, cut) for number, cut in enumerate(bench.pipelines())))
-    pool = max(POOL, 2 * (top or 0))
+    tables = [CutTables(cut) for cut in bench.pipelines()]
+    bounds = [table.lower_bound() for table in tables]
+    enough = max(ENOUGH, 2 * (top or 0))
     found: list[Found] = []
-    best = float("inf")
-    for done, (bound, _, cut) in enumerate(cuts):
-        if found and (control.expired() or (len(found) >= pool and bound > SLACK_RATIO * best)):
+    best = limit = math.inf
+    for done, number in enumerate(sorted(range(len(tables)), key=lambda number: (bounds[number], number))):
+        if found and (control.expired() or bounds[number] > limit):
             break
-        tried = sorted(explore(cut), key=attrgetter("seconds"))
-        found += [Found(cut, solution) for solution in tried[:2]]
+        tried = sorted(explore(tables[number], limit), key=attrgetter("seconds"))
+        found += [Found(tables[number].cut, solution) for solution in tried[:2]]
         best = min([best, *(solution.seconds for solution in tried)])
-        control.step(done + 1, len(cuts), best if found else None)
+        limit = SLACK_RATIO * best if len(found) >= enough else math.inf
+        control.step(done + 1, len(tables), best if found else None)
     return sorted(found, key=attrgetter("seconds"))
 
 
