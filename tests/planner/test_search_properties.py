@@ -18,7 +18,7 @@ from trainwright.profiles import Profiles
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
 from trainwright.search.choice import Drafting, degrees_of
 from trainwright.search.degrees import micro_batch_sizes
-from trainwright.search.distinct import canonical
+from trainwright.search.distinct import Roles
 from trainwright.search.dominoes import domino_placement
 from trainwright.search.placement import placed_plan
 
@@ -157,7 +157,8 @@ def test_candidates_are_feasible_distinct_and_in_order(
     except NoFeasiblePlan:
         return
     assert all(candidate.estimate.feasible for candidate in candidates)
-    assert len({canonical(candidate.plan, problem.cluster) for candidate in candidates}) == len(candidates)
+    roles = Roles(problem.cluster)
+    assert len({roles.key(candidate.plan) for candidate in candidates}) == len(candidates)
     seconds = [candidate.estimate.iteration_seconds for candidate in candidates]
     assert seconds == sorted(seconds)
     assert all(sorted(candidate.plan.devices) == sorted(problem.devices) for candidate in candidates)
@@ -190,7 +191,7 @@ def test_plans_are_the_same_where_equal_devices_change_places(
         plans = (
             make_plan(problem, (2, 2), data=3, rows=1, devices=chosen) for chosen in ((a0, a1, b0, b1, s0, s1), devices)
         )
-        one, other = (canonical(plan, problem.cluster) for plan in plans)  # type: ignore[arg-type]
+        one, other = (Roles(problem.cluster).key(plan) for plan in plans)  # type: ignore[arg-type]
         return one == other
 
     problem = replace(problem, global_batch_size=3)

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Hashable
 
-from trainwright.cluster import Cluster, Device
+from trainwright.cluster import Cluster
 from trainwright.cost.links import node_classes
 from trainwright.plan import Plan
 
 
-def canonical(plan: Plan, cluster: Cluster) -> Plan:
-    """The same plan for all plans that differ only by a change of places among interchangeable nodes and slots.
+class Roles:
+    """Tells plans on one cluster apart by the roles that they give to kinds of devices."""
 
-    Nodes of one class (`node_classes`) are named anew in the order of their first rank, and so are a node's slots.
-    Raises ValueError for a device that the cluster lacks.
-    """
-    class_of = dict(zip((node.name for node in cluster.nodes), node_classes(cluster), strict=True))
-    members: dict[int, int] = {}
-    nodes: dict[str, str] = {}
-    slots: dict[str, int] = {}
-    renamed: dict[Device, Device] = {}
-    for device in plan.devices:
-        if device.node not in nodes:
-            number = class_of[cluster.node(device.node).name]
-            nodes[device.node] = f"{number}.{members.get(number, 0)}"
-            members[number] = members.get(number, 0) + 1
-        renamed[device] = Device(nodes[device.node], slots.get(device.node, 0))
-        slots[device.node] = slots.get(device.node, 0) + 1
-    return replace(
-        plan,
-        pipelines=tuple(
-            replace(
-                pipeline,
-                stages=tuple(
-                    replace(stage, devices=tuple(renamed[device] for device in stage.devices))
-                    for stage in pipeline.stages
-                ),
+    def __init__(self, cluster: Cluster) -> None:
+        self._class_of = dict(zip((node.name for node in cluster.nodes), node_classes(cluster), strict=True))
+
+    def key(self, plan: Plan) -> Hashable:
+        """Equal for two plans exactly where interchangeable nodes and slots that change places make one the other.
+
+        Nodes of one class (`node_classes`) are numbered in the order of their first rank, and so are a node's slots.
+        """
+        met: dict[int, int] = {}
+        nodes: dict[str, tuple[int, int]] = {}
+        slots: dict[str, int] = {}
+        roles = []
+        for device in plan.devices:
+            name = device.node
+            if name not in nodes:
+                number = self._class_of[name]
+                nodes[name] = number, met.get(number, 0)
+                met[number] = met.get(number, 0) + 1
+                slots[name] = 0
+            roles.append((nodes[name], slots[name]))
+            slots[name] += 1
+        shapes = tuple(
+            (
+                pipeline.micro_batches,
+                pipeline.micro_batch_size,
+                tuple((len(stage.devices), stage.layers) for stage in pipeline.stages),
             )
             for pipeline in plan.pipelines
-        ),
-    )
+        )
+        return plan.schedule, shapes, tuple(roles)

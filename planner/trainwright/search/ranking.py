@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from trainwright.cost.estimate import estimate_in
 from trainwright.plan import Plan
-from trainwright.search.distinct import canonical
+from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
 
 
@@ -58,7 +58,8 @@ class _Contest:
     def __init__(self, problem: Problem, control: Control, top: int | None) -> None:
         self.problem, self.control, self.top = problem, control, top
         self.found: list[Candidate] = []
-        self.seen: set[Plan] = set()
+        self.roles = Roles(problem.cluster)
+        self.seen: set[Hashable] = set()
         self.worst_of_top: list[float] = []
 
     def run(self, drafts: Sequence[Draft], done: int) -> list[Candidate]:
@@ -84,10 +85,10 @@ class _Contest:
         return min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
 
     def _cost(self, plan: Plan) -> None:
-        same = canonical(plan, self.problem.cluster)
-        if same in self.seen:
+        key = self.roles.key(plan)
+        if key in self.seen:
             return
-        self.seen.add(same)
+        self.seen.add(key)
         candidate = candidate_of(self.problem, plan)
         if not candidate.estimate.feasible:
             return
