@@ -11,9 +11,10 @@ from trainwright.accelerators.roofline import layer_seconds
 from trainwright.accelerators.sheet import data_sheet
 from trainwright.layer import Dtype, LayerKind
 
-SLOWEST_RATIO: Final = 1.5
-"""Up to so many times the estimate, a device is taken to be slower than its sheet throughout. What goes beyond is
-taken for a host that issues kernels too slowly: the time stays until the device's own work takes longer."""
+SLOWEST_RATIO: Final = 2.0
+"""Up to so many times the estimate, a runtime is taken to use the device less well throughout (kernels that are not
+fused, dropout). What goes beyond is taken for a host that issues kernels too slowly: the time stays until the device's
+own work takes longer. An assumption; calibration on trials corrects it."""
 
 
 @dataclass(frozen=True, slots=True)
