@@ -19,6 +19,9 @@ NOT_WRITTEN, BAD_OPTIONS = 1, 2
 COMMANDS = {
     "plan": "Find the plans that train fastest, best first.",
     "estimate": "Tell what a plan costs, whoever made it.",
+    "compare": "Run several searches and show the best plan of each side by side.",
+    "explain": "Tell why a plan takes as long as it does, with a timeline.",
+    "calibrate": "Fit the cost model to measured trials.",
     "cluster": "Write a cluster document from machines by name and number.",
     "machines": "List the machines that `cluster` knows.",
     "accelerators": "List the data sheets of accelerators.",

@@ -25,9 +25,9 @@ class Output(StrEnum):
 OutputOption = Annotated[Output, typer.Option("--output", help="A table for people or JSON for programs.")]
 
 
-def show(*parts: Any) -> None:
+def show(*parts: Any, to_error: bool = False) -> None:
     """Print tables, texts and lines in the width of the terminal."""
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stderr if to_error else sys.stdout, highlight=False)
     for part in parts:
         console.print(part, markup=False)
 

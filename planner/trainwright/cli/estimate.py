@@ -13,7 +13,7 @@ from trainwright import documents, report
 from trainwright.cli.answers import Output, OutputOption, show, show_json
 from trainwright.cli.command import command
 from trainwright.cli.inputs import Inputs, read
-from trainwright.cost import amp
+from trainwright.cost import amp, galvatron
 from trainwright.cost.estimate import estimate_in
 from trainwright.cost.setting import Setting
 from trainwright.plan import Plan
@@ -22,6 +22,7 @@ from trainwright.search import Problem
 EXACT = "exact"
 COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, Setting], float]]] = {
     "amp": ("AMP's Eq. 3–5", amp.estimate_seconds),
+    "galvatron": ("Galvatron's Eq. 8", galvatron.estimate_seconds),
 }
 """Papers' own estimates of an iteration, beside the exact replay: what they are called and how they are had."""
 
@@ -72,13 +73,15 @@ def estimate(
         return
     show(report.breakdown_table(found, given, problem))
     if cost_model != EXACT:
-        show(f"{title} predict {seconds:.4g} s")
+        show(f"{title} predicts {seconds:.4g} s")
     if found.reason is not None:
         show(f"not feasible: {found.reason}")
 
 
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
     """The plan in a file. Raises DocumentError where it is for another batch."""
+    if inputs.searches_batch:
+        raise ValueError("the plan has a batch size of its own; --global-batch-size search goes with a planner")
     given: Plan = read(file, Plan)
     if given.global_batch_size != problem.global_batch_size:
         asks = inputs.model if inputs.global_batch_size is None else "--global-batch-size"

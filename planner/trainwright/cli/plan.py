@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,8 @@ from trainwright.cli.answers import Output, OutputOption, show, show_json, write
 from trainwright.cli.command import command
 from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions, planner_names
 from trainwright.cli.progress import watched
-from trainwright.search import Candidate, Problem, run
+from trainwright.search import Candidate, Control, Problem, run
+from trainwright.search.batch_size import best_batch_size
 
 app = typer.Typer(add_completion=False)
 
@@ -42,7 +44,7 @@ def plan(
     problem = inputs.problem(limits.limits)
     started = time.perf_counter()
     with watched(f"searching with {planner}", search) as control:
-        candidates = run(planner, problem, top=answer.top, control=control)
+        candidates = searched(planner, inputs, problem, control, answer.top)
     search_seconds = time.perf_counter() - started
     if answer.write_plan is not None:
         write_document(candidates[0].plan, answer.write_plan)
@@ -50,6 +52,18 @@ def plan(
         show_json({"planner": planner, "search_seconds": search_seconds, **found(candidates, problem)})
         return
     show(report.candidate_table(candidates, problem, planner=planner, searched=search_seconds))
+
+
+def searched(planner: str, inputs: Inputs, problem: Problem, control: Control, top: int) -> list[Candidate]:
+    """The planner's candidates, best first; where the batch size is sought, those of the one with the best throughput."""
+    if not inputs.searches_batch:
+        return run(planner, problem, top=top, control=control)
+    find = partial(_run, planner)
+    return list(best_batch_size(problem, find, control, top).candidates)
+
+
+def _run(planner: str, problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+    return run(planner, problem, top=top, control=control)
 
 
 def found(candidates: Sequence[Candidate], problem: Problem) -> dict[str, Any]:

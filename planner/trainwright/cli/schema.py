@@ -10,6 +10,7 @@ from trainwright import documents
 from trainwright.cli.answers import show_json
 from trainwright.cli.command import command
 from trainwright.cluster import Cluster
+from trainwright.fitting import Trials
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
@@ -21,6 +22,7 @@ DOCUMENTS: dict[str, Any] = {
     "profiles": Profiles,
     "plan": Plan,
     "runtime": Runtime,
+    "trials": Trials,
 }
 """The documents that the command line reads and writes, by the name that people know them under."""
 

@@ -1,17 +1,28 @@
-"""What people read: tables of candidates, of an estimate's parts, of searches side by side."""
+"""What people read: tables of candidates, of an estimate's parts, of searches side by side; a plan explained."""
 
 from __future__ import annotations
 
+from trainwright.report.comparison import Answer, comparison_fields, comparison_table, runner_up
+from trainwright.report.explanation import Explanation
+from trainwright.report.fitted import fit_account
 from trainwright.report.origin import origin_fields, origin_words
 from trainwright.report.sheets import accelerator_table, machine_table, sheet_lines
 from trainwright.report.tables import breakdown_table, candidate_table
+from trainwright.report.timeline import timeline
 
 __all__ = [
+    "Answer",
+    "Explanation",
     "accelerator_table",
     "breakdown_table",
     "candidate_table",
+    "comparison_fields",
+    "comparison_table",
+    "fit_account",
     "machine_table",
     "origin_fields",
     "origin_words",
+    "runner_up",
     "sheet_lines",
+    "timeline",
 ]

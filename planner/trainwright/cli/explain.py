@@ -1,0 +1,76 @@
+"""`trainwright explain`: why a plan takes as long as it does."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from trainwright import documents, report
+from trainwright.cli.answers import Output, OutputOption, show, show_json
+from trainwright.cli.command import command
+from trainwright.cli.estimate import plan_of
+from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions
+from trainwright.cli.plan import PlannerOption, searched
+from trainwright.cli.progress import watched
+from trainwright.cost.estimate import estimate_in
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@command
+def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
+    *,
+    inputs: Inputs,
+    limits: LimitOptions,
+    search: SearchOptions,
+    plan_file: Annotated[Path | None, typer.Option("--plan", help="Explain this plan, not the planner's best.")] = None,
+    planner: PlannerOption = "amp",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Tell why a plan takes as long as it does: bottleneck, bubble, communication, memory, and a timeline."""
+    problem = inputs.problem(limits.limits)
+    behind: list[str] = []
+    if plan_file is None:
+        with watched(f"searching with {planner}", search) as control:
+            candidates = searched(planner, inputs, problem, control, 2)
+        plan, estimate = candidates[0].plan, candidates[0].estimate
+        behind = report.runner_up(candidates)
+    else:
+        plan = plan_of(plan_file, problem, inputs)
+        estimate = estimate_in(plan, problem.setting)
+    told = report.Explanation.of(problem, plan, estimate)
+    sentences = [*told.sentences(), *behind]
+    if output is Output.JSON:
+        show_json(_fields(told, sentences))
+        return
+    width = Console().width
+    picture = report.timeline(told.tracks, estimate.iteration_seconds, width)
+    spaced = "\n".join(sentences)
+    show(Text(spaced), "", told.stage_table(), Text("Timeline, by the slowest devices of each stage", style="bold"))
+    show("", picture, "", report.breakdown_table(estimate, plan, problem))
+
+
+def _fields(told: report.Explanation, sentences: list[str]) -> dict[str, Any]:
+    estimate = told.estimate
+    stages = [
+        {**asdict(track), "memory": asdict(memory)} for track, memory in zip(told.tracks, told.memory, strict=True)
+    ]
+    return {
+        "predicted_seconds": estimate.iteration_seconds,
+        "peak_memory_bytes": estimate.peak_memory_bytes,
+        "feasible": estimate.feasible,
+        "reason": estimate.reason,
+        "sentences": sentences,
+        "bottleneck_stage": told.bottleneck,
+        "stages": stages,
+        "critical_device": str(estimate.critical_device),
+        "breakdown": asdict(estimate.breakdown),
+        **report.origin_fields(told.problem),
+        "plan": documents.dump(told.plan),
+    }

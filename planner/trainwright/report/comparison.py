@@ -1,0 +1,116 @@
+"""Searches side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from trainwright import documents
+from trainwright.report import degrees, units
+from trainwright.report.origin import origin_fields, origin_words
+from trainwright.report.tables import add_row, new_table, rows_per_second, titled
+from trainwright.search import Candidate, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one planner found; without a candidate, why."""
+
+    planner: str
+    search_seconds: float
+    candidate: Candidate | None
+    reason: str | None = None
+
+
+def runner_up(candidates: Sequence[Candidate]) -> list[str]:
+    """By how much the second candidate is behind the first, in words; nothing where there is no second."""
+    if len(candidates) < 2:
+        return []
+    first, second = candidates[:2]
+    later = rows_per_second(first.plan, first.estimate) / rows_per_second(second.plan, second.estimate) - 1
+    what = f"{degrees.degrees(second.plan)} with layers {degrees.layers(second.plan)}".replace("\n", " + ")
+    return [f"The next best plan, {what}, takes {later:.1%} longer."]
+
+
+def baseline_of(answers: Sequence[Answer]) -> Answer | None:
+    """The first that found a plan: what the others are measured against."""
+    return next((answer for answer in answers if answer.candidate is not None), None)
+
+
+def comparison_fields(answers: Sequence[Answer], problem: Problem) -> dict[str, Any]:
+    """For programs; relative_seconds are those of a row, over the baseline's."""
+    baseline = baseline_of(answers)
+    return {
+        "baseline": None if baseline is None else baseline.planner,
+        **origin_fields(problem),
+        "planners": [_fields(answer, baseline) for answer in answers],
+    }
+
+
+def _fields(answer: Answer, baseline: Answer | None) -> dict[str, Any]:
+    candidate = answer.candidate
+    head = {"planner": answer.planner, "search_seconds": answer.search_seconds, "reason": answer.reason}
+    if candidate is None:
+        return head
+    return {
+        **head,
+        "predicted_seconds": candidate.estimate.iteration_seconds,
+        "relative_seconds": _relative(answer, baseline),
+        "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
+        "price_per_row": candidate.price_per_row,
+        "plan": documents.dump(candidate.plan),
+    }
+
+
+def _relative(answer: Answer, baseline: Answer | None) -> float:
+    """Seconds of a row, over the baseline's."""
+    assert answer.candidate is not None
+    assert baseline is not None
+    assert baseline.candidate is not None
+    own, other = answer.candidate, baseline.candidate
+    return rows_per_second(other.plan, other.estimate) / rows_per_second(own.plan, own.estimate)
+
+
+def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
+    """A row for each planner; beneath it, why some found nothing."""
+    baseline = baseline_of(answers)
+    priced = all(answer.candidate is None or answer.candidate.price_per_row is not None for answer in answers)
+    batch_differs = len({a.candidate.plan.global_batch_size for a in answers if a.candidate is not None}) > 1
+    table = new_table(
+        [
+            ("planner", "left"),
+            ("iteration", "right"),
+            *([("batch", "right")] if batch_differs else []),
+            ("time", "right"),
+            *([("cost/1000", "right")] if priced else []),
+            ("memory", "right"),
+            ("degrees", "left"),
+            ("search", "right"),
+        ]
+    )
+    for answer in answers:
+        found = answer.candidate
+        if found is None:
+            blank = [""] * (3 + batch_differs + priced)
+            add_row(table, answer.planner, "no plan", *blank, units.seconds(answer.search_seconds), style="dim")
+            continue
+        add_row(
+            table,
+            answer.planner,
+            units.seconds(found.estimate.iteration_seconds),
+            *([str(found.plan.global_batch_size)] if batch_differs else []),
+            f"{_relative(answer, baseline):.1%}",
+            *([units.money(1000 * (found.price_per_row or 0.0))] if priced else []),
+            units.size(found.estimate.peak_memory_bytes),
+            degrees.degrees(found.plan),
+            units.seconds(answer.search_seconds),
+        )
+    caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
+    if priced:
+        caption += "; cost: of 1000 rows, in the cluster's currency"
+    refusals = [Text(f"{answer.planner}: {answer.reason}") for answer in answers if answer.reason is not None]
+    return Group(titled(f"Planners compared{origin_words(problem)}", table, caption), *refusals)

@@ -1,0 +1,193 @@
+"""Why a plan takes as long as it does, in words and by stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+
+from rich.console import Group
+
+from trainwright.cost.estimate import Estimate
+from trainwright.cost.memory import MemoryParts
+from trainwright.plan import Plan, Stage
+from trainwright.report import degrees, units
+from trainwright.report.origin import origin_words
+from trainwright.report.tables import add_row, new_table, rows_per_second, titled
+from trainwright.report.tracks import Track, tracks_of
+from trainwright.search import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """The device of a stage with the least memory to spare."""
+
+    device: str
+    held_bytes: int
+    memory_bytes: int
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.memory_bytes - self.held_bytes
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan, its estimate, and what each of its stages does and holds."""
+
+    problem: Problem
+    plan: Plan
+    estimate: Estimate
+    tracks: tuple[Track, ...]
+    memory: tuple[StageMemory, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan, estimate: Estimate) -> Explanation:
+        held = dict(estimate.memory_by_device)
+        cluster = problem.cluster
+        memory = []
+        for stage in _stages(plan):
+            found = [
+                StageMemory(str(device), held[device], cluster.accelerator_of(device).memory_bytes)
+                for device in stage.devices
+            ]
+            memory.append(min(found, key=lambda one: one.spare_bytes))
+        return cls(problem, plan, estimate, tracks_of(plan, problem.setting), tuple(memory))
+
+    @property
+    def bottleneck(self) -> int:
+        """Number of the stage, over all pipelines, that is busy longest."""
+        return max(range(len(self.tracks)), key=lambda number: self.tracks[number].busy_seconds)
+
+    def sentences(self) -> list[str]:
+        """Bottleneck, bubble, communication, memory, devices: what holds for this plan."""
+        return [self._whole(), self._pace(), *self._bubble(), self._communication(), *self._memory(), *self._unused()]
+
+    def _whole(self) -> str:
+        seconds = self.estimate.iteration_seconds
+        rate = units.rate(rows_per_second(self.plan, self.estimate))
+        saved = degrees.savings(self.plan)
+        return (
+            f"{degrees.degrees(self.plan)}: an iteration of {self.plan.global_batch_size} rows takes "
+            f"{units.seconds(seconds)}, {rate} rows a second{origin_words(self.problem)}."
+            + (f" It saves memory by {saved}." if saved else "")
+        )
+
+    def _pace(self) -> str:
+        track, stage = self.tracks[self.bottleneck], _stages(self.plan)[self.bottleneck]
+        whole = self.estimate.iteration_seconds
+        where = f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self.carriers(stage)})"
+        busy = f"{units.seconds(track.busy_seconds)}, {units.share(track.busy_seconds, whole)} of the iteration"
+        if len(self.tracks) == 1:
+            return f"There is one stage, so nothing waits in a pipeline: {where} is busy for {busy}."
+        others = [one.busy_seconds for number, one in enumerate(self.tracks) if number != self.bottleneck]
+        return (
+            f"{where[0].upper()}{where[1:]} sets the pace: it is busy for {busy}; the others for "
+            f"{units.share(min(others), whole)} to {units.share(max(others), whole)}."
+        )
+
+    def _bubble(self) -> list[str]:
+        deep = [pipeline for pipeline in self.plan.pipelines if len(pipeline.stages) > 1]
+        if not deep:
+            return []
+        whole = self.estimate.iteration_seconds
+        idle = sum(track.idle_seconds for track in self.tracks) / len(self.tracks)
+        pipeline = max(deep, key=lambda one: (len(one.stages) - 1) / (one.micro_batches + len(one.stages) - 1))
+        stages, batches = len(pipeline.stages), pipeline.micro_batches
+        told = (
+            f"Bubble: a stage waits {units.share(idle, whole)} of the iteration for work, on average. Filling and "
+            f"draining {stages} equal stages with {batches} micro-batches would take "
+            f"{units.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages and of what "
+            "follows the last backward."
+        )
+        return [told]
+
+    def _communication(self) -> str:
+        parts, whole = self.estimate.breakdown, self.estimate.iteration_seconds
+        named = (
+            ("tensor all-reduces", parts.tensor_sync_seconds),
+            ("collecting sharded weights", parts.sharding_seconds),
+            ("redistribution between layers", parts.redistribution_seconds),
+            ("messages between stages", parts.point_to_point_seconds),
+            ("sums of gradients", parts.gradient_sync_seconds + parts.shared_weight_sync_seconds),
+        )
+        told = [f"{units.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
+        device = self.estimate.critical_device
+        if not told:
+            return f"Communication costs {device}, the device that ends last, no time."
+        return f"Communication, as {device}, the device that ends last, sees it: {', '.join(told)}."
+
+    def _memory(self) -> list[str]:
+        if self.estimate.reason is not None:
+            return [f"Memory: it does not fit: {self.estimate.reason}."]
+        number = min(range(len(self.memory)), key=lambda one: self.memory[one].spare_bytes)
+        least = self.memory[number]
+        held = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(least.device)]
+        told = (
+            f"Memory: {least.device} in {_place(self.tracks[number], self.plan)} has least to spare: it holds "
+            f"{units.size(least.held_bytes)} of {units.size(least.memory_bytes)}, "
+            f"{units.share(least.spare_bytes, least.memory_bytes)} is free; most of it is {_most(held)}."
+        )
+        return [told]
+
+    def _unused(self) -> list[str]:
+        unused = set(self.problem.cluster.devices) - set(self.plan.devices)
+        if not unused:
+            return []
+        return [f"Of the cluster's {len(self.problem.cluster.devices)} devices, {len(unused)} are not used."]
+
+    def carriers(self, stage: Stage) -> str:
+        """`4 × Tesla-T4`, several accelerators joined."""
+        counts = Counter(self.problem.cluster.accelerator_of(device).name for device in stage.devices)
+        return " and ".join(f"{count} × {name}" for name, count in counts.items())
+
+    def stage_table(self) -> Group:
+        """A row for every stage."""
+        table = new_table(
+            [
+                ("stage", "left"),
+                ("layers", "right"),
+                ("degrees", "left"),
+                ("devices", "left"),
+                ("busy", "right"),
+                ("waits", "right"),
+                ("memory", "right"),
+                ("free", "right"),
+            ]
+        )
+        whole = self.estimate.iteration_seconds
+        for number, (track, stage, memory) in enumerate(zip(self.tracks, _stages(self.plan), self.memory, strict=True)):
+            several = len(self.plan.pipelines) > 1
+            add_row(
+                table,
+                f"{track.pipeline}.{track.stage}" if several else str(track.stage),
+                str(stage.end - stage.first),
+                " ".join(dict.fromkeys(f"dp{run.data} tp{run.tensor}" for run in stage.layers)),
+                self.carriers(stage),
+                units.share(track.busy_seconds, whole),
+                units.share(track.idle_seconds + track.transit_seconds, whole),
+                units.size(memory.held_bytes),
+                units.share(memory.spare_bytes, memory.memory_bytes),
+                style="bold" if number == self.bottleneck else "",
+            )
+        return titled("Stages", table)
+
+
+def _stages(plan: Plan) -> list[Stage]:
+    return [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _place(track: Track, plan: Plan) -> str:
+    return f"stage {track.stage}" + (f" of pipeline {track.pipeline}" if len(plan.pipelines) > 1 else "")
+
+
+def _most(parts: MemoryParts) -> str:
+    """The two largest parts, in words."""
+    named = {field.name.removesuffix("_bytes"): getattr(parts, field.name) for field in fields(MemoryParts)}
+    largest = sorted(named, key=lambda name: -named[name])[:2]
+    return " and ".join(
+        f"{name.replace('optimizer', 'optimizer state')} ({units.size(named[name])})" for name in largest
+    )
