@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Port
-from trainwright.families import Gpt
+from trainwright.families import Gpt, TransGan
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profile_imports import FORMATS, ImportOptions
@@ -302,6 +302,27 @@ def test_amp_blocks_can_be_given(tmp_path):
     for blocks in (((3, 26),), ((10, 27), (3, 10)), ((-1, 23),), ((10, 34),)):
         with pytest.raises(ValueError, match="ranges of blocks name"):
             _import_amp([path], blocks=blocks)
+
+
+def test_amp_lists_of_a_model_of_two_kinds_of_blocks_are_understood(tmp_path):
+    draw = np.random.default_rng(2)
+    seconds = draw.lognormal(np.log(2e-5), 0.5, 56)
+    seconds[4:16] = 0.004 * draw.lognormal(0, 0.05, 12)
+    seconds[42:54] = 0.0015 * draw.lognormal(0, 0.05, 12)
+    model = Model.of(TransGan(), Dtype.FLOAT16)
+    profiles = _import_amp([_save(tmp_path, "transgan_P3_1.npy", seconds)], model)
+
+    assert _profile(profiles, "block_0", 1, 1).forward_seconds == pytest.approx(np.median(seconds[4:16]))
+    assert _profile(profiles, "block_5", 1, 1).forward_seconds == pytest.approx(np.median(seconds[42:54]))
+    grows = sum(_profile(profiles, f"grow_{stage}", 1, 1).forward_seconds for stage in range(1, 6))
+    assert grows == pytest.approx(seconds[16:42].sum())
+
+
+def test_amp_blocks_stand_at_the_same_entries_at_every_degree(tmp_path):
+    blurred = _amp_list(block=0.0088, spread=0)  # at degree 2 the projection looks like a block
+    paths = [_save(tmp_path, "gpt2_1.npy", _amp_list()), _save(tmp_path, "gpt2_2.npy", blurred)]
+    profiles = _import_amp(paths)
+    assert _profile(profiles, "embedding", 2, 1).forward_seconds == pytest.approx(blurred[:3].sum())
 
 
 @pytest.mark.parametrize(

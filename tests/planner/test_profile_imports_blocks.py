@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.profile_imports.blocks import GAP_PENALTY, MOST_OFFSETS, find_blocks, layer_seconds
+from trainwright.profile_imports.blocks import CHANGE_PENALTY, GAP_PENALTY, MOST_FACTORS, find_blocks, layer_seconds
 
 MODEL = Model.of(Gpt(layers=3, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=500), Dtype.FLOAT32)
 
 
-def test_blocks_in_two_windows_are_found_between_other_entries():
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0, 2.0, 10.0])
+def test_blocks_of_two_kinds_in_two_windows_are_found_between_other_entries(ratio):
     draw = np.random.default_rng(1)
     seconds = draw.lognormal(np.log(2e-5), 0.5, 56)
     seconds[4:16] = 0.004 * draw.lognormal(0, 0.05, 12)
-    seconds[42:54] = 0.004 * draw.lognormal(0, 0.05, 12)
-    assert find_blocks(seconds, [1.0] * 24) == (*range(4, 16), *range(42, 54))
+    seconds[42:54] = ratio * 0.004 * draw.lognormal(0, 0.05, 12)
+    assert find_blocks(seconds, [1.0] * 24, ["a"] * 12 + ["b"] * 12) == (*range(4, 16), *range(42, 54))
 
 
 @given(before=st.integers(0, 6), behind=st.integers(0, 6), blocks=st.integers(7, 14), seed=st.integers(0, 1000))
@@ -33,24 +34,29 @@ def test_a_window_of_equal_blocks_is_found_wherever_it_stands(before, behind, bl
         0.003 * draw.lognormal(0, 0.02, blocks),
         draw.choice([1e-6, 1e-4, 0.05], behind),
     ]
-    assert find_blocks(seconds, [0.7] * blocks) == tuple(range(before, before + blocks))
+    assert find_blocks(seconds, [0.7] * blocks, ["block"] * blocks) == tuple(range(before, before + blocks))
 
 
 @given(
     seconds=st.lists(st.floats(1e-5, 1.0), min_size=4, max_size=7),
     expected=st.lists(st.floats(0.1, 1.0), min_size=1, max_size=4),
+    first=st.integers(0, 4),
 )
-def test_the_match_is_the_best_of_all_matches(seconds, expected):
+def test_the_match_is_the_best_of_all_matches(seconds, expected, first):
     times, wanted = np.log(seconds), np.log(expected)
-    offsets = np.quantile(times, np.linspace(0, 1, MOST_OFFSETS)) - np.median(wanted)
+    factors = np.quantile(times, np.linspace(0, 1, MOST_FACTORS)) - np.median(wanted)
+    kinds = ["a" if block < first else "b" for block in range(len(expected))]
+    change = CHANGE_PENALTY * kinds.count("b") * np.abs(factors[:, None] - factors)
 
     def least(entries):
         gaps = sum(right > left + 1 for left, right in pairwise(entries))
-        deviations = np.abs(times[list(entries)] - wanted - offsets[:, None]).sum(axis=1)
-        return GAP_PENALTY * gaps + deviations.min()
+        deviations = np.abs(times[list(entries)] - wanted - factors[:, None])
+        parts = deviations[:, :first].sum(axis=1), deviations[:, first:].sum(axis=1)
+        apart = len(set(kinds)) == 2
+        return GAP_PENALTY * gaps + ((parts[0][:, None] + parts[1] + change).min() if apart else sum(parts).min())
 
     best = min(least(entries) for entries in combinations(range(len(seconds)), len(expected)))
-    assert least(find_blocks(seconds, expected)) == pytest.approx(best)
+    assert least(find_blocks(seconds, expected, kinds)) == pytest.approx(best)
 
 
 @given(seconds=st.lists(st.floats(0, 1.0), min_size=3, max_size=12), data=st.data())

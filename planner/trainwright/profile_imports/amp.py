@@ -71,7 +71,7 @@ def import_amp(
         check_degree(degree, model, str(path))
     tables = [_Table(path, degree, _seconds(path)) for path, degree in zip(paths, degrees, strict=True)]
     expected = estimate_profiles(model, (accelerator,), tensor_degrees=sorted({1, *degrees}), rows=(1,))
-    measured = [_measurement(table, model, accelerator, expected, options.blocks) for table in tables]
+    measured = _measurements(tables, model, accelerator, expected, options.blocks)
     alone = without_all_reduces(measured, model=model, accelerator=accelerator, inside=options.inside)
     grown = [table for measurement in alone for table in _grown(measurement, model, accelerator)]
     return profiles_of(grown, model=model, accelerator=accelerator)
@@ -108,19 +108,28 @@ def _seconds(path: Path) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def _measurement(
-    table: _Table, model: Model, accelerator: str, expected: Profiles, given: tuple[tuple[int, int], ...]
-) -> Measurement:
-    """The table at one row; the backward follows once the all-reduces are off."""
+def _measurements(
+    tables: Sequence[_Table], model: Model, accelerator: str, expected: Profiles, given: tuple[tuple[int, int], ...]
+) -> list[Measurement]:
+    """The tables at one row; backwards follow once the all-reduces are off.
+
+    Tables of equal length are one list at several degrees: the blocks are looked for at the smallest degree.
+    """
     kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
-    degrees = [table.tensor_degree if kind.is_tensor_parallel else 1 for kind in kinds]
-    costs = [expected.cost(accelerator, kind.name, degree, 1) for kind, degree in zip(kinds, degrees, strict=True)]
-    seconds = [cost.forward_seconds for cost in costs]
-    forwards = layer_seconds(table.seconds, _entries(table, model, seconds, given), model, seconds)
-    layers = tuple(
-        MeasuredLayer(forward, 0.0, cost.update_seconds) for forward, cost in zip(forwards, costs, strict=True)
-    )
-    return Measurement(str(table.path), table.tensor_degree, 1, layers)
+    places: dict[int, tuple[int, ...]] = {}
+    found = []
+    for table in sorted(tables, key=lambda table: table.tensor_degree):
+        degrees = [table.tensor_degree if kind.is_tensor_parallel else 1 for kind in kinds]
+        costs = [expected.cost(accelerator, kind.name, degree, 1) for kind, degree in zip(kinds, degrees, strict=True)]
+        seconds = [cost.forward_seconds for cost in costs]
+        if len(table.seconds) not in places:
+            places[len(table.seconds)] = _entries(table, model, seconds, given)
+        forwards = layer_seconds(table.seconds, places[len(table.seconds)], model, seconds)
+        layers = tuple(
+            MeasuredLayer(forward, 0.0, cost.update_seconds) for forward, cost in zip(forwards, costs, strict=True)
+        )
+        found.append(Measurement(str(table.path), table.tensor_degree, 1, layers))
+    return found
 
 
 def _entries(
@@ -151,7 +160,7 @@ def _entries(
             f"{table.path}: there are {count} entries, but the model has {len(blocks)} blocks; give the model that was "
             "measured"
         )
-    return find_blocks(table.seconds, [expected[layer] for layer in blocks])
+    return find_blocks(table.seconds, [expected[layer] for layer in blocks], [model.layers[layer] for layer in blocks])
 
 
 def _grown(measurement: Measurement, model: Model, accelerator: str) -> list[Measurement]:

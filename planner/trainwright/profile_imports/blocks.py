@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainwright.model import Model
 
+Array = NDArray[np.float64]
+
 GAP_PENALTY = 1.0
 """What leaving out entries between two blocks costs, in units of a factor e between a time and what was expected."""
-MOST_OFFSETS = 33
+CHANGE_PENALTY = 0.1
+"""What each block costs whose kind has another factor than the kind before, in the same units."""
+MOST_FACTORS = 33
 
 
 def block_layers(model: Model) -> tuple[int, ...]:
@@ -18,35 +23,46 @@ def block_layers(model: Model) -> tuple[int, ...]:
     return tuple(layer for layer in range(len(model.layers)) if model.kind_of(layer).is_tensor_parallel)
 
 
-def find_blocks(seconds: Sequence[float], expected: Sequence[float]) -> tuple[int, ...]:
-    """The ascending entries whose times look most like the expected ones, up to one common factor.
+def find_blocks(seconds: Sequence[float], expected: Sequence[float], kinds: Sequence[str]) -> tuple[int, ...]:
+    """The ascending entries whose times look most like those expected of the blocks, up to a factor for each kind.
 
-    A dynamic programme over (block, entry): the least sum of |log(time / expected) - offset| and of the gaps between
-    blocks, for a number of offsets. Without gaps this is the best window.
+    A dynamic programme over (block, logarithm of the factor, entry): the least sum of |log(time / expected) - factor|,
+    of the gaps between blocks, and of the factor's changes where one kind follows another. Without gaps and with one
+    kind it is the best window.
     """
     smallest = min((value for value in seconds if value > 0), default=1.0)
     times = np.log(np.maximum(seconds, smallest * 1e-3))
     wanted = np.log(np.maximum(expected, 1e-30))
-    offsets = np.quantile(times, np.linspace(0, 1, MOST_OFFSETS)) - np.median(wanted)
-    deviations = np.abs(times[None, None, :] - wanted[:, None, None] - offsets[None, :, None])
+    factors = np.quantile(times, np.linspace(0, 1, MOST_FACTORS)) - np.median(wanted)
+    deviations = np.abs(times[None, None, :] - wanted[:, None, None] - factors[None, :, None])
+    changes = np.abs(factors[:, None] - factors[None, :])[:, :, None]
     total = deviations[0]
-    came_from = np.zeros((len(expected), *total.shape), dtype=np.int64)
+    entry_before = np.zeros((len(expected), *total.shape), dtype=np.int64)
+    factor_before = np.zeros_like(entry_before)
     for block in range(1, len(expected)):
-        total, came_from[block] = _extended(total, deviations[block])
-    offset, last = np.unravel_index(int(np.argmin(total)), total.shape)
-    entries = [int(last)]
+        total, entry_before[block] = _extended(total)
+        factor_before[block] = np.arange(len(factors))[:, None]
+        if kinds[block] != kinds[block - 1]:
+            changed = total[None, :, :] + CHANGE_PENALTY * kinds.count(kinds[block]) * changes
+            factor_before[block] = np.argmin(changed, axis=1)
+            total = np.min(changed, axis=1)
+            entry_before[block] = np.take_along_axis(entry_before[block], factor_before[block], axis=0)
+        total = total + deviations[block]
+    factor, entry = (int(place) for place in np.unravel_index(int(np.argmin(total)), total.shape))
+    entries = [entry]
     for block in range(len(expected) - 1, 0, -1):
-        entries.append(int(came_from[block, offset, entries[-1]]))
+        factor, entry = int(factor_before[block, factor, entry]), int(entry_before[block, factor, entry])
+        entries.append(entry)
     return tuple(reversed(entries))
 
 
-def _extended(total: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One block more: [offset, entry] least sums, and the entry of the block before."""
+def _extended(total: Array) -> tuple[Array, NDArray[np.int64]]:
+    """Room for one block more: [factor, entry] least sums of the blocks before it, and the last entry of those."""
     count = total.shape[1]
     positions = np.broadcast_to(np.arange(count), total.shape)
     least = np.minimum.accumulate(total, axis=1)
-    new_least = np.concatenate([np.full((total.shape[0], 1), True), least[:, 1:] < least[:, :-1]], axis=1)
-    least_at = np.maximum.accumulate(np.where(new_least, positions, 0), axis=1)
+    is_new = np.concatenate([np.full((total.shape[0], 1), True), least[:, 1:] < least[:, :-1]], axis=1)
+    least_at = np.maximum.accumulate(np.where(is_new, positions, 0), axis=1)
     previous = np.full(total.shape, np.inf)
     origin = np.zeros(total.shape, dtype=np.int64)
     previous[:, 1:], origin[:, 1:] = total[:, :-1], positions[:, :-1]
@@ -54,7 +70,7 @@ def _extended(total: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, np
     gapped[:, 2:] = least[:, :-2] + GAP_PENALTY
     better = gapped < previous
     origin[:, 2:] = np.where(better[:, 2:], least_at[:, :-2], origin[:, 2:])
-    return np.where(better, gapped, previous) + deviations, origin
+    return np.where(better, gapped, previous), origin
 
 
 def layer_seconds(
