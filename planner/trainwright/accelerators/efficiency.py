@@ -1,8 +1,9 @@
 """What share of its data sheet a device reaches, in one small table.
 
-Every number is a stated assumption about hardware and libraries of that generation; none is fitted to a device or a
-model. They follow public experience with large matrix products (cuBLAS reaches 70-90 % of the dense peak, rocBLAS less)
-and streaming kernels (75-90 % of the bandwidth).
+Every number is an assumption about hardware and libraries of that generation. They follow public experience with large
+matrix products (cuBLAS reaches 70-90 % of the dense peak, rocBLAS less) and streaming kernels (75-90 % of the bandwidth).
+None is fitted to one device. SOFTMAX_KERNELS and HOST_SECONDS were settled with layer times of OPT-350M on V100 and A100
+at hand (published with Sailor), so these are no independent test of them.
 """
 
 from __future__ import annotations
