@@ -6,19 +6,19 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
-from trainwright.cli import app
+from trainwright.cli import COMMANDS, app
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan
-from trainwright.search import Problem, run
+from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
 
 MODEL = """
 gpt: {layers: 12, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
@@ -157,10 +157,12 @@ def test_bad_files_end_in_one_sentence_and_code_2(files: Path, file: str, conten
 
 
 def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: Path) -> None:
-    assert "choose one of amp, megatron" in refused(call(files, "plan", "--planner", "best"))
+    assert "choose one of amp, " in refused(call(files, "plan", "--planner", "best"))
     assert "top must be at least 1" in refused(call(files, "plan", "--top", "0"))
     assert "max_tensor_degree must be at least 1" in refused(call(files, "plan", "--max-tensor-degree", "0"))
-    assert "choose one of cluster, model, profiles, plan, runtime" in refused(runner.invoke(app, ["schema", "nothing"]))
+    assert "choose one of cluster, model, profiles, plan, runtime, trials" in refused(
+        runner.invoke(app, ["schema", "nothing"])
+    )
     without = runner.invoke(
         app, ["plan", "--cluster", str(files / "cluster.json"), "--model", str(files / "model.yaml")]
     )
@@ -183,28 +185,157 @@ def test_no_feasible_plan_ends_in_one_sentence_and_code_3(
     assert "no plan fits into memory; the closest is" in refused(call(folder, "plan"), 3)
 
 
-@pytest.mark.parametrize("name", ["cluster", "model", "profiles", "plan", "runtime"])
+@pytest.mark.parametrize("name", ["cluster", "model", "profiles", "plan", "runtime", "trials"])
 def test_schema_prints_a_json_schema(name: str) -> None:
     result = runner.invoke(app, ["schema", name])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["additionalProperties"] is False
 
 
-json_values = st.recursive(
-    st.none() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=5,
-)
+def test_limits_hold_for_the_plans_shown(files: Path) -> None:
+    limits = ["--max-tensor-degree", "1", "--max-data-degree", "2", "--max-pipeline-degree", "4", "--spare", "node-4"]
+    shown = json.loads(call(files, "plan", *limits, "--use-nodes", "node-1,node-2", "--output", "json").stdout)
+    for candidate in shown["candidates"]:
+        plan = documents.parse(candidate["plan"], Plan)
+        assert set(plan.nodes) <= {"node-1", "node-2"}
+        for pipeline in plan.pipelines:
+            assert len(pipeline.stages) <= 4
+            assert all(run.tensor == 1 and run.data <= 2 for stage in pipeline.stages for run in stage.layers)
+    assert "the cluster has no node-9" in refused(call(files, "plan", "--spare", "node-9"))
+    assert "memory_headroom_ratio must be" in refused(call(files, "plan", "--memory-headroom", "1.5"))
+    assert "--budget-seconds must be at least 0" in refused(call(files, "plan", "--budget-seconds", "-1"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-@given(
-    file=st.sampled_from(["cluster.json", "model.yaml", "profiles.json", "plan.json"]),
-    content=st.binary(max_size=40) | json_values.map(lambda data: json.dumps(data).encode()),
+def test_the_batch_size_on_the_command_line_goes_before_that_of_the_model_file(files: Path) -> None:
+    shown = json.loads(call(files, "plan", "--global-batch-size", "32", "--top", "1", "--output", "json").stdout)
+    assert shown["candidates"][0]["plan"]["global_batch_size"] == 32
+    assert "takes a number of rows or `search`, got 'many'" in refused(
+        call(files, "plan", "--global-batch-size", "many")
+    )
+    assert "global_batch_size must be 1" in refused(call(files, "plan", "--global-batch-size", "0"))
+
+
+def test_a_searched_batch_has_at_least_the_throughput_of_the_batch_asked_for(files: Path) -> None:
+    def throughput(*more: str) -> float:
+        answer = json.loads(
+            call(files, "plan", "--planner", "megatron", "--top", "1", "--output", "json", *more).stdout
+        )
+        best = answer["candidates"][0]
+        return best["plan"]["global_batch_size"] / best["predicted_seconds"]
+
+    assert throughput("--global-batch-size", "search") >= throughput()
+    table = call(files, "plan", "--planner", "megatron", "--global-batch-size", "search").stdout
+    assert "batch" in table.splitlines()[2].split()
+
+
+def test_the_best_plan_is_written_and_read_again(files: Path) -> None:
+    written = files / "best.json"
+    answer = json.loads(call(files, "plan", "--output", "json", "--write-plan", str(written)).stdout)
+    assert json.loads(written.read_text()) == answer["candidates"][0]["plan"]
+    seconds = json.loads(call(files, "estimate", "--plan", "best.json", "--output", "json").stdout)["predicted_seconds"]
+    assert seconds == answer["candidates"][0]["predicted_seconds"]
+    assert "cannot be written into" in refused(call(files, "plan", "--write-plan", str(files / "no" / "p")), 1)
+
+
+def test_a_runtime_document_changes_the_estimate(files: Path) -> None:
+    (files / "runtime.yaml").write_text("constant_seconds: 10")
+    slower = json.loads(call(files, "plan", "--top", "1", "--output", "json", "--runtime", "runtime.yaml").stdout)
+    plain = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    extra = slower["candidates"][0]["predicted_seconds"] - plain["candidates"][0]["predicted_seconds"]
+    assert extra == pytest.approx(10)
+
+
+@pytest.mark.parametrize("cost_model", ["amp", "galvatron"])
+def test_papers_cost_models_estimate_too(files: Path, cost_model: str) -> None:
+    call(files, "plan", "--write-plan", str(files / "plan.json"))
+    result = call(files, "estimate", "--plan", "plan.json", "--cost-model", cost_model)
+    assert result.exit_code == 0, result.output
+    assert "predicts" in result.stdout
+    assert "choose one of exact, amp, galvatron" in refused(
+        call(files, "estimate", "--plan", "plan.json", "--cost-model", "guess")
+    )
+
+
+def test_compare_shows_planners_against_the_first(files: Path, make_problem: Callable[..., Problem]) -> None:
+    answer = json.loads(call(files, "compare", "megatron", "amp", "--output", "json").stdout)
+    assert answer["baseline"] == "megatron"
+    assert [found["planner"] for found in answer["planners"]] == ["megatron", "amp"]
+    expected = [run(name, make_problem(), top=1)[0].estimate.iteration_seconds for name in ("megatron", "amp")]
+    assert [found["predicted_seconds"] for found in answer["planners"]] == expected
+    assert [found["relative_seconds"] for found in answer["planners"]] == pytest.approx([1, expected[1] / expected[0]])
+    table = call(files, "compare", "megatron", "amp").stdout
+    assert "device times emulated" in table
+    assert "100.0%" in table
+
+
+def test_a_planner_that_finds_nothing_is_a_row_that_says_so(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> list[object]:
+        raise NoFeasiblePlan("nothing here")
+
+    monkeypatch.setitem(SEARCHES, "megatron", nothing)
+    table = call(files, "compare", "megatron", "amp").stdout
+    assert re.search(r"megatron +no plan", table)
+    assert "megatron: nothing here" in table
+    assert re.search(r"amp .*100.0%", table)
+    assert "no planner found a plan: megatron: nothing here" in refused(call(files, "compare", "megatron"), 3)
+
+
+def test_ctrl_c_ends_without_a_traceback(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SEARCHES, "amp", interrupted)
+    result = call(files, "plan")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+def test_a_reader_that_goes_away_leaves_no_traceback(files: Path) -> None:
+    program = "from trainwright.cli import app; app(prog_name='trainwright')"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "schema", "plan"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert not process.stderr.read()
+
+
+def test_help_loads_no_search() -> None:
+    program = "import sys; from trainwright.cli import app; app(['--help'], standalone_mode=False); print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help(name: str) -> None:
+    result = runner.invoke(app, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert name in runner.invoke(app, []).output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("plan --planner ", "megatron"),
+        ("estimate --cost-model ", "galvatron"),
+        ("schema ", "runtime"),
+        ("profiles import --format ", "sailor"),
+        ("accelerators ", "Tesla-T4"),
+    ],
 )
-def test_whatever_stands_in_a_file_nothing_ends_in_a_traceback(files: Path, file: str, content: bytes) -> None:
-    bad = files / f"bad-{file}"
-    bad.write_bytes(content)
-    (files / "plan.json").write_text("{}")
-    option = f"--{Path(file).stem}"
-    refused(call(files, "estimate", "--plan", "plan.json", option, bad.name))
+def test_the_shell_completes_names(words: str, expected: str) -> None:
+    typed = f"trainwright {words}"
+    environment = {
+        "_TRAINWRIGHT_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split())),
+    }
+    result = runner.invoke(app, [], prog_name="trainwright", env=environment)
+    assert expected in result.stdout.split()
+
+
+def test_options_that_do_not_exist_are_refused_in_one_sentence() -> None:
+    assert "No such option" in refused(runner.invoke(app, ["plan", "--bad"]))
+    assert "Missing option '--cluster'" in refused(runner.invoke(app, ["plan"]))
+    assert "No such command 'best'" in refused(runner.invoke(app, ["best"]))

@@ -39,10 +39,10 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
 def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planner: str, searched: float) -> Group:
     """Candidates, best first; says so where devices are emulated or profiles estimated.
 
-    Columns that say nothing are left out: the batch where it is the same for all, sharding where nothing is sharded,
+    Columns that say nothing are left out: the batch where it is the one asked for, sharding where nothing is sharded,
     prices where plans are not sought for cost.
     """
-    batch_differs = len({candidate.plan.global_batch_size for candidate in candidates}) > 1
+    batch_differs = any(candidate.plan.global_batch_size != problem.global_batch_size for candidate in candidates)
     saves = any(degrees.savings(candidate.plan) for candidate in candidates)
     costs = problem.limits.objective is Objective.COST
     headings = [
