@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, Node
 from trainwright.cost import amp as amp_cost
-from trainwright.cost.estimate import estimate
+from trainwright.cost.estimate import estimate, estimate_in
+from trainwright.layer import Dtype
+from trainwright.model import Model
 from trainwright.profiles import LayerCost, Profiles
+from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, NeededProfile, NoFeasiblePlan, Problem, needed_profiles, run
 from trainwright.search.choice import Drafting
 from trainwright.search.degrees import Degrees, divisors, enumerate_degrees, micro_batch_sizes
 from trainwright.search.placement import megatron_placement, uniform_plan
+from trainwright.training import Optimizer
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -114,11 +118,16 @@ def gradient_seconds(problem: Problem, degrees: Degrees, rows: int, ends: tuple[
     return max(scene.sync_seconds(stage) for stage in plan.pipelines[0].stages)
 
 
-@settings(max_examples=15)
+@settings(max_examples=60)
 @given(
     degrees=st.sampled_from([Degrees(4, 2, 1), Degrees(2, 2, 2), Degrees(8, 1, 1), Degrees(1, 4, 2)]),
     rows=st.sampled_from([1, 2, 4]),
     memory=st.integers(2 * 2**20, 40 * 2**20),
+    dtype=st.sampled_from(Dtype),
+    optimizer=st.sampled_from(["adam", "sgd"]),
+    runtime=st.sampled_from(
+        [Runtime(), Runtime(link_ratio=0.5, constant_bytes=2**20, activation_ratio=1.3, gradient_dtype=Dtype.FLOAT32)]
+    ),
     pick=st.randoms(use_true_random=False),
 )
 def test_the_tables_agree_with_the_estimate(
@@ -128,15 +137,20 @@ def test_the_tables_agree_with_the_estimate(
     degrees: Degrees,
     rows: int,
     memory: int,
+    dtype: Dtype,
+    optimizer: Optimizer,
+    runtime: Runtime,
     pick: random.Random,
 ) -> None:
     problem = make_problem(make_cluster(memory=memory))
+    model = Model.of(problem.model.family, dtype)
+    problem = replace(problem, model=model, optimizer=optimizer, runtime=runtime)
     ends = (*sorted(pick.sample(range(1, 14), degrees.pipeline - 1)), 14)
     plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=16)
     drafting = Drafting(problem)
     stages = drafting.tables.stages(megatron_placement(degrees))
     fits = drafting.fits(stages, rows, ends)
-    assert fits == estimate(plan, model=problem.model, cluster=problem.cluster, profiles=problem.profiles).feasible
+    assert fits == estimate_in(plan, problem.setting).feasible
     spans = list(enumerate(zip((0, *ends), ends, strict=False)))
     times = drafting.tables.times(stages, rows)
     stage_times = [times[stage, first, end] for stage, (first, end) in spans]

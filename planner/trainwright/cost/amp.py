@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainwright.cluster import Device
-from trainwright.cost.layout import held_parameters
 from trainwright.cost.links import Links, links_of
 from trainwright.cost.setting import Setting
 from trainwright.layer import LayerKind
@@ -22,11 +21,6 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 def all_reduce_seconds(members: int, message_bytes: float, bandwidth: float) -> float:
     """Eq. 3: 2(n - 1) M / (n B), B the lowest bandwidth between any two members (B')."""
     return 2 * (members - 1) * message_bytes / (members * bandwidth)
-
-
-def gradient_bytes(setting: Setting) -> int:
-    """Bytes of one value's gradient."""
-    return (setting.runtime.gradient_dtype or setting.model.dtype).num_bytes
 
 
 def tensor_sync_seconds(  # noqa: PLR0913 - what Eq. 3 is made of
@@ -126,7 +120,7 @@ class _Scene:
         run = stage.layers[0]
         if run.data == 1:
             return 0.0
-        message = held_parameters(self.setting.model, stage.first, stage.end, run.tensor) * gradient_bytes(self.setting)
+        message = self.setting.parameters(stage.first, stage.end, run.tensor) * self.setting.gradient_dtype.num_bytes
         bandwidth = min(self.links.slowest_bandwidth(self._nodes(group)) for group in run.data_groups(stage.devices))
         return all_reduce_seconds(run.data, message, self._achieved(bandwidth))
 

@@ -99,7 +99,7 @@ class LowerBounds:
         own = [0 if model.kind_of(i).shared_weight else model.kind_of(i).parameters_at(stages.tensor) for i in layers]
         sums = np.concatenate([[0.0], np.cumsum(own)])
         held = sums[list(ends)] - sums[[0, *ends[:-1]]]
-        result: Array = held * amp_cost.gradient_bytes(self.problem.setting) * self._syncs[key]
+        result: Array = held * self.problem.setting.gradient_dtype.num_bytes * self._syncs[key]
         return result
 
     def _sync_seconds_per_byte(self, nodes: NDArray[np.intp]) -> Array:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainwright.cost import memory
-from trainwright.cost.layout import held_parameters
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array, spans
 
@@ -22,14 +21,15 @@ class StageMemory:
 
     def needed(self, accelerator: str, tensor: int, rows: int, kept: Array) -> Array:
         """[stage, first, end] bytes on a device, where stage i keeps kept[i] micro-batches of so many rows."""
-        model = self.problem.model
+        model, runtime = self.problem.model, self.problem.runtime
         activations = self._activation_bytes(accelerator, tensor, rows)
         outputs = np.array([0.0, *(rows * model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
         outgoing = np.append(outputs[:-1], 0.0)
-        once = self.held_parameters(tensor) * memory.parameter_bytes(model, self.problem.optimizer)
-        once = once + memory.RECEIVED_AHEAD * (outgoing[None, :] + outputs[:, None])
-        once[:, -1] += memory.LOSS_WORKSPACE * activations[-1]
-        needed: Array = np.round(once + kept[:, None, None] * (spans(activations) + outgoing[None, :]))
+        per_value = memory.parameter_bytes(model, self.problem.optimizer, runtime.gradient_dtype)
+        held = self.held_parameters(tensor) * per_value + runtime.constant_bytes
+        held[:, -1] += np.round(memory.LOSS_WORKSPACE * activations[-1])
+        once = memory.RECEIVED_AHEAD * (outgoing[None, :] + outputs[:, None])
+        needed: Array = held + np.round(once + kept[:, None, None] * (spans(activations) + outgoing[None, :]))
         return needed
 
     def held_parameters(self, tensor: int) -> Array:
@@ -43,7 +43,7 @@ class StageMemory:
                 # Spans that begin behind the owner before last, or end before this one, hold nothing twice through it.
                 for first in range(owners[number - 1] + 1):
                     for end in range(owner + 1, len(model.layers) + 1):
-                        held[first, end] = held_parameters(model, first, end, tensor)
+                        held[first, end] = self.problem.setting.parameters(first, end, tensor)
             self._held[tensor] = held
         return self._held[tensor]
 

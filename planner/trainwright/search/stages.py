@@ -151,7 +151,7 @@ class StageTables:
         for members, first, end in zip(nodes, (0, *ends), ends, strict=False):
             groups = {np.sort(group).tobytes(): group for group in members.T}
             bandwidth = min(self.links.slowest_bandwidth(group) for group in groups.values())
-            message = float(held[first, end]) * amp_cost.gradient_bytes(self.problem.setting)
+            message = float(held[first, end]) * self.problem.setting.gradient_dtype.num_bytes
             achieved = bandwidth * self.problem.runtime.link_ratio
             seconds = max(seconds, amp_cost.all_reduce_seconds(stages.data, message, achieved))
         return seconds
