@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainwright.cluster import Device
 from trainwright.cost.galvatron_links import ALL_REDUCE, GATHER, GroupLinks, Ring
 from trainwright.cost.setting import Setting
-from trainwright.layer import Dtype, LayerKind
+from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Order, Sharding
 
 Layout = tuple[int, int, Order, tuple[int, ...]]
@@ -40,11 +40,6 @@ def overlapped_seconds(compute_seconds: float, communication_seconds: float, slo
     """Both at the same time, each slowed down while the other runs; what is left of the longer one at full speed."""
     shorter, longer = sorted((compute_seconds, communication_seconds))
     return longer + (slowdown_ratio - 1) * shorter
-
-
-def gradient_dtype(setting: Setting) -> Dtype:
-    """The number format in which gradients are kept and summed."""
-    return setting.runtime.gradient_dtype or setting.model.dtype
 
 
 @dataclass
@@ -77,7 +72,7 @@ class GroupCosts:
         held = kind.parameters_at(run.tensor)
         ring = self._ring(run, data=True)
         gather = sync = 0.0
-        gradient_bytes = held * gradient_dtype(self.setting).num_bytes
+        gradient_bytes = held * self.setting.gradient_dtype.num_bytes
         if run.sharding is Sharding.ZERO3:
             gather = ring.seconds(held * self.setting.model.dtype.num_bytes, GATHER)
             sync = ring.seconds(gradient_bytes, GATHER)

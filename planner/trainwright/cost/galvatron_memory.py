@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainwright.cost import memory
-from trainwright.cost.galvatron_layers import gradient_dtype
 from trainwright.cost.setting import Setting
-from trainwright.layer import Dtype, LayerKind
+from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Sharding
 
 
@@ -17,37 +16,44 @@ class LayerBytes:
 
     Attributes:
         kept_bytes: O_f of one micro-batch: all that its backward needs, or under CKPT the layer's input.
-        peak_bytes: O_b: what its backward needs beside, for the time that it runs: under CKPT the recomputed
-            activations, under zero3 the gathered weights of this layer and of the one gathered ahead.
         state_bytes: O_ms: weights, gradients, optimizer state, and master weights beside half-precision ones.
+        recomputed_bytes: of O_b: under CKPT what the forward that runs again keeps.
+        gathered_bytes: of O_b: under zero3 what the layer's weights take while they are whole, and where there is one
+            micro-batch alone its gradients before they are scattered.
     """
 
     kept_bytes: float
-    peak_bytes: float
     state_bytes: float
+    recomputed_bytes: float
+    gathered_bytes: float
 
 
 def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where it stands
-    kind: LayerKind, run: LayerRun, accelerator: str, setting: Setting, *, input_bytes_per_row: float, parameters: int
+    kind: LayerKind,
+    run: LayerRun,
+    accelerator: str,
+    setting: Setting,
+    *,
+    input_bytes_per_row: float,
+    parameters: int,
+    micro_batches: int,
 ) -> LayerBytes:
-    """Bytes on the device with most rows; `parameters` are those that it holds at the run's tensor degree."""
+    """Bytes on the device with most rows; `parameters` are those that it holds at the run's tensor degree.
+
+    Gradients stay whole until the last micro-batch has summed them; zero2 and zero3 never hold them whole where it is
+    the only one.
+    """
     rows = max(run.rows)
     activations = setting.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
-    kept, peak = (rows * input_bytes_per_row, activations) if run.recompute else (activations, 0.0)
-    if run.sharding is Sharding.ZERO3:
-        peak += 2 * parameters * setting.model.dtype.num_bytes
-    return LayerBytes(kept, peak, parameters * bytes_per_value(run, setting))
-
-
-def bytes_per_value(run: LayerRun, setting: Setting) -> float:
-    """Bytes of model states for each value that a rank computes with; sharded ones divided by the data degree.
-
-    Under zero3 gradients stay whole until the last micro-batch has summed them.
-    """
-    dtype = setting.model.dtype
-    weight, gradient = dtype.num_bytes, gradient_dtype(setting).num_bytes
-    master = 0 if dtype is Dtype.FLOAT32 else Dtype.FLOAT32.num_bytes
-    state = master + memory.OPTIMIZER_BYTES[setting.optimizer]
-    if run.sharding is Sharding.ZERO3:
-        return gradient + (weight + state) / run.data
-    return weight + gradient + (state if run.sharding is Sharding.NONE else state / run.data)
+    weight, gradient = setting.model.dtype.num_bytes, setting.gradient_dtype.num_bytes
+    state = memory.master_bytes(setting.model) + memory.OPTIMIZER_BYTES[setting.optimizer]
+    part = parameters if run.sharding is Sharding.NONE else -(-parameters // run.data)
+    gathers = run.sharding is Sharding.ZERO3 and run.data > 1
+    scatters = micro_batches == 1 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1
+    states = weight * (part if gathers else parameters) + gradient * (part if scatters else parameters) + state * part
+    return LayerBytes(
+        rows * input_bytes_per_row if run.recompute else activations,
+        states,
+        activations if run.recompute else 0.0,
+        parameters * (weight * gathers + gradient * scatters),
+    )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
+from trainwright.search.galvatron.base import galvatron_base
+from trainwright.search.galvatron.bmw import galvatron_bmw
 from trainwright.search.megatron import megatron
 from trainwright.search.needed import NeededProfile, needed_profiles
 from trainwright.search.protocol import Candidate, Control, Limits, NoFeasiblePlan, Objective, Problem, Progress, Search
@@ -15,6 +17,8 @@ from trainwright.search.subsets import cheapest
 SEARCHES: Mapping[str, Search] = {
     "amp": amp,
     "amp-annealing": amp_annealing,
+    "galvatron-base": galvatron_base,
+    "galvatron-bmw": galvatron_bmw,
     "megatron": megatron,
     "random": random_search,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, permutations
 
@@ -14,7 +14,7 @@ from trainwright.cluster import Device
 from trainwright.cost import memory
 from trainwright.cost.galvatron_layers import GroupCosts
 from trainwright.cost.galvatron_links import exchange
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.plan import Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.relaxed import StageOptions
 from trainwright.search.galvatron.sequence import Sequence, sequence_of
@@ -28,6 +28,8 @@ Ends = tuple[int, ...]
 
 MAX_TYPE_ORDERS = 6
 """Orders of accelerator types along the pipeline that are tried: all of three types, the first of more."""
+CORRECTIONS = 4
+"""How often a stage is assigned anew where the exact memory model finds more bytes than the tables."""
 _MAX_COMPARED_NODES = 64
 
 
@@ -129,13 +131,26 @@ class Workbench:
         """The programme of a stage; ranges of equal layers are solved once."""
         key = id(stage.group), stage.in_flight, int(self.sequence.node[first, end]), steady_weight
         if key not in self._solved:
-            found = assign(stage.choices(first, end, steady_weight))
-            self._solved[key] = (
-                StageSolution(found.strategies, *stage.seconds(first, end, found.strategies), found.bytes)
-                if found is not None
-                else None
-            )
+            self._solved[key] = _fitting(stage, first, end, steady_weight)
         return self._solved[key]
+
+
+def _fitting(stage: StageTable, first: int, end: int, steady_weight: float) -> StageSolution | None:
+    """An assignment that the exact memory model accepts too.
+
+    That model adds the largest recomputed layer and the largest gathered ones even where they are different layers;
+    what it finds missing is taken off the budget.
+    """
+    budget = stage.group.budget_bytes
+    for _ in range(CORRECTIONS):
+        found = assign(stage.choices(first, end, steady_weight, budget))
+        if found is None:
+            return None
+        held, lack = stage.exact_bytes(first, found.strategies)
+        if lack <= 0:
+            return StageSolution(found.strategies, *stage.seconds(first, end, found.strategies), held)
+        budget = min(budget, found.bytes) - lack - 1
+    return None
 
 
 @dataclass
@@ -215,18 +230,10 @@ class Cut:
         """The plan of a solution; neighbouring layers with one strategy become one run."""
         problem = self.bench.problem
         stages = tuple(
-            Stage(devices, _runs(group, first, stage.strategies))
+            Stage(devices, group.layer_runs(first, stage.strategies))
             for devices, group, first, stage in zip(
                 self.devices, self.groups, (0, *solution.ends), solution.stages, strict=False
             )
         )
         pipeline = Pipeline(self.micro_batches, self.micro_batch_size, stages)
         return Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
-
-
-def _runs(group: GroupTables, first: int, strategies: tuple[int, ...]) -> tuple[LayerRun, ...]:
-    starts = [0, *(i for i in range(1, len(strategies)) if strategies[i] != strategies[i - 1]), len(strategies)]
-    return tuple(
-        replace(group.runs[strategies[start]], first=first + start, count=end - start)
-        for start, end in pairwise(starts)
-    )

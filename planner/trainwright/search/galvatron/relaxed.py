@@ -83,7 +83,7 @@ class _Ranges:
         """[class, place, choice, layout] the strategy that a layout takes; it does not depend on what comes before."""
         group, layouts = self.group, self.group.layouts
         steady, last = group.seconds
-        peak = group.bytes[1]
+        peak = np.stack([stage.peak_bytes for stage in self.stages], axis=1)
         forward = np.stack([stage.forward_bytes for stage in self.stages], axis=1)
         barred = np.array([run.recompute for run in group.runs])[None, :] & ~self.may_recompute[:, None]
         priced = (
@@ -96,7 +96,7 @@ class _Ranges:
             members = np.flatnonzero(layouts == layout)
             index[..., layout] = members[priced[..., members].argmin(axis=-1)]
         whole = priced.shape
-        wide = (steady[:, None, None], last[:, None, None], forward[:, :, None], peak[:, None, None])
+        wide = (steady[:, None, None], last[:, None, None], forward[:, :, None], peak[:, :, None])
         return _State(priced, *(np.broadcast_to(part, whole) for part in wide)).take(index)
 
     def options(self, *, limited: bool) -> StageOptions:

@@ -31,7 +31,9 @@ class LayerClass:
     def parameters_at(self, tensor: int) -> int:
         """Values that one rank holds at that tensor degree."""
         held = self.kind.parameters_at(tensor)
-        return held if self.holds_shared_weight else held - self.kind.shared_parameters
+        if self.holds_shared_weight:
+            return held
+        return held - self.kind.shared_parameters // (tensor if self.kind.is_tensor_parallel else 1)
 
     @property
     def is_last(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from trainwright.cost import memory
 from trainwright.cost.galvatron_layers import GroupCosts, layout_of
 from trainwright.cost.galvatron_memory import layer_bytes
-from trainwright.plan import LayerRun
+from trainwright.cost.layout import Seats
+from trainwright.plan import LayerRun, Stage
 from trainwright.search.galvatron.sequence import LayerClass, Sequence
 from trainwright.search.galvatron.stage_programme import StageChoices
 from trainwright.search.galvatron.strategies import Strategy, strategies
@@ -19,6 +21,16 @@ from trainwright.search.protocol import Problem
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ClassBytes:
+    """[class, strategy] bytes of one layer; see LayerBytes."""
+
+    kept: Array
+    state: Array
+    recomputed: Array
+    gathered: Array
 
 
 @dataclass
@@ -61,6 +73,12 @@ class GroupTables:
         sizes = [cluster.accelerator_of(device).memory_bytes for device in self.costs.devices]
         return self.budget_ratio * min(sizes) - self.problem.runtime.constant_bytes
 
+    def layer_runs(self, first: int, chosen: tuple[int, ...]) -> tuple[LayerRun, ...]:
+        """The layers from `first` on by their strategies; neighbouring layers with one strategy become one run."""
+        starts = [0, *(i for i in range(1, len(chosen)) if chosen[i] != chosen[i - 1]), len(chosen)]
+        spans = pairwise(starts)
+        return tuple(replace(self.runs[chosen[a]], first=first + a, count=b - a) for a, b in spans)
+
     @cached_property
     def layouts(self) -> Indices:
         """[strategy] number of its layout."""
@@ -94,15 +112,19 @@ class GroupTables:
         moved: Array = latency[None] + sizes[:, None, None] * per_byte[None]
         return moved
 
-    @cached_property
-    def bytes(self) -> tuple[Array, Array, Array]:
-        """[class, strategy] O_f of one micro-batch, O_b and O_ms, on the accelerator that holds most."""
-        found = np.array([[self._bytes(layer, run) for run in self.runs] for layer in self.sequence.classes])
-        kept, peak, state = np.moveaxis(found, 2, 0)
-        return kept, peak, state
+    @property
+    def micro_batches(self) -> int:
+        """M."""
+        return self.problem.global_batch_size // self.micro_batch_size
 
-    def _bytes(self, layer: LayerClass, run: LayerRun) -> tuple[float, float, float]:
-        most = (0.0, 0.0, 0.0)
+    @cached_property
+    def bytes(self) -> ClassBytes:
+        """Bytes on the accelerator that holds most."""
+        found = np.array([[self._bytes(layer, run) for run in self.runs] for layer in self.sequence.classes])
+        return ClassBytes(*np.moveaxis(found, 2, 0))
+
+    def _bytes(self, layer: LayerClass, run: LayerRun) -> tuple[float, float, float, float]:
+        most = (0.0, 0.0, 0.0, 0.0)
         for accelerator in dict.fromkeys(self.costs.accelerators):
             held = layer_bytes(
                 layer.kind,
@@ -111,12 +133,13 @@ class GroupTables:
                 self.problem.setting,
                 input_bytes_per_row=layer.input_bytes_per_row,
                 parameters=layer.parameters_at(run.tensor),
+                micro_batches=self.micro_batches,
             )
             state = held.state_bytes
             if layer.is_last:
                 full = self.problem.setting.layer_cost(accelerator, layer.kind, run.tensor, max(run.rows))
-                state += memory.LOSS_WORKSPACE * full.activation_bytes * self.problem.runtime.activation_ratio
-            most = max(most, (held.kept_bytes, held.peak_bytes, state), key=sum)
+                state += memory.LOSS_WORKSPACE * full.activation_bytes
+            most = max(most, (held.kept_bytes, state, held.recomputed_bytes, held.gathered_bytes), key=sum)
         return most
 
 
@@ -130,8 +153,14 @@ class StageTable:
     @cached_property
     def forward_bytes(self) -> Array:
         """[class, strategy] O_f + O_ms."""
-        kept, _, state = self.group.bytes
-        return self.in_flight * kept + state
+        held = self.group.bytes
+        return self.in_flight * held.kept + held.state
+
+    @cached_property
+    def peak_bytes(self) -> Array:
+        """[class, strategy] O_b, if the layer ahead gathers as much."""
+        held = self.group.bytes
+        return held.recomputed + memory.GATHERED_AT_ONCE * held.gathered
 
     @cached_property
     def entering_bytes(self) -> Array:
@@ -145,13 +174,15 @@ class StageTable:
         sizes = np.array([layer.output_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
         return (self.in_flight + memory.RECEIVED_AHEAD) * sizes[:, None] * self.group.rows[None, :]
 
-    def choices(self, first: int, end: int, steady_weight: float) -> StageChoices:
-        """The programme of a stage with these layers, which minimises last + weight × steady seconds."""
+    def choices(self, first: int, end: int, steady_weight: float, budget_bytes: float) -> StageChoices:
+        """The programme of a stage with these layers, which minimises last + weight × steady seconds.
+
+        O_b stays to the end: activations of the micro-batches behind are still there, and weights are gathered ahead.
+        """
         group = self.group
         members = np.array(group.sequence.members(first, end))
         steady, last = group.seconds
-        _, peak, _ = group.bytes
-        forward = self.forward_bytes[members]
+        forward, gathered = self.forward_bytes[members], group.bytes.gathered[members]
         forward[0] += self.entering_bytes[members[0]][group.layouts]
         forward[-1] += self.leaving_bytes[members[-1]][group.layouts]
         return StageChoices(
@@ -159,9 +190,9 @@ class StageTable:
             moved_seconds=(1 + steady_weight) * group.moves[members],
             layouts=group.layouts,
             forward_bytes=forward,
-            peak_bytes=peak[members],
+            peak_bytes=group.bytes.recomputed[members] + gathered + np.roll(gathered, 1, axis=0) * (gathered > 0),
             released_bytes=np.zeros_like(forward),
-            budget_bytes=group.budget_bytes,
+            budget_bytes=budget_bytes,
         )
 
     def seconds(self, first: int, end: int, path: tuple[int, ...]) -> tuple[float, float]:
@@ -173,3 +204,19 @@ class StageTable:
         layouts = group.layouts[chosen]
         moved = float(group.moves[members[1:], layouts[:-1], layouts[1:]].sum())
         return float(steady[members, chosen].sum()) + moved, float(last[members, chosen].sum()) + moved
+
+    def exact_bytes(self, first: int, path: tuple[int, ...]) -> tuple[float, float]:
+        """What the fullest device holds by the exact memory model, and what the shortest one lacks (<= 0: nothing)."""
+        group = self.group
+        stage = Stage(group.costs.devices, group.layer_runs(first, path))
+        parts = memory.stage_memory(
+            stage,
+            tuple(Seats.of(stage, run) for run in stage.layers),
+            group.problem.setting,
+            kept=self.in_flight,
+            micro_batches=group.micro_batches,
+        )
+        sizes = group.problem.setting.memory_of_node
+        held = [part.total_bytes for part in parts]
+        lacks = [size - sizes[device.node] for size, device in zip(held, stage.devices, strict=True)]
+        return float(max(held)), float(max(lacks))

@@ -92,7 +92,7 @@ def _smallest_plans(problem: Problem) -> Iterator[Plan]:
             continue
         chosen = []
         for stage, first, end in zip(cut.stages, (0, *ends), ends, strict=False):
-            held = stage.forward_bytes + stage.group.bytes[1]
+            held = stage.forward_bytes + stage.peak_bytes
             members = bench.sequence.members(0, layers)[first:end]
             chosen.append(StageSolution(tuple(int(held[member].argmin()) for member in members), 0.0, 0.0, 0.0))
         yield cut.plan(PipelineSolution(ends, tuple(chosen), 0.0))
