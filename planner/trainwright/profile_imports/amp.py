@@ -141,7 +141,7 @@ def _entries(
     if not blocks:
         raise ValueError(f"{table.path}: the model has no layers that a tensor degree divides, so no entry is a block")
     if given:
-        entries = tuple(entry for first, end in given for entry in range(first, min(end, count + 1)))
+        entries = tuple(entry for first, end in given for entry in range(max(first, -1), min(end, count + 1)))
         if (
             len(entries) != len(blocks)
             or list(entries) != sorted(set(entries))

@@ -91,7 +91,7 @@ def check_layer_count(count: int, model: Model, where: str) -> None:
 
 def check_degree(tensor_degree: int, model: Model, where: str) -> None:
     """Raises ValueError where the model cannot have been measured at that tensor degree."""
-    if model.max_tensor_degree % tensor_degree:
+    if tensor_degree < 1 or model.max_tensor_degree % tensor_degree:
         raise ValueError(
             f"{where}: the tensor degree {tensor_degree} does not divide the model's largest "
             f"({model.max_tensor_degree}); give the model that was measured"
