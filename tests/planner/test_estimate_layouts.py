@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, Device
-from trainwright.cost.boundaries import missing_rows, pieces, redistribution_seconds
+from trainwright.cost.boundaries import boundary, missing_rows, redistribution_seconds
 from trainwright.cost.bound import lower_bound_seconds
 from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.estimate import estimate_in
@@ -123,11 +123,11 @@ def test_pieces_of_a_boundary_share_the_card(make_cluster: MakeCluster) -> None:
     fabric = Fabric(make_cluster((("fast", 2), ("fast", 2)), between=1.0, latency=0.25))
     upper = Seats(("node-1", "node-1"), 1, 2, Order.TENSOR_INNER, (1, 1))
     lower = Seats(("node-2", "node-2"), 1, 2, Order.TENSOR_INNER, (1, 1))
-    found, busy = pieces(upper, lower, 8.0, fabric)
+    found, busy = boundary(upper, lower, 8.0, fabric)
     assert [(p.drain_seconds, p.latency_seconds) for p in found] == [(16.0, 0.25)] * 2
     assert busy["out", "node-1"] == 16.0
     # A receiver with tensor degree 2 takes every row twice over the network.
-    tensor, _ = pieces(upper, Seats(lower.nodes, 2, 1, Order.TENSOR_INNER, (2,)), 8.0, fabric)
+    tensor, _ = boundary(upper, Seats(lower.nodes, 2, 1, Order.TENSOR_INNER, (2,)), 8.0, fabric)
     assert [p.drain_seconds for p in tensor] == [32.0] * 2
 
 
