@@ -15,7 +15,8 @@ class Factor:
         name: the runtime's field; of compute_ratios one for each accelerator, named behind it.
         deviation: how far off `after` may still be, one standard deviation: a share of it for ratios, in its own unit
             for constants. Where no trial informs it, what was expected beforehand.
-        informed: whether any trial depends on it.
+        informed: whether it was fitted and any trial depends on it; otherwise it is as it was, for few trials are
+            often told best by the shared compute ratio alone.
     """
 
     name: str
