@@ -47,12 +47,12 @@ class _Commands(TyperGroup):
         listed = TyperGroup(name=self.name, commands=names, help=self.help, params=self.params)
         listed.format_help(ctx, formatter)
 
-    def main(self, args: Any = None, *, standalone_mode: bool = True, **more: Any) -> Any:
+    def main(self, *arguments: Any, **more: Any) -> Any:
         """As Typer does, but what is wrong with the options is told in one sentence, as everything else is."""
-        if not standalone_mode:
-            return super().main(args, standalone_mode=False, **more)
+        if not more.get("standalone_mode", True):
+            return super().main(*arguments, **more)
         try:
-            status = super().main(args, standalone_mode=False, **more)
+            status = super().main(*arguments, **{**more, "standalone_mode": False})
         except TyperException as refusal:
             typer.echo(f"trainwright: {' '.join(refusal.format_message().split())}", err=True)
             sys.exit(BAD_OPTIONS)

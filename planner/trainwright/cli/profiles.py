@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -137,7 +137,7 @@ def merge(
         origins.add(given.origin)
         for layer in given.layers:
             points.setdefault((layer.accelerator, layer.kind, layer.tensor_degree, layer.rows), layer)
-    origin = "estimated" if "estimated" in origins else "measured"
+    origin: Literal["measured", "estimated"] = "estimated" if "estimated" in origins else "measured"
     if len(origins) > 1:
         note("some of these profiles are estimated, so the whole document is marked so")
     write_document(Profiles(tuple(points.values()), origin), write)

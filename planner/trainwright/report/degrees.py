@@ -9,7 +9,7 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
 
 
 def degrees(plan: Plan) -> str:
-    """`pp4 dp2 tp1`, pipelines joined by `+`; `*` where layers differ."""
+    """`pp4 dp2 tp1`, pipelines joined by `+`; `dp1–2` where layers differ."""
     return " + ".join(
         f"pp{len(pipeline.stages)} dp{common(run.data for run in runs)} tp{common(run.tensor for run in runs)}"
         for pipeline, runs in ((pipeline, runs_of(pipeline)) for pipeline in plan.pipelines)
@@ -50,6 +50,6 @@ def runs_of(pipeline: Pipeline) -> list[LayerRun]:
 
 
 def common(values: Iterable[int]) -> str:
-    """The one value, or `*`."""
+    """The one value, or the least and the largest."""
     found = set(values)
-    return str(found.pop()) if len(found) == 1 else "*"
+    return str(found.pop()) if len(found) == 1 else f"{min(found)}–{max(found)}"

@@ -13,8 +13,8 @@ LETTERS = {Activity.FORWARD: "F", Activity.BACKWARD: "B", Activity.GRADIENTS: "G
 WAITING = "."
 STYLES = {"F": "cyan", "B": "blue", "G": "yellow", "U": "green", WAITING: "dim"}
 LEGEND = (
-    "F forward  B backward  G gradients or weights exchanged, others waited for  U update\n"
-    "small letters: for less than half of that time  . waiting"
+    "F forward  B backward  U update  G gradients or weights, others waited for\n"
+    ". waiting  small letters: less than half of that time"
 )
 MOST_STAGES = 48
 """Further stages are counted, not drawn."""

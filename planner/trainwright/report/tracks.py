@@ -85,7 +85,8 @@ def _track(key: StageKey, stage: StagePace, times: StageTimes, number: int, span
 
 def _operations(paces: Paces, worker: Mapping[StageKey, int]) -> dict[StageKey, list[Span]]:
     """The forwards and backwards of the chosen worker of every stage."""
-    plan, found = paces.plan, {}
+    plan = paces.plan
+    found: dict[StageKey, list[Span]] = {}
     for index, pipeline in enumerate(plan.pipelines):
         whole = flow(index, paces)
         if 2 * pipeline.micro_batches * len(whole.works) > MAX_OPERATIONS:
