@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from trainwright import documents
 from trainwright.cluster import Cluster
 from trainwright.families import Gpt
+from trainwright.fitting import Trial, Trials
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
@@ -23,7 +24,7 @@ from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import Problem, run
 from trainwright.training import Training
 
-NOUNS = (Cluster, Plan, Profiles, Training, Runtime)
+NOUNS = (Cluster, Plan, Profiles, Training, Runtime, Trials)
 
 TRAINING = """
 gpt: {layers: 24, hidden_size: 1024, heads: 16, sequence_length: 1024, vocabulary_size: 52256}
@@ -37,7 +38,14 @@ def nouns(make_problem: Callable[..., Problem]) -> tuple[object, ...]:
     problem = make_problem()
     plan = run("amp", problem, top=1)[0].plan
     runtime = Runtime((ComputeRatio("emulated-fast", 1.1),), link_ratio=0.9)
-    return problem.cluster, plan, problem.profiles, Training(4, Gpt(2, 8, 2, 4, 10)), runtime
+    return (
+        problem.cluster,
+        plan,
+        problem.profiles,
+        Training(4, Gpt(2, 8, 2, 4, 10)),
+        runtime,
+        Trials((Trial(plan, 1.5),)),
+    )
 
 
 def test_every_document_comes_back_equal_from_json_and_yaml(nouns: tuple[object, ...]) -> None:
