@@ -78,4 +78,4 @@ app = typer.Typer(
 @app.callback()
 def _without_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        context.get_help()
+        typer.echo(context.get_help(), nl=False)

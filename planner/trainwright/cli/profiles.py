@@ -16,7 +16,7 @@ from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.training import Training
 
-app = typer.Typer(add_completion=False, help="Import, estimate or merge layer profiles.", no_args_is_help=False)
+app = typer.Typer(add_completion=False, help="Import, estimate or merge layer profiles.", invoke_without_command=True)
 
 MAX_ESTIMATED_DEGREE = 64
 """The largest tensor degree to estimate where no cluster says how many devices there are."""
@@ -74,6 +74,12 @@ def _number(text: str, option: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{option}: expected a whole number, got {text!r}") from None
+
+
+@app.callback()
+def _without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
 
 
 @app.command("import")
