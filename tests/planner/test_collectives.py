@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node, Port
 from trainwright.cost.collectives import Collectives, all_reduce_seconds
 from trainwright.cost.fabric import Fabric
-from trainwright.cost.finish import sync_ends
+from trainwright.cost.finish import StageEnd, sync_ends
 from trainwright.cost.syncs import Sync
 
 MakeCluster = Callable[..., Cluster]
@@ -145,21 +145,33 @@ A, B, C = (0, 0), (0, 1), (0, 2)
 CARD = ("out", "a")
 
 
+def ended(*seconds: float) -> dict[tuple[int, int], StageEnd]:
+    return {key: StageEnd(float(end)) for key, end in zip((A, B, C), seconds, strict=False)}
+
+
+def test_a_sum_beside_the_last_backward_shares_the_card_from_its_start() -> None:
+    beside = Sync((A,), (), 0.0, 0.0, {CARD: 4.0}, beside_backward=True)
+    after = Sync((B,), (), 2.0, 0.0, {CARD: 2.0})
+    ends = {A: StageEnd(5.0, 3.0, 7.5), B: StageEnd(4.0)}
+    assert sync_ends([beside], ends) == (7.5,)
+    assert sync_ends([beside, after], ends) == (9.0, 8.0)
+
+
 def test_a_sum_starts_when_its_owners_and_earlier_sums_are_done() -> None:
     early = Sync((A,), (), 1.0, 0.0)
     late = Sync((A, B), (0,), 2.0, 0.5)
-    assert sync_ends([early, late], {A: 1.0, B: 10.0}) == pytest.approx((2.0, 12.0))
-    assert sync_ends([early, late], {A: 20.0, B: 10.0}) == pytest.approx((21.0, 23.0))
+    assert sync_ends([early, late], ended(1, 10)) == pytest.approx((2.0, 12.0))
+    assert sync_ends([early, late], ended(20, 10)) == pytest.approx((21.0, 23.0))
 
 
 def test_sums_that_meet_on_a_card_share_it() -> None:
     one = Sync((A,), (), 3.0, 0.0, {CARD: 3.0})
     two = Sync((B,), (), 1.0, 0.0, {CARD: 1.0})
-    assert sync_ends([one, two], {A: 0.0, B: 0.0}) == pytest.approx((4.0, 2.0))
+    assert sync_ends([one, two], ended(0, 0)) == pytest.approx((4.0, 2.0))
     # Stages end one after the other: the card is done with all three when it has never rested.
     staggered = [Sync((key,), (), 3.0, 0.0, {CARD: 3.0}) for key in (A, B, C)]
-    assert max(sync_ends(staggered, {A: 0.0, B: 1.0, C: 2.0})) == pytest.approx(9.0)
-    assert sync_ends(staggered, {A: 0.0, B: 100.0, C: 200.0})[2] == pytest.approx(203.0)
+    assert max(sync_ends(staggered, ended(0, 1, 2))) == pytest.approx(9.0)
+    assert sync_ends(staggered, ended(0, 100, 200))[2] == pytest.approx(203.0)
 
 
 @given(
@@ -173,7 +185,7 @@ def test_no_sum_ends_later_because_another_starts_earlier_or_is_shorter(
 ) -> None:
     def ends(starts: list[float], works: list[float]) -> tuple[float, ...]:
         syncs = [Sync((key,), (), work, 0.0, {CARD: work}) for key, work in zip((A, B, C), works, strict=True)]
-        return sync_ends(syncs, dict(zip((A, B, C), starts, strict=True)))
+        return sync_ends(syncs, ended(*starts))
 
     before = ends(starts, works)
     for after in (

@@ -219,7 +219,7 @@ def more_memory(setting: Setting, which: int, factor: float) -> Setting:
 
 
 @pytest.mark.parametrize("improve", [faster_card, faster_inside, faster_link, faster_device, more_memory])
-@settings(max_examples=50)
+@settings(max_examples=60)
 @given(setting=cases, plan=plans(), which=st.integers(0, 3), factor=st.sampled_from([1.1, 2.0, 10.0]))
 def test_better_hardware_never_makes_a_plan_slower_or_too_large(
     improve: Callable[[Setting, int, float], Setting], setting: Setting, plan: Plan, which: int, factor: float

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from trainwright.cost.fabric import Edge, Fabric
+from trainwright.cost.fabric import Card, Edge, Fabric, Message
 from trainwright.cost.layout import Seats, overlaps
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What one replica sends another for every micro-batch, in one direction.
 
     Attributes:
@@ -24,39 +24,41 @@ class Piece:
     latency_seconds: float
 
 
-def pieces(
-    senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric
-) -> tuple[tuple[Piece, ...], dict[tuple[str, ...], float]]:
-    """The pieces of one boundary in one direction, and for how many seconds they keep every network card busy.
+class Boundary(NamedTuple):
+    """One boundary in one direction: its pieces, and for how many seconds they keep every network card busy."""
+
+    pieces: tuple[Piece, ...]
+    cards: Mapping[Card, float]
+
+
+def boundary(senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric) -> Boundary:
+    """What goes over a boundary for every micro-batch.
 
     Replicas are alike and send at about the same time, so the pieces of a boundary share the cards. The receiver with
     tensor index k reads from the sender with index k modulo the sender's tensor degree.
     """
-    found: list[tuple[int, int, float, dict[Edge, int]]] = []
-    messages: list[tuple[str, str, float]] = []
-    for sender, receiver, rows in overlaps(senders, receivers):
-        edges: dict[Edge, int] = {}
-        sources = senders.replicas[sender]
-        for index, target in enumerate(receivers.replicas[receiver]):
-            source = sources[index % senders.tensor]
-            edges[source, target] = edges.get((source, target), 0) + 1
-            messages.append((source, target, rows * row_bytes))
-        found.append((sender, receiver, rows * row_bytes, edges))
+    pairs = list(overlaps(senders, receivers))
+    # Pieces between the same nodes are alike: looked at once, however many there are.
+    alike = Counter((senders.replicas[a], receivers.replicas[b], rows) for a, b, rows in pairs)
+    edges = {
+        key: Counter((key[0][index % senders.tensor], target) for index, target in enumerate(key[1])) for key in alike
+    }
+    messages: Counter[Message] = Counter()
+    load: Counter[Edge] = Counter()
+    for key, times in alike.items():
+        for edge, uses in edges[key].items():
+            messages[*edge, key[2] * row_bytes] += times * uses
+            load[edge] += times * uses * key[2] * row_bytes  # type: ignore[assignment]  # bytes add up like counts
     seconds = fabric.seconds_at_once(messages)
-    load: dict[Edge, float] = {}
-    for source, target, size in messages:
-        if source != target:
-            load[source, target] = load.get((source, target), 0.0) + size
-    made = tuple(
-        Piece(
-            sender,
-            receiver,
-            max(seconds[source, target, size] for source, target in edges),
-            max(fabric.link(edge)[0] for edge in edges),
+    durations = {
+        key: (
+            max(seconds[*edge, key[2] * row_bytes] for edge in used),
+            max(fabric.link(edge)[0] for edge in used),
         )
-        for sender, receiver, size, edges in found
-    )
-    return made, fabric.card_seconds(fabric.load(load))
+        for key, used in edges.items()
+    }
+    found = tuple(Piece(a, b, *durations[senders.replicas[a], receivers.replicas[b], rows]) for a, b, rows in pairs)
+    return Boundary(found, fabric.card_seconds(fabric.load(load)))
 
 
 def missing_rows(old: Seats, new: Seats) -> Iterator[tuple[int, int, int]]:
@@ -83,8 +85,8 @@ def missing_rows(old: Seats, new: Seats) -> Iterator[tuple[int, int, int]]:
 
 def redistribution_seconds(old: Seats, new: Seats, row_bytes: float, fabric: Fabric) -> float:
     """R(L, S_i, S_j): seconds until every device has the rows that it computes next, all messages at once."""
-    messages = [
+    messages = Counter(
         (old.nodes[source], new.nodes[target], rows * row_bytes) for target, source, rows in missing_rows(old, new)
-    ]
+    )
     seconds = fabric.seconds_at_once(messages)
     return max((spent + fabric.link((a, b))[0] for (a, b, _), spent in seconds.items()), default=0.0)

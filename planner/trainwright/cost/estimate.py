@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainwright.cluster import Cluster, Device
-from trainwright.cost.finish import Last, last_steps, stage_update_seconds
+from trainwright.cost.finish import Last, StageEnd, last_steps, stage_update_seconds
 from trainwright.cost.layout import check_plan
 from trainwright.cost.memory import MemoryParts, in_flight, stage_memory
-from trainwright.cost.pace import Paces, StageKey
+from trainwright.cost.pace import Paces, StageKey, StagePace
 from trainwright.cost.pipelines import StageTimes, replay_pipelines
 from trainwright.cost.setting import Setting
 from trainwright.cost.syncs import gradient_syncs
@@ -195,26 +195,34 @@ class _End:
 def _slowest(paces: Paces) -> _End:
     """The first of those that end last, in the order of the plan's devices."""
     times = replay_pipelines(paces)
-    ends = {key: max(found.ends) for key, found in times.items()}
+    ends = {key: _stage_end(paces.stages[key], found) for key, found in times.items()}
     last = last_steps(paces, gradient_syncs(paces), ends)
     return max(_ends(paces, times, last), key=lambda end: end.seconds)
+
+
+def _stage_end(stage: StagePace, times: StageTimes) -> StageEnd:
+    both = list(zip(times.computed, stage.workers, strict=True))
+    return StageEnd(
+        max(times.ends),
+        max(end - worker.last_backward_seconds for end, worker in both),
+        max(end + worker.left_seconds for end, worker in both),
+    )
 
 
 def _ends(paces: Paces, times: dict[StageKey, StageTimes], last: dict[StageKey, Last]) -> Iterator[_End]:
     constant = paces.setting.runtime.constant_seconds
     accelerator_of = paces.setting.accelerator_of_node
     for key, stage in paces.stages.items():
-        after = last[key]
-        seen: set[tuple[int, str]] = set()
-        updates: dict[str, float] = {}
+        after, ends = last[key], times[key].ends
+        slowest: dict[str, int] = {}
         for replica, nodes in enumerate(stage.seats[0].replicas):
             worker = stage.worker_of(replica)
-            for accelerator in dict.fromkeys(accelerator_of[node] for node in nodes):
-                if (worker, accelerator) not in seen:
-                    seen.add((worker, accelerator))
-                    if accelerator not in updates:
-                        updates[accelerator] = stage_update_seconds(paces, key, accelerator)
-                    summed = max(times[key].ends[worker], after.gradients_end, after.shared_end)
-                    update = updates[accelerator]
-                    seconds = summed + update + after.gather_seconds + constant
-                    yield _End(seconds, paces, key, worker, accelerator, times[key], after, update)
+            for node in nodes:
+                other = slowest.setdefault(accelerator_of[node], worker)
+                if ends[worker] > ends[other]:
+                    slowest[accelerator_of[node]] = worker
+        for accelerator, worker in slowest.items():
+            update = stage_update_seconds(paces, key, accelerator)
+            summed = max(ends[worker], after.gradients_end, after.shared_end)
+            seconds = summed + update + after.gather_seconds + constant
+            yield _End(seconds, paces, key, worker, accelerator, times[key], after, update)

@@ -12,42 +12,59 @@ from trainwright.cost.syncs import Sync
 from trainwright.plan import Sharding
 
 
-def sync_ends(syncs: Sequence[Sync], ends: Mapping[StageKey, float]) -> tuple[float, ...]:
+@dataclass(frozen=True, slots=True)
+class StageEnd:
+    """How the last backward of a stage ends, over all its workers.
+
+    Attributes:
+        seconds: when the last worker is done.
+        last_start: when the last worker began its last backward.
+        left_end: when the sums beside it are over, if nothing else uses the network.
+    """
+
+    seconds: float
+    last_start: float = 0.0
+    left_end: float = 0.0
+
+
+def sync_ends(syncs: Sequence[Sync], ends: Mapping[StageKey, StageEnd]) -> tuple[float, ...]:
     """When each sum of gradients ends; `ends` are the stages' last operations.
 
     Sums that come equally late in their ranks' order share the network cards. A sum is held up on a card at most by as
     many bytes of every other as it has itself (even sharing), and at most until all that arrives there is through.
+    Sums beside the last backward are on the cards from its start.
     """
     depth: list[int] = []
     for sync in syncs:
         depth.append(1 + max((depth[number] for number in sync.after), default=-1))
     found = [0.0] * len(syncs)
     for level in range(max(depth, default=-1) + 1):
-        chosen = [number for number, own in enumerate(depth) if own == level]
-        starts = {
-            number: max(
-                *(ends[key] for key in syncs[number].owners), *(found[before] for before in syncs[number].after), 0.0
-            )
-            for number in chosen
-        }
-        for number, end in _together({n: (starts[n], syncs[n]) for n in chosen}).items():
+        chosen = {}
+        for number, sync in enumerate(syncs):
+            if depth[number] == level:
+                owners = [ends[key] for key in sync.owners]
+                start = max(one.last_start if sync.beside_backward else one.seconds for one in owners)
+                start = max(start, *(found[before] for before in sync.after), 0.0)
+                alone = max(one.left_end for one in owners) if sync.beside_backward else start + sync.seconds
+                chosen[number] = start, alone, sync
+        for number, end in _together(chosen).items():
             found[number] = end
     return tuple(found)
 
 
-def _together(started: Mapping[int, tuple[float, Sync]]) -> dict[int, float]:
+def _together(chosen: Mapping[int, tuple[float, float, Sync]]) -> dict[int, float]:
+    """When sums end that may meet on cards, by number; given are when each starts and would end alone."""
     on_card: dict[Card, list[tuple[float, float]]] = {}
-    for start, sync in started.values():
+    for start, _, sync in chosen.values():
         for card, work in sync.cards.items():
             on_card.setdefault(card, []).append((start, work))
     all_through = {card: _all_through(arrivals) for card, arrivals in on_card.items()}
     found = {}
-    for number, (start, sync) in started.items():
-        end = start + sync.seconds
+    for number, (start, end, sync) in chosen.items():
         for card, work in sync.cards.items():
             if len(on_card[card]) > 1:
                 shared = start + sum(min(work, other) for _, other in on_card[card])
-                end = max(end, min(shared, all_through[card]) + sync.latency_seconds)
+                end = max(end, min(shared, all_through[card]) + sync.latency_seconds)  # noqa: PLW2901 - the latest
         found[number] = end
     return found
 
@@ -75,7 +92,7 @@ class Last:
     gather_seconds: float
 
 
-def last_steps(paces: Paces, syncs: Sequence[Sync], ends: Mapping[StageKey, float]) -> dict[StageKey, Last]:
+def last_steps(paces: Paces, syncs: Sequence[Sync], ends: Mapping[StageKey, StageEnd]) -> dict[StageKey, Last]:
     """By stage; `gradients_end` is 0 where nothing is summed."""
     done = sync_ends(syncs, ends)
     gradients: dict[StageKey, float] = {}

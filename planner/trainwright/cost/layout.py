@@ -44,6 +44,13 @@ class Seats:
         return tuple(zip(*self.replicas, strict=True))
 
     @cached_property
+    def rows_by_device(self) -> tuple[int, ...]:
+        """By device of the stage: its rows of a micro-batch."""
+        if self.order is Order.TENSOR_INNER:
+            return tuple(rows for rows in self.rows for _ in range(self.tensor))
+        return self.rows * self.tensor
+
+    @cached_property
     def ends(self) -> tuple[int, ...]:
         """By data replica: the row of a micro-batch behind its last."""
         return tuple(accumulate(self.rows))

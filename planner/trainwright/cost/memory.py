@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from trainwright.cost.layout import Seats
@@ -51,7 +52,8 @@ class MemoryParts:
 
     @property
     def total_bytes(self) -> int:
-        return sum(getattr(self, part.name) for part in fields(self))
+        held = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return held + self.activations_bytes + self.workspace_bytes + self.constant_bytes
 
 
 def master_bytes(model: Model) -> int:
@@ -86,12 +88,11 @@ def stage_memory(
     """Of every device of a stage, in order; `kept` is the number of micro-batches in flight."""
     weights, gradients, optimizer = _state_bytes(stage, setting, micro_batches)
     gathered = _gathered_bytes(stage, setting)
-    seen: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
+    seen: dict[tuple[str | int, ...], MemoryParts] = {}
     found = []
-    for index, node in enumerate(seats[0].nodes):
+    for node, *rows in zip(seats[0].nodes, *(one.rows_by_device for one in seats), strict=True):
         accelerator = setting.accelerator_of_node[node]
-        rows = tuple(one.rows[one.place(index)[0]] for one in seats)
-        key = (accelerator, rows)
+        key = (accelerator, *rows)
         if key not in seen:
             activations = _activation_bytes(stage, rows, accelerator, setting, kept)
             activations += boundary_bytes(setting.model, stage.first, stage.end, (rows[0], rows[-1]), kept)
@@ -164,7 +165,7 @@ def _loss_bytes(stage: Stage, rows: int, accelerator: str, setting: Setting) -> 
     return LOSS_WORKSPACE * cost.activation_bytes
 
 
-def _activation_bytes(stage: Stage, rows: tuple[int, ...], accelerator: str, setting: Setting, kept: int) -> float:
+def _activation_bytes(stage: Stage, rows: Sequence[int], accelerator: str, setting: Setting, kept: int) -> float:
     """Of all micro-batches in flight; of layers that are recomputed only their inputs, and one such layer at a time."""
     model = setting.model
     total = largest = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from trainwright.cost.boundaries import pieces
+from trainwright.cost.boundaries import boundary
 from trainwright.cost.fabric import Card
 from trainwright.cost.lumps import replay_lumped
 from trainwright.cost.pace import Paces, StageKey
@@ -15,8 +15,13 @@ from trainwright.cost.schedule import BACKWARD, FORWARD
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """By worker of a stage: when its last operation ended, and its waiting, as in a timeline."""
+    """By worker of a stage: when it is done with its last operation, and its waiting, as in a timeline.
 
+    Attributes:
+        computed: when its last operation ended by the replay; `ends` may be later, where a card holds messages up.
+    """
+
+    computed: tuple[float, ...]
     ends: tuple[float, ...]
     transit: tuple[float, ...]
     idle: tuple[float, ...]
@@ -59,8 +64,8 @@ def flow(index: int, paces: Paces) -> Flow:
             (FORWARD, upper, lower, (number, number + 1)),
             (BACKWARD, lower, upper, (number + 1, number)),
         ):
-            found, busy = pieces(sender, receiver, row_bytes, fabric)
-            cards.update(busy)
+            crossing = boundary(sender, receiver, row_bytes, fabric)
+            cards.update(crossing.cards)
             channels.extend(
                 Channel(
                     firsts[step[0]] + stages[step[0]].worker_of(piece.sender),
@@ -69,7 +74,7 @@ def flow(index: int, paces: Paces) -> Flow:
                     piece.drain_seconds,
                     piece.latency_seconds,
                 )
-                for piece in found
+                for piece in crossing.pieces
             )
     return Flow(tuple(works), tuple(channels), tuple(firsts), dict(cards))
 
@@ -77,30 +82,35 @@ def flow(index: int, paces: Paces) -> Flow:
 def replay_pipelines(paces: Paces) -> dict[StageKey, StageTimes]:
     """The times of every stage's workers.
 
-    A card that has more to carry in the whole iteration than the longest worker lasts holds everything up by the
-    rest: the replay sees what messages of one boundary share, and not that those of several boundaries do.
+    No worker is done before the busiest card has carried all messages of the iteration: the replay sees what messages
+    of one boundary share, and not that those of several boundaries do.
     """
     plan = paces.plan
     found: dict[StageKey, StageTimes] = {}
     busy: Counter[Card] = Counter()
-    longest = 0.0
+    shortest = float("inf")
     for index, pipeline in enumerate(plan.pipelines):
         flows = flow(index, paces)
         timeline = replay_lumped(plan.schedule, pipeline.micro_batches, flows.works, flows.channels)
-        longest = max(longest, *timeline.ends)
+        shortest = min(shortest, *timeline.ends)
         for card, seconds in flows.cards.items():
             busy[card] += pipeline.micro_batches * seconds  # type: ignore[assignment]
         for number in range(len(pipeline.stages)):
             found[index, number] = _slice(timeline, flows.firsts[number], flows.firsts[number + 1])
-    late = max(busy.values(), default=0.0) - longest
-    return {key: _later(times, late) for key, times in found.items()} if late > 0 else found
+    least = max(busy.values(), default=0.0)
+    return {key: _at_least(times, least) for key, times in found.items()} if least > shortest else found
 
 
 def _slice(timeline: Timeline, first: int, end: int) -> StageTimes:
-    return StageTimes(timeline.ends[first:end], timeline.transit[first:end], timeline.idle[first:end])
+    ends = timeline.ends[first:end]
+    return StageTimes(ends, ends, timeline.transit[first:end], timeline.idle[first:end])
 
 
-def _later(times: StageTimes, seconds: float) -> StageTimes:
+def _at_least(times: StageTimes, seconds: float) -> StageTimes:
+    waits = zip(times.ends, times.transit, strict=True)
     return StageTimes(
-        tuple(end + seconds for end in times.ends), tuple(wait + seconds for wait in times.transit), times.idle
+        times.computed,
+        tuple(max(end, seconds) for end in times.ends),
+        tuple(wait + max(seconds - end, 0.0) for end, wait in waits),
+        times.idle,
     )

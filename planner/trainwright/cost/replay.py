@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trainwright.cost.schedule import BACKWARD, FORWARD
 from trainwright.plan import Schedule
@@ -19,8 +20,7 @@ _TOLERANCE = 1e-9
 _MEAN_OVER = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a worker does: its stage, and seconds of a forward, a backward and its last backward."""
 
     stage: int
@@ -29,8 +29,7 @@ class Work:
     last_backward_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
+class Channel(NamedTuple):
     """Messages of one direction between workers of neighbouring stages, one for each micro-batch, in order.
 
     Attributes:
@@ -61,6 +60,10 @@ class Timeline:
     idle: tuple[float, ...]
 
 
+_Input = tuple[int, int, float, float]
+"""A channel's number, its sender, and its seconds."""
+
+
 @dataclass
 class Replay:
     """Workers compute in their order; sends are asynchronous; a receiver waits.
@@ -77,13 +80,15 @@ class Replay:
     max_rounds: int = MAX_REPLAYED_ROUNDS
     trace: list[tuple[int, int, int, float, float]] | None = None
     """Where given, it gets every operation replayed: worker, direction, micro-batch, start, end; no round is skipped."""
-    _inputs: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    _inputs: list[tuple[list[_Input], list[_Input]]] = field(default_factory=list)
 
     def run(self) -> Timeline:
         count = len(self.works)
         self._inputs = [([], []) for _ in range(count)]
         for index, channel in enumerate(self.channels):
-            self._inputs[channel.receiver][channel.direction].append(index)
+            self._inputs[channel.receiver][channel.direction].append(
+                (index, channel.sender, channel.drain_seconds, channel.latency_seconds)
+            )
         self._free = [0.0] * count
         self._started = [0.0] * count
         self._ends = ([0.0] * count, [0.0] * count)
@@ -188,15 +193,17 @@ class Replay:
         free = start = self._free[worker]
         inputs = self._inputs[worker][direction]
         if inputs:
-            asked, ends, sent = self._started[worker], self._ends[direction], 0.0
-            for index in inputs:
-                channel = self.channels[index]
-                computed = ends[channel.sender]
-                left = self._left[index] = max(computed, asked, self._left[index]) + channel.drain_seconds
-                start = max(start, left + channel.latency_seconds)
+            asked, ends, all_left, sent = self._started[worker], self._ends[direction], self._left, 0.0
+            for index, sender, drain, latency in inputs:
+                computed, left = ends[sender], all_left[index]
                 sent = max(sent, computed)
+                # Written out: this is the innermost loop of every estimate.
+                left = max(left, computed)
+                left = max(left, asked)
+                all_left[index] = left = left + drain
+                start = max(start, left + latency)
             if start > free:
-                transit = start - max(sent, free)
+                transit = start - (max(free, sent))
                 self._transit[worker] += transit
                 self._idle[worker] += start - free - transit
         work = self.works[worker]

@@ -26,7 +26,8 @@ class Sync:
     Attributes:
         owners: stages whose ranks take part.
         after: numbers of the sums that some of these ranks do before.
-        seconds: alone on the network, its groups at once.
+        seconds: alone on the network, its groups at once; 0 where the owners sum beside their last backward, whose
+            end says when that is done.
         latency_seconds: of these, what no bandwidth shortens.
         cards: seconds of work on every network card.
         of_shared_weight: whether it sums a weight with owners in several stages.
@@ -38,6 +39,7 @@ class Sync:
     latency_seconds: float
     cards: Mapping[Card, float] = field(default_factory=dict)
     of_shared_weight: bool = False
+    beside_backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,17 +138,18 @@ class _Builder:
         self.syncs.append(Sync(owners, after, seconds, latency, cards, shared))
 
     def _add_left(self) -> None:
-        """What the last backward did not hide of the sums that run beside it."""
+        """Sums that run beside the last backward: what it did not hide of them is over later."""
         for key, stage in self.paces.stages.items():
-            left = max(worker.left_seconds for worker in stage.workers)
-            if left <= 0:
-                continue
+            work: Counter[Card] = Counter()
             for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
                 if self.paces.sums_meanwhile(run):
-                    way = self.setting.collectives.all_reduce(seats.data_groups).way(1e9)
-                    work = {card: left * s / way.seconds_per_byte for card, s in way.cards.items()}
-                    self._add((key,), (left, 0.0, Counter(work)))
-                    break
+                    values = self.setting.parameters(run.first, run.first + run.count, run.tensor)
+                    collective = self.setting.collectives.all_reduce(seats.data_groups)
+                    share = 1.0 if run.sharding is Sharding.NONE else 0.5
+                    work += _all_reduce(collective, values * self.setting.gradient_dtype.num_bytes, share)[2]
+            if any(worker.left_seconds > 0 for worker in stage.workers):
+                self.last_of[key] = (len(self.syncs),)
+                self.syncs.append(Sync((key,), (), 0.0, 0.0, work, beside_backward=True))
 
     def _add_bucket(self, bucket: Bucket) -> None:
         owners = tuple(holder.key for holder in bucket.holders)
