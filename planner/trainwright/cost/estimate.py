@@ -194,10 +194,15 @@ class _End:
 
 def _slowest(paces: Paces) -> _End:
     """The first of those that end last, in the order of the plan's devices."""
+    times, last = stage_moments(paces)
+    return max(_ends(paces, times, last), key=lambda end: end.seconds)
+
+
+def stage_moments(paces: Paces) -> tuple[dict[StageKey, StageTimes], dict[StageKey, Last]]:
+    """When the workers of every stage are done, and when what the stage does behind that is."""
     times = replay_pipelines(paces)
     ends = {key: _stage_end(paces.stages[key], found) for key, found in times.items()}
-    last = last_steps(paces, gradient_syncs(paces), ends)
-    return max(_ends(paces, times, last), key=lambda end: end.seconds)
+    return times, last_steps(paces, gradient_syncs(paces), ends)
 
 
 def _stage_end(stage: StagePace, times: StageTimes) -> StageEnd:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainwright.cost.finish import Last, last_steps, stage_update_seconds
+from trainwright.cost.estimate import stage_moments
+from trainwright.cost.finish import Last, stage_update_seconds
 from trainwright.cost.pace import Paces, StageKey, StagePace
-from trainwright.cost.pipelines import StageTimes, flow, replay_pipelines
+from trainwright.cost.pipelines import StageTimes, flow
 from trainwright.cost.replay import Replay
 from trainwright.cost.schedule import FORWARD
 from trainwright.cost.setting import Setting
-from trainwright.cost.syncs import gradient_syncs
 from trainwright.plan import Plan
 
 MAX_OPERATIONS = 200_000
@@ -59,8 +59,7 @@ class Track:
 def tracks_of(plan: Plan, setting: Setting) -> tuple[Track, ...]:
     """A track for every stage; the latest span of all, and the runtime's constant, end with the estimate's iteration."""
     paces = Paces(plan, setting)
-    times = replay_pipelines(paces)
-    last = last_steps(paces, gradient_syncs(paces), {key: max(found.ends) for key, found in times.items()})
+    times, last = stage_moments(paces)
     worker = {key: max(range(len(found.ends)), key=lambda n: found.ends[n]) for key, found in times.items()}
     drawn = _operations(paces, worker)
     return tuple(
