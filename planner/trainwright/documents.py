@@ -92,8 +92,9 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         where = ".".join(str(part) for part in first["loc"])
         what = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
         if first["type"] == "unexpected_keyword_argument":
-            close = get_close_matches(str(first["loc"][-1]), sorted(_field_names(noun)), n=1)
-            what += f"; did you mean {close[0]}?" if close else ""
+            known = _fields_at(noun, first["loc"][:-1])
+            close = get_close_matches(str(first["loc"][-1]), known, n=1)
+            what += f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if known else ""
         raise DocumentError(f"{source}: {where + ': ' if where else ''}{what}") from None
     except RecursionError:
         raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
@@ -101,14 +102,16 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         raise DocumentError(f"{source}: larger numbers than any model or cluster has ({error})") from None
 
 
-def _field_names(noun: Any) -> set[str]:
-    """Names of all fields, those of the fields' types included."""
-    names: set[str] = set()
-    if is_dataclass(noun) and isinstance(noun, type):
-        hints = get_type_hints(noun)
-        names |= {field.name for field in fields(noun)}
-        return names.union(*(_field_names(hints[field.name]) for field in fields(noun)))
-    return names.union(*(_field_names(member) for member in get_args(noun)))
+def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields that a document has at a place, as far as its type tells."""
+    reached = [noun]
+    for part in path:
+        options = [option for one in reached for option in (one, *get_args(one))]
+        hints = [get_type_hints(option) for option in options if is_dataclass(option) and isinstance(option, type)]
+        named = [found[part] for found in hints if isinstance(part, str) and part in found]
+        reached = named or [argument for one in options for argument in get_args(one)]
+    options = [option for one in reached for option in (one, *get_args(one))]
+    return [field.name for option in options if is_dataclass(option) for field in fields(option)]
 
 
 def _refuse_large_numbers(value: Any, source: str) -> None:

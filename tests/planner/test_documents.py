@@ -66,7 +66,11 @@ def test_the_shortest_model_file_is_read() -> None:
     [
         ({"global_batch_size": 0}, "model.yaml: global_batch_size must be 1 … 1000000, got 0"),
         ({"dtype": "float8"}, "model.yaml: dtype: Input should be 'float32', 'float16' or 'bfloat16'"),
-        ({"batch": 3}, "model.yaml: batch: there is no such field"),
+        ({"batch": 3}, "model.yaml: batch: there is no such field; there are global_batch_size, gpt, "),
+        (
+            {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "depth": 3}},
+            "model.yaml: gpt.depth: there is no such field; there are layers, hidden_size, ",
+        ),
         ({"globalBatchSize": 3}, "there is no such field; did you mean global_batch_size?"),
         ({"gpt": 3}, "model.yaml: gpt: expected a mapping"),
         ({"optimizer": "lion"}, "model.yaml: optimizer: Input should be 'adam' or 'sgd'"),
