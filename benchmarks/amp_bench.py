@@ -103,7 +103,7 @@ def _afresh(problem: Problem) -> Problem:
 
 
 def _assign_all(problem: Problem) -> int:
-    drafting = Drafting(problem)
+    drafting = Drafting.of(problem)
     count = 0
     for stages, rows in drafting.choices():
         ends = drafting.assignment(stages, rows)
@@ -125,7 +125,7 @@ def _seconds(work: Callable[[], T]) -> tuple[float, T]:
 
 def _against_the_table(console: Console, problem: Problem, name: str) -> None:
     """The plain table on the cheapest choices, until its steps are spent; the rest by its own count of steps."""
-    drafting = Drafting(problem)
+    drafting = Drafting.of(problem)
     choices = sorted(
         (
             (_table_steps(drafting, stages, rows), number, stages, rows)

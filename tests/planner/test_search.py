@@ -17,6 +17,7 @@ from trainwright.cost import amp as amp_cost
 from trainwright.cost.estimate import estimate, estimate_in
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.plan import Plan
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, NeededProfile, NoFeasiblePlan, Problem, needed_profiles, run
@@ -28,6 +29,7 @@ from trainwright.training import Optimizer
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
 
+AMP_FAMILY = ("amp", "amp-annealing", "megatron", "random")
 MIXED = (("fast", 4), ("fast", 4), ("fast", 4), ("slow", 4))
 
 
@@ -63,14 +65,17 @@ def test_amp_beats_megatron_on_a_mixed_cluster_with_slow_links(
 
 
 def test_amp_gives_the_slow_stage_fewer_layers(mixed: Problem) -> None:
+    looked_at = 0
     for candidate in run("amp", mixed):
         stages = candidate.plan.pipelines[0].stages
         if len(stages) == 4 and candidate.plan.pipelines[0].micro_batches >= 8:
-            sizes = [stage.end - stage.first for stage in stages]
-            assert sizes[3] < min(sizes[:3])
+            sizes = {stage.devices[0].node: stage.end - stage.first for stage in stages}
+            assert sizes.pop("node-4") < min(sizes.values())
+            looked_at += 1
+    assert looked_at
 
 
-@pytest.mark.parametrize("planner", SEARCHES)
+@pytest.mark.parametrize("planner", AMP_FAMILY)
 def test_sixteen_devices_and_24_layers_take_well_below_a_second(
     mixed: Problem, planner: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -95,27 +100,28 @@ def test_amp_finds_the_optimum_of_its_equation_for_every_choice(
     tried = 0
     for degrees in enumerate_degrees(4, (1, 2, 4), 6):
         for rows in micro_batch_sizes(4, degrees.data):
-            best = min(
-                amp_cost.estimate_seconds(
-                    uniform_plan(problem.devices, degrees, rows, (*cuts, 6), global_batch_size=4), problem.setting
-                )
-                - gradient_seconds(problem, degrees, rows, (*cuts, 6))
-                for cuts in combinations(range(1, 6), degrees.pipeline - 1)
-            )
             plan = found.pop((degrees, rows))
-            ends = tuple(stage.end for stage in plan.pipelines[0].stages)
-            mine = amp_cost.estimate_seconds(plan, problem.setting) - gradient_seconds(problem, degrees, rows, ends)
+            on_its_devices = [
+                uniform_plan(plan.devices, degrees, rows, (*cuts, 6), global_batch_size=4)
+                for cuts in combinations(range(1, 6), degrees.pipeline - 1)
+            ]
+            best = min(pipeline_seconds(other, problem) for other in on_its_devices)
+            mine = pipeline_seconds(plan, problem)
             assert mine == pytest.approx(best)
             tried += 1
     assert tried > 10
     assert not found
 
 
-def gradient_seconds(problem: Problem, degrees: Degrees, rows: int, ends: tuple[int, ...]) -> float:
+def gradient_seconds(plan: Plan, problem: Problem) -> float:
     """Eq. 4's second term, which the layer assignment does not look at."""
-    plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=problem.global_batch_size)
     scene = amp_cost._Scene(problem.setting)
     return max(scene.sync_seconds(stage) for stage in plan.pipelines[0].stages)
+
+
+def pipeline_seconds(plan: Plan, problem: Problem) -> float:
+    """Eq. 5."""
+    return amp_cost.estimate_seconds(plan, problem.setting) - gradient_seconds(plan, problem)
 
 
 @settings(max_examples=60)
@@ -147,7 +153,7 @@ def test_the_tables_agree_with_the_estimate(
     problem = replace(problem, model=model, optimizer=optimizer, runtime=runtime)
     ends = (*sorted(pick.sample(range(1, 14), degrees.pipeline - 1)), 14)
     plan = uniform_plan(problem.devices, degrees, rows, ends, global_batch_size=16)
-    drafting = Drafting(problem)
+    drafting = Drafting.of(problem)
     stages = drafting.tables.stages(megatron_placement(degrees))
     fits = drafting.fits(stages, rows, ends)
     assert fits == estimate_in(plan, problem.setting).feasible
@@ -156,10 +162,10 @@ def test_the_tables_agree_with_the_estimate(
     stage_times = [times[stage, first, end] for stage, (first, end) in spans]
     exchanges = sum(drafting.tables.exchanges(stages, rows)[stage, end] for stage, end in enumerate(ends[:-1]))
     m = 16 // (rows * degrees.data)
-    pipeline_seconds = (m - 1) * max(stage_times) + sum(stage_times) + exchanges
+    whole = (m - 1) * max(stage_times) + sum(stage_times) + exchanges
     sync = drafting.tables.sync_seconds(stages, ends)
-    assert sync == pytest.approx(gradient_seconds(problem, degrees, rows, ends))
-    assert pipeline_seconds + sync == pytest.approx(amp_cost.estimate_seconds(plan, problem.setting))
+    assert sync == pytest.approx(gradient_seconds(plan, problem))
+    assert whole + sync == pytest.approx(amp_cost.estimate_seconds(plan, problem.setting))
 
 
 def test_megatron_takes_the_smallest_model_parallel_degree_of_every_micro_batch_size(mixed: Problem) -> None:
@@ -210,7 +216,7 @@ def test_missing_profiles_are_named(make_problem: MakeProblem) -> None:
             run(planner, replace(problem, profiles=Profiles(some)))
 
 
-@pytest.mark.parametrize("planner", SEARCHES)
+@pytest.mark.parametrize("planner", AMP_FAMILY)
 def test_no_feasible_plan_says_what_comes_closest(
     make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
 ) -> None:
@@ -219,7 +225,7 @@ def test_no_feasible_plan_says_what_comes_closest(
         run(planner, problem)
 
 
-@pytest.mark.parametrize("planner", SEARCHES)
+@pytest.mark.parametrize("planner", AMP_FAMILY)
 def test_devices_that_cannot_be_split_are_explained(
     make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
 ) -> None:

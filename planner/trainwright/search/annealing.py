@@ -73,7 +73,7 @@ class _Strategy:
 
 class _Walk:
     def __init__(self, problem: Problem, control: Control) -> None:
-        self.drafting = Drafting(problem)
+        self.drafting = Drafting.of(problem)
         self.generator = np.random.default_rng(control.seed)
         self.known: dict[tuple[bytes, Degrees, int], _Strategy | None] = {}
         self.sizes = {

@@ -52,13 +52,15 @@ def degrees_of(problem: Problem, *, max_tensor: int | None = None) -> Iterator[D
 
 @dataclass
 class Drafting:
-    """Makes drafts for one problem: tables, layer assignments by Eq. 5, and the plans that follow."""
+    """Makes drafts for one problem and order of devices: tables, layer assignments by Eq. 5, and plans."""
 
     problem: Problem
+    order: DeviceOrder
 
-    @cached_property
-    def order(self) -> DeviceOrder:
-        return device_order(self.problem)
+    @classmethod
+    def of(cls, problem: Problem) -> Drafting:
+        """With the order that Megatron's heuristic gets."""
+        return cls(problem, device_order(problem))
 
     @cached_property
     def tables(self) -> StageTables:
@@ -95,7 +97,8 @@ class Drafting:
 
     def draft(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> Draft:
         """The plan to be."""
-        return Draft(self.bounds.seconds(stages, rows, ends), lambda: self.plan(stages.placement, rows, ends))
+        bound = self.bounds.seconds(stages, rows, ends)
+        return Draft(bound, lambda: self.plan(stages.placement, rows, ends))
 
     def amp_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
         """T of Eq. 4 for this assignment."""

@@ -24,7 +24,7 @@ def megatron(problem: Problem, control: Control, top: int | None) -> list[Candid
     micro-batch size may share the smallest product; all are candidates. Raises NoFeasiblePlan where nothing fits.
     """
     check_profiled(problem)
-    drafting = Drafting(problem)
+    drafting = Drafting.of(problem)
     drafts: list[Draft] = []
     sizes = divisors(problem.global_batch_size)
     for rows in sizes:

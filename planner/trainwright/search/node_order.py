@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, permutations
 
 import numpy as np
 
-from trainwright.cluster import Device, Node
-from trainwright.cost.links import Links, links_of
+from trainwright.cluster import Device
+from trainwright.cost.links import Links, links_of, node_classes
 from trainwright.search.protocol import Problem
 
 
@@ -34,31 +36,75 @@ def device_order(problem: Problem) -> DeviceOrder:
     Megatron takes nodes as its host file lists them, which may be in any order; here equal accelerators stand
     together, so that as few groups as possible mix them.
     """
+    return _laid_out(problem, [number for group in _groups(problem) for number in group])
+
+
+def device_orders(problem: Problem, most: int) -> list[DeviceOrder]:
+    """Orders that are worth a try, `device_order` first: at most so many.
+
+    Every order of the nodes that is not the same but for interchangeable nodes, where there are no more than `most`
+    of them; else every order of the groups of equal nodes; else the first alone.
+    """
+    groups = _groups(problem)
+    first = [number for group in groups for number in group]
+    classes = node_classes(problem.cluster)
+    counts = Counter(classes[number] for number in first)
+    orders = [first]
+    if math.factorial(len(first)) // math.prod(math.factorial(count) for count in counts.values()) <= most:
+        orders += [_with_classes(list(order), first, classes) for order in _arrangements(counts)]
+    elif math.factorial(len(groups)) <= most:
+        orders += [[number for group in order for number in group] for order in permutations(groups)]
+    return [_laid_out(problem, list(order)) for order in dict.fromkeys(tuple(order) for order in orders)]
+
+
+def _arrangements(counts: Counter[int]) -> Iterator[tuple[int, ...]]:
+    """Every sequence that names each class so often."""
+    if not counts:
+        yield ()
+    for number in list(counts):
+        rest = counts - Counter({number: 1})
+        yield from ((number, *behind) for behind in _arrangements(rest))
+
+
+def _with_classes(order: list[int], first: list[int], classes: tuple[int, ...]) -> list[int]:
+    """Nodes in an order of classes; those of one class as they stand in the first order."""
+    left: dict[int, list[int]] = {}
+    for number in first:
+        left.setdefault(classes[number], []).append(number)
+    return [left[name].pop(0) for name in order]
+
+
+def _groups(problem: Problem) -> list[list[int]]:
+    """Numbers of the nodes in use: groups of equal accelerators and sizes, the fastest and largest first."""
     cluster = problem.cluster
     used = set(problem.nodes)
     numbers = [number for number, node in enumerate(cluster.nodes) if node.name in used]
-    accelerators = {cluster.nodes[number].accelerator for number in numbers}
-    speeds = {name: _model_seconds(problem, name) for name in sorted(accelerators)}
-    names = tuple(sorted(speeds, key=lambda name: (speeds[name], name)))
+    names = _by_speed(problem)
 
     def rank(number: int) -> tuple[int, int]:
         node = cluster.nodes[number]
         return names.index(node.accelerator), -node.devices
 
     links = links_of(cluster)
-    ordered: list[Node] = []
-    positions: list[int] = []
-    for _, alike in groupby(sorted(numbers, key=rank), key=rank):
-        for number in _chain(list(alike), links, numbers):
-            ordered.append(cluster.nodes[number])
-            positions.append(number)
-    counts = [node.devices for node in ordered]
+    return [list(_chain(list(alike), links, numbers)) for _, alike in groupby(sorted(numbers, key=rank), key=rank)]
+
+
+def _laid_out(problem: Problem, numbers: list[int]) -> DeviceOrder:
+    names = _by_speed(problem)
+    nodes = [problem.cluster.nodes[number] for number in numbers]
+    counts = [node.devices for node in nodes]
     return DeviceOrder(
-        tuple(Device(node.name, slot) for node in ordered for slot in range(node.devices)),
-        np.repeat(np.array(positions, dtype=np.intp), counts),
-        np.repeat(np.array([names.index(node.accelerator) for node in ordered], dtype=np.intp), counts),
+        tuple(Device(node.name, slot) for node in nodes for slot in range(node.devices)),
+        np.repeat(np.array(numbers, dtype=np.intp), counts),
+        np.repeat(np.array([names.index(node.accelerator) for node in nodes], dtype=np.intp), counts),
         names,
     )
+
+
+def _by_speed(problem: Problem) -> tuple[str, ...]:
+    """Names of the accelerators in use, the fastest first."""
+    names = {problem.cluster.node(name).accelerator for name in problem.nodes}
+    return tuple(sorted(names, key=lambda name: (_model_seconds(problem, name), name)))
 
 
 def _model_seconds(problem: Problem, accelerator: str) -> float:

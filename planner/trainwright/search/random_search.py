@@ -25,7 +25,7 @@ def random_search(problem: Problem, control: Control, top: int | None) -> list[C
     where no draw fits into memory.
     """
     check_profiled(problem)
-    drafting = Drafting(problem)
+    drafting = Drafting.of(problem)
     generator = np.random.default_rng(control.seed)
     choices = [
         (degrees, sizes)

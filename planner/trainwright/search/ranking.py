@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,10 +19,12 @@ class Draft:
     Attributes:
         bound_seconds: no iteration of it takes less.
         make: the plan; plans of thousands of devices are made only when they are looked at.
+        choice: of drafts that share one, but for None, only the best becomes a candidate.
     """
 
     bound_seconds: float
     make: Callable[[], Plan]
+    choice: Hashable = None
 
 
 def candidate_of(problem: Problem, plan: Plan) -> Candidate:
@@ -57,43 +59,33 @@ def best_of(
 class _Contest:
     def __init__(self, problem: Problem, control: Control, top: int | None) -> None:
         self.problem, self.control, self.top = problem, control, top
-        self.found: list[Candidate] = []
+        self.found: dict[Hashable, Candidate] = {}
         self.roles = Roles(problem.cluster)
         self.seen: set[Hashable] = set()
-        self.worst_of_top: list[float] = []
 
     def run(self, drafts: Sequence[Draft], done: int) -> list[Candidate]:
         total = done + len(drafts)
+        needed, best = math.inf, None
         for number in sorted(range(len(drafts)), key=lambda number: (drafts[number].bound_seconds, number)):
-            if self.found and (drafts[number].bound_seconds > self.needed_seconds or self.control.expired()):
+            draft = drafts[number]
+            if self.found and (draft.bound_seconds > needed or self.control.expired()):
                 break
-            self._cost(drafts[number].make())
+            self._cost(draft.make(), number if draft.choice is None else (draft.choice,))
+            seconds = sorted(candidate.estimate.iteration_seconds for candidate in self.found.values())
+            needed = seconds[self.top - 1] if self.top is not None and len(seconds) >= self.top else math.inf
+            best = seconds[0] if seconds else None
             done += 1
-            self.control.step(done, total, self.best_seconds)
-        self.control.step(total, total, self.best_seconds)
-        return in_order(self.found)
+            self.control.step(done, total, best)
+        if total:
+            self.control.step(total, total, best)
+        return in_order(self.found.values())
 
-    @property
-    def needed_seconds(self) -> float:
-        """What a candidate must stay below to be among the best."""
-        if self.top is None or len(self.worst_of_top) < self.top:
-            return float("inf")
-        return -self.worst_of_top[0]
-
-    @property
-    def best_seconds(self) -> float | None:
-        return min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
-
-    def _cost(self, plan: Plan) -> None:
+    def _cost(self, plan: Plan, choice: Hashable) -> None:
         key = self.roles.key(plan)
         if key in self.seen:
             return
         self.seen.add(key)
         candidate = candidate_of(self.problem, plan)
-        if not candidate.estimate.feasible:
-            return
-        self.found.append(candidate)
-        if self.top is not None:
-            heapq.heappush(self.worst_of_top, -candidate.estimate.iteration_seconds)
-            if len(self.worst_of_top) > self.top:
-                heapq.heappop(self.worst_of_top)
+        if candidate.estimate.feasible:
+            known = self.found.get(choice)
+            self.found[choice] = candidate if known is None else in_order([known, candidate])[0]
