@@ -88,7 +88,7 @@ def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
             ("time", "right"),
             *([("cost/1000", "right")] if priced else []),
             ("memory", "right"),
-            ("degrees", "left"),
+            ("degrees", "whole"),
             ("search", "right"),
         ]
     )
@@ -106,7 +106,7 @@ def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
             f"{_relative(answer, baseline):.1%}",
             *([units.money(1000 * (found.price_per_row or 0.0))] if priced else []),
             units.size(found.estimate.peak_memory_bytes),
-            degrees.degrees(found.plan),
+            degrees.degrees(found.plan).replace(" + ", "\n"),
             units.seconds(answer.search_seconds),
         )
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")

@@ -18,11 +18,16 @@ from trainwright.search import Candidate, Objective, Problem
 
 
 def new_table(columns: Sequence[tuple[str, str]]) -> Table:
-    """A plain table; columns are (heading, `left` or `right`). Texts, because names may look like markup."""
+    """A plain table; columns are (heading, `left`, `right` or `whole`: left and never broken).
+
+    Cells are texts, because names may look like markup.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, justify in columns:
         right = justify == "right"
-        table.add_column(Text(heading), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        table.add_column(
+            Text(heading), justify="right" if right else "left", no_wrap=justify != "left", overflow="fold"
+        )
     return table
 
 
@@ -52,10 +57,10 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
         *([("cost/1000", "right")] if costs else []),
         ("rows/s", "right"),
         ("memory", "right"),
-        ("degrees", "left"),
+        ("degrees", "whole"),
         ("batches", "left"),
         ("layers by stage", "left"),
-        *([("saves memory by", "left")] if saves else []),
+        *([("saves by", "left")] if saves else []),
     ]
     table = new_table(headings)
     for number, candidate in enumerate(candidates, 1):
@@ -68,7 +73,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
             *(["?" if cost is None else units.money(1000 * cost)] if costs else []),
             units.rate(rows_per_second(plan, estimate)),
             units.size(estimate.peak_memory_bytes),
-            degrees.degrees(plan),
+            degrees.degrees(plan).replace(" + ", "\n"),
             degrees.batches(plan),
             degrees.layers(plan),
             *([degrees.savings(plan)] if saves else []),
