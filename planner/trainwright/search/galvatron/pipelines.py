@@ -54,14 +54,9 @@ class PipelineSolution:
 
 @dataclass
 class Workbench:
-    """Tables of one problem, shared by all pipelines.
-
-    Attributes:
-        budget_ratio: share of the memory that plans may fill by these tables.
-    """
+    """Tables of one problem, shared by all pipelines."""
 
     problem: Problem
-    budget_ratio: float = 1.0
     _costs: dict[object, GroupCosts] = field(default_factory=dict)
     _groups: dict[object, GroupTables] = field(default_factory=dict)
     _solved: dict[object, StageSolution | None] = field(default_factory=dict)
@@ -103,9 +98,7 @@ class Workbench:
             self._costs[signature] = GroupCosts(devices, self.problem.setting)
         key = signature, micro_batch_size
         if key not in self._groups:
-            self._groups[key] = GroupTables(
-                self.problem, self.sequence, self._costs[signature], micro_batch_size, self.budget_ratio
-            )
+            self._groups[key] = GroupTables(self.problem, self.sequence, self._costs[signature], micro_batch_size)
         return self._groups[key]
 
     def _signature(self, devices: tuple[Device, ...]) -> object:

@@ -38,7 +38,6 @@ class GroupTables:
     """Tables for the devices of a stage and a micro-batch size (B_m).
 
     Attributes:
-        budget_ratio: share of the memory that plans may fill by these tables.
         runs: one layer under every strategy that is open here.
     """
 
@@ -46,7 +45,6 @@ class GroupTables:
     sequence: Sequence
     costs: GroupCosts
     micro_batch_size: int
-    budget_ratio: float = 1.0
     runs: tuple[LayerRun, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +69,7 @@ class GroupTables:
         """E: what the smallest device offers."""
         cluster = self.problem.setting.cluster
         sizes = [cluster.accelerator_of(device).memory_bytes for device in self.costs.devices]
-        return self.budget_ratio * min(sizes) - self.problem.runtime.constant_bytes
+        return min(sizes) - self.problem.runtime.constant_bytes
 
     def layer_runs(self, first: int, chosen: tuple[int, ...]) -> tuple[LayerRun, ...]:
         """The layers from `first` on by their strategies; neighbouring layers with one strategy become one run."""

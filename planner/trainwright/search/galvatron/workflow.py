@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -20,14 +20,12 @@ Explore = Callable[[CutTables, float], Iterable[PipelineSolution]]
 Where tables tell that they will take longer than so many seconds, it may leave them out.
 """
 
-POOL = 12
-"""How many of the plans that Eq. 8 finds best are costed exactly; twice as many as are asked for, if that is more."""
 SLACK_RATIO = 1.1
 """Cuts of the devices whose bound lies further above the best Eq. 8 are left out, once there are plans enough."""
-ENOUGH = 6
-"""Plans that are enough to leave the rest out, or twice as many as are asked for."""
-BUDGET_RATIOS = (1.0, 0.97, 0.9, 0.8)
-"""Shares of memory that the tables may fill: the next where the exact model refuses all that was found."""
+ENOUGH = 8
+"""Plans that are enough to leave the rest out. All plans found are costed exactly, however many are asked for."""
+KEPT = 2
+"""Partitions of one cut that are kept."""
 
 
 @dataclass(frozen=True)
@@ -49,32 +47,26 @@ class Found:
 def optimise(problem: Problem, control: Control, top: int | None, explore: Explore) -> list[Candidate]:
     """Candidates best first by the exact model. Raises NoFeasiblePlan, with what comes closest, where nothing fits."""
     check_profiled(problem)
-    for ratio in BUDGET_RATIOS:
-        found = solutions(Workbench(problem, ratio), control, top, explore)
-        drafts = [Draft(0.0, item.plan) for item in found[: max(POOL, 2 * (top or 0))]]
-        candidates = best_of(problem, drafts, control, top)
-        if candidates:
-            return candidates
-        if not found:
-            break
-    raise _refusal(problem)
+    tables = [CutTables(cut) for cut in Workbench(problem).pipelines()]
+    found = solutions(tables, control, explore)
+    if not found:
+        raise _refusal(problem)
+    return best_of(problem, [Draft(0.0, item.plan) for item in found], control, top, done=len(tables))
 
 
-def solutions(bench: Workbench, control: Control, top: int | None, explore: Explore) -> list[Found]:
+def solutions(tables: Sequence[CutTables], control: Control, explore: Explore) -> list[Found]:
     """The best by Eq. 8 first. Cuts are explored in the order of their bounds, until what is left cannot be close."""
-    tables = [CutTables(cut) for cut in bench.pipelines()]
     bounds = [table.lower_bound() for table in tables]
-    enough = max(ENOUGH, 2 * (top or 0))
     found: list[Found] = []
     best = limit = math.inf
     for done, number in enumerate(sorted(range(len(tables)), key=lambda number: (bounds[number], number))):
         if found and (control.expired() or bounds[number] > limit):
             break
         tried = sorted(explore(tables[number], limit), key=attrgetter("seconds"))
-        found += [Found(tables[number].cut, solution) for solution in tried[:2]]
+        found += [Found(tables[number].cut, solution) for solution in tried[:KEPT]]
         best = min([best, *(solution.seconds for solution in tried)])
-        limit = SLACK_RATIO * best if len(found) >= enough else math.inf
-        control.step(done + 1, len(tables), best if found else None)
+        limit = SLACK_RATIO * best if len(found) >= ENOUGH else math.inf
+        control.step(done + 1, len(tables) + ENOUGH)
     return sorted(found, key=attrgetter("seconds"))
 
 
