@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -88,7 +89,7 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int) -> Memory
     if stage_number < stages - 1:
         boundary += (kept + 3) * rows_of_run[-1] * ROW * size
     loss = 2 * KEPT["head"] * rows_of_run[-1] * setting.runtime.activation_ratio if stage_number == stages - 1 else 0
-    pairs = [a + b for a, b in zip(gathered, gathered[1:], strict=False)]
+    pairs = [a + b for a, b in pairwise(gathered)]
     return MemoryParts(
         weights,
         gradients,

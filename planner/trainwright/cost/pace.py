@@ -68,10 +68,6 @@ class StagePace:
     seats: tuple[Seats, ...]
     workers: tuple[Worker, ...]
 
-    @property
-    def is_in_step(self) -> bool:
-        return len(self.workers) < self.seats[0].data
-
     def worker_of(self, replica: int) -> int:
         return 0 if len(self.workers) == 1 else replica
 
@@ -129,7 +125,7 @@ class Paces:
         total: Counter[Card] = Counter()
         for runs in groups.values():
             stage: Counter[Card] = Counter()
-            for arrangement in set(runs):
+            for arrangement in dict.fromkeys(runs):
                 if len(arrangement[0]) > 1:
                     crossing = [nodes for nodes in arrangement if len(set(nodes)) > 1]
                     stage |= self.setting.collectives.ring_load(crossing)
@@ -160,7 +156,6 @@ class _StageBuilder:
     def __init__(self, paces: Paces, stage: Stage, seats: tuple[Seats, ...]) -> None:
         self.paces, self.stage, self.seats = paces, stage, seats
         self.setting = paces.setting
-        self._layers: dict[tuple[str, bool, int, _Member], LayerSeconds] = {}
 
     def build(self) -> StagePace:
         seats = self.seats
