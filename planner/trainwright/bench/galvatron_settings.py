@@ -43,6 +43,10 @@ MODELS: Mapping[str, Family] = {
 """Sequences of 512 tokens and images of 224 × 224: with these, parameters are table I's within 0.5 %."""
 
 
+INFINIBAND = Port(15e-6, 12.5e9)
+"""100 Gbit/s."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machines:
     """Equal machines of eight devices.
@@ -50,14 +54,13 @@ class Machines:
     Attributes:
         inside: what a ring inside one reaches: 0.39 of PCIe 3.0, as data passes through the host (TITAN RTX has no
             peer access), or 0.77 of NVLink, the shares that our data sheets of machines take throughout.
-        network: 100 Gbit/s InfiniBand.
     """
 
     title: str
     accelerator: str
     count: int
     inside: Port
-    network: Port = Port(15e-6, 12.5e9)
+    network: Port = INFINIBAND
 
     @property
     def devices(self) -> int:
