@@ -118,8 +118,9 @@ def methods(setting: AmpSetting, table: str, tell: Tell) -> Comparison:
     """One of the tables 3–5, by its setting."""
     problem, title = amp_problem(setting), EXPERIMENTS[setting].title
     outcomes = []
-    for method, published in amp_figures().methods[setting].items():
-        tell(f"{title}: {method}")
+    figures = amp_figures().methods[setting]
+    for done, (method, published) in enumerate(figures.items()):
+        tell(f"{title}: {method}", done / len(figures))
         outcomes.append(_outcome(method, published, problem))
     least = [outcome.published.least for outcome in outcomes], [min(outcome.seconds) for outcome in outcomes]
     mean = [outcome.published.mean for outcome in outcomes], [fmean(outcome.seconds) for outcome in outcomes]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainwright.bench.agreement import mean_ratio, spearman
 from trainwright.bench.amp_settings import EXPERIMENTS, amp_plan, amp_problem
 from trainwright.bench.comparison import Comparison, Grid, Record, Tell, number
-from trainwright.bench.figures import AmpSetting, MeasuredPlan, amp_figures
+from trainwright.bench.figures import MeasuredPlan, amp_figures
 from trainwright.cost import amp
 from trainwright.cost.estimate import Estimate, estimate_in
 from trainwright.plan import Plan
@@ -53,10 +53,10 @@ class _Row:
 def trials(tell: Tell) -> Comparison:
     """All measured plans."""
     figures = amp_figures().trials
-    tell(f"{len(figures)} measured plans")
+    tell(f"{len(figures)} measured plans", 0.0)
     rows = [_row(measured) for measured in figures]
     by_setting = {setting: [row for row in rows if row.measured.setting == setting] for setting in EXPERIMENTS}
-    agreement = {setting: _agreement(members) for setting, members in by_setting.items()}
+    agreement = {str(setting): _agreement(members) for setting, members in by_setting.items()}
     return Comparison(
         name="amp-trials",
         title="AMP, tables 6–11: measured plans",
@@ -67,7 +67,7 @@ def trials(tell: Tell) -> Comparison:
         ),
         agreement=agreement,
         notes=(
-            *(_in_words(setting, found) for setting, found in agreement.items()),
+            *(_in_words(EXPERIMENTS[setting].title, agreement[setting]) for setting in by_setting),
             "Table 10 prints pipeline degrees 1 and 2 beside two and four stages; the stages are taken to be right.",
         ),
     )
@@ -90,9 +90,9 @@ def _agreement(rows: Sequence[_Row]) -> dict[str, float | None]:
     }
 
 
-def _in_words(setting: AmpSetting, found: dict[str, float | None]) -> str:
+def _in_words(title: str, found: dict[str, float | None]) -> str:
     return (
-        f"{EXPERIMENTS[setting].title}: Spearman's ρ {number(found['spearman_exact'])} by the exact replay, "
+        f"{title}: Spearman's ρ {number(found['spearman_exact'])} by the exact replay, "
         f"{number(found['spearman_amp'])} by Eq. 3–5 on the same profiles; predicted over measured "
         f"{number(found['mean_ratio_exact'])} and {number(found['mean_ratio_amp'])} in the mean."
     )

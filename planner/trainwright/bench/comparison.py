@@ -9,8 +9,8 @@ from typing import Any
 Record = Mapping[str, Any]
 """One published figure and ours, as plain data."""
 
-Tell = Callable[[str], None]
-"""Takes what is being worked on, for whoever watches."""
+Tell = Callable[[str, float], None]
+"""Takes what is being worked on and the share of the table that is done before it, for whoever watches."""
 
 
 @dataclass(frozen=True, slots=True)

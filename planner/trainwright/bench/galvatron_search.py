@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from itertools import islice
 
@@ -28,8 +29,17 @@ MICRO_BATCHES = 64
 """The most that are tried, in powers of two; a single stage takes the batch in one, as the paper's runtimes do."""
 CUTS = 2
 """On how many numbers of micro-batches plans are found for a pipeline degree before the rest, by their bounds, is left."""
-ADJUSTMENTS = 8
+ADJUSTMENTS = 6
 """Partitions of Algorithm 2's queue that are solved for each of them."""
+
+
+class Balance(StrEnum):
+    """Which partitions are looked at: one balance, all of them (Algorithm 1), or what lies between (Algorithm 2)."""
+
+    MEMORY = "memory"
+    TIME = "time"
+    EITHER = "either"
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +48,13 @@ class Part:
 
     Attributes:
         allows: whether layers may be run like that.
-        balances_both: Algorithm 2 under 1F1B; else the balanced partitions of Algorithm 1 under GPipe, which keeps
-            every micro-batch.
+        schedule: GPipe keeps every micro-batch until its backward.
         max_pipeline: the most stages; None: as many as there are devices.
     """
 
     allows: Callable[[LayerRun], bool]
-    balances_both: bool = False
+    balance: Balance = Balance.EITHER
+    schedule: Schedule = Schedule.GPIPE
     max_pipeline: int | None = None
 
 
@@ -73,14 +83,18 @@ def best_plans(problem: Problem, part: Part) -> Iterator[Plan]:
 
 
 def _solutions(cut: Cut, part: Part) -> Iterator[PipelineSolution]:
-    """The partitions that balance blocks, time and memory, and what Algorithm 2 makes of the last."""
+    """The balanced partitions (equally many blocks are a balance of either kind), and what Algorithm 2 makes of them."""
     time_balanced, memory_balanced = _time_balanced(cut), memory_balanced_partition(cut)
     even = even_blocks(cut.bench.problem.model, len(cut.devices))
-    for ends in dict.fromkeys((even, time_balanced, memory_balanced)):
+    balanced = {
+        Balance.MEMORY: (memory_balanced,),
+        Balance.TIME: (time_balanced,),
+    }.get(part.balance, (even, time_balanced, memory_balanced))
+    for ends in dict.fromkeys(balanced):
         solution = cut.solution(ends) if ends is not None else None
         if solution is not None:
             yield solution
-    if part.balances_both and memory_balanced is not None:
+    if part.balance is Balance.BOTH and memory_balanced is not None:
         yield from islice(adjusted(cut, memory_balanced, time_balanced), ADJUSTMENTS)
 
 
@@ -122,7 +136,7 @@ class _PartOfSpace(Workbench):
         for cut in super().pipelines():
             stages, micro_batches = len(cut.devices), cut.micro_batches
             if stages <= most and micro_batches in self._counts(stages):
-                yield cut if self.part.balances_both else _GPipe(self, cut.devices, micro_batches)
+                yield cut if self.part.schedule is not Schedule.GPIPE else _GPipe(self, cut.devices, micro_batches)
 
     def _counts(self, stages: int) -> list[int]:
         """At least as many micro-batches as stages, where the batch has them."""

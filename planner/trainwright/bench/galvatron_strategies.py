@@ -9,12 +9,13 @@ from operator import attrgetter
 
 from trainwright.bench.assignments import even_blocks
 from trainwright.bench.batch_sizes import Climb
-from trainwright.bench.galvatron_search import Part, best_plans
+from trainwright.bench.galvatron_search import Balance, Part, best_plans
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_in
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
 from trainwright.search import Candidate, Problem
 
+ONE_F_ONE_B = Schedule.ONE_FORWARD_ONE_BACKWARD
 COSTED = 3
 """How many of a search's plans that fit, those best by Eq. 8, are costed exactly."""
 DOUBLING, QUADRUPLING, WIDE = Climb(factor=2, halvings=3), Climb(factor=4, halvings=2), Climb(factor=8, halvings=2)
@@ -99,7 +100,8 @@ def _cube(devices: int) -> tuple[int, int, int]:
     return side, devices // side**2, side
 
 
-def _plain(run: LayerRun) -> bool:
+def plain(run: LayerRun) -> bool:
+    """Without CKPT."""
     return not run.recompute
 
 
@@ -127,9 +129,9 @@ STRATEGIES: Mapping[str, Uniform | Searched] = {
     DEEPSPEED: Uniform(_cube),
     DP_TP: Searched(Part(_data_and_tensor, max_pipeline=1), QUADRUPLING, (DP, TP)),
     DP_PP: Searched(Part(_data), QUADRUPLING, (DP, PP)),
-    GALVATRON: Searched(Part(_plain), QUADRUPLING, (SDP, DEEPSPEED, DP_TP, DP_PP)),
-    BI_OBJECTIVE: Searched(Part(_plain, balances_both=True), FREE, (GALVATRON,)),
+    GALVATRON: Searched(Part(plain), QUADRUPLING, (SDP, DEEPSPEED, DP_TP, DP_PP)),
+    BI_OBJECTIVE: Searched(Part(plain, Balance.BOTH, ONE_F_ONE_B), FREE, (GALVATRON,)),
     BASE: Searched(Part(_anything), WIDE, (GALVATRON,)),
-    BMW: Searched(Part(_anything, balances_both=True), FREE, (BI_OBJECTIVE, BASE)),
+    BMW: Searched(Part(_anything, Balance.BOTH, ONE_F_ONE_B), FREE, (BI_OBJECTIVE, BASE)),
 }
 """By the names that the paper's tables give them, those that include others behind them."""

@@ -11,6 +11,7 @@ from trainwright.bench.amp_search_seconds import search_seconds
 from trainwright.bench.amp_trials import trials
 from trainwright.bench.comparison import Comparison, Tell
 from trainwright.bench.figures import galvatron_figures
+from trainwright.bench.galvatron_balance import balance
 from trainwright.bench.galvatron_settings import EIGHT_TITAN, SIXTEEN_A100, SIXTEEN_TITAN, SIXTY_FOUR_A100
 from trainwright.bench.galvatron_throughput import throughput
 
@@ -43,6 +44,7 @@ TABLES: Mapping[str, Rebuild] = {
     "amp-trials": trials,
     "galvatron-2": _eight,
     "galvatron-3": _sixteen,
+    "galvatron-4": balance,
     "galvatron-5": _sixty_four,
 }
 

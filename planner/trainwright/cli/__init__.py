@@ -26,6 +26,7 @@ COMMANDS = {
     "machines": "List the machines that `cluster` knows.",
     "accelerators": "List the data sheets of accelerators.",
     "profiles": "Import, estimate or merge layer profiles.",
+    "bench": "Rebuild the tables of the papers.",
     "schema": "Print the JSON schema of a document.",
 }
 """Commands by name, in the order of the help; each lives in a module of its name."""
