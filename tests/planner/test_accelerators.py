@@ -20,11 +20,22 @@ def _figures(sheet: DataSheet) -> dict[str, Figure]:
 
 
 @pytest.mark.parametrize("sheet", SHEETS)
-def test_every_figure_is_positive_and_has_a_source_with_an_address(sheet):
+def test_every_figure_is_positive_and_has_a_source_with_an_address_or_was_compared(sheet):
     sources = sheet_file().sources
     for figure in _figures(sheet).values():
         assert figure.value > 0
-        assert sources[figure.source].url.startswith("https://")
+        url = sources[figure.source].url
+        assert figure.checked if url is None else url.startswith("https://")
+
+
+@pytest.mark.parametrize("sheet", SHEETS)
+def test_peaks_memory_and_prices_were_compared_with_something(sheet):
+    figures = _figures(sheet)
+    peaks = {name for name in figures if name.endswith("flops_per_second")}
+    wanted = (
+        peaks | {"multiprocessors", "memory_bytes", "memory_bytes_per_second"} | figures.keys() & {"price_per_hour"}
+    )
+    assert not {name for name in wanted if figures[name].checked is None}
 
 
 def test_every_source_is_used():
@@ -79,6 +90,56 @@ def test_peaks_are_the_dense_ones(name, float32, tensor_float32, half, bandwidth
     assert sheet.flops_per_second(Dtype.FLOAT32, tensor_float32=True) == tensor_float32
     assert sheet.flops_per_second(Dtype.FLOAT16) == half
     assert sheet.memory_bytes_per_second.value == bandwidth
+
+
+@pytest.mark.parametrize(
+    ("name", "operations_per_cycle", "boost_hertz"),
+    [
+        ("P100", 2 * 64, 1.480e9),
+        ("V100", 2 * 64, 1.530e9),
+        ("T4", 2 * 64, 1.590e9),
+        ("RTX 2080", 2 * 64, 1.710e9),
+        ("RTX 2080 Ti", 2 * 64, 1.545e9),
+        ("TITAN RTX", 2 * 64, 1.770e9),
+        ("A10G", 2 * 128, 1.710e9),
+        ("RTX 3090", 2 * 128, 1.695e9),
+        ("A100", 2 * 64, 1.410e9),
+        ("L4", 2 * 128, 2.040e9),
+        ("L40S", 2 * 128, 2.520e9),
+        ("RTX 4090", 2 * 128, 2.520e9),
+        ("H100", 2 * 128, 1.980e9),
+        ("H100-PCIE", 2 * 128, 1.755e9),
+        ("B200", 2 * 128, 1.980e9),
+        ("MI250X", 2 * 128, 1.700e9),
+        ("MI300X", 2 * 128, 2.100e9),
+    ],
+)
+def test_float32_peaks_follow_from_units_and_clock(name, operations_per_cycle, boost_hertz):
+    sheet = data_sheet(name)
+    peak = sheet.multiprocessors.value * operations_per_cycle * boost_hertz
+    assert sheet.float32_flops_per_second.value == pytest.approx(peak, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes", "lane_bytes_per_second"),
+    [
+        ("P100", 4, 20e9),
+        ("V100", 6, 25e9),
+        ("A100", 12, 25e9),
+        ("H100", 18, 25e9),
+        ("B200", 18, 50e9),
+        ("MI300X", 7, 64e9),
+    ],
+)
+def test_links_are_of_their_generation(name, lanes, lane_bytes_per_second):
+    assert data_sheet(name).link_bytes_per_second.value == lanes * lane_bytes_per_second
+
+
+@pytest.mark.parametrize(
+    ("name", "half"), [("RTX 2080", 40.3e12), ("TITAN RTX", 130.5e12), ("RTX 3090", 71e12), ("RTX 4090", 165.2e12)]
+)
+def test_half_precision_accumulates_in_float32(name, half):
+    assert data_sheet(name).flops_per_second(Dtype.FLOAT16) == half
 
 
 def test_names_and_aliases_lead_to_one_accelerator_each():

@@ -26,6 +26,22 @@ def test_a_machine_carries_known_accelerators_and_names_its_sources(each):
         assert sources[each.price_per_hour.source].as_of
 
 
+def test_every_source_is_used_and_has_an_address_unless_it_is_an_assumption():
+    sources = machine_file().sources
+    figures = [figure for each in machines() for figure in (each.inside, each.network, each.price_per_hour) if figure]
+    assert {figure.source for figure in figures} == set(sources)
+    assert all(source.url or source.title.startswith("Assumption") for source in sources.values())
+
+
+@pytest.mark.parametrize("each", MACHINES)
+def test_prices_were_compared_and_assumptions_were_not(each):
+    sources = machine_file().sources
+    if each.price_per_hour is not None:
+        assert each.price_per_hour.checked
+    for port in (each.inside, each.network):
+        assert port is None or not (sources[port.source].title.startswith("Assumption") and port.checked)
+
+
 @pytest.mark.parametrize("each", MACHINES)
 def test_several_devices_are_linked_no_faster_than_their_data_sheet(each):
     if each.devices == 1:

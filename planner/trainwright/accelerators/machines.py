@@ -11,18 +11,23 @@ from importlib.resources import files
 import yaml
 
 from trainwright.accelerators.names import find, plain
-from trainwright.accelerators.sheet import Figure, Source, data_sheet
+from trainwright.accelerators.sheet import Checked, Figure, Source, data_sheet
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.documents import adapter
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePort:
-    """A port's figures and the key of their source."""
+    """A port's figures and the key of the bandwidth's source; latencies are assumptions.
+
+    Attributes:
+        checked: what the bandwidth was compared with; None where with nothing.
+    """
 
     latency_seconds: float
     bandwidth_bytes_per_second: float
     source: str
+    checked: Checked | None = None
     note: str | None = None
 
     @property

@@ -19,21 +19,36 @@ Generation = Literal[
 """Architectures that share efficiencies; Ampere's consumer chips (GA10x) differ from its data-centre chip (GA100)."""
 
 
+Checked = Literal["copy", "quoted", "computed"]
+"""What a figure was compared with: a copy of its source; others that quote it; other figures that it follows from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a figure was published. `as_of` is the month it holds for, where it changes (prices)."""
+    """Where a figure was published.
+
+    Attributes:
+        url: None for an assumption, and where several public logs agree and none is better than the others.
+        as_of: the month (or year) it holds for, where it changes (prices).
+    """
 
     title: str
-    url: str
+    url: str | None = None
     as_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure and the key of its source; `note` says how it follows where the source does not state it as such."""
+    """A figure and the key of its source.
+
+    Attributes:
+        checked: None where it was compared with nothing and comes from general knowledge.
+        note: how it follows where the source does not state it as such.
+    """
 
     value: float
     source: str
+    checked: Checked | None = None
     note: str | None = None
 
 
@@ -113,6 +128,11 @@ def _by_name() -> dict[str, DataSheet]:
 def data_sheets() -> tuple[DataSheet, ...]:
     """Every accelerator that has a data sheet."""
     return sheet_file().accelerators
+
+
+def has_data_sheet(accelerator: str) -> bool:
+    """Whether `data_sheet` knows the accelerator."""
+    return plain(accelerator) in _by_name()
 
 
 def data_sheet(accelerator: str) -> DataSheet:

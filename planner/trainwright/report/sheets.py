@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Final
 
 from rich.console import Group
 
 from trainwright.accelerators import DataSheet, Machine
 from trainwright.accelerators.machines import MachinePort, machine_file
-from trainwright.accelerators.sheet import Figure, Source, sheet_file
+from trainwright.accelerators.sheet import Checked, Figure, Source, sheet_file
 from trainwright.report import units
 from trainwright.report.tables import add_row, new_table, titled
 
+CHECKED_WORDS: Final[dict[Checked | None, str]] = {
+    "copy": "compared with a copy of the source",
+    "quoted": "compared with others that quote the source",
+    "computed": "computed from figures that were compared",
+    None: "not compared with anything",
+}
+
 
 def accelerator_table(sheets: Sequence[DataSheet]) -> Group:
-    """Peak rates in TFLOP/s, memory, links, prices, and where the memory's size and rate are taken from."""
+    """Peak rates in TFLOP/s, memory, prices, and how many of the figures were compared with something."""
     table = new_table(
         [
             ("accelerator", "left"),
@@ -25,6 +33,7 @@ def accelerator_table(sheets: Sequence[DataSheet]) -> Group:
             ("memory", "right"),
             ("rate", "right"),
             ("$/h", "right"),
+            ("checked", "right"),
         ]
     )
     for sheet in sheets:
@@ -39,11 +48,13 @@ def accelerator_table(sheets: Sequence[DataSheet]) -> Group:
             units.size(sheet.memory_bytes.value),
             units.bandwidth(sheet.memory_bytes_per_second.value),
             "–" if price is None else f"{price.value:.2f}",
+            _checked(sheet),
         )
     return titled(
         "Accelerators, by their data sheets",
         table,
-        "peak TFLOP/s of dense matrix products; $/h of one device on demand; a name shows each figure's source",
+        "peak TFLOP/s of dense matrix products; $/h of one device on demand, typical of its month;\n"
+        "checked: figures compared with a copy of their source or with others that quote it; a name shows each",
     )
 
 
@@ -73,7 +84,8 @@ def machine_table(machines: Sequence[Machine]) -> Group:
     return titled(
         "Machines, by their data sheets",
         table,
-        "bandwidths in one direction; $/h of the whole machine on demand; a name shows each figure's source",
+        "bandwidths in one direction; $/h of the whole machine on demand, typical of its month;\n"
+        "a name shows each figure's source, and what it was compared with",
     )
 
 
@@ -96,7 +108,14 @@ def sheet_lines(sheet: DataSheet | Machine) -> str:
 def _origin(figure: Figure | MachinePort, sources: Mapping[str, Source]) -> list[str]:
     source = sources[figure.source]
     as_of = f" ({source.as_of})" if source.as_of else ""
-    return [f"    {source.title}{as_of}", f"    {source.url}", *([f"    {figure.note}"] if figure.note else [])]
+    further = [source.url, figure.note, CHECKED_WORDS[figure.checked]]
+    return [f"    {source.title}{as_of}", *(f"    {line}" for line in further if line)]
+
+
+def _checked(sheet: DataSheet) -> str:
+    """How many of its figures were compared with something."""
+    figures = [value for field in fields(sheet) if isinstance(value := getattr(sheet, field.name), Figure)]
+    return f"{sum(figure.checked is not None for figure in figures)} of {len(figures)}"
 
 
 def _tera(flops_per_second: float) -> str:
