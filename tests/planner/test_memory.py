@@ -88,14 +88,14 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int) -> Memory
         boundary += 3 * rows_of_run[0] * ROW * size
     if stage_number < stages - 1:
         boundary += (kept + 3) * rows_of_run[-1] * ROW * size
-    loss = 2 * KEPT["head"] * rows_of_run[-1] * setting.runtime.activation_ratio if stage_number == stages - 1 else 0
+    loss = 2 * TOKENS * VOCABULARY * size * rows_of_run[-1] if stage_number == stages - 1 else 0
     pairs = [a + b for a, b in pairwise(gathered)]
     return MemoryParts(
         weights,
         gradients,
         optimizer,
         round(activations + recomputed + boundary),
-        round(max(pairs) * size + loss),
+        max(pairs) * size + loss,
         setting.runtime.constant_bytes,
     )
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from trainwright.cost.layout import Seats
 from trainwright.cost.setting import Setting
-from trainwright.layer import Dtype
+from trainwright.layer import Dtype, OperatorKind
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Schedule, Sharding, Stage
 from trainwright.training import Optimizer
@@ -20,10 +20,9 @@ RECEIVED_AHEAD = 3
 """Boundary tensors of one side beside the activations: one received ahead, two whose sending may not be over."""
 
 LOSS_WORKSPACE = 2
-"""Beside what the last layer keeps, its logits and their gradient, each about as large, live while the loss turns round.
-
-Measured on CPU on three plans: without it the last stage was predicted 26-46 % short of the measured peak, with it at
-1.07 to 1.26 times the peak; other layers need none (within 3 %).
+"""Beside the logarithms that the cross-entropy keeps, as many values twice while the loss turns round: their gradient
+and that of the logits. Measured on CPU: without it the last stage is predicted 26-46 % short of the peak, other layers
+need none (within 3 %).
 """
 
 GATHERED_AT_ONCE = 2
@@ -88,6 +87,7 @@ def stage_memory(
     """Of every device of a stage, in order; `kept` is the number of micro-batches in flight."""
     weights, gradients, optimizer = _state_bytes(stage, setting, micro_batches)
     gathered = _gathered_bytes(stage, setting)
+    is_last = stage.end == len(setting.model.layers)
     seen: dict[tuple[str | int, ...], MemoryParts] = {}
     found = []
     for node, *rows in zip(seats[0].nodes, *(one.rows_by_device for one in seats), strict=True):
@@ -101,7 +101,7 @@ def stage_memory(
                 gradients,
                 optimizer,
                 round(activations),
-                round(gathered + _loss_bytes(stage, rows[-1], accelerator, setting)),
+                round(gathered) + (loss_bytes(setting.model, rows[-1]) if is_last else 0),
                 setting.runtime.constant_bytes,
             )
         found.append(seen[key])
@@ -157,12 +157,11 @@ def _gathered_bytes(stage: Stage, setting: Setting) -> int:
     return max(sum(pair) for pair in pairwise((0, *sizes))) * setting.model.dtype.num_bytes
 
 
-def _loss_bytes(stage: Stage, rows: int, accelerator: str, setting: Setting) -> float:
-    model = setting.model
-    if stage.end < len(model.layers):
-        return 0.0
-    cost = setting.layer_cost(accelerator, model.kind_of(stage.end - 1), stage.layers[-1].tensor, rows)
-    return LOSS_WORKSPACE * cost.activation_bytes
+def loss_bytes(model: Model, rows: int) -> int:
+    """Workspace of the last stage for the loss of so many rows."""
+    operators = model.kind_of(len(model.layers) - 1).operators
+    logits = sum(one.input_elements_per_row for one in operators if one.kind is OperatorKind.CROSS_ENTROPY)
+    return round(LOSS_WORKSPACE * rows * logits * model.dtype.num_bytes)
 
 
 def _activation_bytes(stage: Stage, rows: Sequence[int], accelerator: str, setting: Setting, kept: int) -> float:

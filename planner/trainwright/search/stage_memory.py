@@ -27,7 +27,7 @@ class StageMemory:
         outgoing = np.append(outputs[:-1], 0.0)
         per_value = memory.parameter_bytes(model, self.problem.optimizer, runtime.gradient_dtype)
         held = self.held_parameters(tensor) * per_value + runtime.constant_bytes
-        held[:, -1] += np.round(memory.LOSS_WORKSPACE * activations[-1])
+        held[:, -1] += memory.loss_bytes(model, rows)
         once = memory.RECEIVED_AHEAD * (outgoing[None, :] + outputs[:, None])
         needed: Array = held + np.round(once + kept[:, None, None] * (spans(activations) + outgoing[None, :]))
         return needed

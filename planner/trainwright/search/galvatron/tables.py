@@ -135,8 +135,7 @@ class GroupTables:
             )
             state = held.state_bytes
             if layer.is_last:
-                full = self.problem.setting.layer_cost(accelerator, layer.kind, run.tensor, max(run.rows))
-                state += memory.LOSS_WORKSPACE * full.activation_bytes
+                state += memory.loss_bytes(self.problem.model, max(run.rows))
             most = max(most, (held.kept_bytes, state, held.recomputed_bytes, held.gathered_bytes), key=sum)
         return most
 
