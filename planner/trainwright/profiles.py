@@ -89,6 +89,10 @@ class Profiles:
         """Tensor degrees at which the kind was profiled on the accelerator, ascending."""
         return tuple(sorted(degree for (a, k, degree) in self._series if (a, k) == (accelerator, kind)))
 
+    def has(self, accelerator: str, kind: str, tensor_degree: int) -> bool:
+        """Whether the kind was profiled on the accelerator at that degree."""
+        return (accelerator, kind, tensor_degree) in self._series
+
     def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
         """Cost of a layer for `rows` rows: linear between profiled row counts, beyond them along the nearest segment.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.accelerators.curves import Curve, curve_from
+from trainwright.accelerators.curves import Curve, curve_from, drawn_out
 from trainwright.accelerators.machines import Machine, cluster_of, machine, machines
 from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.accelerators.sheet import DataSheet, data_sheet, data_sheets
@@ -15,6 +15,7 @@ __all__ = [
     "curve_from",
     "data_sheet",
     "data_sheets",
+    "drawn_out",
     "estimate_profiles",
     "machine",
     "machines",

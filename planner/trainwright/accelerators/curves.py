@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright.accelerators.kernels import Array, Roof
 from trainwright.accelerators.roofline import layer_seconds
-from trainwright.accelerators.sheet import data_sheet
+from trainwright.accelerators.sheet import data_sheet, has_data_sheet
 from trainwright.layer import Dtype, LayerKind
+from trainwright.model import Model
+from trainwright.profiles import LayerProfile, Profiles
 
 SLOWEST_RATIO: Final = 2.0
 """Up to so many times the estimate, a runtime is taken to use the device less well throughout (kernels that are not
@@ -63,6 +65,50 @@ def curve_from(  # noqa: PLR0913 - what was measured, and of which layer where
         _through(measured_seconds, at_rows, forward, asked),
         _through(measured_backward, at_rows, backward, asked),
     )
+
+
+def drawn_out(profiles: Profiles, model: Model, rows: Sequence[int]) -> Profiles:
+    """The profiles, and at `rows` what was measured at one number of rows alone, by the data sheet's curve.
+
+    What is added has `samples` 0; activations grow with the rows. A layer kind that was measured at several numbers of
+    rows, of an accelerator without a data sheet, or in no time at all stays as it is, and so does what was estimated.
+    """
+    if profiles.origin == "estimated":
+        return profiles
+    series: dict[tuple[str, str, int], list[LayerProfile]] = {}
+    for layer in profiles.layers:
+        series.setdefault((layer.accelerator, layer.kind, layer.tensor_degree), []).append(layer)
+    kinds = {kind.name: kind for kind in model.kinds}
+    added: list[LayerProfile] = []
+    for (accelerator, name, _), measured in series.items():
+        if len(measured) == 1 and name in kinds and measured[0].forward_seconds > 0 and has_data_sheet(accelerator):
+            added += _grown(measured[0], kinds[name], model.dtype, rows)
+    return replace(profiles, layers=(*profiles.layers, *added)) if added else profiles
+
+
+def _grown(one: LayerProfile, kind: LayerKind, dtype: Dtype, rows: Sequence[int]) -> list[LayerProfile]:
+    others = [row for row in rows if row != one.rows]
+    curve = curve_from(
+        one.forward_seconds,
+        one.rows,
+        kind,
+        one.accelerator,
+        dtype=dtype,
+        rows=others,
+        tensor_degree=one.tensor_degree,
+        backward_ratio=one.backward_seconds / one.forward_seconds,
+    )
+    return [
+        replace(
+            one,
+            rows=row,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            activation_bytes=round(one.activation_bytes * row / one.rows),
+            samples=0,
+        )
+        for row, forward, backward in zip(curve.rows, curve.forward_seconds, curve.backward_seconds, strict=True)
+    ]
 
 
 def _through(measured: float, at_rows: int, estimated: Array, rows: tuple[int, ...]) -> tuple[float, ...]:

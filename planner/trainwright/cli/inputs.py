@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright import documents
-from trainwright.accelerators import estimate_profiles
+from trainwright.accelerators import drawn_out, estimate_profiles
 from trainwright.cli.answers import note
 from trainwright.cluster import Cluster
 from trainwright.profiles import Profiles
@@ -19,8 +19,8 @@ from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Prob
 from trainwright.training import Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
-MAX_ESTIMATED_ROWS = 256
-"""Beyond it any device is busy, and time grows in proportion to the rows."""
+ROWS = tuple(2**power for power in range(9))
+"""What is estimated; beyond the last any device is busy, and time grows in proportion to the rows."""
 SEARCHED = "search"
 """In place of a batch size: find the one with the best throughput."""
 
@@ -92,8 +92,7 @@ class Inputs:
 
     def _profiles(self, cluster: Cluster, training: Training) -> Profiles:
         if self.profiles is not None:
-            given: Profiles = read(self.profiles, Profiles)
-            return given
+            return _drawn_out(read(self.profiles, Profiles), training)
         names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
         try:
             found = estimated(training, names, devices=len(cluster.devices))
@@ -101,6 +100,14 @@ class Inputs:
             raise ValueError(f"--profiles is needed: {error}") from None
         note("layer profiles are estimated from data sheets, not measured; --profiles takes measured ones")
         return found
+
+
+def _drawn_out(given: Profiles, training: Training) -> Profiles:
+    """With what was measured at one number of rows alone drawn out to others, which is said on standard error."""
+    found = drawn_out(given, training.model, ROWS)
+    if found is not given:
+        note("what was measured at one number of rows alone is drawn out to others by the data sheets' curves")
+    return found
 
 
 def estimated(training: Training, accelerators: Sequence[str], *, devices: int) -> Profiles:
@@ -113,7 +120,7 @@ def estimated(training: Training, accelerators: Sequence[str], *, devices: int) 
         training.model,
         accelerators,
         tensor_degrees=[degree for degree in range(1, min(most, devices) + 1) if most % degree == 0],
-        rows=[2**power for power in range(MAX_ESTIMATED_ROWS.bit_length())],
+        rows=ROWS,
         optimizer=training.optimizer,
     )
 

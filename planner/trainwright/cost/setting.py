@@ -54,12 +54,14 @@ class Setting:
     def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
         """Cost of one layer as this runtime reaches it.
 
-        Kinds that are not tensor parallel are computed whole by every rank of the tensor group.
+        Kinds that are not tensor parallel are computed whole by every rank of the tensor group, unless they were
+        measured at that degree: the runtime that was measured divides them all the same (Megatron its vocabulary).
         """
         key = (accelerator, kind.name, tensor, rows)
         found = self._layer_costs.get(key)
         if found is None:
-            degree = tensor if kind.is_tensor_parallel else 1
+            divided = kind.is_tensor_parallel or self.profiles.has(accelerator, kind.name, tensor)
+            degree = tensor if divided else 1
             profile = self.profiles.cost(accelerator, kind.name, degree, rows)
             forward, backward = profile.forward_seconds, profile.backward_seconds
             growth, ratio = self.runtime.row_growth_ratio, self.runtime.compute_ratio(accelerator)
