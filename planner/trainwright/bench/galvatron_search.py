@@ -29,7 +29,7 @@ MICRO_BATCHES = 64
 """The most that are tried, in powers of two; a single stage takes the batch in one, as the paper's runtimes do."""
 CUTS = 2
 """On how many numbers of micro-batches plans are found for a pipeline degree before the rest, by their bounds, is left."""
-ADJUSTMENTS = 6
+ADJUSTMENTS = 4
 """Partitions of Algorithm 2's queue that are solved for each of them."""
 
 

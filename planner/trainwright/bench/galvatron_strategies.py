@@ -8,7 +8,7 @@ from itertools import islice
 from operator import attrgetter
 
 from trainwright.bench.assignments import even_blocks
-from trainwright.bench.batch_sizes import Climb
+from trainwright.bench.batch_sizes import STEP, Climb
 from trainwright.bench.galvatron_search import Balance, Part, best_plans
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_in
@@ -36,6 +36,10 @@ class Uniform:
     sharding: Sharding = Sharding.NONE
     climb: Climb = DOUBLING
     includes: tuple[str, ...] = ()
+
+    def least_batch(self, devices: int) -> int:
+        """The smallest batch that gives every replica a row."""
+        return max(STEP, self.degrees(devices)[1])
 
     def best(self, problem: Problem) -> Candidate | None:
         """The fastest number of micro-batches that fits; None where none does."""
@@ -69,6 +73,10 @@ class Searched:
     part: Part
     climb: Climb
     includes: tuple[str, ...]
+
+    def least_batch(self, _: int) -> int:
+        """The smallest batch that is tried."""
+        return STEP
 
     def best(self, problem: Problem) -> Candidate | None:
         """The best plan by the exact model among the best by Eq. 8; None where none fits."""

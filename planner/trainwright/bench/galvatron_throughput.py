@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.bench.agreement import MemoryAgreement, mean_ratio, spearman
-from trainwright.bench.batch_sizes import STEP, samples_per_second
+from trainwright.bench.batch_sizes import samples_per_second
 from trainwright.bench.comparison import Comparison, Grid, Record, Tell, number
 from trainwright.bench.figures import OUT_OF_MEMORY, Throughput, ThroughputFigures
 from trainwright.bench.galvatron_settings import Machines, galvatron_problem
@@ -105,7 +105,7 @@ def _cells(machines: Machines, figures: ThroughputFigures, model: str) -> Iterat
     for budget, strategies in sorted(figures.budgets.items()):
         found: dict[str, Candidate | None] = {}
         for strategy in sorted(strategies, key=list(STRATEGIES).index):
-            first = fitting.get(strategy, STEP)
+            first = fitting.get(strategy, STRATEGIES[strategy].least_batch(machines.devices))
             found[strategy] = _best(machines, model, budget, strategy, found, first)
             best = found[strategy]
             if best is not None:
