@@ -25,8 +25,12 @@ from trainwright.search.galvatron.partitions import memory_balanced_partition
 from trainwright.search.galvatron.pipelines import Cut, Ends, PipelineSolution, Workbench
 from trainwright.search.galvatron.tables import GroupTables, StageTable
 
-MICRO_BATCHES = 64
-"""The most that are tried, in powers of two; a single stage takes the batch in one, as the paper's runtimes do."""
+MICRO_BATCHES_PER_STAGE = 2
+"""The most that are tried, in powers of two: figure 4 has eight on four stages. A single stage takes the batch in one.
+
+Under 1F1B more of them would let any batch fit; the paper's batches, which end early without CKPT, show that there are
+no more.
+"""
 CUTS = 2
 """On how many numbers of micro-batches plans are found for a pipeline degree before the rest, by their bounds, is left."""
 ADJUSTMENTS = 4
@@ -143,7 +147,7 @@ class _PartOfSpace(Workbench):
         if stages == 1:
             return [1]
         least = min(stages, self.problem.global_batch_size // stages)
-        powers = (2**power for power in range(MICRO_BATCHES.bit_length()))
+        powers = (2**power for power in range((MICRO_BATCHES_PER_STAGE * stages).bit_length()))
         return [count for count in powers if count >= least]
 
 
