@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainwright.cost.estimate import lacking_memory, memory_by_device
 from trainwright.plan import Plan
@@ -56,6 +58,7 @@ class Drafting:
 
     problem: Problem
     order: DeviceOrder
+    _assignments: dict[int, NDArray[np.intp]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem) -> Drafting:
@@ -92,13 +95,32 @@ class Drafting:
 
     def fits(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> bool:
         """Whether every device has the memory."""
-        table = self.tables.fits(stages, rows)
-        return all(table[stage, first, end] for stage, (first, end) in enumerate(zip((0, *ends), ends, strict=False)))
+        return bool(self.fitting(stages, rows, np.array([ends]))[0])
+
+    def fitting(self, stages: Stages, rows: int, ends: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """[assignment] the same for many: `ends` are [assignment, stage]."""
+        firsts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
+        result: NDArray[np.bool_] = self.tables.fits(stages, rows)[np.arange(stages.pipeline), firsts, ends].all(axis=1)
+        return result
+
+    def assignments(self, stages: Stages, rows: int) -> NDArray[np.intp]:
+        """[assignment, stage] the ends of all that fit into memory."""
+        layers = len(self.problem.model.layers)
+        if stages.pipeline not in self._assignments:
+            cuts = combinations(range(1, layers), stages.pipeline - 1)
+            self._assignments[stages.pipeline] = np.array([(*some, layers) for some in cuts], dtype=np.intp)
+        every = self._assignments[stages.pipeline]
+        return every[self.fitting(stages, rows, every)]
 
     def draft(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> Draft:
         """The plan to be."""
-        bound = self.bounds.seconds(stages, rows, ends)
-        return Draft(bound, lambda: self.plan(stages.placement, rows, ends))
+        return next(self.drafts(stages, rows, np.array([ends])))
+
+    def drafts(self, stages: Stages, rows: int, ends: NDArray[np.intp], choice: Hashable = None) -> Iterator[Draft]:
+        """The plans to be; `ends` are [assignment, stage]."""
+        bounds = self.bounds.seconds_of_all(stages, rows, ends).tolist()
+        for bound, some in zip(bounds, ends.tolist(), strict=True):
+            yield Draft(bound, partial(self.plan, stages.placement, rows, some), choice)
 
     def amp_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
         """T of Eq. 4 for this assignment."""
@@ -115,7 +137,7 @@ class Drafting:
             if ends is not None:
                 yield self.plan(stages.placement, rows, ends)
 
-    def plan(self, placement: Placement, rows: int, ends: tuple[int, ...]) -> Plan:
+    def plan(self, placement: Placement, rows: int, ends: Sequence[int]) -> Plan:
         batch = self.problem.global_batch_size
         return placed_plan(self.order.devices, placement, rows, ends, global_batch_size=batch)
 

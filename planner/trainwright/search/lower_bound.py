@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,30 +33,43 @@ class LowerBounds:
     tables: StageTables
     _layers: dict[tuple[GroupClass, int, int], Array] = field(default_factory=dict)
     _syncs: dict[bytes, Array] = field(default_factory=dict)
+    _parameters: dict[int, Array] = field(default_factory=dict)
 
     def seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
         """No iteration with this placement, rows and stages takes less."""
+        return float(self.seconds_of_all(stages, rows, np.array([ends]))[0])
+
+    def seconds_of_all(self, stages: Stages, rows: int, ends: NDArray[np.intp]) -> Array:
+        """[assignment] the same for many: `ends` are [assignment, stage]."""
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         forward, backward, update = self._stage_seconds(stages, rows, ends)
-        row_bytes = [rows * self.problem.model.output_bytes_per_row(end - 1) for end in ends[:-1]]
-        boundary = np.array(row_bytes, dtype=float)[:, None]
-        sent = forward[:-1] + boundary * stages.forward_seconds_per_byte
-        returned = backward[:-1] + boundary * stages.backward_seconds_per_byte
-        nothing = np.zeros((1, stages.data))
-        before = np.concatenate([nothing, np.cumsum(sent, axis=0)])
-        behind = np.concatenate([nothing, np.cumsum(returned, axis=0)])
+        boundary = rows * self._row_bytes[ends[:, :-1], None]
+        lanes = stages.lanes
+        sent = forward[:, :-1] + boundary * stages.forward_seconds_per_byte[:, lanes]
+        returned = backward[:, :-1] + boundary * stages.backward_seconds_per_byte[:, lanes]
+        before, behind = np.zeros_like(forward), np.zeros_like(backward)
+        np.cumsum(sent, axis=1, out=before[:, 1:])
+        np.cumsum(returned, axis=1, out=behind[:, 1:])
         last_backward = before + micro_batches * (forward + backward)
         after = self._sync_seconds(stages, ends) + update
-        own = float((last_backward.max(axis=1) + after).max())
-        through_the_first = float((last_backward + behind).max() + after[0])
-        return (max(own, through_the_first) + self.problem.runtime.constant_seconds) * (1 - _MARGIN)
+        own = (last_backward.max(axis=2) + after).max(axis=1)
+        through_the_first = (last_backward + behind).max(axis=(1, 2)) + after[:, 0]
+        bound: Array = np.maximum(own, through_the_first) + self.problem.runtime.constant_seconds
+        return bound * (1 - _MARGIN)
 
-    def _stage_seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> tuple[Array, Array, Array]:
-        """[stage, replica] of a micro-batch's forward and backward; [stage] of the longest update."""
+    @cached_property
+    def _row_bytes(self) -> Array:
+        """[end] of what one row brings over a boundary before layer `end`."""
+        model = self.problem.model
+        return np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
+
+    def _stage_seconds(self, stages: Stages, rows: int, ends: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """[assignment, stage, lane] of a micro-batch's forward and backward; [assignment, stage] of the longest update."""
         sums = np.stack([self._summed_layers(group, stages.tensor, rows) for group in stages.groups])
-        taken = sums[:, :, list(ends)] - sums[:, :, [0, *ends[:-1]]]
-        by_replica = taken[stages.numbers, :, np.arange(stages.pipeline)[:, None]]
-        return by_replica[..., 0], by_replica[..., 1], by_replica[..., 2].max(axis=1)
+        firsts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
+        taken = sums[:, :, ends] - sums[:, :, firsts]
+        by_lane = taken[stages.numbers[:, stages.lanes].T, :, :, np.arange(stages.pipeline)].transpose(2, 3, 1, 0)
+        return by_lane[0], by_lane[1], by_lane[2].max(axis=2)
 
     def _summed_layers(self, group: GroupClass, tensor: int, rows: int) -> Array:
         """[forward | backward | update, end] seconds of all layers before `end` on one group."""
@@ -87,20 +101,26 @@ class LowerBounds:
             update,
         )
 
-    def _sync_seconds(self, stages: Stages, ends: tuple[int, ...]) -> Array:
-        """[stage] of summing the gradients that no other stage holds; 0 where that may happen during the backward."""
+    def _sync_seconds(self, stages: Stages, ends: NDArray[np.intp]) -> Array:
+        """[assignment, stage] of summing the gradients that no other stage holds; 0 where that may happen during the backward."""
         if stages.data == 1 or self.problem.runtime.overlaps_gradients:
-            return np.zeros(stages.pipeline)
+            return np.zeros(ends.shape)
         key = stages.placement.tobytes() + bytes(str(stages.placement.shape), "ascii")
         if key not in self._syncs:
             self._syncs[key] = self._sync_seconds_per_byte(self.tables.order.nodes[stages.placement])
-        model = self.problem.model
-        layers = range(len(model.layers))
-        own = [0 if model.kind_of(i).shared_weight else model.kind_of(i).parameters_at(stages.tensor) for i in layers]
-        sums = np.concatenate([[0.0], np.cumsum(own)])
-        held = sums[list(ends)] - sums[[0, *ends[:-1]]]
+        sums = self._own_parameters(stages.tensor)[ends]
+        held = np.diff(sums, axis=1, prepend=0.0)
         result: Array = held * self.problem.setting.gradient_dtype.num_bytes * self._syncs[key]
         return result
+
+    def _own_parameters(self, tensor: int) -> Array:
+        """[end] values of all layers before `end` that no other layer holds."""
+        if tensor not in self._parameters:
+            model = self.problem.model
+            kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
+            own = [0 if kind.shared_weight else kind.parameters_at(tensor) for kind in kinds]
+            self._parameters[tensor] = np.concatenate([[0.0], np.cumsum(own)])
+        return self._parameters[tensor]
 
     def _sync_seconds_per_byte(self, nodes: NDArray[np.intp]) -> Array:
         """[stage] seconds for every byte that the data groups [stage, member, group] sum, each over its own members."""

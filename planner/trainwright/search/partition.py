@@ -14,10 +14,15 @@ _TOLERANCE = 1e-9
 _CHUNK_ELEMENTS = 1_000_000
 _PROBES = 6
 """Stage times that are tried at once inside an interval that may still hold the best."""
+_BALANCE_WEIGHT = 1e-9
+"""What uneven stages weigh beside Eq. 5: enough to tell equal optima apart, and far below what times are worth."""
 
 
 def partition(times: Array, exchanges: Array, micro_batches: int) -> tuple[int, ...] | None:
     """Ends of the stages that minimise AMP's Eq. 5: (gas - 1) · max t_i + Σ e_i + Σ t_i; None where nothing is allowed.
+
+    Among assignments with the same longest stage that cost the same, those with the least Σ t_i², which is the most
+    even one: Eq. 5 does not tell them apart, gradients and memory do.
 
     Eq. 6–8 carry the tolerance m through the recursion. The same optimum is found by asking, for a stage time m that
     can be the longest, for S(m), the least Σ e_i + Σ t_i with no stage longer than m. S falls as m grows, so between
@@ -34,8 +39,17 @@ def partition(times: Array, exchanges: Array, micro_batches: int) -> tuple[int, 
     if not np.isfinite(shortest_longest):
         return None
     if micro_batches == 1:
-        return _ends(times, exchanges, np.array([np.inf]))[0][0]
-    return _Frontier(times, exchanges, micro_batches - 1).search(shortest_longest)
+        return _evenest(times, exchanges, np.inf)
+    best = _Frontier(times, exchanges, micro_batches - 1).search(shortest_longest)
+    return best and _evenest(times, exchanges, _longest(times, best))
+
+
+def _evenest(times: Array, exchanges: Array, longest: float) -> tuple[int, ...]:
+    """The ends with the least Σ e_i + Σ t_i and no stage longer than that; of equal ones those with the least Σ t_i²."""
+    allowed = np.where(times <= longest * (1 + _TOLERANCE), times, np.inf)
+    scale = float(np.max(times, initial=0.0, where=np.isfinite(allowed))) or 1.0
+    (ends,), _ = _ends(allowed * (1 + _BALANCE_WEIGHT * allowed / scale), exchanges, np.array([np.inf]))
+    return ends
 
 
 class _Frontier:

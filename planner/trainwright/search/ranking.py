@@ -11,6 +11,9 @@ from trainwright.plan import Plan
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
 
+_ROUNDING = 2e-9
+"""Relative difference that bounds leave to rounding."""
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -44,16 +47,17 @@ def rank(problem: Problem, plans: Iterable[Plan]) -> list[Candidate]:
     return best_of(problem, [Draft(0.0, lambda plan=plan: plan) for plan in plans], Control(), None)  # type: ignore[misc]
 
 
-def best_of(
-    problem: Problem, drafts: Sequence[Draft], control: Control, top: int | None, *, done: int = 0
+def best_of(  # noqa: PLR0913 - a search's arguments and how far it is
+    problem: Problem, drafts: Sequence[Draft], control: Control, top: int | None, *, done: int = 0, ahead: int = 0
 ) -> list[Candidate]:
     """The `top` best feasible candidates (all of them where top is None), best first, none twice.
 
     Drafts are costed in the order of their bounds, until what is left cannot be among the best: then the answer is
     the same as if all had been costed. Once the budget is spent the rest is left out, but never before a first
-    feasible candidate was found. `done` are the search's steps before this, for the progress that is told.
+    feasible candidate was found. `done` are the search's steps before this and `ahead` those behind it, for the progress
+    that is told.
     """
-    return _Contest(problem, control, top).run(drafts, done)
+    return _Contest(problem, control, top).run(drafts, done, done + len(drafts) + ahead)
 
 
 class _Contest:
@@ -63,22 +67,29 @@ class _Contest:
         self.roles = Roles(problem.cluster)
         self.seen: set[Hashable] = set()
 
-    def run(self, drafts: Sequence[Draft], done: int) -> list[Candidate]:
-        total = done + len(drafts)
-        needed, best = math.inf, None
+    def run(self, drafts: Sequence[Draft], done: int, total: int) -> list[Candidate]:
+        end, needed, best = done + len(drafts), math.inf, None
         for number in sorted(range(len(drafts)), key=lambda number: (drafts[number].bound_seconds, number)):
             draft = drafts[number]
             if self.found and (draft.bound_seconds > needed or self.control.expired()):
                 break
-            self._cost(draft.make(), number if draft.choice is None else (draft.choice,))
+            done += 1
+            choice = number if draft.choice is None else (draft.choice,)
+            if not self._may_be_better(draft, choice):
+                continue
+            self._cost(draft.make(), choice)
             seconds = sorted(candidate.estimate.iteration_seconds for candidate in self.found.values())
             needed = seconds[self.top - 1] if self.top is not None and len(seconds) >= self.top else math.inf
             best = seconds[0] if seconds else None
-            done += 1
             self.control.step(done, total, best)
         if total:
-            self.control.step(total, total, best)
+            self.control.step(end, total, best)
         return in_order(self.found.values())
+
+    def _may_be_better(self, draft: Draft, choice: Hashable) -> bool:
+        """Whether it may be better than what is known of its choice, by more than rounding."""
+        known = self.found.get(choice)
+        return known is None or draft.bound_seconds < known.estimate.iteration_seconds * (1 - _ROUNDING)
 
     def _cost(self, plan: Plan, choice: Hashable) -> None:
         key = self.roles.key(plan)
