@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost import amp as amp_cost
 from trainwright.layer import LayerKind
+from trainwright.search.crossings import Cards, Crossings
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array
 from trainwright.search.stages import GroupClass, Stages, StageTables
@@ -23,10 +24,11 @@ class LowerBounds:
     """Bounds for the choices of one problem.
 
     Before a stage can begin, the first micro-batch passes the stages before it; then it computes every micro-batch;
-    then the last one passes back: m · t_i + Σ_{j<i} (t_j + e_fwd,j + e_bwd,j), for every stage and replica. Behind
-    that the first stage sums its gradients and updates its weights, and so does every stage behind its own last
-    backward. Messages and rings are taken alone on their links, but for the rings of one stage's gradients, which
-    begin together and share each link between two nodes.
+    then the last one passes back: m · t_i + Σ_{j<i} (t_j + e_fwd,j + e_bwd,j), for every stage and replica. Likewise
+    for boundaries: from when the first message is there, the messages of all micro-batches leave one after the other.
+    And no stage ends before the busiest card has carried all messages. Behind that the first stage sums its gradients
+    and updates its weights, and so does every stage behind its own last backward. Rings are taken alone on their links,
+    but for those of one stage's gradients, which begin together and share each link between two nodes.
     """
 
     problem: Problem
@@ -34,6 +36,7 @@ class LowerBounds:
     _layers: dict[tuple[GroupClass, int, int], Array] = field(default_factory=dict)
     _syncs: dict[bytes, Array] = field(default_factory=dict)
     _parameters: dict[int, Array] = field(default_factory=dict)
+    _known_lanes: dict[Stages, tuple[Crossings, NDArray[np.intp]]] = field(default_factory=dict)
 
     def seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
         """No iteration with this placement, rows and stages takes less."""
@@ -42,20 +45,42 @@ class LowerBounds:
     def seconds_of_all(self, stages: Stages, rows: int, ends: NDArray[np.intp]) -> Array:
         """[assignment] the same for many: `ends` are [assignment, stage]."""
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
-        forward, backward, update = self._stage_seconds(stages, rows, ends)
-        boundary = rows * self._row_bytes[ends[:, :-1], None]
-        lanes = stages.lanes
-        sent = forward[:, :-1] + boundary * stages.forward_seconds_per_byte[:, lanes]
-        returned = backward[:, :-1] + boundary * stages.backward_seconds_per_byte[:, lanes]
+        crossings, lanes = self._lanes(stages)
+        forward, backward, update = self._stage_seconds(stages, lanes, rows, ends)
+        row_bytes = rows * self._row_bytes[ends[:, :-1]]
+        drain = row_bytes[:, :, None] * crossings.drain[:, None]
+        late = crossings.latency[:, None]
         before, behind = np.zeros_like(forward), np.zeros_like(backward)
-        np.cumsum(sent, axis=1, out=before[:, 1:])
-        np.cumsum(returned, axis=1, out=behind[:, 1:])
-        last_backward = before + micro_batches * (forward + backward)
+        np.cumsum(forward[:, :-1] + drain[0] + late[0], axis=1, out=before[:, 1:])
+        np.cumsum(backward[:, :-1] + drain[1] + late[1], axis=1, out=behind[:, 1:])
+        both = forward + backward
+        ended = before + micro_batches * both
+        # The messages behind the first, which `before` and the way back of the first already have.
+        more = (micro_batches - 1) * drain
+        way_back = before[:, -1:] + both[:, -1:] + behind[:, -1:]
+        ended[:, 1:] = np.maximum(ended[:, 1:], before[:, 1:] + more[0] + both[:, 1:])
+        ended[:, :-1] = np.maximum(ended[:, :-1], way_back - behind[:, :-1] + more[1])
         after = self._sync_seconds(stages, ends) + update
-        own = (last_backward.max(axis=2) + after).max(axis=1)
-        through_the_first = (last_backward + behind).max(axis=(1, 2)) + after[:, 0]
+        carried = micro_batches * (row_bytes @ crossings.busy).max(axis=1, initial=0.0)
+        own = (np.maximum(ended.max(axis=2), carried[:, None]) + after).max(axis=1)
+        through_the_first = (ended + behind).max(axis=(1, 2)) + after[:, 0]
         bound: Array = np.maximum(own, through_the_first) + self.problem.runtime.constant_seconds
         return bound * (1 - _MARGIN)
+
+    def _lanes(self, stages: Stages) -> tuple[Crossings, NDArray[np.intp]]:
+        """The crossings and [stage, lane] the classes of tensor groups, of replicas that are alike everywhere one."""
+        if stages not in self._known_lanes:
+            found = self._cards.crossings(self.tables.order.nodes[stages.placement])
+            count = stages.data
+            kinds = [stages.numbers, found.drain.reshape(-1, count), found.latency.reshape(-1, count)]
+            lanes = np.sort(np.unique(np.concatenate(kinds), axis=1, return_index=True)[1])
+            kept = Crossings(found.drain[:, :, lanes], found.latency[:, :, lanes], found.busy)
+            self._known_lanes[stages] = kept, stages.numbers[:, lanes]
+        return self._known_lanes[stages]
+
+    @cached_property
+    def _cards(self) -> Cards:
+        return Cards(self.problem)
 
     @cached_property
     def _row_bytes(self) -> Array:
@@ -63,12 +88,14 @@ class LowerBounds:
         model = self.problem.model
         return np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
 
-    def _stage_seconds(self, stages: Stages, rows: int, ends: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+    def _stage_seconds(
+        self, stages: Stages, lanes: NDArray[np.intp], rows: int, ends: NDArray[np.intp]
+    ) -> tuple[Array, Array, Array]:
         """[assignment, stage, lane] of a micro-batch's forward and backward; [assignment, stage] of the longest update."""
         sums = np.stack([self._summed_layers(group, stages.tensor, rows) for group in stages.groups])
         firsts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
         taken = sums[:, :, ends] - sums[:, :, firsts]
-        by_lane = taken[stages.numbers[:, stages.lanes].T, :, :, np.arange(stages.pipeline)].transpose(2, 3, 1, 0)
+        by_lane = taken[lanes.T, :, :, np.arange(stages.pipeline)].transpose(2, 3, 1, 0)
         return by_lane[0], by_lane[1], by_lane[2].max(axis=2)
 
     def _summed_layers(self, group: GroupClass, tensor: int, rows: int) -> Array:

@@ -73,12 +73,6 @@ class Stages:
         return tuple(frozenset(self.groups[number] for number in np.unique(row).tolist()) for row in self.numbers)
 
     @cached_property
-    def lanes(self) -> NDArray[np.intp]:
-        """Replicas that differ in a stage's class or a boundary's pace from all others before them, one of each kind."""
-        kinds = np.concatenate([self.numbers, self.forward_seconds_per_byte, self.backward_seconds_per_byte])
-        return np.sort(np.unique(kinds, axis=1, return_index=True)[1])
-
-    @cached_property
     def accelerators(self) -> tuple[frozenset[str], ...]:
         """[stage] names of the accelerators of its devices."""
         return tuple(frozenset(name for group in classes for name in group.accelerators) for classes in self.classes)
