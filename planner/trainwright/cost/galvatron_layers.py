@@ -47,10 +47,15 @@ class GroupCosts:
     """Costs on the devices of one stage; the slowest device counts, and the actual links of every group.
 
     Groups of one kind work at the same time and share the network cards that they cross.
+
+    Attributes:
+        exposed_ratio: share of DP's all-reduce that counts behind the last backward, where the runtime sums gradients
+            only then; None: it runs beside the backward, as the paper has it.
     """
 
     devices: tuple[Device, ...]
     setting: Setting
+    exposed_ratio: float | None = None
     _rings: dict[tuple[int, int, Order, bool], Ring] = field(default_factory=dict)
     _moves: dict[tuple[Layout, Layout], tuple[float, float]] = field(default_factory=dict)
     _compute: dict[tuple[str, Layout], tuple[float, float]] = field(default_factory=dict)
@@ -65,25 +70,27 @@ class GroupCosts:
 
         Under SDP (zero3) weights are gathered before the forward and during the backward of every micro-batch, and
         gradients reduce-scattered in the last backward. Under DP (and zero1, zero2, which move as much) the last
-        backward carries an all-reduce. CKPT adds a forward, its tensor all-reduces included.
+        backward carries an all-reduce, or is followed by it. CKPT adds a forward, its tensor all-reduces included.
         """
         forward, backward = self._compute_seconds(kind, run)
         tensor_forward, tensor_backward = self._tensor_seconds(kind, run)
         held = kind.parameters_at(run.tensor)
         ring = self._ring(run, data=True)
-        gather = sync = 0.0
+        gather = sync = behind = 0.0
         gradient_bytes = held * self.setting.gradient_dtype.num_bytes
         if run.sharding is Sharding.ZERO3:
             gather = ring.seconds(held * self.setting.model.dtype.num_bytes, GATHER)
             sync = ring.seconds(gradient_bytes, GATHER)
-        else:
+        elif self.exposed_ratio is None:
             sync = ring.seconds(gradient_bytes, ALL_REDUCE)
+        else:
+            behind = self.exposed_ratio * ring.seconds(gradient_bytes, ALL_REDUCE)
         slowdown = self.setting.runtime.overlap_slowdown_ratio
         computed = backward + run.recompute * forward
         exposed = forward + tensor_forward + gather + tensor_backward + run.recompute * tensor_forward
         return LayerSeconds(
             exposed + overlapped_seconds(computed, gather, slowdown),
-            exposed + overlapped_seconds(computed, gather + sync, slowdown),
+            exposed + overlapped_seconds(computed, gather + sync, slowdown) + behind,
         )
 
     def transformation_seconds(self, row_bytes: float, before: LayerRun, after: LayerRun) -> float:

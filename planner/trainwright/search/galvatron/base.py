@@ -16,7 +16,8 @@ def galvatron_base(problem: Problem, control: Control, top: int | None) -> list[
     The paper takes the partition as given, by layers, time or memory, and one number of micro-batches; here all three
     balances and all divisors of the batch are tried. Raises NoFeasiblePlan where nothing fits.
     """
-    return optimise(problem, control, top, balanced_solutions)
+    del top
+    return optimise(problem, control, (balanced_solutions,))
 
 
 def balanced_solutions(tables: CutTables, limit_seconds: float) -> Iterator[PipelineSolution]:

@@ -23,24 +23,23 @@ def galvatron_bmw(problem: Problem, control: Control, top: int | None) -> list[C
     and their neighbours. Pipeline degree 1, which Algorithm 2 leaves to Galvatron-Base, is included. Raises
     NoFeasiblePlan where nothing fits.
     """
-    return optimise(problem, control, top, adjusted_solutions)
+    del top
+    return optimise(problem, control, (balanced_solutions, adjusted_solutions))
 
 
 def adjusted_solutions(tables: CutTables, limit_seconds: float) -> Iterator[PipelineSolution]:
     """The solutions of Galvatron-Base, those of the paper's queue, and better ones found from tables."""
     cut = tables.cut
-    if len(cut.devices) == 1:
-        yield from balanced_solutions(tables, limit_seconds)
-        return
-    free, fitting = tables.best(), fitting_partition(cut)
-    if fitting is None or fitting.seconds > limit_seconds:
-        return
-    tried = (cut.solution(partition.ends) for partition in (free, fitting) if partition is not None)
-    found = [solution for solution in tried if solution is not None]
-    found += balanced_solutions(tables, limit_seconds)
-    start = memory_balanced_partition(cut)
-    if start is not None:
-        found += adjusted(cut, start, tables.time_balanced())
-    if found:
-        found.append(descended(cut, min(found, key=attrgetter("seconds")), DESCENTS))
+    found = list(balanced_solutions(tables, limit_seconds))
+    if len(cut.devices) > 1:
+        free, fitting = tables.best(), fitting_partition(cut)
+        expected = [partition for partition in (free, fitting) if partition is not None]
+        if fitting is None or fitting.seconds <= limit_seconds:
+            tried = (cut.solution(partition.ends) for partition in expected)
+            found += [solution for solution in tried if solution is not None]
+            start = memory_balanced_partition(cut)
+            if start is not None:
+                found += adjusted(cut, start, tables.time_balanced())
+            if found:
+                found.append(descended(cut, min(found, key=attrgetter("seconds")), DESCENTS))
     yield from {solution.ends: solution for solution in found}.values()

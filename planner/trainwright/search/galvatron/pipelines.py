@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, permutations
+from itertools import islice, pairwise, permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,15 @@ from trainwright.search.galvatron.relaxed import StageOptions
 from trainwright.search.galvatron.sequence import Sequence, sequence_of
 from trainwright.search.galvatron.stage_programme import assign
 from trainwright.search.galvatron.tables import GroupTables, StageTable
-from trainwright.search.node_order import device_order
+from trainwright.search.node_order import device_order, device_orders
 from trainwright.search.protocol import Problem
+from trainwright.search.relisting import relisted
 
 Array = NDArray[np.float64]
 Ends = tuple[int, ...]
 
-MAX_TYPE_ORDERS = 6
-"""Orders of accelerator types along the pipeline that are tried: all of three types, the first of more."""
+MAX_ORDERS = 6
+"""Orders of nodes along the pipeline that are tried, and of accelerators: all of three, the first of more."""
 CORRECTIONS = 4
 """How often a stage is assigned anew where the exact memory model finds more bytes than the tables."""
 _MAX_COMPARED_NODES = 64
@@ -82,11 +83,14 @@ class Workbench:
                         yield cut
 
     def _device_orders(self) -> list[tuple[Device, ...]]:
-        """Devices of one accelerator side by side, in every order of the accelerators."""
-        order = device_order(self.problem)
-        numbers = range(len(order.names))
-        found = []
-        for places in list(permutations(numbers))[:MAX_TYPE_ORDERS]:
+        """Every order of unlike nodes where they are few, and devices of one accelerator side by side in any case.
+
+        Where nodes are equally well placed the one listed first goes first, so they are listed by their links.
+        """
+        problem = replace(self.problem, cluster=relisted(self.problem.cluster))
+        found = [order.devices for order in device_orders(problem, MAX_ORDERS)]
+        order = device_order(problem)
+        for places in islice(permutations(range(len(order.names))), MAX_ORDERS):
             sequence = np.argsort([places[number] for number in order.accelerators], kind="stable")
             found.append(tuple(order.devices[index] for index in sequence))
         return list(dict.fromkeys(found))
@@ -95,11 +99,15 @@ class Workbench:
         """The tables of a stage's devices; groups that are alike share them."""
         signature = self._signature(devices)
         if signature not in self._costs:
-            self._costs[signature] = GroupCosts(devices, self.problem.setting)
+            self._costs[signature] = GroupCosts(devices, self.problem.setting, self._exposed_ratio(len(devices)))
         key = signature, micro_batch_size
         if key not in self._groups:
             self._groups[key] = GroupTables(self.problem, self.sequence, self._costs[signature], micro_batch_size)
         return self._groups[key]
+
+    def _exposed_ratio(self, devices: int) -> float | None:
+        """Of the sums behind the last backward, which all stages do at about the same time, each counts its share."""
+        return None if self.problem.runtime.overlaps_gradients else devices / len(self.problem.devices)
 
     def _signature(self, devices: tuple[Device, ...]) -> object:
         """The same for groups whose devices and links are alike."""
@@ -187,11 +195,11 @@ class Cut:
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
-        """Weights of a stage's steady micro-batches beside its last one: as the longest stage, on average, not at all."""
+        """Weights of a stage's steady micro-batches beside its last one: as the longest stage, and on average."""
         repeats = self.micro_batches - 1
         if len(self.devices) == 1 or not repeats:
             return (float(repeats),)
-        return (0.0, repeats / len(self.devices), float(repeats))
+        return (repeats / len(self.devices), float(repeats))
 
     def solution(self, ends: Ends) -> PipelineSolution | None:
         """Every stage's strategies under memory, and Eq. 8; None where a stage does not fit."""

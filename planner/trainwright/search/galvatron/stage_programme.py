@@ -13,7 +13,7 @@ from trainwright.search.galvatron.bounds import Bounds, bounds
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MAX_LABELS = 4096
+MAX_LABELS = 2048
 """Partial assignments that are followed through all layers together. Where a layer would have more than its share, those
 with the worst bounds are dropped; the answer then is the best of those followed, and within the gap of the bound."""
 

@@ -1,77 +1,108 @@
-"""What Galvatron-Base and Galvatron-BMW share: every pipeline degree and micro-batch count, the best of each costed exactly."""
+"""What Galvatron-Base and Galvatron-BMW share: every pipeline degree and micro-batch count, solutions costed exactly."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from trainwright.plan import Plan
 from trainwright.search.choice import check_profiled, why_nothing_fits
+from trainwright.search.distinct import Roles
 from trainwright.search.galvatron.partitions import CutTables, even_partition
 from trainwright.search.galvatron.pipelines import Cut, PipelineSolution, StageSolution, Workbench
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
-from trainwright.search.ranking import Draft, best_of
+from trainwright.search.ranking import candidate_of, in_order
 
 Explore = Callable[[CutTables, float], Iterable[PipelineSolution]]
 """The solutions that a search looks at for given devices by stage and micro-batches.
 
-Where tables tell that they will take longer than so many seconds, it may leave them out.
+Where tables tell that they will take longer than so many seconds by Eq. 8, it may leave them out.
 """
 
-SLACK_RATIO = 1.1
+SLACK_RATIO = 1.15
 """Cuts of the devices whose bound lies further above the best Eq. 8 are left out, once there are plans enough."""
 ENOUGH = 8
-"""Plans that are enough to leave the rest out. All plans found are costed exactly, however many are asked for."""
-KEPT = 2
-"""Partitions of one cut that are kept."""
+"""Plans that are enough to leave the rest out, however many are asked for."""
+COSTED = 6
+"""Solutions of one cut that are costed exactly, the best by Eq. 8."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A solution and the cut that it belongs to."""
+def optimise(problem: Problem, control: Control, explorers: Sequence[Explore]) -> list[Candidate]:
+    """Candidates of one explorer after the other, best first by the exact replay.
 
-    cut: Cut
-    solution: PipelineSolution
-
-    @property
-    def seconds(self) -> float:
-        """Eq. 8."""
-        return self.solution.seconds
-
-    def plan(self) -> Plan:
-        return self.cut.plan(self.solution)
-
-
-def optimise(problem: Problem, control: Control, top: int | None, explore: Explore) -> list[Candidate]:
-    """Candidates best first by the exact model. Raises NoFeasiblePlan, with what comes closest, where nothing fits."""
+    What is costed does not depend on how many are wanted. Raises NoFeasiblePlan, with what comes closest, where nothing
+    fits.
+    """
     check_profiled(problem)
     tables = [CutTables(cut) for cut in Workbench(problem).pipelines()]
-    found = solutions(tables, control, explore)
-    if not found:
-        raise _refusal(problem)
-    return best_of(problem, [Draft(0.0, item.plan) for item in found], control, top, done=len(tables))
+    exploration = Exploration(problem, control, tables, steps=len(explorers) * len(tables))
+    for explore in explorers:
+        exploration.run(explore)
+    if not exploration.found:
+        raise why_nothing_fits(problem, _smallest_plans(problem))
+    return exploration.ranked()
 
 
-def solutions(tables: Sequence[CutTables], control: Control, explore: Explore) -> list[Found]:
-    """The best by Eq. 8 first. Cuts are explored in the order of their bounds, until what is left cannot be close."""
-    bounds = [table.lower_bound() for table in tables]
-    found: list[Found] = []
-    best = limit = math.inf
-    for done, number in enumerate(sorted(range(len(tables)), key=lambda number: (bounds[number], number))):
-        if found and (control.expired() or bounds[number] > limit):
-            break
-        tried = sorted(explore(tables[number], limit), key=attrgetter("seconds"))
-        found += [Found(tables[number].cut, solution) for solution in tried[:KEPT]]
-        best = min([best, *(solution.seconds for solution in tried)])
-        limit = SLACK_RATIO * best if len(found) >= ENOUGH else math.inf
-        control.step(done + 1, len(tables) + ENOUGH)
-    return sorted(found, key=attrgetter("seconds"))
+@dataclass
+class Exploration:
+    """What the cuts of a problem yield: solutions that differ by the roles of their devices, and their exact costs.
 
+    Attributes:
+        found: by role the cut, its solution and the candidate.
+        best_by_eight: the least Eq. 8 of all solutions.
+    """
 
-def _refusal(problem: Problem) -> NoFeasiblePlan:
-    return why_nothing_fits(problem, _smallest_plans(problem))
+    problem: Problem
+    control: Control
+    tables: Sequence[CutTables]
+    steps: int
+    done: int = 0
+    found: dict[Hashable, tuple[Cut, PipelineSolution, Candidate]] = field(default_factory=dict)
+    best_by_eight: float = math.inf
+
+    def __post_init__(self) -> None:
+        self._roles = Roles(self.problem.cluster)
+        bounds = [(table.lower_bound(), number) for number, table in enumerate(self.tables)]
+        self._order = sorted(bounds)
+
+    def run(self, explore: Explore) -> None:
+        """Explores cuts in the order of their bounds, until what is left cannot be close."""
+        ends = self.done + len(self.tables)
+        for bound, number in self._order:
+            if self.found and (self.control.expired() or bound > self._limit):
+                break
+            self._add(self.tables[number].cut, explore(self.tables[number], self._limit))
+            self._step(self.done + 1)
+        self._step(ends)
+
+    @property
+    def _limit(self) -> float:
+        """Eq. 8 beyond which a cut is left out."""
+        return SLACK_RATIO * self.best_by_eight if len(self.found) >= ENOUGH else math.inf
+
+    def _step(self, done: int) -> None:
+        self.done = done
+        self.control.step(done, self.steps, self._best_seconds)
+
+    @property
+    def _best_seconds(self) -> float | None:
+        return min((item[2].estimate.iteration_seconds for item in self.found.values()), default=None)
+
+    def _add(self, cut: Cut, solutions: Iterable[PipelineSolution]) -> None:
+        for solution in sorted(solutions, key=attrgetter("seconds"))[:COSTED]:
+            self.best_by_eight = min(self.best_by_eight, solution.seconds)
+            plan = cut.plan(solution)
+            key = self._roles.key(plan)
+            if key not in self.found:
+                candidate = candidate_of(self.problem, plan)
+                if candidate.estimate.feasible:
+                    self.found[key] = cut, solution, candidate
+
+    def ranked(self) -> list[Candidate]:
+        """Best first."""
+        return in_order(candidate for _, _, candidate in self.found.values())
 
 
 def _smallest_plans(problem: Problem) -> Iterator[Plan]:
