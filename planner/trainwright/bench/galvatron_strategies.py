@@ -19,6 +19,8 @@ ONE_F_ONE_B = Schedule.ONE_FORWARD_ONE_BACKWARD
 COSTED = 3
 """How many of a search's plans that fit, those best by Eq. 8, are costed exactly."""
 DOUBLING, QUADRUPLING, WIDE = Climb(factor=2, halvings=3), Climb(factor=4, halvings=2), Climb(factor=8, halvings=2)
+BEYOND = Climb(factor=2, halvings=1)
+"""From the batch of a smaller part of the space on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,8 @@ STRATEGIES: Mapping[str, Uniform | Searched] = {
     DP_TP: Searched(Part(_data_and_tensor, max_pipeline=1), QUADRUPLING, (DP, TP)),
     DP_PP: Searched(Part(_data), QUADRUPLING, (DP, PP)),
     GALVATRON: Searched(Part(plain), QUADRUPLING, (SDP, DEEPSPEED, DP_TP, DP_PP)),
-    BI_OBJECTIVE: Searched(Part(plain, Balance.BOTH, ONE_F_ONE_B), QUADRUPLING, (GALVATRON,)),
+    BI_OBJECTIVE: Searched(Part(plain, Balance.BOTH, ONE_F_ONE_B), BEYOND, (GALVATRON,)),
     BASE: Searched(Part(_anything), WIDE, (GALVATRON,)),
-    BMW: Searched(Part(_anything, Balance.BOTH, ONE_F_ONE_B), WIDE, (BI_OBJECTIVE, BASE)),
+    BMW: Searched(Part(_anything, Balance.BOTH, ONE_F_ONE_B), BEYOND, (BI_OBJECTIVE, BASE)),
 }
 """By the names that the paper's tables give them, those that include others behind them."""
