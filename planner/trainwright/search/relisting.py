@@ -33,5 +33,5 @@ def _seen_from(number: int, colours: Sequence[int], links: Links) -> tuple[Hasha
 
 
 def _ranks(keys: Sequence[tuple[Hashable, ...]]) -> list[int]:
-    place = {key: rank for rank, key in enumerate(sorted(set(keys)))}  # type: ignore[type-var]
+    place = {key: rank for rank, key in enumerate(sorted(set(keys)))}
     return [place[key] for key in keys]

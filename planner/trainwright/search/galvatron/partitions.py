@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,19 @@ class CutTables:
 
         return _tables(self.cut, options)
 
+    def quick_bound(self) -> float:
+        """A bound of Eq. 8 without tables of ranges: every layer's fastest strategies, spread over stages in fractions.
+
+        The longest stage is at least a mean of all stages, whatever their weights; slower ones weigh less.
+        """
+        sequence = self.cut.bench.sequence
+        members = np.array(sequence.members(0, sequence.layers))
+        steady, last = np.stack([[part.min(axis=1) for part in group.seconds] for group in self.cut.groups], axis=1)
+        share = 1 / steady[:, members].sum(axis=1)
+        longest = float((share[:, None] * steady[:, members]).min(axis=0).sum() / share.sum())
+        return (self.cut.micro_batches - 1) * longest + float(last[:, members].min(axis=0).sum())
+
+    @cached_property
     def lower_bound(self) -> float:
         """No assignment of the cut has a smaller Eq. 8: every stage's least steady and least last seconds."""
         tables = self._tables()

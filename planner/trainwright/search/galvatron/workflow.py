@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from operator import attrgetter
 
 from trainwright.plan import Plan
@@ -12,7 +13,7 @@ from trainwright.search.choice import check_profiled, why_nothing_fits
 from trainwright.search.distinct import Roles
 from trainwright.search.galvatron.partitions import CutTables, even_partition
 from trainwright.search.galvatron.pipelines import Cut, PipelineSolution, StageSolution, Workbench
-from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
+from trainwright.search.protocol import Candidate, Control, Problem
 from trainwright.search.ranking import candidate_of, in_order
 
 Explore = Callable[[CutTables, float], Iterable[PipelineSolution]]
@@ -64,18 +65,27 @@ class Exploration:
 
     def __post_init__(self) -> None:
         self._roles = Roles(self.problem.cluster)
-        bounds = [(table.lower_bound(), number) for number, table in enumerate(self.tables)]
-        self._order = sorted(bounds)
+        self._quick = sorted((table.quick_bound(), number) for number, table in enumerate(self.tables))
 
     def run(self, explore: Explore) -> None:
         """Explores cuts in the order of their bounds, until what is left cannot be close."""
         ends = self.done + len(self.tables)
-        for bound, number in self._order:
-            if self.found and (self.control.expired() or bound > self._limit):
+        for table in self._in_order():
+            if self.found and (self.control.expired() or table.lower_bound > self._limit):
                 break
-            self._add(self.tables[number].cut, explore(self.tables[number], self._limit))
+            self._add(table.cut, explore(table, self._limit))
             self._step(self.done + 1)
         self._step(ends)
+
+    def _in_order(self) -> Iterator[CutTables]:
+        """Cuts by their bounds, which are computed only where the quick ones do not put a cut behind the rest."""
+        waiting: list[tuple[float, int]] = []
+        for quick, number in self._quick:
+            while waiting and waiting[0][0] < quick:
+                yield self.tables[heappop(waiting)[1]]
+            heappush(waiting, (self.tables[number].lower_bound, number))
+        while waiting:
+            yield self.tables[heappop(waiting)[1]]
 
     @property
     def _limit(self) -> float:
