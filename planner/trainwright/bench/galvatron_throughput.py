@@ -17,11 +17,15 @@ from trainwright.search import Candidate
 ALL = "all columns"
 MOST_TOLD = 6
 SETTINGS = (
-    "Float32 (TF32 on A100), attention stored, blocks' activations scaled to table I (dropout's masks and outputs, which "
-    "our operators leave out), one gibibyte of each budget for the runtime.",
-    "GPipe where the paper does not name 1F1B; a single stage takes the batch in one; searches try up to two micro-batches "
-    "for each stage (figure 4 has eight on four stages). 3D is 2 × 2 × 2, with a data degree of 4 on 16 devices and "
-    "4 × 4 × 4 on 64. A question mark stands where the paper cannot be read.",
+    (
+        "Float32 (TF32 on A100), attention stored, blocks' activations scaled to table I (dropout's masks and outputs, which "
+        "our operators leave out), one gibibyte of each budget for the runtime."
+    ),
+    (
+        "GPipe where the paper does not name 1F1B; a single stage takes the batch in one; searches try up to two micro-batches "
+        "for each stage (figure 4 has eight on four stages). 3D is 2 × 2 × 2, with a data degree of 4 on 16 devices and "
+        "4 × 4 × 4 on 64. A question mark stands where the paper cannot be read."
+    ),
 )
 REASONS: Mapping[str, str] = {
     PP: "the paper's GPipe hardly gains from memory (one process drives all devices, and starts each micro-batch on "
