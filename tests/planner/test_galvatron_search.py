@@ -19,9 +19,9 @@ from trainwright.search.batch_size import best_batch_size
 from trainwright.search.galvatron.balance import PartitionTables, balance_degree, best_partition
 from trainwright.search.galvatron.base import balanced_solutions, galvatron_base
 from trainwright.search.galvatron.bmw import adjusted_solutions, galvatron_bmw
+from trainwright.search.galvatron.exploration import Exploration
 from trainwright.search.galvatron.partitions import CutTables, memory_balanced_partition
 from trainwright.search.galvatron.pipelines import Workbench
-from trainwright.search.galvatron.workflow import Exploration
 
 MIB = 2**20
 searches = pytest.mark.parametrize("search", [galvatron_base, galvatron_bmw])
@@ -43,7 +43,7 @@ def explored(problem, explore):
     """Eq. 8 and plan of every solution, the least first."""
     exploration = Exploration(problem, Control(), tables(problem), steps=1)
     exploration.run(explore)
-    return sorted(((s.seconds, cut.plan(s)) for cut, s, _ in exploration.found.values()), key=itemgetter(0))
+    return sorted(((f.solution.seconds, f.candidate.plan) for f in exploration.found.values()), key=itemgetter(0))
 
 
 def runs(candidate):

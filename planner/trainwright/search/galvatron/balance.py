@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +139,17 @@ def _trace(cuts: list[NDArray[np.intp]], best: Array) -> tuple[int, ...] | None:
 def _longest(tables: PartitionTables, ends: tuple[int, ...]) -> float:
     spans = enumerate(zip((0, *ends), ends, strict=False))
     return max(float(tables.steady_seconds[stage, first, end].min()) for stage, (first, end) in spans)
+
+
+def moves(ends: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Partitions in which a stage has one layer more and another one less; those in between shift along."""
+    found = []
+    for giver, taker in permutations(range(len(ends)), 2):
+        between, step = range(min(giver, taker), max(giver, taker)), 1 if giver > taker else -1
+        shifted = tuple(end + step if place in between else end for place, end in enumerate(ends))
+        if all(a < b for a, b in zip((0, *shifted), shifted, strict=False)):
+            found.append(shifted)
+    return found
 
 
 def neighbours(ends: tuple[int, ...]) -> list[tuple[int, ...]]:

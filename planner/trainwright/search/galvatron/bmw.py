@@ -24,7 +24,7 @@ def galvatron_bmw(problem: Problem, control: Control, top: int | None) -> list[C
     NoFeasiblePlan where nothing fits.
     """
     del top
-    return optimise(problem, control, (balanced_solutions, adjusted_solutions))
+    return optimise(problem, control, (balanced_solutions, adjusted_solutions), descends=True)
 
 
 def adjusted_solutions(tables: CutTables, limit_seconds: float) -> Iterator[PipelineSolution]:
