@@ -63,11 +63,11 @@ METHODS: Mapping[str, Method] = {
 """By the names that the paper's tables give them."""
 
 REASONS: Mapping[frozenset[str], str] = {
-    frozenset({"SA", "AMP"}): "our annealing keeps the corrections noted there (uniform draws, the neighbour's own "
-    "assignment), starts from Megatron's placement and sees the exact replay at the end, so it comes at least as far",
+    frozenset({"SA", "AMP"}): "our annealing corrects the printed algorithm (uniform draws, the neighbour's own "
+    "assignment) and costs what it accepted exactly in the end, so that it comes about as far",
     frozenset({"AMP", "Megatron"}): "what the measured plans take longer than ours falls with the pipeline degree (see "
     "amp-trials), so that ours has the plan without a pipeline, which both methods find, before AMP's four stages",
-    frozenset({"SA", "Megatron"}): "our annealing keeps to corrected draws; the paper's is worse than its own baseline",
+    frozenset({"SA", "Megatron"}): "our annealing corrects the printed algorithm, and starts from Megatron's placement",
     frozenset({"RS", "Megatron"}): "our random draws are only of plans that fit, and the best of 50 is a good plan",
     frozenset({"SA", "RS"}): "both are random walks over few tries",
     frozenset({"Megatron", "ours w/ parameter"}): "the assignment by parameters puts nearly all narrow blocks, which "

@@ -62,6 +62,6 @@ def _sentence(inversion: Inversion, reasons: Mapping[str, str]) -> str:
     where = f"in {inversion.columns} of {inversion.of} columns"
     head = f"The paper has {inversion.better} before {inversion.worse}, ours the other way round {where}"
     if 2 * inversion.close >= inversion.columns:
-        return f"{head}: mostly within {CLOSE_RATIO - 1:.0%}, which data sheets cannot tell apart."
+        return f"{head}: mostly within {CLOSE_RATIO - 1:.0%} there or here, which data sheets cannot tell apart."
     named = next((reasons[name] for name in (inversion.worse, inversion.better) if name in reasons), None)
     return f"{head}: {named or 'the reason is not known'}."
