@@ -24,7 +24,7 @@ POLISH_TRIES = 24
 """Replays for each of them at most."""
 POLISH_DEVICES = 2**13
 """On large clusters a leader gets only as many replays as have this many devices."""
-PATIENCE = 10
+PATIENCE = 6
 """Replays in vain after which a leader is left as it is."""
 
 
@@ -64,7 +64,7 @@ class _Algorithm1:
         self.tries_everything = plans <= FEW_PLANS
         most = math.factorial(nodes) if self.tries_everything else MOST_ASSIGNMENTS // max(len(choices), 1)
         orders = device_orders(problem, most)
-        self.draftings = [first, *(Drafting(problem, order) for order in orders[1:])]
+        self.draftings = [first, *(first.reordered(order) for order in orders[1:])]
         self.choices, self.done = len(choices), 0
 
     def drafts(self) -> list[Draft]:

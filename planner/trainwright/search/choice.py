@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations
 
@@ -20,6 +20,7 @@ from trainwright.search.partition import partition
 from trainwright.search.placement import Placement, megatron_placement, placed_plan
 from trainwright.search.protocol import NoFeasiblePlan, Problem
 from trainwright.search.ranking import Draft
+from trainwright.search.stage_memory import StageMemory
 from trainwright.search.stages import Stages, StageTables
 
 
@@ -67,11 +68,17 @@ class Drafting:
 
     @cached_property
     def tables(self) -> StageTables:
-        return StageTables(self.problem, self.order)
+        return StageTables(self.problem, self.order, StageMemory(self.problem))
 
     @cached_property
     def bounds(self) -> LowerBounds:
         return LowerBounds(self.problem, self.tables)
+
+    def reordered(self, order: DeviceOrder) -> Drafting:
+        """For another order of the devices; tables that do not depend on it are shared."""
+        other = Drafting(self.problem, order, self._assignments)
+        other.tables = replace(self.tables, order=order)
+        return other
 
     def choices(self) -> Iterator[tuple[Stages, int]]:
         """Every choice of degrees, placed as Megatron does, and rows that a replica takes at a time (AMP's mbs)."""

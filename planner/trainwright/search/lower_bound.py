@@ -47,7 +47,7 @@ class LowerBounds:
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         crossings, lanes = self._lanes(stages)
         forward, backward, update = self._stage_seconds(stages, lanes, rows, ends)
-        row_bytes = rows * self._row_bytes[ends[:, :-1]]
+        row_bytes = rows * self.tables.memory.row_bytes[ends[:, :-1]]
         drain = row_bytes[:, :, None] * crossings.drain[:, None]
         late = crossings.latency[:, None]
         before, behind = np.zeros_like(forward), np.zeros_like(backward)
@@ -81,12 +81,6 @@ class LowerBounds:
     @cached_property
     def _cards(self) -> Cards:
         return Cards(self.problem)
-
-    @cached_property
-    def _row_bytes(self) -> Array:
-        """[end] of what one row brings over a boundary before layer `end`."""
-        model = self.problem.model
-        return np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
 
     def _stage_seconds(
         self, stages: Stages, lanes: NDArray[np.intp], rows: int, ends: NDArray[np.intp]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
+from trainwright.cluster import Accelerator
 from trainwright.cost import memory
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array, spans
@@ -18,12 +21,27 @@ class StageMemory:
     problem: Problem
     _held: dict[int, Array] = field(default_factory=dict)
     _activations: dict[tuple[str, int, int], Array] = field(default_factory=dict)
+    _fits: dict[tuple[str, int, int, tuple[int, ...]], NDArray[np.bool_]] = field(default_factory=dict)
+
+    @cached_property
+    def row_bytes(self) -> Array:
+        """[end] of what one row brings over a boundary before layer `end`."""
+        model = self.problem.model
+        return np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
+
+    def fits(self, accelerator: Accelerator, tensor: int, rows: int, kept: tuple[int, ...]) -> NDArray[np.bool_]:
+        """[stage, first, end] whether such a device has the memory, where stage i keeps kept[i] micro-batches."""
+        key = (accelerator.name, tensor, rows, kept)
+        if key not in self._fits:
+            needed = self.needed(accelerator.name, tensor, rows, np.array(kept, dtype=float))
+            self._fits[key] = needed <= accelerator.memory_bytes
+        return self._fits[key]
 
     def needed(self, accelerator: str, tensor: int, rows: int, kept: Array) -> Array:
         """[stage, first, end] bytes on a device, where stage i keeps kept[i] micro-batches of so many rows."""
         model, runtime = self.problem.model, self.problem.runtime
         activations = self._activation_bytes(accelerator, tensor, rows)
-        outputs = np.array([0.0, *(rows * model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
+        outputs = rows * self.row_bytes
         outgoing = np.append(outputs[:-1], 0.0)
         per_value = memory.parameter_bytes(model, self.problem.optimizer, runtime.gradient_dtype)
         held = self.held_parameters(tensor) * per_value + runtime.constant_bytes

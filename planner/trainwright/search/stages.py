@@ -80,16 +80,16 @@ class Stages:
 
 @dataclass
 class StageTables:
-    """Tables of one problem; what candidates share is computed once."""
+    """Tables of one problem; what candidates share is computed once.
+
+    Only what is asked of placements depends on the order of the devices: `replace(tables, order=...)` shares the rest.
+    """
 
     problem: Problem
     order: DeviceOrder
+    memory: StageMemory
     _layers: dict[tuple[GroupClass, int, int], tuple[Array, Array]] = field(default_factory=dict)
     _times: dict[tuple[frozenset[GroupClass], int, int], Array] = field(default_factory=dict)
-
-    @cached_property
-    def memory(self) -> StageMemory:
-        return StageMemory(self.problem)
 
     @cached_property
     def links(self) -> Links:
@@ -121,10 +121,8 @@ class StageTables:
 
     def exchanges(self, stages: Stages, rows: int) -> Array:
         """[stage, end] seconds of e_i where the pipeline is cut before layer `end` (Eq. 5)."""
-        model = self.problem.model
-        row_bytes = np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
         slowest = (stages.forward_seconds_per_byte + stages.backward_seconds_per_byte).max(axis=1)
-        table: Array = slowest[:, None] * (rows * row_bytes)[None, :]
+        table: Array = slowest[:, None] * (rows * self.memory.row_bytes)[None, :]
         return table
 
     def fits(self, stages: Stages, rows: int) -> NDArray[np.bool_]:
@@ -132,13 +130,12 @@ class StageTables:
         pipeline, size = stages.pipeline, len(self.problem.model.layers) + 1
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
-        kept = np.array([memory.in_flight(schedule, micro_batches, stage, pipeline) for stage in range(pipeline)])
+        kept = tuple(memory.in_flight(schedule, micro_batches, stage, pipeline) for stage in range(pipeline))
         result = np.ones((pipeline, size, size), dtype=np.bool_)
         for accelerator in self.problem.setting.cluster.accelerators:
             chosen = [stage for stage in range(pipeline) if accelerator.name in stages.accelerators[stage]]
             if chosen:
-                needed = self.memory.needed(accelerator.name, stages.tensor, rows, kept[chosen].astype(float))
-                result[chosen] &= needed <= accelerator.memory_bytes
+                result[chosen] &= self.memory.fits(accelerator, stages.tensor, rows, kept)[chosen]
         return result
 
     def sync_seconds(self, stages: Stages, ends: tuple[int, ...]) -> float:
