@@ -35,7 +35,8 @@ class Runtime:
         constant_seconds: of every iteration, whatever the plan.
         constant_bytes: on every device, whatever the plan (context, libraries, fragmentation).
         activation_ratio: held over profiled activation bytes.
-        gradient_dtype: the number format in which gradients are kept and summed; None: that of the weights.
+        gradient_dtype: the number format in which gradients are kept and summed, whatever that of the weights (Megatron
+            and torchtitan: float32; DeepSpeed's: that of the weights).
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -46,7 +47,7 @@ class Runtime:
     constant_seconds: float = 0.0
     constant_bytes: int = 0
     activation_ratio: float = 1.0
-    gradient_dtype: Dtype | None = None
+    gradient_dtype: Dtype = Dtype.FLOAT32
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio"):

@@ -60,10 +60,9 @@ def master_bytes(model: Model) -> int:
     return 0 if model.dtype is Dtype.FLOAT32 else 4
 
 
-def parameter_bytes(model: Model, optimizer: Optimizer, gradient_dtype: Dtype | None = None) -> int:
+def parameter_bytes(model: Model, optimizer: Optimizer, gradient_dtype: Dtype) -> int:
     """Bytes for each held value where nothing is sharded: weight, gradient, master weight and optimizer state."""
-    gradient = (gradient_dtype or model.dtype).num_bytes
-    return model.dtype.num_bytes + gradient + master_bytes(model) + OPTIMIZER_BYTES[optimizer]
+    return model.dtype.num_bytes + gradient_dtype.num_bytes + master_bytes(model) + OPTIMIZER_BYTES[optimizer]
 
 
 def in_flight(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:

@@ -49,7 +49,7 @@ class Setting:
 
     @property
     def gradient_dtype(self) -> Dtype:
-        return self.runtime.gradient_dtype or self.model.dtype
+        return self.runtime.gradient_dtype
 
     def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
         """Cost of one layer as this runtime reaches it.
