@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 from amp_oracle import objective, plain_table, try_everything
@@ -62,6 +64,42 @@ def test_it_is_never_worse_than_the_papers_table(instance: Instance) -> None:
         assert partition(*instance) is None
     else:
         assert cost_of(instance) <= objective(*instance, plain) * (1 + 1e-9) + 1e-12
+
+
+@settings(max_examples=100)
+@given(instances())
+def test_among_equals_the_most_even_assignment_is_taken(instance: Instance) -> None:
+    times, _, micro_batches = instance
+    ends = partition(*instance)
+    if ends is None:
+        return
+    layers = times.shape[1] - 1
+    least, longest, squares = objective(*instance, ends), longest_of(times, ends), squares_of(times, ends)
+    for cuts in combinations(range(1, layers), len(times) - 1):
+        other = (*cuts, layers)
+        if objective(*instance, other) <= least and (micro_batches == 1 or longest_of(times, other) == longest):
+            assert squares <= squares_of(times, other) * (1 + 1e-6)
+
+
+def stage_times(times: Array, ends: tuple[int, ...]) -> list[float]:
+    return [float(times[stage, first, end]) for stage, (first, end) in enumerate(pairwise((0, *ends)))]
+
+
+def longest_of(times: Array, ends: tuple[int, ...]) -> float:
+    return max(stage_times(times, ends))
+
+
+def squares_of(times: Array, ends: tuple[int, ...]) -> float:
+    return sum(seconds**2 for seconds in stage_times(times, ends))
+
+
+def test_one_slow_layer_does_not_leave_the_other_stages_uneven() -> None:
+    seconds = np.array([1.0] * 9 + [6.0])
+    sums = np.concatenate([[0.0], np.cumsum(seconds)])
+    first, end = np.indices((11, 11))
+    times = np.where(end > first, sums[None, :] - sums[:, None], np.inf)
+    for micro_batches in (1, 8):
+        assert partition(np.stack([times] * 4), np.ones((3, 11)), micro_batches) == (3, 6, 9, 10)
 
 
 @pytest.mark.parametrize("seed", range(4))

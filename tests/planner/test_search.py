@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -75,42 +74,25 @@ def test_amp_gives_the_slow_stage_fewer_layers(mixed: Problem) -> None:
     assert looked_at
 
 
-@pytest.mark.parametrize("planner", AMP_FAMILY)
-def test_sixteen_devices_and_24_layers_take_well_below_a_second(
-    mixed: Problem, planner: str, record_property: Callable[[str, object], None]
-) -> None:
-    run(planner, mixed)
-    started = time.perf_counter()
-    candidates = run(planner, mixed)
-    seconds = time.perf_counter() - started
-    record_property("search_seconds", f"{planner}: {len(candidates)} candidates in {seconds:.3f} s")
-    assert seconds < 3  # a busy machine's slack; alone it takes about 0.3 s
-
-
-def test_amp_finds_the_optimum_of_its_equation_for_every_choice(
-    make_problem: MakeProblem, make_cluster: MakeCluster
-) -> None:
+def test_every_choice_gets_the_optimum_of_the_equation(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     """Algorithm 1 once more, by trying all assignments, over all degrees and micro-batch sizes."""
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2)), between=2e6), layers=4, batch=4)
-    found = {}
-    for candidate in run("amp", problem):
-        pipeline = candidate.plan.pipelines[0]
-        layers = pipeline.stages[0].layers[0]
-        found[Degrees(len(pipeline.stages), layers.data, layers.tensor), layers.rows[0]] = candidate.plan
-    tried = 0
-    for degrees in enumerate_degrees(4, (1, 2, 4), 6):
-        for rows in micro_batch_sizes(4, degrees.data):
-            plan = found.pop((degrees, rows))
-            on_its_devices = [
-                uniform_plan(plan.devices, degrees, rows, (*cuts, 6), global_batch_size=4)
-                for cuts in combinations(range(1, 6), degrees.pipeline - 1)
-            ]
-            best = min(pipeline_seconds(other, problem) for other in on_its_devices)
-            mine = pipeline_seconds(plan, problem)
-            assert mine == pytest.approx(best)
-            tried += 1
-    assert tried > 10
-    assert not found
+    drafting = Drafting.of(problem)
+    found = {(Degrees(*stages.placement.shape), rows): (stages, rows) for stages, rows in drafting.choices()}
+    expected = {(d, rows) for d in enumerate_degrees(4, (1, 2, 4), 6) for rows in micro_batch_sizes(4, d.data)}
+    assert len(expected) > 10
+    assert set(found) == expected
+    for (degrees, rows), choice in found.items():
+        ends = drafting.assignment(*choice)
+        assert ends is not None
+        tried = {
+            some: pipeline_seconds(
+                uniform_plan(drafting.order.devices, degrees, rows, some, global_batch_size=4), problem
+            )
+            for cuts in combinations(range(1, 6), degrees.pipeline - 1)
+            for some in [(*cuts, 6)]
+        }
+        assert tried[ends] == pytest.approx(min(tried.values()))
 
 
 def gradient_seconds(plan: Plan, problem: Problem) -> float:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
+from trainwright.search.choice import Drafting, check_profiled, degrees_of, why_nothing_fits
+from trainwright.search.degrees import micro_batch_sizes
 from trainwright.search.node_order import device_orders
 from trainwright.search.polish import Polish
 from trainwright.search.protocol import Candidate, Control, Problem
@@ -52,20 +53,30 @@ def amp(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
     return search.polished(ranked, search.done + len(drafts))
 
 
+def count_plans(problem: Problem) -> int:
+    """Layer assignments of all choices in all orders of the nodes, equal nodes told apart.
+
+    It hangs on the numbers of nodes, devices, layers and rows alone: not on how fast or large anything is.
+    """
+    layers = len(problem.model.layers)
+    choices = (
+        math.comb(layers - 1, degrees.pipeline - 1) * len(micro_batch_sizes(problem.global_batch_size, degrees.data))
+        for degrees in degrees_of(problem)
+    )
+    return sum(choices) * math.factorial(len(problem.nodes))
+
+
 class _Algorithm1:
     """One run of the search; `done` counts its steps."""
 
     def __init__(self, problem: Problem, control: Control) -> None:
         self.problem, self.control = problem, control
         first = Drafting.of(problem)
-        choices = list(first.choices())
-        nodes, layers = len(problem.nodes), len(problem.model.layers)
-        plans = sum(math.comb(layers - 1, stages.pipeline - 1) for stages, _ in choices) * math.factorial(nodes)
-        self.tries_everything = plans <= FEW_PLANS
-        most = math.factorial(nodes) if self.tries_everything else MOST_ASSIGNMENTS // max(len(choices), 1)
+        self.choices, self.done = sum(1 for _ in first.choices()), 0
+        self.tries_everything = count_plans(problem) <= FEW_PLANS
+        most = math.factorial(len(problem.nodes)) if self.tries_everything else MOST_ASSIGNMENTS // max(self.choices, 1)
         orders = device_orders(problem, most)
         self.draftings = [first, *(first.reordered(order) for order in orders[1:])]
-        self.choices, self.done = len(choices), 0
 
     def drafts(self) -> list[Draft]:
         """Of all choices in all orders; raises NoFeasiblePlan where there is none."""
