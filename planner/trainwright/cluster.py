@@ -131,10 +131,6 @@ class Link:
                 f"{self.latency_seconds} s and {self.bandwidth_bytes_per_second} bytes/s"
             )
 
-    def transfer_seconds(self, message_bytes: float) -> float:
-        """Seconds for one message, alone on the link."""
-        return self.latency_seconds + message_bytes / self.bandwidth_bytes_per_second
-
 
 @dataclass(frozen=True)
 class Cluster:

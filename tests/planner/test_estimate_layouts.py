@@ -84,7 +84,8 @@ def test_a_stage_of_two_arrangements_goes_in_step_and_pays_for_the_change(proble
     # Forward: each of the two already has its row. Backward: each lacks the gradient of the other's row.
     link = problem.cluster.link("node-1", "node-1")
     row_bytes = 64 * 128 * 4
-    assert found.breakdown.redistribution_seconds == pytest.approx(8 * link.transfer_seconds(row_bytes))
+    message_seconds = link.latency_seconds + row_bytes / link.bandwidth_bytes_per_second
+    assert found.breakdown.redistribution_seconds == pytest.approx(8 * message_seconds)
     first = [problem.setting.layer_cost("emulated-fast", problem.model.kind_of(i), 2, 2) for i in range(7)]
     second = [problem.setting.layer_cost("emulated-fast", problem.model.kind_of(i), 1, 1) for i in range(7, 14)]
     compute = sum(c.forward_seconds + c.backward_seconds for c in (*first, *second))
