@@ -31,15 +31,21 @@ def adjusted_solutions(tables: CutTables, limit_seconds: float) -> Iterator[Pipe
     """The solutions of Galvatron-Base, those of the paper's queue, and better ones found from tables."""
     cut = tables.cut
     found = list(balanced_solutions(tables, limit_seconds))
-    if len(cut.devices) > 1:
-        free, fitting = tables.best(), fitting_partition(cut)
-        expected = [partition for partition in (free, fitting) if partition is not None]
-        if fitting is None or fitting.seconds <= limit_seconds:
-            tried = (cut.solution(partition.ends) for partition in expected)
-            found += [solution for solution in tried if solution is not None]
-            start = memory_balanced_partition(cut)
-            if start is not None:
-                found += adjusted(cut, start, tables.time_balanced())
-            if found:
-                found.append(descended(cut, min(found, key=attrgetter("seconds")), DESCENTS))
+    if len(cut.devices) > 1 and tables.lower_bound <= limit_seconds:
+        found += _better(tables, limit_seconds, found)
     yield from {solution.ends: solution for solution in found}.values()
+
+
+def _better(tables: CutTables, limit_seconds: float, known: list[PipelineSolution]) -> list[PipelineSolution]:
+    cut = tables.cut
+    free, fitting = tables.best(), fitting_partition(cut)
+    if fitting is not None and fitting.seconds > limit_seconds:
+        return []
+    tried = (cut.solution(partition.ends) for partition in (free, fitting) if partition is not None)
+    found = [solution for solution in tried if solution is not None]
+    start = memory_balanced_partition(cut)
+    if start is not None:
+        found += adjusted(cut, start, tables.time_balanced())
+    if known or found:
+        found.append(descended(cut, min([*known, *found], key=attrgetter("seconds")), DESCENTS))
+    return found

@@ -24,6 +24,8 @@ SLACK_RATIO = 1.15
 """Cuts of the devices whose bound lies further above the best Eq. 8 are left out, once there are plans enough."""
 ENOUGH = 8
 """Plans that are enough to leave the rest out, however many are asked for."""
+FURTHER = 12
+"""Cuts that are explored none the less, while the replay finds no plan as fast as their bounds: it knows more costs."""
 COSTED = 6
 """Solutions of one cut that are costed exactly, the best by Eq. 8."""
 
@@ -66,9 +68,14 @@ class Exploration:
     def run(self, explore: Explore) -> None:
         """Explores cuts in the order of their bounds, until what is left cannot be close."""
         ends = self.done + len(self.tables)
+        further = 0
         for table in self._in_order():
-            if self.found and (self.control.expired() or table.lower_bound > self._limit):
+            if self.found and self.control.expired():
                 break
+            if table.lower_bound > self._limit:
+                further += 1
+                if further > FURTHER or table.lower_bound > (self._best_seconds or math.inf):
+                    break
             self._add(table.cut, explore(table, self._limit))
             self.step(self.done + 1)
         self.step(ends)
@@ -85,7 +92,7 @@ class Exploration:
 
     @property
     def _limit(self) -> float:
-        """Eq. 8 beyond which a cut is left out."""
+        """Eq. 8 beyond which a cut is hardly worth a look."""
         return SLACK_RATIO * self.best_by_eight if len(self.found) >= ENOUGH else math.inf
 
     def step(self, done: int) -> None:
