@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
@@ -30,6 +31,9 @@ _WORDS = {
     "unexpected_keyword_argument": "there is no such field",
 }
 """What is wrong, by pydantic's name for it, where its own words are about Python."""
+
+_KINDS = {type(None): "nothing", list: "a list"}
+"""What stands at the top of a text that is no document."""
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
@@ -69,7 +73,7 @@ def dumps(noun: object) -> str:
 def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
     """The noun that plain data describes. Raises DocumentError with one sentence on the first thing that is wrong."""
     if not isinstance(data, dict):
-        raise DocumentError(f"{source}: expected a mapping at the top, got {type(data).__name__}")
+        raise DocumentError(f"{source}: expected a mapping at the top, got {_KINDS.get(type(data), 'one value')}")
     body = {key: value for key, value in data.items() if key not in ("apiVersion", "document")}
     version = data.get("apiVersion", VERSION)
     if version != VERSION:
@@ -161,12 +165,15 @@ def _load_yaml(text: str | bytes, source: str) -> Any:
         values = 0 if node is None else _values(node, {})
         data = None if node is None or values > MAX_YAML_VALUES else loader.construct_document(node)
     except _UNREADABLE as error:
-        problem = " ".join(str(error).split())
+        problem = " ".join(_YAML_PLACE.sub(" in", str(error)).split())
         raise DocumentError(f"{source}: neither YAML nor JSON: {problem or type(error).__name__}") from None
     if values > MAX_YAML_VALUES:
         raise DocumentError(f"{source}: its aliases (*name) stand for more than {MAX_YAML_VALUES} values")
     return data
 
+
+_YAML_PLACE = re.compile(r' in "<(byte|unicode) string>",')
+"""How PyYAML names a text that is not a file; which file it was, the sentence begins with."""
 
 _UNREADABLE = (
     yaml.YAMLError,

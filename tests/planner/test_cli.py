@@ -160,6 +160,7 @@ def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: 
     assert "choose one of amp, " in refused(call(files, "plan", "--planner", "best"))
     assert "top must be at least 1" in refused(call(files, "plan", "--top", "0"))
     assert "max_tensor_degree must be at least 1" in refused(call(files, "plan", "--max-tensor-degree", "0"))
+    assert "--budget-seconds must be at least 0, got nan" in refused(call(files, "plan", "--budget-seconds", "nan"))
     assert "choose one of cluster, model, profiles, plan, runtime, trials" in refused(
         runner.invoke(app, ["schema", "nothing"])
     )
@@ -266,6 +267,23 @@ def test_compare_shows_planners_against_the_first(files: Path, make_problem: Cal
     table = call(files, "compare", "megatron", "amp").stdout
     assert "device times emulated" in table
     assert "100.0%" in table
+
+
+def test_compare_names_the_batch_that_a_single_planner_found(files: Path) -> None:
+    assert " batch " not in call(files, "compare", "megatron").stdout
+    found = call(files, "compare", "megatron", "--global-batch-size", "search", "--output", "json").stdout
+    batch = json.loads(found)["planners"][0]["plan"]["global_batch_size"]
+    table = call(files, "compare", "megatron", "--global-batch-size", "search").stdout
+    assert re.search(rf"megatron .* {batch} ", table)
+
+
+@pytest.mark.parametrize("columns", ["20", "60", "200"])
+def test_a_narrow_terminal_hides_no_name_and_no_unit(
+    files: Path, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    table = call(files, "compare", "megatron", "amp").stdout
+    assert re.search(r"^megatron +\S+ m?s .* (GiB|MiB) .* m?s *$", table, re.MULTILINE)
 
 
 def test_a_planner_that_finds_nothing_is_a_row_that_says_so(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

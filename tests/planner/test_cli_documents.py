@@ -105,6 +105,11 @@ def test_imported_tables_become_profiles(folder: Path) -> None:
     found = documents.loads(result.stdout, Profiles)
     assert {layer.accelerator for layer in found.layers} == {"Tesla-T4"}
     assert "choose one of sailor, metis, amp" in refused(call("profiles", "import", "--format", "csv", *given_options))
+    for option in ("--inside-bandwidth", "--inside-latency"):
+        odd = call(
+            "profiles", "import", "--format", "sailor", "--inside-bandwidth", "1e9", option, "nan", *given_options
+        )
+        assert "must be finite" in refused(odd)
     assert "--blocks: expected a whole number" in refused(
         call("profiles", "import", "--format", "amp", "--blocks", "a:b", *given_options)
     )

@@ -129,6 +129,18 @@ def test_odd_texts_are_refused_in_one_sentence(text: bytes, noun: type) -> None:
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(("text", "got"), [(b"", "nothing"), (b"[]", "a list"), (b"5", "one value")])
+def test_what_is_no_mapping_is_named_in_plain_words(text: bytes, got: str) -> None:
+    with pytest.raises(documents.DocumentError, match=f"^file: expected a mapping at the top, got {got}$"):
+        documents.loads(text, Cluster, source="file")
+
+
+def test_a_mistake_in_yaml_is_told_with_its_line_and_without_the_library_s_name_for_the_text() -> None:
+    with pytest.raises(documents.DocumentError, match=r"in line 2, column 1") as refusal:
+        documents.loads(b'nodes: "x\n', Cluster, source="file")
+    assert "string>" not in str(refusal.value)
+
+
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=4)
 anything = st.recursive(
     scalars,

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from trainwright.cost.estimate import estimate_in
 from trainwright.plan import Plan
 from trainwright.report import Explanation, timeline
+from trainwright.report.comparison import runner_up
 from trainwright.report.degrees import counted
 from trainwright.report.timeline import letters
 from trainwright.report.tracks import Activity, Span, tracks_of
-from trainwright.search import SEARCHES, Problem, run
+from trainwright.search import SEARCHES, Candidate, Problem, run
 
 
 @pytest.mark.parametrize("planner", list(SEARCHES))
@@ -104,3 +105,16 @@ def test_letters_fill_exactly_the_cells(edges: list[float], cells: int) -> None:
 def test_long_rows_of_layers_are_counted() -> None:
     assert counted([3, 3, 3, 1]) == "3 3 3 1"
     assert counted([2] * 24 + [1]) == "24×2 1"
+
+
+def test_the_runner_up_is_told_apart_from_the_winner(
+    make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem()
+    plans = (make_plan(problem, (7, 7), rows=2), make_plan(problem, (7, 7)), make_plan(problem, (8, 6)))
+    first, batches, layers = (Candidate(plan, estimate_in(plan, problem.setting)) for plan in plans)
+    rows = problem.global_batch_size
+    said = runner_up([first, batches])[0]
+    assert f"with {rows}×1 (micro-batches × rows) in place of {rows // 2}×2, takes" in said
+    assert "pp2 dp1 tp1 with layers 8 6, takes" in runner_up([first, layers])[0]
+    assert runner_up([first]) == []

@@ -26,10 +26,10 @@ OutputOption = Annotated[Output, typer.Option("--output", help="A table for peop
 
 
 def show(*parts: Any, to_error: bool = False) -> None:
-    """Print tables, texts and lines in the width of the terminal."""
+    """Print tables, texts and lines in the width of the terminal; a table that needs more is not cut off."""
     console = Console(file=sys.stderr if to_error else sys.stdout, highlight=False)
     for part in parts:
-        console.print(part, markup=False)
+        console.print(part, markup=False, crop=False)
 
 
 def show_json(data: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -56,6 +57,11 @@ class TableOptions:
     @property
     def options(self) -> ImportOptions:
         bandwidth = self.inside_bandwidth
+        if not math.isfinite(self.inside_latency + (bandwidth or 0.0)):
+            raise ValueError(
+                f"--inside-bandwidth and --inside-latency must be finite, got {bandwidth} bytes/s and "
+                f"{self.inside_latency} s"
+            )
         return ImportOptions(
             inside=None if bandwidth is None else Port(self.inside_latency, bandwidth),
             memory_table=self.memory_table,

@@ -17,7 +17,7 @@ from trainwright.search import Progress as Step
 @contextmanager
 def watched(what: str, search: SearchOptions) -> Iterator[Control]:
     """The control of a search; on a terminal its progress is shown, and gone when it ends."""
-    if search.budget_seconds is not None and search.budget_seconds < 0:
+    if search.budget_seconds is not None and not search.budget_seconds >= 0:  # NaN, too
         raise ValueError(f"--budget-seconds must be at least 0, got {search.budget_seconds}")
     if not sys.stderr.isatty():
         yield Control.within(search.budget_seconds, seed=search.seed)

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from trainwright import documents
+from trainwright.plan import Plan
 from trainwright.report import degrees, units
 from trainwright.report.origin import origin_fields, origin_words
 from trainwright.report.tables import add_row, new_table, rows_per_second, titled
@@ -32,8 +33,20 @@ def runner_up(candidates: Sequence[Candidate]) -> list[str]:
         return []
     first, second = candidates[:2]
     later = rows_per_second(first.plan, first.estimate) / rows_per_second(second.plan, second.estimate) - 1
-    what = f"{degrees.degrees(second.plan)} with layers {degrees.layers(second.plan)}".replace("\n", " + ")
+    told, other = _in_words(first.plan), _in_words(second.plan)
+    if told[:2] == other[:2]:
+        what = f"with {other[2]} (micro-batches × rows) in place of {told[2]}"
+    else:
+        what = f"{other[0]} with layers {other[1]}"
     return [f"The next best plan, {what}, takes {later:.1%} longer."]
+
+
+def _in_words(plan: Plan) -> tuple[str, str, str]:
+    """Degrees with what saves memory, layers by stage, batches: each in one line."""
+    told = (degrees.degrees(plan), degrees.layers(plan), degrees.batches(plan))
+    one, layers, batches = (text.replace("\n", " + ") for text in told)
+    savings = degrees.savings(plan)
+    return f"{one} ({savings})" if savings else one, layers, batches
 
 
 def baseline_of(answers: Sequence[Answer]) -> Answer | None:
@@ -79,10 +92,11 @@ def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
     """A row for each planner; beneath it, why some found nothing."""
     baseline = baseline_of(answers)
     priced = all(answer.candidate is None or answer.candidate.price_per_row is not None for answer in answers)
-    batch_differs = len({a.candidate.plan.global_batch_size for a in answers if a.candidate is not None}) > 1
+    batches = {answer.candidate.plan.global_batch_size for answer in answers if answer.candidate is not None}
+    batch_differs = not batches <= {problem.global_batch_size}
     table = new_table(
         [
-            ("planner", "left"),
+            ("planner", "whole"),
             ("iteration", "right"),
             *([("batch", "right")] if batch_differs else []),
             ("time", "right"),

@@ -96,8 +96,8 @@ class Explanation:
         told = (
             f"Bubble: a stage waits {units.share(idle, whole)} of the iteration for work, on average. Filling and "
             f"draining {stages} equal stages with {batches} micro-batches would take "
-            f"{units.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages and of what "
-            "follows the last backward."
+            f"{units.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages, of messages on their "
+            "way and of what follows the last backward."
         )
         return [told]
 

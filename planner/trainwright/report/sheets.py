@@ -11,7 +11,6 @@ from rich.console import Group
 from trainwright.accelerators import DataSheet, Machine
 from trainwright.accelerators.machines import MachinePort, machine_file
 from trainwright.accelerators.sheet import Checked, Figure, Source, sheet_file
-from trainwright.report import units
 from trainwright.report.tables import add_row, new_table, titled
 
 CHECKED_WORDS: Final[dict[Checked | None, str]] = {
@@ -26,12 +25,12 @@ def accelerator_table(sheets: Sequence[DataSheet]) -> Group:
     """Peak rates in TFLOP/s, memory, prices, and how many of the figures were compared with something."""
     table = new_table(
         [
-            ("accelerator", "left"),
+            ("accelerator", "whole"),
             ("fp32", "right"),
             ("fp16", "right"),
             ("bf16", "right"),
-            ("memory", "right"),
-            ("rate", "right"),
+            ("GiB", "right"),
+            ("GB/s", "right"),
             ("$/h", "right"),
             ("checked", "right"),
         ]
@@ -45,15 +44,16 @@ def accelerator_table(sheets: Sequence[DataSheet]) -> Group:
             _tera(sheet.float32_flops_per_second.value),
             _tera(sheet.float16_flops_per_second.value),
             "–" if bfloat16 is None else _tera(bfloat16.value),
-            units.size(sheet.memory_bytes.value),
-            units.bandwidth(sheet.memory_bytes_per_second.value),
+            f"{sheet.memory_bytes.value / 2**30:.1f}",
+            f"{sheet.memory_bytes_per_second.value / 1e9:.4g}",
             "–" if price is None else f"{price.value:.2f}",
             _checked(sheet),
         )
     return titled(
         "Accelerators, by their data sheets",
         table,
-        "peak TFLOP/s of dense matrix products; $/h of one device on demand, typical of its month;\n"
+        "fp32, fp16, bf16: peak TFLOP/s of dense matrix products; GiB and GB/s: the memory;\n"
+        "$/h: of one device on demand, typical of its month;\n"
         "checked: figures compared with a copy of their source or with others that quote it; a name shows each",
     )
 
@@ -62,9 +62,9 @@ def machine_table(machines: Sequence[Machine]) -> Group:
     """Devices, links inside and out, prices."""
     table = new_table(
         [
-            ("machine", "left"),
+            ("machine", "whole"),
             ("devices", "right"),
-            ("accelerator", "left"),
+            ("accelerator", "whole"),
             ("inside", "right"),
             ("network", "right"),
             ("$/h", "right"),
@@ -77,14 +77,14 @@ def machine_table(machines: Sequence[Machine]) -> Group:
             machine.name,
             str(machine.devices),
             machine.accelerator,
-            "–" if inside is None else units.bandwidth(inside.bandwidth_bytes_per_second),
-            units.bandwidth(machine.network.bandwidth_bytes_per_second),
+            "–" if inside is None else f"{inside.bandwidth_bytes_per_second / 1e9:.4g}",
+            f"{machine.network.bandwidth_bytes_per_second / 1e9:.4g}",
             "–" if price is None else f"{price.value:.2f}",
         )
     return titled(
         "Machines, by their data sheets",
         table,
-        "bandwidths in one direction; $/h of the whole machine on demand, typical of its month;\n"
+        "inside, network: GB/s in one direction; $/h of the whole machine on demand, typical of its month;\n"
         "a name shows each figure's source, and what it was compared with",
     )
 
@@ -115,7 +115,7 @@ def _origin(figure: Figure | MachinePort, sources: Mapping[str, Source]) -> list
 def _checked(sheet: DataSheet) -> str:
     """How many of its figures were compared with something."""
     figures = [value for field in fields(sheet) if isinstance(value := getattr(sheet, field.name), Figure)]
-    return f"{sum(figure.checked is not None for figure in figures)} of {len(figures)}"
+    return f"{sum(figure.checked is not None for figure in figures)}/{len(figures)}"
 
 
 def _tera(flops_per_second: float) -> str:

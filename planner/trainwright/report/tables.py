@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,9 @@ from trainwright.plan import Plan
 from trainwright.report import degrees, units
 from trainwright.report.origin import origin_words
 from trainwright.search import Candidate, Objective, Problem
+
+NARROWEST_BROKEN = 12
+"""A column that may be broken keeps so many characters in a terminal that is too narrow for the table."""
 
 
 def new_table(columns: Sequence[tuple[str, str]]) -> Table:
@@ -28,6 +32,7 @@ def new_table(columns: Sequence[tuple[str, str]]) -> Table:
         table.add_column(
             Text(heading), justify="right" if right else "left", no_wrap=justify != "left", overflow="fold"
         )
+    _keep_widths(table, [heading for heading, _ in columns])
     return table
 
 
@@ -38,7 +43,18 @@ def titled(title: str, table: Table, caption: str = "") -> Group:
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
+    _keep_widths(table, cells)
     table.add_row(*(Text(cell, style=style) for cell in cells))
+
+
+def _keep_widths(table: Table, cells: Sequence[str]) -> None:
+    """Where a table is wider than the terminal, Rich would cut units off and drop whole columns."""
+    for column, cell in zip(table.columns, cells, strict=True):
+        if column.no_wrap:
+            needed = max(map(cell_len, cell.split("\n")))
+        else:
+            needed = min(NARROWEST_BROKEN, max(map(cell_len, cell.split()), default=0))
+        column.min_width = max(column.min_width or 0, needed)
 
 
 def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planner: str, searched: float) -> Group:
@@ -58,7 +74,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
         ("rows/s", "right"),
         ("memory", "right"),
         ("degrees", "whole"),
-        ("batches", "left"),
+        ("batches", "whole"),
         ("layers by stage", "left"),
         *([("saves by", "left")] if saves else []),
     ]
