@@ -87,6 +87,7 @@ def test_estimate_tells_the_same_as_plan(files: Path) -> None:
     assert found["feasible"] is True
     assert sum(found["breakdown"].values()) == pytest.approx(found["predicted_seconds"])
     amp = json.loads(call(files, "estimate", "--plan", "plan.json", "--output", "json", "--cost-model", "amp").stdout)
+    assert (amp["cost_model"], amp["exact_seconds"]) == ("amp", found["predicted_seconds"])
     assert amp["predicted_seconds"] != found["predicted_seconds"]
     assert amp["breakdown"] == found["breakdown"]
 

@@ -67,7 +67,7 @@ class DataSheet:
         memory_bytes: what the runtime reports as its total, less than the name says where error correction takes some.
         link: what connects the devices of one machine.
         link_bytes_per_second: that link in one direction, for each device.
-        price_per_hour: US dollars for one device, on demand; None where no large cloud rents it.
+        price_per_hour: US dollars for one device, on demand; None where no price was found to compare with.
     """
 
     name: str

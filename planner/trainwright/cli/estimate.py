@@ -63,6 +63,7 @@ def estimate(
         show_json(
             {
                 "predicted_seconds": seconds,
+                **({} if cost_model == EXACT else {"cost_model": cost_model, "exact_seconds": found.iteration_seconds}),
                 "peak_memory_bytes": found.peak_memory_bytes,
                 "feasible": found.feasible,
                 "reason": found.reason,
