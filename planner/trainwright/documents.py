@@ -90,7 +90,7 @@ def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
 def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
     try:
         _refuse_large_numbers(body, source)
-        return adapter(noun).validate_python(body)
+        return adapter(noun).validate_python({key: _without_heads(value) for key, value in body.items()})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -104,6 +104,20 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
     except (ArithmeticError, MemoryError) as error:
         raise DocumentError(f"{source}: larger numbers than any model or cluster has ({error})") from None
+
+
+def _without_heads(value: Any) -> Any:
+    """A document within a document (a plan among trials) may have the head that it has as a file."""
+    if isinstance(value, list):
+        return [_without_heads(member) for member in value]
+    if not isinstance(value, dict):
+        return value
+    has_head = value.get("apiVersion") == VERSION and isinstance(value.get("document"), str)
+    return {
+        key: _without_heads(member)
+        for key, member in value.items()
+        if not (has_head and key in ("apiVersion", "document"))
+    }
 
 
 def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:

@@ -158,6 +158,8 @@ def test_calibration_writes_a_runtime_that_predicts_the_trials(
         (tmp_path / "runtime.json").read_text(), Runtime
     )
     assert "for trials that the fit did not see" in " ".join(into_file.stdout.split())
+    searched = call("calibrate", *files, "--global-batch-size", "search")
+    assert "search goes with a planner" in refused(searched)
     found = documents.loads(to_output.stdout, Runtime)
     for trial in trials.trials:
         fitted = estimate_in(trial.plan, replace(problem, runtime=found).setting).iteration_seconds

@@ -55,6 +55,16 @@ def test_every_document_comes_back_equal_from_json_and_yaml(nouns: tuple[object,
         assert documents.loads(yaml.safe_dump(json.loads(text)), type(noun)) == noun
 
 
+def test_a_plan_s_document_can_be_pasted_whole_among_trials(nouns: tuple[object, ...]) -> None:
+    trials = next(noun for noun in nouns if isinstance(noun, Trials))
+    document = documents.dump(trials)
+    document["trials"][0]["plan"] = documents.dump(trials.trials[0].plan)
+    assert documents.parse(document, Trials) == trials
+    document["trials"][0]["plan"]["apiVersion"] = "trainwright.dev/v9"
+    with pytest.raises(documents.DocumentError, match=r"trials\.0\.plan\.apiVersion"):
+        documents.parse(document, Trials)
+
+
 def test_the_shortest_model_file_is_read() -> None:
     training = documents.loads(TRAINING, Training)
     assert training == Training(32, Gpt(24, 1024, 16, 1024, 52256), Dtype.FLOAT16, "adam")

@@ -27,6 +27,8 @@ def calibrate(
     write: Annotated[Path | None, typer.Option(help="Write the runtime into this file; `--runtime` reads it.")] = None,
 ) -> None:
     """Fit the cost model to measured trials. The account goes to standard output, or to standard error without --write."""
+    if inputs.searches_batch:
+        raise ValueError("the trials have batch sizes of their own; --global-batch-size search goes with a planner")
     measured: Trials = read(trials, Trials)
     found = fit(measured, inputs.problem().setting)
     write_document(found.runtime, write)

@@ -41,7 +41,7 @@ def _trials(found: Fit) -> Group:
 
 def _factors(found: Fit) -> Group:
     table = new_table(
-        [("factor", "left"), ("before", "right"), ("after", "right"), ("may be off by", "right"), ("", "left")]
+        [("factor", "whole"), ("before", "right"), ("after", "right"), ("may be off by", "right"), ("", "left")]
     )
     for factor in found.factors:
         add_row(
