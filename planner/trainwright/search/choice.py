@@ -78,6 +78,7 @@ class Drafting:
         """For another order of the devices; tables that do not depend on it are shared."""
         other = Drafting(self.problem, order, self._assignments)
         other.tables = replace(self.tables, order=order)
+        other.bounds = self.bounds.reordered(other.tables)
         return other
 
     def choices(self) -> Iterator[tuple[Stages, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +37,10 @@ class LowerBounds:
     _syncs: dict[bytes, Array] = field(default_factory=dict)
     _parameters: dict[int, Array] = field(default_factory=dict)
     _known_lanes: dict[Stages, tuple[Crossings, NDArray[np.intp]]] = field(default_factory=dict)
+
+    def reordered(self, tables: StageTables) -> LowerBounds:
+        """For the tables of another order of the devices; what does not depend on it is shared."""
+        return replace(self, tables=tables, _syncs={}, _known_lanes={})
 
     def seconds(self, stages: Stages, rows: int, ends: tuple[int, ...]) -> float:
         """No iteration with this placement, rows and stages takes less."""
@@ -73,7 +77,9 @@ class LowerBounds:
             found = self._cards.crossings(self.tables.order.nodes[stages.placement])
             count = stages.data
             kinds = [stages.numbers, found.drain.reshape(-1, count), found.latency.reshape(-1, count)]
-            lanes = np.sort(np.unique(np.concatenate(kinds), axis=1, return_index=True)[1])
+            lanes = np.zeros(1, dtype=np.intp)
+            if count > 1:
+                lanes = np.sort(np.unique(np.concatenate(kinds), axis=1, return_index=True)[1])
             kept = Crossings(found.drain[:, :, lanes], found.latency[:, :, lanes], found.busy)
             self._known_lanes[stages] = kept, stages.numbers[:, lanes]
         return self._known_lanes[stages]

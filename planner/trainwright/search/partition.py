@@ -38,6 +38,8 @@ def partition(times: Array, exchanges: Array, micro_batches: int) -> tuple[int, 
     shortest_longest = _least_longest(times)
     if not np.isfinite(shortest_longest):
         return None
+    if len(times) == 1:
+        return (times.shape[1] - 1,)
     if micro_batches == 1:
         return _evenest(times, exchanges, np.inf)
     best = _Frontier(times, exchanges, micro_batches - 1).search(shortest_longest)
