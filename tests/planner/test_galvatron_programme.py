@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import product
 
 import galvatron_oracle as oracle
 import numpy as np
 import pytest
 
+from trainwright.cluster import Device
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
+from trainwright.search import Problem
+from trainwright.search.galvatron.pipelines import Workbench
 from trainwright.search.galvatron.stage_programme import StageChoices, assign, measure
+from trainwright.search.galvatron.tables import StageTable
 
 INSTANCES = 400
+STAGES = 360
+MEDIUM = "emulated-medium"
 
 
 def drawn(seed: int, *, layers: int | None = None, most: int = 6) -> StageChoices:
@@ -100,3 +112,70 @@ def test_strategies_that_are_not_open_are_not_taken():
     assert found is not None
     assert found.strategies[1] == closed.shape[1] - 1
     assert assign(replace(choices, seconds=np.full_like(closed, np.inf), budget_bytes=1e6)) is None
+
+
+@pytest.fixture(scope="module")
+def stage_of(make_cluster, make_problem):
+    """A stage of a real problem with one to three accelerators: all layers of the model or some, at most four."""
+
+    def made(seed: int) -> tuple[StageTable, int, int, float]:
+        pick = random.Random(seed)
+        speeds = [(pick.choice(("fast", "slow")), 2) for _ in range(pick.randint(1, 3))]
+        problem = make_problem(make_cluster(speeds), layers=pick.randint(1, 2), batch=pick.choice((4, 6, 8)))
+        if pick.random() < 0.5:
+            problem = with_a_third_accelerator(problem, pick.choice((0.6, 1.7)))
+        runtime = Runtime(
+            overlaps_gradients=pick.random() < 0.5, gradient_dtype=pick.choice((Dtype.FLOAT32, Dtype.BFLOAT16))
+        )
+        problem = replace(problem, runtime=runtime, model=Model.of(problem.model.family, pick.choice(tuple(Dtype))))
+        cut = pick.choice(list(Workbench(problem).pipelines()))
+        stage = pick.choice(cut.stages)
+        first = pick.randrange(len(problem.model.layers))
+        return stage, first, pick.randint(first + 1, len(problem.model.layers)), pick.choice((0.0, *cut.weights))
+
+    return made
+
+
+def with_a_third_accelerator(problem: Problem, ratio: float) -> Problem:
+    """The last node gets devices that take `ratio` times as long."""
+    cluster, last = problem.cluster, problem.cluster.nodes[-1]
+    old = cluster.accelerator_of(Device(last.name, 0))
+    profiles = tuple(
+        replace(
+            layer,
+            accelerator=MEDIUM,
+            forward_seconds=ratio * layer.forward_seconds,
+            backward_seconds=ratio * layer.backward_seconds,
+        )
+        for layer in problem.profiles.layers
+        if layer.accelerator == old.name
+    )
+    nodes = (*cluster.nodes[:-1], replace(last, accelerator=MEDIUM))
+    used = [accelerator for accelerator in cluster.accelerators if accelerator.name in {n.accelerator for n in nodes}]
+    cluster = replace(cluster, nodes=nodes, accelerators=(*used, replace(old, name=MEDIUM)))
+    return replace(problem, cluster=cluster, profiles=Profiles((*problem.profiles.layers, *profiles)))
+
+
+@pytest.mark.parametrize("start", range(0, STAGES, 120))
+def test_stages_of_real_problems_equal_brute_force_at_every_memory(stage_of, start):
+    types, lengths, binding = set(), set(), 0
+    for seed in range(start, start + 120):
+        stage, first, end, weight = stage_of(seed)
+        loose = stage.choices(first, end, weight, float("inf"))
+        paths = np.array(list(product(range(loose.seconds.shape[1]), repeat=end - first))).T
+        seconds, held = oracle.of_all(loose, paths)
+        for share in (0.1, 0.5, 1.0):
+            budget = float(held.min() + share * np.ptp(held))
+            best = seconds[held <= budget * (1 + 1e-12)].min()
+            choices = replace(loose, budget_bytes=budget)
+            found = assign(choices)
+            assert found is not None
+            assert found.seconds == pytest.approx(best, rel=1e-9)
+            assert oracle.needed_bytes(choices, found.strategies) <= budget * (1 + 1e-9)
+            binding += best > seconds.min() * (1 + 1e-9)
+        assert assign(replace(loose, budget_bytes=float(0.999 * held.min()))) is None
+        types.add(len(set(stage.group.costs.accelerators)))
+        lengths.add(end - first)
+    assert binding > 60
+    assert types == {1, 2, 3}
+    assert lengths == {1, 2, 3, 4}

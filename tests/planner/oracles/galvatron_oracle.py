@@ -6,6 +6,9 @@ import math
 from collections import deque
 from itertools import product
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainwright.search.galvatron.pipelines import Cut, Ends
 from trainwright.search.galvatron.stage_programme import StageChoices
 
@@ -34,12 +37,27 @@ def needed_bytes(choices: StageChoices, path: Path) -> float:
 def brute_force(choices: StageChoices) -> float:
     """The least objective of all assignments that fit; infinite where none does."""
     layers, size = choices.seconds.shape
-    fitting = (
-        objective(choices, path)
-        for path in product(range(size), repeat=layers)
-        if needed_bytes(choices, path) <= choices.budget_bytes
-    )
-    return min(fitting, default=math.inf)
+    paths = np.array(list(product(range(size), repeat=layers))).T
+    seconds, held = of_all(choices, paths)
+    return float(np.where(held <= choices.budget_bytes, seconds, np.inf).min())
+
+
+def of_all(choices: StageChoices, paths: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Objective and E_all of assignments [layer, assignment]."""
+    layers = range(len(paths))
+    seconds = sum(choices.seconds[layer, paths[layer]] for layer in layers)
+    for layer in layers[1:]:
+        seconds = (
+            seconds + choices.moved_seconds[layer, choices.layouts[paths[layer - 1]], choices.layouts[paths[layer]]]
+        )
+    forward = sum(choices.forward_bytes[layer, paths[layer]] for layer in layers)
+    peaks = [np.zeros(paths.shape[1])]
+    for layer in layers:
+        released = sum(
+            (choices.released_bytes[k, paths[k]] for k in layers[layer + 1 :]), start=np.zeros(paths.shape[1])
+        )
+        peaks.append(choices.peak_bytes[layer, paths[layer]] - released)
+    return seconds, forward + np.max(peaks, axis=0)
 
 
 def table_algorithm(choices: StageChoices, granules: int) -> Path | None:

@@ -10,7 +10,7 @@ from trainwright.search.galvatron.pipelines import Ends
 
 STARTS = 12
 """Cuts whose best solution is a start."""
-COSTED = 320
+COSTED = 128
 """Plans that are costed on the way, about; fewer where there are more than `DEVICES`, as larger ones take longer."""
 DEVICES = 64
 
