@@ -114,7 +114,7 @@ def more_memory(problem: Problem, pick: random.Random) -> Problem:
 
 
 @pytest.mark.parametrize("better", [faster_link, shorter_latency, faster_device, more_memory])
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(pick=randoms)
 def test_nothing_better_makes_the_answer_slower(
     draw: Draw, better: Callable[[Problem, random.Random], Problem], pick: random.Random

@@ -29,7 +29,7 @@ Random = random.Random
 nodes = st.lists(st.tuples(st.sampled_from(["fast", "slow"]), st.integers(1, 3)), min_size=1, max_size=4)
 randoms = st.randoms(use_true_random=False)
 planners = pytest.mark.parametrize("planner", ["amp", "amp-annealing", "megatron", "random"])
-few = settings(max_examples=12)
+few = settings(max_examples=8)
 
 
 @pytest.fixture(scope="module")
