@@ -193,3 +193,25 @@ def test_no_sum_ends_later_because_another_starts_earlier_or_is_shorter(
         ends(starts, [w * (earlier if i == which else 1) for i, w in enumerate(works)]),
     ):
         assert all(new <= old * (1 + 1e-9) for new, old in zip(after, before, strict=True))
+
+
+def test_groups_that_span_differently_reduce_inside_the_nodes_wherever_one_of_them_can() -> None:
+    """Whichever group comes first; each keeps the cards busy with what it moves itself."""
+    nested, apart = ("a", "a", "b", "b"), ("a", "b", "c", "d")
+    for groups in ((nested, apart), (apart, nested)):
+        ring, hierarchical = Collectives(Fabric(ported(4, inside=1000.0))).all_reduce(groups).ways
+        # The card of a carries both rings: that of two nodes moves the message, that of four 2 · 3/4 of it.
+        assert hierarchical.seconds(1) == pytest.approx(1 / 1000 + 2 * 3 / 4 * 2)
+        assert hierarchical.cards["out", "a"] == pytest.approx(1 + 2 * 3 / 4)
+        assert hierarchical.cards["out", "c"] == pytest.approx(2 * 3 / 4)
+        assert ring.seconds(1) == pytest.approx(2 * 3 / 4 * 2)
+
+
+def test_a_hierarchical_ring_shares_its_cards_with_rings_beside_it() -> None:
+    collectives = Collectives(Fabric(ported(inside=1e9)))
+    group = ("a", "a", "b", "b")
+    load = collectives.ring_load((group,) * 3)
+    assert collectives.beside((group,), load).seconds(1) == pytest.approx(3.0)
+    assert collectives.all_reduce((group,)).seconds(1) == pytest.approx(1.0)
+    assert (load | load).between == load.between
+    assert (load + load).between["out", "a"] == 6

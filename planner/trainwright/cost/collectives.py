@@ -14,6 +14,27 @@ Nodes = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class RingLoad:
+    """How often rings that run at once use every card.
+
+    Attributes:
+        flat: where each is one ring over all members of its group.
+        between: where each goes over the distinct nodes of its group, which reduced inside the nodes first.
+    """
+
+    flat: Counter[Card] = field(default_factory=Counter)
+    between: Counter[Card] = field(default_factory=Counter)
+
+    def __add__(self, other: RingLoad) -> RingLoad:
+        """Of rings that run at the same time."""
+        return RingLoad(self.flat + other.flat, self.between + other.between)
+
+    def __or__(self, other: RingLoad) -> RingLoad:
+        """Of rings that take turns: what either needs at most."""
+        return RingLoad(self.flat | other.flat, self.between | other.between)
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
     """One way to all-reduce: α and β of the whole operation.
 
@@ -72,56 +93,63 @@ class Collectives:
             found = self._seen[groups] = self.beside(groups, self.ring_load(groups))
         return found
 
-    def ring_load(self, groups: Sequence[Nodes]) -> Counter[Card]:
-        """How often the groups' flat rings use every card."""
-        load: Counter[Card] = Counter()
-        for nodes, times in Counter(groups).items():
-            for card, uses in self.fabric.load(_ring(nodes)).items():
-                load[card] += times * uses
-        return load
+    def ring_load(self, groups: Sequence[Nodes]) -> RingLoad:
+        """How often the rings of groups that run at once use every card."""
+        rings = Counter(groups)
+        if not self.fabric.knows_hierarchical_rings:
+            return RingLoad(self._uses(rings))
+        return RingLoad(self._uses(rings), self._uses(_between(rings)))
 
-    def beside(self, groups: tuple[Nodes, ...], ring_load: Mapping[Card, float]) -> Collective:
-        """The same while flat rings, those of the groups included, use the cards so often."""
+    def beside(self, groups: tuple[Nodes, ...], load: RingLoad) -> Collective:
+        """The same while rings, those of the groups included, use the cards so often.
+
+        All of them go the same way, flat or between the nodes, as one runtime chooses it.
+        """
         if len(groups[0]) == 1:
             return ALONE
-        ways = [self._flat(groups, ring_load)]
-        if self.fabric.knows_hierarchical_rings and _nests(groups[0]):
-            ways.append(self._hierarchical(groups))
+        ways = [self._flat(groups, load.flat)]
+        if self.fabric.knows_hierarchical_rings and any(_nests(nodes) for nodes in dict.fromkeys(groups)):
+            ways.append(self._hierarchical(groups, load.between))
         return Collective(tuple(ways))
+
+    def _uses(self, rings: Mapping[Nodes, float]) -> Counter[Card]:
+        """How often rings, each there so many times, use every card."""
+        load: Counter[Card] = Counter()
+        for nodes, times in rings.items():
+            for card, uses in self.fabric.load(_ring(nodes)).items():
+                load[card] += times * uses  # type: ignore[assignment]  # a share of a use is a use
+        return load
 
     def _flat(self, groups: tuple[Nodes, ...], load: Mapping[Card, float]) -> Way:
         """A ring all-reduce: 2 (n - 1) steps of 1/n of the message, each as long as the slowest edge (AMP Eq. 3)."""
         size = len(groups[0])
         edges = {edge for nodes in dict.fromkeys(groups) for edge in _ring(nodes)}
-        cards = self.fabric.card_seconds(load)
-        per_byte, latency = self._slowest(edges, cards)
-        share = 2 * (size - 1) / size
-        own = self.fabric.card_seconds(self.ring_load(groups)) if load else {}
+        per_byte, latency = self._slowest(edges, self.fabric.card_seconds(load))
+        share = _moved(size)
+        own = self.fabric.card_seconds(self._uses(Counter(groups)))
         return Way(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})
 
-    def _hierarchical(self, groups: tuple[Nodes, ...]) -> Way:
+    def _hierarchical(self, groups: tuple[Nodes, ...], load: Mapping[Card, float]) -> Way:
         """Reduce-scatter inside the nodes, rings between them on the shards, all-gather inside.
 
         The shards of a node's members cross its card at once: together they are one message between nodes.
         """
         inside = latency_inside = between = latency_between = 0.0
-        load: Counter[Card] = Counter()
-        for nodes, times in Counter(groups).items():
-            for card, uses in self.fabric.load(_ring(tuple(dict.fromkeys(nodes)))).items():
-                load[card] += times * uses
         cards = self.fabric.card_seconds(load)
         for nodes in dict.fromkeys(groups):
             members = Counter(nodes)
             for node, count in members.items():
                 if count > 1:
                     latency, bandwidth = self.fabric.link((node, node))
-                    inside = max(inside, 2 * (count - 1) / count / bandwidth)
+                    inside = max(inside, _moved(count) / bandwidth)
                     latency_inside = max(latency_inside, 2 * (count - 1) * latency)
-            per_byte, latency = self._slowest(set(_ring(tuple(members))), cards)
-            between = max(between, 2 * (len(members) - 1) / len(members) * per_byte)
-            latency_between = max(latency_between, 2 * (len(members) - 1) * latency)
-        share = 2 * (len(set(groups[0])) - 1) / len(set(groups[0]))
-        return Way(latency_inside + latency_between, inside + between, {card: share * s for card, s in cards.items()})
+            if len(members) > 1:
+                per_byte, latency = self._slowest(set(_ring(tuple(members))), cards)
+                between = max(between, _moved(len(members)) * per_byte)
+                latency_between = max(latency_between, 2 * (len(members) - 1) * latency)
+        moved = {nodes: times * _moved(len(nodes)) for nodes, times in _between(Counter(groups)).items()}
+        own = self.fabric.card_seconds(self._uses(moved))
+        return Way(latency_inside + latency_between, inside + between, own)
 
     def _slowest(self, edges: set[Edge], cards: Mapping[Card, float]) -> tuple[float, float]:
         """Seconds per byte on the slowest edge or card, and the largest latency."""
@@ -138,6 +166,19 @@ class Collectives:
 def _ring(nodes: Nodes) -> Counter[Edge]:
     """The ring over the members in ascending order of rank: each sends to the one before it, as gloo does."""
     return Counter(zip((*nodes[1:], nodes[0]), nodes, strict=True))
+
+
+def _between(rings: Mapping[Nodes, int]) -> Counter[Nodes]:
+    """The rings over the distinct nodes of these, in the order of their first members."""
+    found: Counter[Nodes] = Counter()
+    for nodes, times in rings.items():
+        found[tuple(dict.fromkeys(nodes))] += times
+    return found
+
+
+def _moved(members: int) -> float:
+    """Share of the message that an all-reduce moves over each edge of a ring: 2 (n - 1) / n."""
+    return 2 * (members - 1) / members
 
 
 def _nests(nodes: Nodes) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from trainwright.cost.boundaries import redistribution_seconds
-from trainwright.cost.collectives import ALONE, Collective, Nodes
+from trainwright.cost.collectives import ALONE, Collective, Nodes, RingLoad
 from trainwright.cost.compute import LayerSeconds, layer_seconds
-from trainwright.cost.fabric import Card
 from trainwright.cost.layout import Seats
 from trainwright.cost.overlap import Step, walk
 from trainwright.cost.setting import Setting
@@ -107,12 +105,12 @@ class Paces:
         return {name: tuple(keys) for name, keys in owners.items() if len(keys) > len(self.plan.pipelines)}
 
     @cached_property
-    def tensor_load(self) -> Counter[Card]:
+    def tensor_load(self) -> RingLoad:
         """How often tensor rings use every card; in a full pipeline they all run at about the same time."""
         return self._load({key: [seats.replicas for seats in stage] for key, stage in self.seats.items()})
 
     @cached_property
-    def gather_load(self) -> Counter[Card]:
+    def gather_load(self) -> RingLoad:
         """The same of the rings that collect sharded weights."""
         groups = {}
         for key, stage in self.seats.items():
@@ -120,16 +118,16 @@ class Paces:
             groups[key] = [s.data_groups for s, run in zip(stage, runs, strict=True) if run.sharding is Sharding.ZERO3]
         return self._load(groups)
 
-    def _load(self, groups: dict[StageKey, list[tuple[Nodes, ...]]]) -> Counter[Card]:
+    def _load(self, groups: dict[StageKey, list[tuple[Nodes, ...]]]) -> RingLoad:
         """Runs of a stage take turns, stages do not."""
-        total: Counter[Card] = Counter()
+        total = RingLoad()
         for runs in groups.values():
-            stage: Counter[Card] = Counter()
+            stage = RingLoad()
             for arrangement in dict.fromkeys(runs):
                 if len(arrangement[0]) > 1:
                     crossing = [nodes for nodes in arrangement if len(set(nodes)) > 1]
                     stage |= self.setting.collectives.ring_load(crossing)
-            total.update(stage)
+            total += stage
         return total
 
     def tensor_collective(self, nodes: Nodes) -> Collective:

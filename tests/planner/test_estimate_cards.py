@@ -1,0 +1,94 @@
+"""Rings that meet on a network card: of replicas, of stages, of runs that take turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
+from trainwright.cost.pace import Paces
+from trainwright.cost.setting import Setting
+from trainwright.families import Gpt
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
+from trainwright.profiles import LayerProfile, Profiles
+
+MODEL = Model.of(Gpt(4, 64, 4, 32, 500), Dtype.FLOAT32)
+NETWORK, INSIDE = 1e6, 1e7
+A = tuple(Device("a", slot) for slot in range(8))
+B = tuple(Device("b", slot) for slot in range(8))
+MESSAGE = 1e6
+
+
+def setting(*, compute_seconds: float = 0.0) -> Setting:
+    """Two real nodes of eight devices, links without latency."""
+    ports = Port(0.0, NETWORK), Port(0.0, INSIDE)
+    cluster = Cluster((Accelerator("x", 2**40),), (Node("a", "x", 8, *ports), Node("b", "x", 8, *ports)))
+    profiles = tuple(
+        LayerProfile("x", kind.name, tensor, 1, compute_seconds, compute_seconds, 0.0, 0, 0)
+        for kind in MODEL.kinds
+        for tensor in ((1, 2, 4) if kind.is_tensor_parallel else (1,))
+    )
+    return Setting(MODEL, cluster, Profiles(profiles))
+
+
+def paces(*stages: Stage, micro_batches: int = 1, rows: int = 4) -> Paces:
+    plan = Plan(len(MODEL.layers), micro_batches * rows, (Pipeline(micro_batches, rows, stages),))
+    return Paces(plan, setting())
+
+
+def stage(devices: tuple[Device, ...], first: int, count: int, tensor: int, **run: object) -> Stage:
+    data = len(devices) // tensor
+    return Stage(devices, (LayerRun(first, count, tensor, data, (4 // data,) * data, **run),))  # type: ignore[arg-type]
+
+
+def reduced(rings: int) -> float:
+    """Two members on each node: reduced in pairs inside, then as one of so many rings of two nodes."""
+    return MESSAGE / INSIDE + rings * MESSAGE / NETWORK
+
+
+def test_tensor_groups_of_two_replicas_share_the_cards_between_the_nodes() -> None:
+    halves = (*A[:4], *B[:4])
+    both = paces(stage(halves, 0, 6, 4, order=Order.DATA_INNER))
+    group = ("a", "a", "b", "b")
+    assert both.seats[0, 0][0].replicas == (group, group)
+    assert both.tensor_collective(group).seconds(MESSAGE) == pytest.approx(reduced(2))
+    alone = paces(stage((*A[:2], *B[:2]), 0, 6, 4))
+    assert alone.tensor_collective(group).seconds(MESSAGE) == pytest.approx(reduced(1))
+
+
+def test_tensor_groups_of_two_stages_share_the_cards_flat_rings_too() -> None:
+    """One member on each node: there is nothing to reduce inside."""
+    two = paces(stage((A[0], B[0]), 0, 3, 2), stage((A[1], B[1]), 3, 3, 2))
+    assert two.tensor_collective(("a", "b")).seconds(MESSAGE) == pytest.approx(2 * MESSAGE / NETWORK)
+
+
+def test_tensor_groups_inside_a_node_use_no_card() -> None:
+    mixed = paces(stage((A[0], B[0]), 0, 3, 2), stage((A[1], A[2]), 3, 3, 2))
+    assert mixed.tensor_collective(("a", "b")).seconds(MESSAGE) == pytest.approx(MESSAGE / NETWORK)
+    assert mixed.tensor_collective(("a", "a")).seconds(MESSAGE) == pytest.approx(MESSAGE / INSIDE)
+
+
+def test_runs_of_one_stage_take_turns_on_the_cards() -> None:
+    """The first run has one ring over the cards at a time, the second two, and never are there three."""
+    devices = (A[0], B[0], A[1], B[1])
+    runs = (LayerRun(0, 3, 4, 1, (4,)), LayerRun(3, 3, 2, 2, (2, 2)))
+    found = paces(Stage(devices, runs))
+    assert [seats.replicas for seats in found.seats[0, 0]] == [(("a", "b", "a", "b"),), (("a", "b"), ("a", "b"))]
+    # The flat ring over a, b, a, b crosses each card twice, as the two rings do; between the nodes it crosses once.
+    assert found.tensor_load.flat["out", "a"] == 2
+    assert found.tensor_load.between["out", "a"] == 2
+    assert found.tensor_collective(("a", "b")).seconds(MESSAGE) == pytest.approx(2 * MESSAGE / NETWORK)
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_gathers_of_two_stages_share_the_cards(*, sharing: bool) -> None:
+    """Layers that compute nothing hide nothing: a forward takes as long as all its gathers."""
+    sharded = {"sharding": Sharding.ZERO3}
+    found = paces(
+        stage((*A[:2], *B[:2]), 0, 3, 1, **sharded),
+        stage((*A[2:4], *B[2:4]), 3, 3, 1, **(sharded if sharing else {})),
+    )
+    held = sum(MODEL.kind_of(layer).parameters for layer in range(3)) * 4
+    spent = found.stages[0, 0].workers[0].forward.sharding_seconds
+    assert spent == pytest.approx(held / 2 / MESSAGE * reduced(1 + sharing))
