@@ -165,3 +165,18 @@ def test_calibration_writes_a_runtime_that_predicts_the_trials(
         fitted = estimate_in(trial.plan, replace(problem, runtime=found).setting).iteration_seconds
         plain = estimate_in(trial.plan, problem.setting).iteration_seconds
         assert abs(fitted - trial.iteration_seconds) < abs(plain - trial.iteration_seconds) / 2
+
+
+@pytest.mark.parametrize(("hidden", "is_told"), [(64, False), (256, True)])
+def test_profiles_of_another_model_are_told(tmp_path: Path, hidden: int, *, is_told: bool) -> None:
+    for name, size in (("profiled", 64), ("asked", hidden)):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"gpt: {{layers: 2, hidden_size: {size}, heads: 4, sequence_length: 16, vocabulary_size: 100}}\n"
+            "global_batch_size: 4\n"
+        )
+    cluster, profiles = tmp_path / "cluster.yaml", tmp_path / "profiles.json"
+    cluster.write_text(call("cluster", "g4dn.12xlarge=1").stdout)
+    call("profiles", "estimate", "--model", tmp_path / "profiled.yaml", "--cluster", cluster, "--write", profiles)
+    result = call("plan", "--cluster", cluster, "--model", tmp_path / "asked.yaml", "--profiles", profiles)
+    assert result.exit_code == 0
+    assert ("were they measured on another one?" in result.stderr) is is_told

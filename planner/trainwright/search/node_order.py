@@ -58,12 +58,17 @@ def device_orders(problem: Problem, most: int) -> list[DeviceOrder]:
 
 
 def _arrangements(counts: Counter[int]) -> Iterator[tuple[int, ...]]:
-    """Every sequence that names each class so often."""
-    if not counts:
-        yield ()
-    for number in list(counts):
-        rest = counts - Counter({number: 1})
-        yield from ((number, *behind) for behind in _arrangements(rest))
+    """Every sequence that names each class so often, ascending."""
+    order = sorted(counts.elements())
+    while True:
+        yield tuple(order)
+        rising = [index for index in range(len(order) - 1) if order[index] < order[index + 1]]
+        if not rising:
+            return
+        pivot = rising[-1]
+        larger = max(index for index in range(pivot + 1, len(order)) if order[index] > order[pivot])
+        order[pivot], order[larger] = order[larger], order[pivot]
+        order[pivot + 1 :] = reversed(order[pivot + 1 :])
 
 
 def _with_classes(order: list[int], first: list[int], classes: tuple[int, ...]) -> list[int]:
