@@ -6,23 +6,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_in
-from trainwright.cost.memory import MemoryParts, in_flight
+from trainwright.cost.memory import MemoryParts, in_flight, loss_bytes
+from trainwright.cost.pace import Paces
 from trainwright.cost.setting import Setting
+from trainwright.cost.syncs import gradient_syncs
 from trainwright.layer import Dtype
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Order, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
+from trainwright.search.stage_memory import StageMemory
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
 BLOCKS = 12
-TOKENS, HIDDEN, VOCABULARY = 64, 128, 1000
+TOKENS, HIDDEN, VOCABULARY = 64, 124, 1000
 ROW = TOKENS * HIDDEN
 """Values of the boundary behind an embedding or a block, per row."""
 KEPT = {"embedding": 32 * ROW, "block": 32 * ROW, "head": 32}
@@ -34,18 +39,43 @@ HEAD = VOCABULARY * HIDDEN + 2 * HIDDEN
 
 @pytest.fixture(scope="module")
 def problem(make_problem: MakeProblem) -> Problem:
-    return make_problem()
+    """With a hidden size of 4 × 31, that eight ranks do not divide."""
+    return make_problem(hidden=HIDDEN)
 
 
-def parameters(name: str, tensor: int) -> int:
-    """Values of one layer on one rank: normalisations and the biases behind row-split products are not divided."""
+@pytest.fixture(scope="module")
+def divided(problem: Problem) -> Problem:
+    """The same, profiled by a runtime that divides the vocabulary by the tensor degree."""
+    return divide_vocabulary(problem, [accelerator.name for accelerator in problem.cluster.accelerators])
+
+
+def divide_vocabulary(problem: Problem, accelerators: list[str]) -> Problem:
+    more = [
+        replace(
+            one,
+            tensor_degree=tensor,
+            forward_seconds=one.forward_seconds / tensor,
+            activation_bytes=one.activation_bytes // tensor,
+        )
+        for one in problem.profiles.layers
+        if one.kind in {"embedding", "head"} and one.accelerator in accelerators
+        for tensor in (2, 4)
+    ]
+    return replace(problem, profiles=Profiles((*problem.profiles.layers, *more)))
+
+
+def parameters(name: str, tensor: int, vocabulary_ranks: int) -> int:
+    """Values of one layer on one rank: normalisations and the biases behind row-split products are not divided.
+
+    A runtime that divides the vocabulary divides all of its layers.
+    """
     if name == "block":
         whole = 6 * HIDDEN
         return whole + (BLOCK - whole) // tensor
-    return EMBEDDING if name == "embedding" else HEAD
+    return (EMBEDDING if name == "embedding" else HEAD) // vocabulary_ranks
 
 
-def count(plan: Plan, setting: Setting, stage_number: int, index: int) -> MemoryParts:
+def count(plan: Plan, setting: Setting, stage_number: int, index: int, *, divides: bool) -> MemoryParts:
     """The oracle: layer by layer, as the model's documentation says."""
     pipeline = plan.pipelines[0]
     stages, stage = len(pipeline.stages), pipeline.stages[stage_number]
@@ -59,19 +89,20 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int) -> Memory
     tied_seen = False
     rows_of_run = []
     for run in stage.layers:
-        replica = index // run.tensor
+        ranks = run.tensor if divides else 1
+        replica = index // run.tensor if run.order is Order.TENSOR_INNER else index % run.data
         rows = run.rows[replica]
         rows_of_run.append(rows)
         held, biggest = 0, 0
         for layer in range(run.first, run.first + run.count):
-            own = parameters(names[layer], run.tensor)
+            own = parameters(names[layer], run.tensor, ranks)
             biggest = max(biggest, own)
             gathered.append(own if run.sharding is Sharding.ZERO3 and run.data > 1 else 0)
             held += own
             if names[layer] in {"embedding", "head"}:
-                held -= VOCABULARY * HIDDEN if tied_seen else 0
+                held -= VOCABULARY * HIDDEN // ranks if tied_seen else 0
                 tied_seen = True
-            saved = KEPT[names[layer]] * rows // (run.tensor if names[layer] == "block" else 1)
+            saved = KEPT[names[layer]] * rows // (run.tensor if names[layer] == "block" else ranks)
             saved *= setting.runtime.activation_ratio
             if run.recompute:
                 activations += kept * (rows * ROW * size if layer > 0 else 0)
@@ -88,7 +119,7 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int) -> Memory
         boundary += 3 * rows_of_run[0] * ROW * size
     if stage_number < stages - 1:
         boundary += (kept + 3) * rows_of_run[-1] * ROW * size
-    loss = 2 * TOKENS * VOCABULARY * size * rows_of_run[-1] if stage_number == stages - 1 else 0
+    loss = 2 * TOKENS * VOCABULARY * size * rows_of_run[-1] // ranks if stage_number == stages - 1 else 0
     pairs = [a + b for a, b in pairwise(gathered)]
     return MemoryParts(
         weights,
@@ -112,7 +143,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
         for low, high in ((ends[number], cut), (cut, ends[number + 1])):
             if high > low:
                 data = draw(st.sampled_from([d for d in (1, 2, 4, 8) if d <= size and size // d <= 4]))
-                rows = (8 // data,) * data
+                rows = draw(st.sampled_from([(4, 4), (1, 7), (7, 1)])) if data == 2 else (8 // data,) * data
                 runs.append(
                     LayerRun(
                         low,
@@ -120,6 +151,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
                         size // data,
                         data,
                         rows,
+                        draw(st.sampled_from(Order)),
                         sharding=draw(st.sampled_from(Sharding)),
                         recompute=draw(st.booleans()),
                     )
@@ -134,22 +166,67 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     dtype=st.sampled_from(Dtype),
     gradient_dtype=st.sampled_from([Dtype.FLOAT16, Dtype.FLOAT32]),
     constant=st.sampled_from([0, 10**9]),
+    divides=st.booleans(),
 )
 def test_every_device_holds_what_the_count_says(
-    problem: Problem, data: st.DataObject, dtype: Dtype, gradient_dtype: Dtype, constant: int
+    *,
+    problem: Problem,
+    divided: Problem,
+    data: st.DataObject,
+    dtype: Dtype,
+    gradient_dtype: Dtype,
+    constant: int,
+    divides: bool,
 ) -> None:
     runtime = Runtime(gradient_dtype=gradient_dtype, constant_bytes=constant)
-    setting = replace(problem.setting, model=replace(problem.model, dtype=dtype), runtime=runtime)
+    setting = replace(
+        (divided if divides else problem).setting, model=replace(problem.model, dtype=dtype), runtime=runtime
+    )
     plan = data.draw(plans(problem))
     found = estimate_in(plan, setting)
     expected = [
-        count(plan, setting, number, index)
+        count(plan, setting, number, index, divides=divides)
         for number, stage in enumerate(plan.pipelines[0].stages)
         for index in range(len(stage.devices))
     ]
     assert list(found.memory_parts) == expected
     assert [held for _, held in found.memory_by_device] == [part.total_bytes for part in expected]
     assert found.peak_memory_bytes == max(part.total_bytes for part in expected)
+
+
+def test_a_vocabulary_is_divided_where_every_accelerator_was_measured_so(problem: Problem, divided: Problem) -> None:
+    one_of_two = divide_vocabulary(problem, ["emulated-fast"])
+    head = problem.model.kind("head")
+    for setting, ranks in ((problem.setting, 1), (divided.setting, 4), (one_of_two.setting, 1)):
+        assert setting.divides(head, 4) is (ranks == 4)
+        assert setting.values_at(head, 4) == HEAD // ranks
+        assert setting.shared_at(head, 4) == VOCABULARY * HIDDEN // ranks
+        whole = problem.profiles.cost("emulated-fast", "head", 1, 2).forward_seconds
+        assert setting.layer_cost("emulated-fast", head, 4, 2).forward_seconds == pytest.approx(whole / ranks)
+        assert loss_bytes(setting, 4, 2) == 2 * 2 * TOKENS * VOCABULARY * 4 // ranks
+
+
+def test_what_a_search_counts_for_a_divided_vocabulary_is_what_the_estimate_counts(divided: Problem) -> None:
+    devices = divided.cluster.devices
+    stages = (Stage(devices[:4], (LayerRun(0, 7, 4, 1, (2,)),)), Stage(devices[4:], (LayerRun(7, 7, 4, 1, (2,)),)))
+    found = estimate_in(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.setting)
+    needed = StageMemory(divided).needed("emulated-fast", 4, 2, np.array([2.0, 1.0]))
+    assert found.memory_by_device[0][1] == needed[0, 0, 7]
+    assert found.memory_by_device[4][1] == needed[1, 7, 14]
+
+
+def test_gradients_of_a_divided_vocabulary_are_summed_in_parts(problem: Problem, divided: Problem) -> None:
+    """The tied weight over its owners, the rest of its layers among the replicas."""
+    devices = problem.cluster.devices
+    runs = LayerRun(0, 7, 2, 2, (1, 1)), LayerRun(7, 7, 2, 2, (1, 1))
+    plan = Plan(14, 16, (Pipeline(8, 2, (Stage(devices[:4], runs[:1]), Stage(devices[4:], runs[1:]))),))
+    whole, parts = (
+        [sync for sync in gradient_syncs(Paces(plan, one.setting)) if sync.of_shared_weight]
+        for one in (problem, divided)
+    )
+    assert len(parts) == len(whole) == 1
+    latency = parts[0].latency_seconds
+    assert parts[0].seconds - latency == pytest.approx((whole[0].seconds - latency) / 2)
 
 
 def test_adam_in_half_precision_takes_sixteen_bytes_a_parameter(problem: Problem) -> None:

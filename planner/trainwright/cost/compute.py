@@ -76,7 +76,7 @@ def update_seconds(accelerator: str, runs: Iterable[tuple[int, int, int, int, in
         seconds, values = 0.0, 0
         for kind, number in setting.kind_counts(first, first + count):
             seconds += number * setting.layer_cost(accelerator, kind, tensor, rows).update_seconds
-            values += number * kind.parameters_at(tensor)
+            values += number * setting.values_at(kind, tensor)
         held = setting.parameters(first, first + count, tensor)
         total += (seconds * held / values if values else seconds) / parts
     return total

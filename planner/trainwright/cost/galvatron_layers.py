@@ -74,7 +74,7 @@ class GroupCosts:
         """
         forward, backward = self._compute_seconds(kind, run)
         tensor_forward, tensor_backward = self._tensor_seconds(kind, run)
-        held = kind.parameters_at(run.tensor)
+        held = self.setting.values_at(kind, run.tensor)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
         gradient_bytes = held * self.setting.gradient_dtype.num_bytes

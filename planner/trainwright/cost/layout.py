@@ -9,7 +9,6 @@ from itertools import accumulate
 
 from trainwright.cost.collectives import Nodes
 from trainwright.cost.setting import Setting
-from trainwright.model import Model
 from trainwright.plan import LayerRun, Order, Plan, Stage
 
 
@@ -104,22 +103,3 @@ def _check_devices(plan: Plan, setting: Setting) -> None:
                 if not 0 <= device.slot <= largest.get(device.node, -1):
                     setting.cluster.accelerator_of(device)
                     largest[device.node] = device.slot
-
-
-def repeated_parameters(model: Model, first: int, end: int) -> int:
-    """Values of shared weights that the layers `first … end - 1` name more than once but hold once."""
-    seen: set[str] = set()
-    repeated = 0
-    for layer in range(first, end):
-        kind = model.kind_of(layer)
-        if kind.shared_weight is not None:
-            repeated += kind.shared_parameters if kind.shared_weight in seen else 0
-            seen.add(kind.shared_weight)
-    return repeated
-
-
-def held_parameters(model: Model, first: int, end: int, tensor: int) -> int:
-    """Values that one rank holds of the layers `first … end - 1`, a shared weight once."""
-    return sum(model.kind_of(layer).parameters_at(tensor) for layer in range(first, end)) - repeated_parameters(
-        model, first, end
-    )

@@ -100,7 +100,7 @@ def stage_memory(
                 gradients,
                 optimizer,
                 round(activations),
-                round(gathered) + (loss_bytes(setting.model, rows[-1]) if is_last else 0),
+                round(gathered) + (loss_bytes(setting, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
                 setting.runtime.constant_bytes,
             )
         found.append(seen[key])
@@ -121,7 +121,7 @@ def _state_bytes(stage: Stage, setting: Setting, micro_batches: int) -> tuple[in
         optimizer += state * part
         if run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and micro_batches == 1:
             largest = max(
-                kind.parameters_at(run.tensor) for kind, _ in setting.kind_counts(run.first, run.first + run.count)
+                setting.values_at(kind, run.tensor) for kind, _ in setting.kind_counts(run.first, run.first + run.count)
             )
             gradients += min(values, part + largest)
         else:
@@ -149,18 +149,20 @@ def _gathered_bytes(stage: Stage, setting: Setting) -> int:
     if not any(sharded):
         return 0
     sizes = [
-        setting.model.kind_of(layer).parameters_at(run.tensor) * is_sharded
+        setting.values_at(setting.model.kind_of(layer), run.tensor) * is_sharded
         for run, is_sharded in zip(stage.layers, sharded, strict=True)
         for layer in range(run.first, run.first + run.count)
     ]
     return max(sum(pair) for pair in pairwise((0, *sizes))) * setting.model.dtype.num_bytes
 
 
-def loss_bytes(model: Model, rows: int) -> int:
-    """Workspace of the last stage for the loss of so many rows."""
-    operators = model.kind_of(len(model.layers) - 1).operators
-    logits = sum(one.input_elements_per_row for one in operators if one.kind is OperatorKind.CROSS_ENTROPY)
-    return round(LOSS_WORKSPACE * rows * logits * model.dtype.num_bytes)
+def loss_bytes(setting: Setting, tensor: int, rows: int) -> int:
+    """Workspace of the last stage for the loss of so many rows; a divided vocabulary divides the logits."""
+    model = setting.model
+    last = model.kind_of(len(model.layers) - 1)
+    logits = sum(one.input_elements_per_row for one in last.operators if one.kind is OperatorKind.CROSS_ENTROPY)
+    ranks = tensor if setting.divides(last, tensor) else 1
+    return round(LOSS_WORKSPACE * rows * logits * model.dtype.num_bytes / ranks)
 
 
 def _activation_bytes(stage: Stage, rows: Sequence[int], accelerator: str, setting: Setting, kept: int) -> float:

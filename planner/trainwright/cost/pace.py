@@ -259,11 +259,11 @@ class _StageBuilder:
         if run.sharding is not Sharding.ZERO3 or run.data == 1:
             return 0.0
         collective = self.setting.collectives.beside(seats.data_groups, self.paces.gather_load)
-        return collective.half_seconds(kind.parameters_at(run.tensor) * self.setting.model.dtype.num_bytes)
+        return collective.half_seconds(self.setting.values_at(kind, run.tensor) * self.setting.model.dtype.num_bytes)
 
     def _reduce_seconds(self, kind: LayerKind, run: LayerRun, seats: Seats) -> float:
         """Gradients of one layer; those of a weight with other owners too are summed with the first of them, or apart."""
-        values = kind.parameters_at(run.tensor)
+        values = self.setting.values_at(kind, run.tensor)
         name = kind.shared_weight
         if name is not None and (
             name in self.paces.apart or self.setting.model.kind_of(self.setting.first_owner[name]) is not kind

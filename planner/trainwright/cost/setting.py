@@ -52,16 +52,11 @@ class Setting:
         return self.runtime.gradient_dtype
 
     def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
-        """Cost of one layer as this runtime reaches it.
-
-        Kinds that are not tensor parallel are computed whole by every rank of the tensor group, unless they were
-        measured at that degree: the runtime that was measured divides them all the same (Megatron its vocabulary).
-        """
+        """Cost of one layer as this runtime reaches it."""
         key = (accelerator, kind.name, tensor, rows)
         found = self._layer_costs.get(key)
         if found is None:
-            divided = kind.is_tensor_parallel or self.profiles.has(accelerator, kind.name, tensor)
-            degree = tensor if divided else 1
+            degree = tensor if self.divides(kind, tensor) else 1
             profile = self.profiles.cost(accelerator, kind.name, degree, rows)
             forward, backward = profile.forward_seconds, profile.backward_seconds
             growth, ratio = self.runtime.row_growth_ratio, self.runtime.compute_ratio(accelerator)
@@ -78,6 +73,28 @@ class Setting:
             )
         return found
 
+    def divides(self, kind: LayerKind, tensor: int) -> bool:
+        """Whether the ranks of a tensor group divide a layer's computation and its values among them.
+
+        Kinds that are not tensor parallel each of them computes and holds whole, unless they were measured at that
+        degree, on all accelerators that they were measured on: the runtime that was measured divides them all the same
+        (Megatron its vocabulary).
+        """
+        if kind.is_tensor_parallel or tensor == 1:
+            return True
+        key = (kind.name, tensor)
+        if key not in self._divides:
+            names = [one.name for one in self.cluster.accelerators]
+            degrees = [found for name in names if (found := self.profiles.tensor_degrees(name, kind.name))]
+            self._divides[key] = bool(degrees) and all(tensor in found for found in degrees)
+        return self._divides[key]
+
+    def values_at(self, kind: LayerKind, tensor: int) -> int:
+        """Values of one layer on one rank."""
+        if kind.is_tensor_parallel or not self.divides(kind, tensor):
+            return kind.parameters_at(tensor)
+        return kind.parameters // tensor
+
     def kind_counts(self, first: int, end: int) -> list[tuple[LayerKind, int]]:
         """How many of the layers `first … end - 1` are of each kind; kinds with none left out."""
         key = (first, end)
@@ -90,12 +107,12 @@ class Setting:
 
     def parameters(self, first: int, end: int, tensor: int) -> int:
         """Values that one rank holds of the layers `first … end - 1`, a weight that several of them share once."""
-        total = sum(count * kind.parameters_at(tensor) for kind, count in self.kind_counts(first, end))
+        total = sum(count * self.values_at(kind, tensor) for kind, count in self.kind_counts(first, end))
         return total - sum(self.repeated(first, end, tensor).values())
 
     def shared_at(self, kind: LayerKind, tensor: int) -> int:
         """Values of the kind's shared weight on one rank."""
-        return kind.shared_parameters // (tensor if kind.is_tensor_parallel else 1)
+        return kind.shared_parameters // (tensor if self.divides(kind, tensor) else 1)
 
     def repeated(self, first: int, end: int, tensor: int) -> dict[str, int]:
         """By shared weight: values that the layers name again but hold once."""
@@ -118,6 +135,10 @@ class Setting:
 
     @cached_property
     def _layer_costs(self) -> dict[tuple[str, str, int, int], LayerCost]:
+        return {}
+
+    @cached_property
+    def _divides(self) -> dict[tuple[str, int], bool]:
         return {}
 
     @cached_property

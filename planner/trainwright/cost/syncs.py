@@ -99,7 +99,7 @@ def _values(holder: Holder, first: int, end: int, paces: Paces) -> int:
     setting, tensor = paces.setting, holder.run.tensor
     total = 0
     for kind, count in setting.kind_counts(first, end):
-        total += count * kind.parameters_at(tensor)
+        total += count * setting.values_at(kind, tensor)
         name = kind.shared_weight
         if name is not None:
             is_first = name not in paces.apart and first <= setting.first_owner[name] < end

@@ -143,9 +143,9 @@ class LowerBounds:
     def _own_parameters(self, tensor: int) -> Array:
         """[end] values of all layers before `end` that no other layer holds."""
         if tensor not in self._parameters:
-            model = self.problem.model
+            model, setting = self.problem.model, self.problem.setting
             kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
-            own = [0 if kind.shared_weight else kind.parameters_at(tensor) for kind in kinds]
+            own = [0 if kind.shared_weight else setting.values_at(kind, tensor) for kind in kinds]
             self._parameters[tensor] = np.concatenate([[0.0], np.cumsum(own)])
         return self._parameters[tensor]
 

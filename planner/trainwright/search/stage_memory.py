@@ -45,7 +45,7 @@ class StageMemory:
         outgoing = np.append(outputs[:-1], 0.0)
         per_value = memory.parameter_bytes(model, self.problem.optimizer, runtime.gradient_dtype)
         held = self.held_parameters(tensor) * per_value + runtime.constant_bytes
-        held[:, -1] += memory.loss_bytes(model, rows)
+        held[:, -1] += memory.loss_bytes(self.problem.setting, tensor, rows)
         once = memory.RECEIVED_AHEAD * (outgoing[None, :] + outputs[:, None])
         needed: Array = held + np.round(once + kept[:, None, None] * (spans(activations) + outgoing[None, :]))
         return needed
@@ -53,15 +53,15 @@ class StageMemory:
     def held_parameters(self, tensor: int) -> Array:
         """[first, end] values that a device holds, a weight that several layers share held once."""
         if tensor not in self._held:
-            model = self.problem.model
+            model, setting = self.problem.model, self.problem.setting
             layers = range(len(model.layers))
-            held = spans(np.array([model.kind_of(layer).parameters_at(tensor) for layer in layers], dtype=float))
+            held = spans(np.array([setting.values_at(model.kind_of(layer), tensor) for layer in layers], dtype=float))
             owners = [layer for layer in layers if model.kind_of(layer).shared_weight is not None]
             for number, owner in enumerate(owners[1:], start=1):
                 # Spans that begin behind the owner before last, or end before this one, hold nothing twice through it.
                 for first in range(owners[number - 1] + 1):
                     for end in range(owner + 1, len(model.layers) + 1):
-                        held[first, end] = self.problem.setting.parameters(first, end, tensor)
+                        held[first, end] = setting.parameters(first, end, tensor)
             self._held[tensor] = held
         return self._held[tensor]
 

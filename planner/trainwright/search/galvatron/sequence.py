@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.setting import Setting
 from trainwright.layer import LayerKind
 from trainwright.model import Model
 
@@ -28,12 +29,10 @@ class LayerClass:
     output_bytes_per_row: int
     holds_shared_weight: bool
 
-    def parameters_at(self, tensor: int) -> int:
+    def parameters_at(self, tensor: int, setting: Setting) -> int:
         """Values that one rank holds at that tensor degree."""
-        held = self.kind.parameters_at(tensor)
-        if self.holds_shared_weight:
-            return held
-        return held - self.kind.shared_parameters // (tensor if self.kind.is_tensor_parallel else 1)
+        held = setting.values_at(self.kind, tensor)
+        return held if self.holds_shared_weight else held - setting.shared_at(self.kind, tensor)
 
     @property
     def is_last(self) -> bool:

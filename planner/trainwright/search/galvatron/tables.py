@@ -130,12 +130,12 @@ class GroupTables:
                 accelerator,
                 self.problem.setting,
                 input_bytes_per_row=layer.input_bytes_per_row,
-                parameters=layer.parameters_at(run.tensor),
+                parameters=layer.parameters_at(run.tensor, self.problem.setting),
                 micro_batches=self.micro_batches,
             )
             state = held.state_bytes
             if layer.is_last:
-                state += memory.loss_bytes(self.problem.model, max(run.rows))
+                state += memory.loss_bytes(self.problem.setting, run.tensor, max(run.rows))
             most = max(most, (held.kept_bytes, state, held.recomputed_bytes, held.gathered_bytes), key=sum)
         return most
 
@@ -171,10 +171,13 @@ class StageTable:
         sizes = np.array([layer.output_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
         return (self.in_flight + memory.RECEIVED_AHEAD) * sizes[:, None] * self.group.rows[None, :]
 
-    def choices(self, first: int, end: int, steady_weight: float, budget_bytes: float) -> StageChoices:
+    def choices(
+        self, first: int, end: int, steady_weight: float, budget_bytes: float, *, gathered_bytes: float | None = None
+    ) -> StageChoices:
         """The programme of a stage with these layers, which minimises last + weight × steady seconds.
 
         O_b stays to the end: activations of the micro-batches behind are still there, and weights are gathered ahead.
+        With a limit of what a layer gathers, that much is set aside and strategies that gather more are closed.
         """
         group = self.group
         members = np.array(group.sequence.members(first, end))
@@ -182,15 +185,25 @@ class StageTable:
         forward, gathered = self.forward_bytes[members], group.bytes.gathered[members]
         forward[0] += self.entering_bytes[members[0]][group.layouts]
         forward[-1] += self.leaving_bytes[members[-1]][group.layouts]
+        seconds, peak = (last + steady_weight * steady)[members], group.bytes.recomputed[members]
+        if gathered_bytes is None:
+            peak = peak + gathered + np.roll(gathered, 1, axis=0) * (gathered > 0)
+        else:
+            seconds = np.where(gathered <= gathered_bytes, seconds, np.inf)
         return StageChoices(
-            seconds=(last + steady_weight * steady)[members],
+            seconds=seconds,
             moved_seconds=(1 + steady_weight) * group.moves[members],
             layouts=group.layouts,
             forward_bytes=forward,
-            peak_bytes=group.bytes.recomputed[members] + gathered + np.roll(gathered, 1, axis=0) * (gathered > 0),
+            peak_bytes=peak,
             released_bytes=np.zeros_like(forward),
-            budget_bytes=budget_bytes,
+            budget_bytes=budget_bytes - (gathered_bytes or 0.0),
         )
+
+    def gathered_limits(self, first: int, end: int) -> list[float]:
+        """What a layer may gather at most: nothing, or what some layer and strategy need."""
+        gathered = self.group.bytes.gathered[np.array(self.group.sequence.members(first, end))]
+        return [float(size) for size in np.unique(np.append(gathered, 0.0))]
 
     def seconds(self, first: int, end: int, path: tuple[int, ...]) -> tuple[float, float]:
         """Steady and last seconds of an assignment."""
