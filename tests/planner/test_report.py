@@ -115,6 +115,6 @@ def test_the_runner_up_is_told_apart_from_the_winner(
     first, batches, layers = (Candidate(plan, estimate_in(plan, problem.setting)) for plan in plans)
     rows = problem.global_batch_size
     said = runner_up([first, batches])[0]
-    assert f"with {rows}×1 (micro-batches × rows) in place of {rows // 2}×2, takes" in said
+    assert f"with 1×{rows} (rows × micro-batches) in place of 2×{rows // 2}, takes" in said
     assert "pp2 dp1 tp1 with layers 8 6, takes" in runner_up([first, layers])[0]
     assert runner_up([first]) == []

@@ -35,7 +35,7 @@ def runner_up(candidates: Sequence[Candidate]) -> list[str]:
     later = rows_per_second(first.plan, first.estimate) / rows_per_second(second.plan, second.estimate) - 1
     told, other = _in_words(first.plan), _in_words(second.plan)
     if told[:2] == other[:2]:
-        what = f"with {other[2]} (micro-batches × rows) in place of {told[2]}"
+        what = f"with {other[2]} (rows × micro-batches) in place of {told[2]}"
     else:
         what = f"{other[0]} with layers {other[1]}"
     return [f"The next best plan, {what}, takes {later:.1%} longer."]

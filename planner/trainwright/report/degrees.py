@@ -17,8 +17,8 @@ def degrees(plan: Plan) -> str:
 
 
 def batches(plan: Plan) -> str:
-    """`16×2`: micro-batches × rows of each, pipelines one below the other."""
-    return "\n".join(f"{pipeline.micro_batches}×{pipeline.micro_batch_size}" for pipeline in plan.pipelines)
+    """`2×16`: rows of a micro-batch × micro-batches, as in a plan's summary; pipelines one below the other."""
+    return "\n".join(f"{pipeline.micro_batch_size}×{pipeline.micro_batches}" for pipeline in plan.pipelines)
 
 
 def layers(plan: Plan) -> str:

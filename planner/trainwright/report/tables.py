@@ -98,7 +98,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     return titled(
         f"Candidates of {planner}{origin_words(problem)}",
         table,
-        f"predicted, not measured; searched for {units.seconds(searched)}; batches: micro-batches × rows",
+        f"predicted, not measured; searched for {units.seconds(searched)}; batches: rows of a micro-batch × micro-batches",
     )
 
 
