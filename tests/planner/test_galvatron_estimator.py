@@ -9,6 +9,8 @@ import pytest
 from trainwright.cost.galvatron import estimate_seconds, pipeline_seconds, stage_seconds
 from trainwright.cost.galvatron_layers import GroupCosts, LayerSeconds, overlapped_seconds
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
+from trainwright.runtime import Runtime
+from trainwright.search.galvatron.pipelines import Workbench
 
 
 @pytest.fixture
@@ -57,6 +59,30 @@ def test_gradients_are_summed_in_the_last_backward_alone(even):
     ring = 2 * (3 / 4 * kind.parameters * 4 / 1e9 + 3 * 1e-4)
     both = overlapped_seconds(cost.backward_seconds, ring, 1.3)
     assert found.last_seconds == pytest.approx(cost.forward_seconds + both)
+
+
+def test_gradients_follow_the_last_backward_where_the_runtime_sums_them_only_then(even):
+    kind, strategy = even.model.kind("block"), run(even)
+    ring = 2 * (3 / 4 * kind.parameters * 4 / 1e9 + 3 * 1e-4)
+    found = GroupCosts(even.cluster.devices, even.setting, 0.5).seconds(kind, strategy)
+    assert found.last_seconds == pytest.approx(found.steady_seconds + 0.5 * ring)
+    sharded = run(even, sharding=Sharding.ZERO3)
+    groups = (GroupCosts(even.cluster.devices, even.setting, ratio) for ratio in (None, 0.5))
+    assert len({group.seconds(kind, sharded) for group in groups}) == 1  # they are scattered beside it in any case
+
+
+def test_the_searchs_tables_follow_the_runtime(even):
+    for overlaps, behind in ((True, None), (False, 1.0)):
+        problem = replace(even, runtime=Runtime(overlaps_gradients=overlaps))
+        group = Workbench(problem).group(problem.devices, 8)
+        plain = next(number for number, one in enumerate(group.runs) if one == run(problem, first=0, count=1))
+        kind = group.sequence.classes[1].kind
+        expected = GroupCosts(problem.devices, problem.setting, behind).seconds(kind, group.runs[plain])
+        assert group.seconds[1][1, plain] == expected.last_seconds
+    for stages in (1, 2):
+        devices = problem.devices[: 4 // stages]
+        costs = Workbench(problem).group(devices, 8).costs
+        assert costs.exposed_ratio == 1 / stages  # all stages sum at the same time
 
 
 def test_sharded_weights_are_gathered_for_every_forward_and_backward(even):

@@ -140,3 +140,8 @@ def plain_queue(cut: Cut, memory_balanced: Ends, time_balanced: Ends | None, gra
             if new is not None and max(new[1]) <= max(found[1]) and max(new[2]) <= fullest:
                 queue.append(moved)
     return best
+
+
+def plain_micro_batches(batch: int, stages: int) -> int:
+    """Of a rule of thumb for m: four micro-batches for each stage, rounded to the next smaller divisor of the batch."""
+    return max(count for count in range(1, batch + 1) if batch % count == 0 and count <= 4 * stages)

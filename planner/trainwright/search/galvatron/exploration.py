@@ -107,7 +107,8 @@ class Exploration:
     def _add(self, cut: Cut, solutions: Iterable[PipelineSolution]) -> None:
         for solution in sorted(solutions, key=attrgetter("seconds"))[:COSTED]:
             self.best_by_eight = min(self.best_by_eight, solution.seconds)
-            self.costed(cut, solution)
+            for variant in cut.variants(solution):
+                self.costed(cut, variant)
 
     def costed(self, cut: Cut, solution: PipelineSolution) -> Found | None:
         """The solution with its exact cost; None where the exact memory model finds that it does not fit."""

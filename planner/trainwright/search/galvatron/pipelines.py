@@ -18,7 +18,7 @@ from trainwright.plan import Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.relaxed import StageOptions
 from trainwright.search.galvatron.sequence import Sequence, sequence_of
-from trainwright.search.galvatron.stage_programme import assign
+from trainwright.search.galvatron.stage_programme import Assignment, assign
 from trainwright.search.galvatron.tables import GroupTables, StageTable
 from trainwright.search.node_order import device_order, device_orders
 from trainwright.search.protocol import Problem
@@ -31,6 +31,8 @@ MAX_ORDERS = 6
 """Orders of nodes along the pipeline that are tried, and of accelerators: all of three, the first of more."""
 CORRECTIONS = 4
 """How often a stage is assigned anew where the exact memory model finds more bytes than the tables."""
+MAX_LIMITS = 6
+"""Limits of what is gathered at a time that are tried then, the least first."""
 _MAX_COMPARED_NODES = 64
 
 
@@ -139,19 +141,33 @@ class Workbench:
 def _fitting(stage: StageTable, first: int, end: int, steady_weight: float) -> StageSolution | None:
     """An assignment that the exact memory model accepts too.
 
-    That model adds the largest recomputed layer and the largest gathered ones even where they are different layers;
-    what it finds missing is taken off the budget.
+    That model adds the largest recomputed layer and the largest gathered ones even where they are different layers; what
+    it finds missing is taken off the budget. Where that leaves none, limits of what is gathered are tried.
     """
     budget = stage.group.budget_bytes
     for _ in range(CORRECTIONS):
         found = assign(stage.choices(first, end, steady_weight, budget))
         if found is None:
-            return None
-        held, lack = stage.exact_bytes(first, found.strategies)
+            break
+        solution, lack = _checked(stage, first, end, found)
         if lack <= 0:
-            return StageSolution(found.strategies, *stage.seconds(first, end, found.strategies), held)
+            return solution
         budget = min(budget, found.bytes) - lack - 1
-    return None
+    if budget == stage.group.budget_bytes:
+        return None
+    best: tuple[float, StageSolution] | None = None
+    for limit in stage.gathered_limits(first, end):
+        found = assign(stage.choices(first, end, steady_weight, stage.group.budget_bytes, gathered_bytes=limit))
+        if found is not None and (best is None or found.seconds < best[0]):
+            solution, lack = _checked(stage, first, end, found)
+            best = (found.seconds, solution) if lack <= 0 else best
+    return best[1] if best else None
+
+
+def _checked(stage: StageTable, first: int, end: int, found: Assignment) -> tuple[StageSolution, float]:
+    """The solution, and what the exact memory model finds missing."""
+    held, lack = stage.exact_bytes(first, found.strategies)
+    return StageSolution(found.strategies, *stage.seconds(first, end, found.strategies), held), lack
 
 
 @dataclass
@@ -195,11 +211,11 @@ class Cut:
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
-        """Weights of a stage's steady micro-batches beside its last one: as the longest stage, and on average."""
+        """Weights of a stage's steady micro-batches beside its last one: not at all, on average, as the longest stage."""
         repeats = self.micro_batches - 1
         if len(self.devices) == 1 or not repeats:
             return (float(repeats),)
-        return (repeats / len(self.devices), float(repeats))
+        return (0.0, repeats / len(self.devices), float(repeats))
 
     def solution(self, ends: Ends) -> PipelineSolution | None:
         """Every stage's strategies under memory, and Eq. 8; None where a stage does not fit."""
@@ -210,22 +226,44 @@ class Cut:
     def _solve(self, ends: Ends) -> PipelineSolution | None:
         options = []
         for stage, (first, end) in zip(self.stages, pairwise((0, *ends)), strict=True):
-            found = [self.bench.solve(stage, first, end, weight) for weight in self.weights]
-            options.append([solution for solution in found if solution is not None])
+            options.append(self._options(stage, first, end))
             if not options[-1]:
                 return None
         best: PipelineSolution | None = None
-        sent = sum(float(self.exchange_seconds[number, end]) for number, end in enumerate(ends[:-1]))
         for limit in sorted({solution.steady_seconds for stage in options for solution in stage}):
             within = [[s for s in stage if s.steady_seconds <= limit] for stage in options]
             if not all(within):
                 continue
             chosen = tuple(min(stage, key=lambda s: s.last_seconds) for stage in within)
-            longest = max(solution.steady_seconds for solution in chosen)
-            seconds = (self.micro_batches - 1) * longest + sum(solution.last_seconds for solution in chosen) + sent
-            if best is None or seconds < best.seconds:
-                best = PipelineSolution(ends, chosen, seconds)
+            found = self._joined(ends, chosen)
+            if best is None or found.seconds < best.seconds:
+                best = found
         return best
+
+    def _joined(self, ends: Ends, stages: tuple[StageSolution, ...]) -> PipelineSolution:
+        sent = sum(float(self.exchange_seconds[number, end]) for number, end in enumerate(ends[:-1]))
+        longest = max(stage.steady_seconds for stage in stages)
+        last = sum(stage.last_seconds for stage in stages)
+        return PipelineSolution(ends, stages, (self.micro_batches - 1) * longest + last + sent)
+
+    def variants(self, solution: PipelineSolution) -> list[PipelineSolution]:
+        """The solution, and others of its partition: every stage at one weight of its steady micro-batches."""
+        ends = solution.ends
+        options = [
+            self._options(stage, first, end)
+            for stage, (first, end) in zip(self.stages, pairwise((0, *ends)), strict=True)
+        ]
+        ways = range(max(len(stage) for stage in options))
+        others = (self._joined(ends, tuple(stage[min(way, len(stage) - 1)] for stage in options)) for way in ways)
+        return list(dict.fromkeys((solution, *others)))
+
+    def _options(self, stage: StageTable, first: int, end: int) -> list[StageSolution]:
+        """The stage at every weight; what is best at the least and at the largest one is best at those between."""
+        least, *between, largest = self.weights if len(self.weights) > 1 else self.weights * 2
+        found = [self.bench.solve(stage, first, end, weight) for weight in (least, largest)]
+        if found[0] != found[1]:
+            found += [self.bench.solve(stage, first, end, weight) for weight in between]
+        return [solution for solution in found if solution is not None]
 
     def plan(self, solution: PipelineSolution) -> Plan:
         """The plan of a solution; neighbouring layers with one strategy become one run."""
