@@ -105,7 +105,7 @@ def _against_the_table() -> Table:
 
 def _against_the_plain_procedure() -> str:
     """Small problems: Algorithm 2's queue over the table algorithm, and one number of micro-batches, beside ours."""
-    wins = cuts = whole_wins = problems = 0
+    wins = losses = cuts = whole_wins = whole_losses = problems = 0
     for machines in SMALL:
         for headroom in HEADROOMS:
             problem = replace(
@@ -115,7 +115,7 @@ def _against_the_plain_procedure() -> str:
             plain_at_one_count, ours_at_all = math.inf, math.inf
             for table in tables:
                 plain, ours = _plain_and_ours(table)
-                assert ours <= plain * (1 + 1e-9), f"the plain queue is faster: {plain} s, ours {ours} s"
+                losses += ours > plain * (1 + 1e-9)
                 ours_at_all = min(ours_at_all, ours)
                 if table.cut.micro_batches == plain_micro_batches(8, len(table.cut.devices)):
                     plain_at_one_count = min(plain_at_one_count, plain)
@@ -123,10 +123,11 @@ def _against_the_plain_procedure() -> str:
                 wins += ours < plain * (1 - 1e-9)
             problems += math.isfinite(ours_at_all)
             whole_wins += ours_at_all < plain_at_one_count * (1 - 1e-9)
+            whole_losses += ours_at_all > plain_at_one_count * (1 + 1e-9)
     return (
         f"The paper's plain procedure (Algorithm 2's queue, a table of {PLAIN_GRANULES} granules) on {cuts} cuts of small "
-        f"problems: ours is better by Eq. 8 in {wins}, never worse. With one number of micro-batches for each pipeline "
-        f"degree, 4 for each stage, on {problems} problems: ours is better in {whole_wins}, never worse."
+        f"problems: ours is better by Eq. 8 in {wins}, worse in {losses}. With one number of micro-batches for each pipeline "
+        f"degree, 4 for each stage, on {problems} problems: ours is better in {whole_wins}, worse in {whole_losses}."
     )
 
 

@@ -31,8 +31,6 @@ MAX_ORDERS = 6
 """Orders of nodes along the pipeline that are tried, and of accelerators: all of three, the first of more."""
 CORRECTIONS = 4
 """How often a stage is assigned anew where the exact memory model finds more bytes than the tables."""
-MAX_LIMITS = 6
-"""Limits of what is gathered at a time that are tried then, the least first."""
 _MAX_COMPARED_NODES = 64
 
 
