@@ -7,15 +7,19 @@ computation alone, so that the all-reduces (Eq. 3, with the latency of their ste
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainwright.cluster import Device
-from trainwright.cost.links import Links, links_of
+from trainwright.cost.links import Array, Links, links_of
 from trainwright.cost.setting import Setting
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+
+Indices = NDArray[np.intp]
 
 
 def all_reduce_seconds(members: int, message_bytes: float, bandwidth: float) -> float:
@@ -47,17 +51,29 @@ def layer_seconds(accelerators: Sequence[str], kind: LayerKind, tensor: int, row
 
 
 def estimate_seconds(plan: Plan, setting: Setting) -> float:
-    """T of Eq. 4: the slowest pipeline (Eq. 5) plus the slowest device's gradient synchronisation (Eq. 3).
+    """T of Eq. 4: the slowest of the data-parallel pipelines (Eq. 5) plus the slowest gradient synchronisation (Eq. 3).
 
-    A stage's time is that of its slowest replica, so that one pipeline stands for all of them. Raises ValueError for
-    plans that the paper's model does not know.
+    A pipeline is what some rows of a micro-batch pass through: one replica of every stage. Raises ValueError for plans
+    that the paper's model does not know.
     """
     pipeline = _only_pipeline(plan, setting)
     scene = _Scene(setting)
-    times = [scene.stage_seconds(stage) for stage in pipeline.stages]
-    exchanges = [scene.exchange_seconds(pipeline, number) for number in range(len(pipeline.stages) - 1)]
-    pipeline_seconds = (pipeline.micro_batches - 1) * max(times) + sum(exchanges) + sum(times)
-    return pipeline_seconds + max(scene.sync_seconds(stage) for stage in pipeline.stages)
+    stages = pipeline.stages
+    chains = _chains(stages)
+    times = np.stack([scene.replica_seconds(stage)[chains[i]] for i, stage in enumerate(stages)])
+    exchanges = np.array(
+        [scene.exchange_seconds(*pair, chains[i], chains[i + 1]) for i, pair in enumerate(pairwise(stages))]
+    )
+    sums = exchanges.sum(axis=0) + times.sum(axis=0)
+    pipeline_seconds = (pipeline.micro_batches - 1) * times.max(axis=0) + sums
+    return float(pipeline_seconds.max()) + max(scene.sync_seconds(stage) for stage in stages)
+
+
+def _chains(stages: Sequence[Stage]) -> Indices:
+    """[stage, pipeline] the replica that computes the rows of each pipeline."""
+    ends = [np.cumsum(stage.layers[0].rows) for stage in stages]
+    cuts = np.unique(np.concatenate(ends))
+    return np.stack([np.searchsorted(stage_ends, cuts) for stage_ends in ends])
 
 
 def _only_pipeline(plan: Plan, setting: Setting) -> Pipeline:
@@ -84,11 +100,17 @@ class _Scene:
         self.links: Links = links_of(setting.cluster)
         self.number = {node.name: index for index, node in enumerate(setting.cluster.nodes)}
 
-    def stage_seconds(self, stage: Stage) -> float:
-        """t_i: one micro-batch, forward and backward, on the slowest replica."""
+    def replica_seconds(self, stage: Stage) -> Array:
+        """[replica] t_i: one micro-batch, forward and backward; replicas on the same nodes are alike."""
         run = stage.layers[0]
-        groups = zip(run.tensor_groups(stage.devices), run.rows, strict=True)
-        return max(self._group_seconds(run, group, rows) for group, rows in groups)
+        found: dict[tuple[object, ...], float] = {}
+        seconds = []
+        for group, rows in zip(run.tensor_groups(stage.devices), run.rows, strict=True):
+            key = (rows, *(device.node for device in group))
+            if key not in found:
+                found[key] = self._group_seconds(run, group, rows)
+            seconds.append(found[key])
+        return np.array(seconds)
 
     def _group_seconds(self, run: LayerRun, group: tuple[Device, ...], rows: int) -> float:
         model, setting = self.setting.model, self.setting
@@ -103,17 +125,24 @@ class _Scene:
             )
         return seconds
 
-    def exchange_seconds(self, pipeline: Pipeline, number: int) -> float:
-        """e_i: the slowest pair's activation forward and gradient backward, v / b each."""
-        upper, lower = pipeline.stages[number], pipeline.stages[number + 1]
+    def exchange_seconds(self, upper: Stage, lower: Stage, senders: Indices, receivers: Indices) -> Array:
+        """[pipeline] e_i: the slowest pair's activation forward and its gradient backward, v / b each.
+
+        The paper writes v / b once; a boundary is crossed twice for every micro-batch, as both directions of t_i count.
+        Given are the replicas [pipeline] on both sides; of their rows those count that both compute.
+        """
         row_bytes = self.setting.model.output_bytes_per_row(upper.end - 1)
-        seconds = 0.0
-        for senders, receivers, rows in _overlaps(upper, lower):
-            there, back = self._nodes(senders), self._nodes(receivers)
-            there = there[np.arange(len(back)) % len(there)]
-            bandwidths = (self.links.bandwidth[there, back].min(), self.links.bandwidth[back, there].min())
-            seconds = max(seconds, sum(rows * row_bytes / self._achieved(float(b)) for b in bandwidths))
+        above, below = (self._nodes_by_replica(stage) for stage in (upper, lower))
+        there, back = above[senders][:, np.arange(below.shape[1]) % above.shape[1]], below[receivers]
+        forward, backward = self.links.bandwidth[there, back].min(axis=1), self.links.bandwidth[back, there].min(axis=1)
+        (first, end), (other_first, other_end) = _rows(upper, senders), _rows(lower, receivers)
+        rows = np.minimum(end, other_end) - np.maximum(first, other_first)
+        seconds: Array = rows * row_bytes * (1 / forward + 1 / backward) / self.setting.runtime.link_ratio
         return seconds
+
+    def _nodes_by_replica(self, stage: Stage) -> Indices:
+        """[replica, tensor index] the node of every device."""
+        return np.stack([self._nodes(group) for group in stage.layers[0].tensor_groups(stage.devices)])
 
     def sync_seconds(self, stage: Stage) -> float:
         """T_dpsync of the slowest data group of a stage: Eq. 3 with M = all parameters held at a device."""
@@ -122,26 +151,14 @@ class _Scene:
             return 0.0
         message = self.setting.parameters(stage.first, stage.end, run.tensor) * self.setting.gradient_dtype.num_bytes
         bandwidth = min(self.links.slowest_bandwidth(self._nodes(group)) for group in run.data_groups(stage.devices))
-        return all_reduce_seconds(run.data, message, self._achieved(bandwidth))
+        return all_reduce_seconds(run.data, message, bandwidth * self.setting.runtime.link_ratio)
 
-    def _nodes(self, devices: Sequence[Device]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    def _nodes(self, devices: Sequence[Device]) -> Indices:
         return np.array([self.number[device.node] for device in devices], dtype=np.intp)
 
-    def _achieved(self, bandwidth: float) -> float:
-        return bandwidth * self.setting.runtime.link_ratio
 
-
-def _overlaps(upper: Stage, lower: Stage) -> Iterator[tuple[tuple[Device, ...], tuple[Device, ...], int]]:
-    """Which replica sends how many rows to which: the overlaps of their rows of a micro-batch."""
-    for sender, first, end in _rows(upper):
-        for receiver, other_first, other_end in _rows(lower):
-            rows = min(end, other_end) - max(first, other_first)
-            if rows > 0:
-                yield sender, receiver, rows
-
-
-def _rows(stage: Stage) -> Iterator[tuple[tuple[Device, ...], int, int]]:
-    run, first = stage.layers[0], 0
-    for group, rows in zip(run.tensor_groups(stage.devices), run.rows, strict=True):
-        yield group, first, first + rows
-        first += rows
+def _rows(stage: Stage, replicas: Indices) -> tuple[Indices, Indices]:
+    """First row and end of what these replicas compute of a micro-batch."""
+    rows = np.array(stage.layers[0].rows)
+    ends = np.cumsum(rows)
+    return (ends - rows)[replicas], ends[replicas]
