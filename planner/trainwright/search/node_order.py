@@ -13,6 +13,7 @@ import numpy as np
 from trainwright.cluster import Device
 from trainwright.cost.links import Links, links_of, node_classes
 from trainwright.search.protocol import Problem
+from trainwright.search.relisting import relisted
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,8 @@ def _groups(problem: Problem) -> list[list[int]]:
     """Numbers of the nodes in use: groups of equal accelerators and sizes, the fastest and largest first."""
     cluster = problem.cluster
     used = set(problem.nodes)
-    numbers = [number for number, node in enumerate(cluster.nodes) if node.name in used]
+    number_of = {node.name: number for number, node in enumerate(cluster.nodes)}
+    numbers = [number_of[node.name] for node in relisted(cluster).nodes if node.name in used]
     names = _by_speed(problem)
 
     def rank(number: int) -> tuple[int, int]:
