@@ -7,13 +7,14 @@ import pytest
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.cost.pace import Paces
 from trainwright.cost.setting import Setting
+from trainwright.cost.syncs import gradient_syncs
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
 from trainwright.profiles import LayerProfile, Profiles
 
-MODEL = Model.of(Gpt(4, 64, 4, 32, 500), Dtype.FLOAT32)
+MODEL = Model.of(Gpt(4, 96, 12, 32, 500), Dtype.FLOAT32)
 NETWORK, INSIDE = 1e6, 1e7
 A = tuple(Device("a", slot) for slot in range(8))
 B = tuple(Device("b", slot) for slot in range(8))
@@ -27,7 +28,7 @@ def setting(*, compute_seconds: float = 0.0) -> Setting:
     profiles = tuple(
         LayerProfile("x", kind.name, tensor, 1, compute_seconds, compute_seconds, 0.0, 0, 0)
         for kind in MODEL.kinds
-        for tensor in ((1, 2, 4) if kind.is_tensor_parallel else (1,))
+        for tensor in ((1, 2, 3, 4) if kind.is_tensor_parallel else (1,))
     )
     return Setting(MODEL, cluster, Profiles(profiles))
 
@@ -92,3 +93,28 @@ def test_gathers_of_two_stages_share_the_cards(*, sharing: bool) -> None:
     held = sum(MODEL.kind_of(layer).parameters for layer in range(3)) * 4
     spent = found.stages[0, 0].workers[0].forward.sharding_seconds
     assert spent == pytest.approx(held / 2 / MESSAGE * reduced(1 + sharing))
+
+
+@pytest.mark.parametrize("tensors", [(2, 3), (3, 2), (1, 2), (1, 1)])
+def test_pipelines_of_any_tensor_degrees_sum_every_slice_once(tensors: tuple[int, int]) -> None:
+    """Whoever holds what: each value goes over the cards between two pipelines once in either direction."""
+    stages = [
+        Stage(devices[:tensor], (LayerRun(0, 6, tensor, 1, (4,)),))
+        for devices, tensor in zip((A, B), tensors, strict=True)
+    ]
+    plan = Plan(6, 8, tuple(Pipeline(1, 4, (one,)) for one in stages))
+    (across,) = gradient_syncs(Paces(plan, setting()))
+    values = max(tensor * setting().parameters(0, 6, tensor) for tensor in tensors)
+    assert across.seconds == pytest.approx(values * 4 / NETWORK)
+    assert across.cards["out", "a"] == pytest.approx(across.seconds)
+
+
+def test_pipelines_sharded_over_two_and_three_replicas_sum_every_shard_once() -> None:
+    stages = [
+        Stage(devices[: len(rows)], (LayerRun(0, 6, 1, len(rows), rows, sharding=Sharding.ZERO1),))
+        for devices, rows in ((A, (3, 3)), (B, (2, 2, 2)))
+    ]
+    plan = Plan(6, 12, tuple(Pipeline(1, 6, (one,)) for one in stages))
+    across = gradient_syncs(Paces(plan, setting()))[-1]
+    assert across.owners == ((0, 0), (1, 0))
+    assert across.seconds == pytest.approx(setting().parameters(0, 6, 1) * 4 / NETWORK)

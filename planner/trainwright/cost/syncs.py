@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import pairwise
 from math import lcm
 
@@ -168,11 +167,14 @@ class _Builder:
     def _across(self, bucket: Bucket, num_bytes: int, *, sharded: bool) -> Cost:
         """One ring for each finest slice of the weights, over all ranks that hold it.
 
-        Slices go by tensor index; where gradients are sharded by now, one rank of each pipeline holds one. Who holds several slices takes part in as many rings, one after the other.
+        Slices go by tensor index; where gradients are sharded by now, one rank of each pipeline holds one. Who holds
+        several slices takes part in as many rings, one after the other. Values that no
+        tensor degree divides are spread over the rings of a rank of the highest degree.
         """
         seats = [holder.seats for holder in bucket.holders]
         shards = [one.data if sharded else 1 for one in seats]
-        message = min(bucket.values) * num_bytes / max(shards)
+        values = max(value * one.tensor for value, one in zip(bucket.values, seats, strict=True))
+        message = values / lcm(*(one.tensor for one in seats)) * num_bytes / lcm(*shards)
         total: Cost = (0.0, 0.0, Counter())
         for groups in slice_rounds(seats, shards):
             cost = _all_reduce(self.setting.collectives.all_reduce(groups), message, 1.0)
@@ -207,7 +209,7 @@ def slice_rounds(seats: Sequence[Seats], shards: Sequence[int]) -> list[tuple[No
 
     A pipeline with tensor degree t whose ranks hold 1/d of their part has t × d slices; the finest common ones are summed.
     """
-    tensors, parts = (reduce(lcm, values) for values in ([one.tensor for one in seats], shards))
+    tensors, parts = lcm(*(one.tensor for one in seats)), lcm(*shards)
     rounds: dict[tuple[int, int], list[Nodes]] = {}
     turns = tensors // min(one.tensor for one in seats), parts // min(shards)
     for tensor in range(tensors):
