@@ -7,12 +7,12 @@ from dataclasses import astuple, replace
 from itertools import pairwise
 
 import pytest
+from bound_oracle import lower_bound_seconds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost import amp
-from trainwright.cost.bound import lower_bound_seconds
 from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.estimate import Estimate, estimate, estimate_in
 from trainwright.cost.fabric import Fabric

@@ -7,11 +7,11 @@ from dataclasses import astuple, replace
 from itertools import pairwise
 
 import pytest
+from bound_oracle import lower_bound_seconds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, Device
-from trainwright.cost.bound import lower_bound_seconds
 from trainwright.cost.boundaries import boundary, missing_rows, redistribution_seconds
 from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.estimate import estimate_in

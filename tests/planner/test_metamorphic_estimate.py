@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
+from bound_oracle import lower_bound_seconds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node, Port
-from trainwright.cost.bound import lower_bound_seconds
 from trainwright.cost.estimate import Estimate, estimate_in
 from trainwright.cost.setting import Setting
 from trainwright.families import Gpt

@@ -1,4 +1,4 @@
-"""What no iteration of a plan can beat: cheap, and safe to prune with."""
+"""What no iteration of a plan can beat, by the times of its stages and messages alone."""
 
 from __future__ import annotations
 
