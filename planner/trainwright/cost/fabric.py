@@ -22,9 +22,11 @@ class Fabric:
     """The links as the runtime reaches them, and what transfers share.
 
     A node's card carries at most what the fastest of its links carries, in each direction by itself; a pair of nodes
-    whose link is given at most what that carries. Devices within a node talk past each other's transfers. A card is
-    shared evenly by what leaves (or arrives) at the same time, and what a message held up elsewhere leaves of it stays
-    unused: so a faster link never slows another message down.
+    whose link is given at most what that carries. It is assumed that the devices of one node share no link: transfers
+    inside a node go past each other at the full rate of its inside link, as through NVLink and its switches, while on a
+    host whose devices share a PCIe switch they are slower than that. A card is shared evenly by what leaves (or arrives)
+    at the same time, and what a message held up elsewhere leaves of it stays unused: so a faster link never slows
+    another message down.
 
     Attributes:
         link_ratio: achieved over stated bandwidth.
