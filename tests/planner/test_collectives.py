@@ -104,6 +104,17 @@ def test_messages_at_once_share_a_card_until_the_shorter_ones_are_through() -> N
     )
 
 
+def test_a_link_that_is_given_carries_no_more_for_two_messages_than_for_one() -> None:
+    """The cards of a and b carry 10 B/s; the link from a to b is given, and carries 1 B/s."""
+    cluster = Cluster(
+        (Accelerator("x", 1),),
+        tuple(Node(name, "x", 2, Port(0.0, 10.0), Port(0.0, 10.0)) for name in NODES),
+        (Link("a", "b", 0.0, 1.0),),
+    )
+    found = Fabric(cluster).seconds_at_once([("a", "b", 4.0)] * 2 + [("a", "c", 4.0), ("b", "a", 4.0)])
+    assert found == pytest.approx({("a", "b", 4.0): 8.0, ("a", "c", 4.0): 1.2, ("b", "a", 4.0): 0.4})
+
+
 messages = st.lists(
     st.tuples(st.sampled_from(NODES), st.sampled_from(NODES), st.sampled_from([1.0, 2.0, 5.0])), min_size=1, max_size=6
 )

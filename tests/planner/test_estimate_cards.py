@@ -6,6 +6,7 @@ import pytest
 
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.cost.pace import Paces
+from trainwright.cost.pipelines import flow, replay_pipelines
 from trainwright.cost.setting import Setting
 from trainwright.cost.syncs import gradient_syncs
 from trainwright.families import Gpt
@@ -13,6 +14,7 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
 from trainwright.profiles import LayerProfile, Profiles
+from trainwright.runtime import Runtime
 
 MODEL = Model.of(Gpt(4, 96, 12, 32, 500), Dtype.FLOAT32)
 NETWORK, INSIDE = 1e6, 1e7
@@ -21,16 +23,16 @@ B = tuple(Device("b", slot) for slot in range(8))
 MESSAGE = 1e6
 
 
-def setting(*, compute_seconds: float = 0.0) -> Setting:
-    """Two real nodes of eight devices, links without latency."""
+def setting(runtime: Runtime | None = None) -> Setting:
+    """Two real nodes of eight devices, links without latency; computation takes no time."""
     ports = Port(0.0, NETWORK), Port(0.0, INSIDE)
     cluster = Cluster((Accelerator("x", 2**40),), (Node("a", "x", 8, *ports), Node("b", "x", 8, *ports)))
     profiles = tuple(
-        LayerProfile("x", kind.name, tensor, 1, compute_seconds, compute_seconds, 0.0, 0, 0)
+        LayerProfile("x", kind.name, tensor, 1, 0.0, 0.0, 0.0, 0, 0)
         for kind in MODEL.kinds
         for tensor in ((1, 2, 3, 4) if kind.is_tensor_parallel else (1,))
     )
-    return Setting(MODEL, cluster, Profiles(profiles))
+    return Setting(MODEL, cluster, Profiles(profiles), runtime=runtime or Runtime())
 
 
 def paces(*stages: Stage, micro_batches: int = 1, rows: int = 4) -> Paces:
@@ -118,3 +120,32 @@ def test_pipelines_sharded_over_two_and_three_replicas_sum_every_shard_once() ->
     across = gradient_syncs(Paces(plan, setting()))[-1]
     assert across.owners == ((0, 0), (1, 0))
     assert across.seconds == pytest.approx(setting().parameters(0, 6, 1) * 4 / NETWORK)
+
+
+def test_no_pipeline_is_done_before_the_busiest_card_has_carried_its_messages() -> None:
+    """Stages on a, b, a, b: three boundaries meet on each card, which the replay of one boundary does not see."""
+    stages = [
+        stage((device,), first, count, 1)
+        for device, first, count in ((A[0], 0, 2), (B[0], 2, 1), (A[1], 3, 1), (B[1], 4, 2))
+    ]
+    found = paces(*stages, micro_batches=20)
+    message = 4 * MODEL.output_bytes_per_row(0) / NETWORK
+    # Out of a: forwards from stage 0 and 2, backwards from stage 2; out of b: forwards from 1, backwards from 1 and 3.
+    assert flow(0, found).cards["out", "a"] == pytest.approx(3 * message)
+    times = replay_pipelines(found)
+    for one in times.values():
+        assert one.ends == pytest.approx((20 * 3 * message,))
+        assert one.computed[0] < one.ends[0]
+        assert one.transit[0] + one.idle[0] == pytest.approx(one.ends[0])
+
+
+def test_sums_beside_the_last_backward_keep_a_card_busy_with_what_they_move() -> None:
+    """A whole all-reduce over a pair, or the half of it that a reduce-scatter is."""
+    busy = {}
+    for sharding in (Sharding.NONE, Sharding.ZERO2):
+        plan = Plan(6, 4, (Pipeline(1, 4, (stage((A[0], B[0]), 0, 6, 1, sharding=sharding),)),))
+        (beside,) = gradient_syncs(Paces(plan, setting(Runtime(overlaps_gradients=True))))
+        assert beside.beside_backward
+        busy[sharding] = beside.cards["out", "a"]
+    assert busy[Sharding.NONE] == pytest.approx(setting().parameters(0, 6, 1) * 4 / NETWORK)
+    assert busy[Sharding.ZERO2] == pytest.approx(busy[Sharding.NONE] / 2)

@@ -75,6 +75,29 @@ def test_redistribution_takes_rows_from_the_own_node_where_it_can(make_cluster: 
     assert redistribution_seconds(split, across, 200.0, fabric) == pytest.approx(400.0 + 0.5)
 
 
+@pytest.mark.parametrize("nodes", [("a", "b", "c", "d"), ("a", "a", "a", "a")])
+def test_what_a_rank_lacks_it_gets_from_the_rank_with_its_own_tensor_index_modulo_the_old_degree(
+    nodes: tuple[str, ...],
+) -> None:
+    """From tensor 2 × data 2 to tensor 4: whether no holder is on its node, or all of them are."""
+    old, new = Seats(nodes, 2, 2, Order.TENSOR_INNER, (3, 5)), Seats(nodes, 4, 1, Order.TENSOR_INNER, (8,))
+    assert sorted(missing_rows(old, new)) == [(0, 2, 5), (1, 3, 5), (2, 0, 3), (3, 1, 3)]
+
+
+def test_a_receiver_reads_from_the_sender_with_its_tensor_index_modulo_the_senders_degree(
+    make_cluster: MakeCluster,
+) -> None:
+    """Four receivers beside two senders: by that rule every one of them finds its sender on its own node."""
+    fabric = Fabric(make_cluster((("fast", 3), ("fast", 3)), between=1.0, within=8.0, latency=0.0))
+    upper = Seats(("node-1", "node-2"), 2, 1, Order.TENSOR_INNER, (1,))
+    lower = Seats(("node-1", "node-2") * 2, 4, 1, Order.TENSOR_INNER, (1,))
+    found, busy = boundary(upper, lower, 8.0, fabric)
+    assert [piece.drain_seconds for piece in found] == [1.0]
+    assert busy == {}
+    crossed, _ = boundary(upper, replace(lower, nodes=("node-2", "node-1") * 2), 8.0, fabric)
+    assert [piece.drain_seconds for piece in crossed] == [16.0]
+
+
 def test_a_stage_of_two_arrangements_goes_in_step_and_pays_for_the_change(problem: Problem) -> None:
     devices = problem.cluster.devices[:2]
     runs = (LayerRun(0, 7, 2, 1, (2,)), LayerRun(7, 7, 1, 2, (1, 1)))

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate, estimate_in
 from trainwright.cost.overlap import Step, walk
+from trainwright.layer import Dtype
 from trainwright.plan import Plan, Sharding
-from trainwright.runtime import Runtime
+from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import Problem
 
 MakeCluster = Callable[..., Cluster]
@@ -139,6 +140,30 @@ def test_recomputing_costs_one_more_forward(problem: Problem, make_plan: MakePla
     assert more == pytest.approx(2 * passes(problem, 2)[0])
 
 
+def test_recomputing_repeats_the_forwards_all_reduces(problem: Problem, make_plan: MakePlan) -> None:
+    """Of the two in a block's forward; as many are in its backward."""
+    plan = make_plan(problem, [14], tensor=2, rows=2)
+    kept, again = (cost(problem, one) for one in (plan, sharded(plan, Sharding.NONE, recompute=True)))
+    ring = 2 * 64 * 128 * 4 / BANDWIDTH
+    micro_batches = 8
+    assert kept.breakdown.tensor_sync_seconds == pytest.approx(micro_batches * 12 * 4 * ring)
+    assert again.breakdown.tensor_sync_seconds == pytest.approx(micro_batches * 12 * 6 * ring)
+
+
+def test_rows_cost_what_the_runtime_says_that_they_add(problem: Problem) -> None:
+    """compute_ratio × (profile(1) + row_growth_ratio × (profile(4) - profile(1))); memory and update do not grow by it."""
+    runtime = Runtime(row_growth_ratio=0.25, compute_ratios=(ComputeRatio("emulated-fast", 2.0),))
+    kind = problem.model.kind("block")
+    found = replace(problem.setting, runtime=runtime).layer_cost("emulated-fast", kind, 2, 4)
+    one, four = (problem.profiles.cost("emulated-fast", "block", 2, rows) for rows in (1, 4))
+    assert one.forward_seconds < four.forward_seconds
+    for name in ("forward_seconds", "backward_seconds"):
+        first, last = getattr(one, name), getattr(four, name)
+        assert getattr(found, name) == pytest.approx(2 * (first + 0.25 * (last - first)))
+    assert found.update_seconds == 2 * four.update_seconds
+    assert found.activation_bytes == four.activation_bytes
+
+
 @pytest.mark.parametrize("sharding", list(Sharding))
 def test_one_replica_has_nobody_to_share_with(problem: Problem, make_plan: MakePlan, sharding: Sharding) -> None:
     plan = make_plan(problem, [7, 7], rows=2)
@@ -154,9 +179,6 @@ def test_a_runtimes_ratios_and_constants_scale_what_they_name(problem: Problem, 
     assert cost(problem, plan, constant_bytes=7).peak_memory_bytes == plain.peak_memory_bytes + 7
     halved = cost(problem, plan, link_ratio=0.5).breakdown
     assert halved.gradient_sync_seconds == pytest.approx(2 * plain.breakdown.gradient_sync_seconds)
-    from trainwright.layer import Dtype
-    from trainwright.runtime import ComputeRatio
-
     ratios = (ComputeRatio("emulated-fast", 1.5),)
     slower = cost(problem, plan, compute_ratios=ratios).breakdown
     assert slower.compute_seconds == pytest.approx(1.5 * plain.breakdown.compute_seconds)

@@ -150,8 +150,11 @@ def replicated(draw: st.DrawFn) -> tuple[list[Work], list[Channel]]:
         size = max(len(kinds[s]), len(kinds[s + 1]))
         pairs = {(firsts[s] + i % len(kinds[s]), firsts[s + 1] + i % len(kinds[s + 1])) for i in range(size)}
         for upper, lower in sorted(pairs):
-            drain = draw(st.sampled_from([0.0, 0.5]))
-            channels += [Channel(upper, lower, FORWARD, drain, 0.1), Channel(lower, upper, BACKWARD, drain, 0.1)]
+            drain, latency = draw(st.sampled_from([0.0, 0.5])), draw(st.sampled_from([0.1, 0.7]))
+            channels += [
+                Channel(upper, lower, FORWARD, drain, latency),
+                Channel(lower, upper, BACKWARD, drain, latency),
+            ]
     return works, channels
 
 
@@ -176,6 +179,19 @@ def test_a_thousand_like_lanes_are_one() -> None:
         ]
     found = lump(works, channels)
     assert (len(found.works), len(found.channels)) == (2, 2)
+
+
+def test_lanes_whose_messages_differ_in_latency_alone_are_not_alike() -> None:
+    """Two lanes of one worker above another: the second waits 0.5 longer for every message."""
+    works = [Work(lane // 2, 1.0, 2.0, 2.0) for lane in range(4)]
+    channels = [
+        channel
+        for lane, latency in enumerate((0.1, 0.6))
+        for channel in (Channel(lane, lane + 2, FORWARD, 0.0, latency), Channel(lane + 2, lane, BACKWARD, 0.0, latency))
+    ]
+    assert len(lump(works, channels).works) == 4
+    ends = replay_lumped(Schedule.GPIPE, 1, works, channels).ends
+    assert ends == pytest.approx((6.2, 7.2, 4.1, 4.6))
 
 
 @given(
