@@ -8,11 +8,10 @@ from itertools import pairwise
 
 import pytest
 from bound_oracle import lower_bound_seconds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, Device
-from trainwright.cost import amp
 from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.estimate import Estimate, estimate, estimate_in
 from trainwright.cost.fabric import Fabric
@@ -236,60 +235,6 @@ def test_a_missing_profile_is_named(problem: Problem, make_plan: MakePlan) -> No
     lacking = replace(problem, profiles=replace(problem.profiles, layers=some))
     with pytest.raises(ValueError, match="no profile of layer kind block on emulated-fast at tensor degree 2"):
         cost(lacking, make_plan(problem, [14], tensor=2))
-
-
-@settings(max_examples=30)
-@given(data=st.sampled_from([1, 2]), rows=st.sampled_from([1, 2, 4]))
-def test_amps_own_cost_is_equation_4_written_out(problem: Problem, make_plan: MakePlan, data: int, rows: int) -> None:
-    plan = make_plan(problem, [7, 7], data=data, rows=rows)
-    kinds = [problem.model.kind_of(layer) for layer in range(14)]
-    spent = [problem.profiles.cost("emulated-fast", kind.name, 1, rows) for kind in kinds]
-    stage = [sum(c.forward_seconds + c.backward_seconds for c in spent[a : a + 7]) for a in (0, 7)]
-    link = problem.cluster.link("node-1", "node-1" if data == 1 else "node-2").bandwidth_bytes_per_second
-    exchange = 2 * rows * 64 * 128 * 4 / link
-    held = [sum(kind.parameters for kind in kinds[a : a + 7]) for a in (0, 7)]
-    within = problem.cluster.link("node-1", "node-1").bandwidth_bytes_per_second
-    sync = max(held) * 4 * 2 * (data - 1) / data / within
-    m = 16 // (data * rows)
-    expected = (m - 1) * max(stage) + exchange + sum(stage) + sync
-    assert amp.estimate_seconds(plan, problem.setting) == pytest.approx(expected)
-
-
-def test_amps_pipelines_each_go_their_own_way(
-    make_problem: MakeProblem, make_cluster: MakeCluster, make_plan: MakePlan
-) -> None:
-    """Eq. 4 takes the slowest of whole pipelines: here each has one slow stage, and none has two."""
-    problem = make_problem(make_cluster((("fast", 2), ("slow", 2)), latency=0.0))
-    fast, slow = problem.cluster.devices[:2], problem.cluster.devices[2:]
-    crossed, straight = (
-        make_plan(problem, [7, 7], data=2, devices=devices)
-        for devices in ((fast[0], slow[0], slow[1], fast[1]), (fast[0], slow[0], fast[1], slow[1]))
-    )
-
-    def seconds(name: str, first: int, end: int, rows: int = 1) -> float:
-        kinds = (problem.model.kind_of(layer) for layer in range(first, end))
-        costs = [problem.profiles.cost(name, kind.name, 1, rows) for kind in kinds]
-        return sum(c.forward_seconds + c.backward_seconds for c in costs)
-
-    def eq5(times: tuple[float, float], link: float, rows: int = 1) -> float:
-        return 7 * max(times) + sum(times) + 2 * rows * 64 * 128 * 4 / link
-
-    table = {name: (seconds(name, 0, 7), seconds(name, 7, 14)) for name in ("emulated-fast", "emulated-slow")}
-    quick, late = table["emulated-fast"], table["emulated-slow"]
-    held = max(sum(problem.model.kind_of(i).parameters for i in range(a, a + 7)) for a in (0, 7))
-    sync = held * 4 / 5e6
-    assert amp.estimate_seconds(straight, problem.setting) == pytest.approx(eq5(late, 1e9) + sync)
-    each = eq5((quick[0], late[1]), 5e6), eq5((late[0], quick[1]), 5e6)
-    assert amp.estimate_seconds(crossed, problem.setting) == pytest.approx(max(each) + sync)
-    # One stage below serves both replicas above; it takes their rows at once, but a message goes by pipeline.
-    merged = Stage(fast[1:], (LayerRun(7, 7, 1, 1, (2,)),))
-    plan = replace(
-        crossed, pipelines=(replace(crossed.pipelines[0], stages=(straight.pipelines[0].stages[0], merged)),)
-    )
-    below = seconds("emulated-fast", 7, 14, 2)
-    each = eq5((quick[0], below), 1e9), eq5((late[0], below), 5e6)
-    held = sum(problem.model.kind_of(i).parameters for i in range(7))
-    assert amp.estimate_seconds(plan, problem.setting) == pytest.approx(max(each) + held * 4 / 5e6)
 
 
 def test_the_estimate_is_the_same_each_time(problem: Problem, make_plan: MakePlan) -> None:
