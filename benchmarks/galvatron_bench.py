@@ -48,7 +48,7 @@ class Case:
         """Llama-2 7B with so many layers, by estimated profiles."""
         cluster = cluster_of(self.machines)
         family = Llama(self.layers, 4096, 32, sequence_length=4096, vocabulary_size=32000)
-        model = Model.of(family, Dtype.BFLOAT16)
+        model = Model.of(family, Dtype.FLOAT16)
         names = sorted(accelerator.name for accelerator in cluster.accelerators)
         tensors = [2**power for power in range(6)]
         profiles = estimate_profiles(model, names, tensor_degrees=tensors, rows=(1, 2, 4, 8))
