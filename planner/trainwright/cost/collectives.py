@@ -83,6 +83,7 @@ class Collectives:
 
     fabric: Fabric
     _seen: dict[tuple[Nodes, ...], Collective] = field(default_factory=dict)
+    _rings: dict[Nodes, Counter[Card]] = field(default_factory=dict)
 
     def all_reduce(self, groups: tuple[Nodes, ...]) -> Collective:
         """The all-reduce of equally large groups that run at once, each with the same bytes: that of the slowest."""
@@ -116,7 +117,9 @@ class Collectives:
         """How often rings, each there so many times, use every card."""
         load: Counter[Card] = Counter()
         for nodes, times in rings.items():
-            for card, uses in self.fabric.load(_ring(nodes)).items():
+            if nodes not in self._rings:
+                self._rings[nodes] = self.fabric.load(_ring(nodes))
+            for card, uses in self._rings[nodes].items():
                 load[card] += times * uses  # type: ignore[assignment]  # a share of a use is a use
         return load
 
