@@ -7,6 +7,7 @@ import resource
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
 from galvatron_oracle import objective, plain_micro_batches, plain_queue, table_algorithm
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +30,8 @@ PLAIN_GRANULES = 24
 SMALL = ({"p3.8xlarge": 1}, {"p3.8xlarge": 1, "g4dn.12xlarge": 1})
 HEADROOMS = (0.0, 0.3, 0.5, 0.7)
 """Shares of every memory that stay free, so that memory binds more and more."""
+GROWTH = (2, 8, 32, 128, 512)
+"""Nodes of eight devices."""
 PUBLISHED = {"8": "155 s", "16": "238 s"}
 """Fine-grained search of Llama-2 7B by the authors' public code, measured."""
 
@@ -75,9 +78,24 @@ def main() -> None:
         table.add_row(case.planner, case.name, f"{spent:.2f}", case.public, seconds)
     console = Console()
     console.print(table)
+    console.print(_growth())
     console.print(_against_the_table())
     console.print(_against_the_plain_procedure())
     console.print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB")
+
+
+def _growth() -> str:
+    """How the cost of `galvatron-base` grows with the devices, the batch growing as they do."""
+    seconds = []
+    for nodes in GROWTH:
+        problem = Case("growth", "galvatron-base", {"dgx-a100": nodes}, 32, 8 * nodes).problem()
+        start = time.process_time()
+        run("galvatron-base", problem, top=TOP)
+        seconds.append(time.process_time() - start)
+    devices = [8 * nodes for nodes in GROWTH]
+    exponent = np.polyfit(np.log(devices), np.log(seconds), 1)[0]
+    shown = ", ".join(f"{count:,}: {spent:.2f}" for count, spent in zip(devices, seconds, strict=True))
+    return f"galvatron-base, Llama-2 7B, CPU seconds by devices: {shown}; they grow as devices ^ {exponent:.2f}"
 
 
 def _against_the_table() -> Table:
