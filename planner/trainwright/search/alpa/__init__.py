@@ -1,0 +1,1 @@
+"""Alpa: intra-operator and inter-operator parallelism (Zheng et al., OSDI 2022)."""

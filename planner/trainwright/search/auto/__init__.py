@@ -1,0 +1,1 @@
+"""Searches of ours: unequal devices by design, never worse than the others."""
