@@ -10,7 +10,17 @@ from trainwright.search.galvatron.base import galvatron_base
 from trainwright.search.galvatron.bmw import galvatron_bmw
 from trainwright.search.megatron import megatron
 from trainwright.search.needed import NeededProfile, needed_profiles
-from trainwright.search.protocol import Candidate, Control, Limits, NoFeasiblePlan, Objective, Problem, Progress, Search
+from trainwright.search.protocol import (
+    Candidate,
+    Control,
+    Limits,
+    NoFeasiblePlan,
+    Objective,
+    Preference,
+    Problem,
+    Progress,
+    Search,
+)
 from trainwright.search.random_search import random_search
 from trainwright.search.subsets import cheapest
 
@@ -31,6 +41,7 @@ __all__ = [
     "NeededProfile",
     "NoFeasiblePlan",
     "Objective",
+    "Preference",
     "Problem",
     "Progress",
     "Search",

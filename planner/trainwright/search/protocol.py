@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from threading import Event
 from typing import Protocol
 
 from trainwright.cluster import Cluster, Device
@@ -25,10 +26,11 @@ class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defe
 
 
 class Objective(StrEnum):
-    """What a better plan has less of: seconds of an iteration, or money for a sample (row)."""
+    """What a better plan has less of: seconds of an iteration, money for a sample (row), or, none giving way, both."""
 
     TIME = "time"
     COST = "cost"
+    PARETO = "pareto"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,34 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Preference:
+    """What decides among candidates beside the objective; by default nothing does.
+
+    Attributes:
+        tolerance: candidates that are worse than the best by at most this share are taken for equally good, and the
+            simplest of them for the best.
+        keep: the plan that runs now.
+        keep_weight: what a second of moving state away from it weighs against a second of every iteration; 0.001 says
+            that moving has to pay off within a thousand iterations.
+    """
+
+    tolerance: float = 0.0
+    keep: Plan | None = None
+    keep_weight: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance must be 0 or more and below 1, got {self.tolerance}")
+        if not 0 <= self.keep_weight < math.inf:
+            raise ValueError(f"keep_weight must be finite and at least 0, got {self.keep_weight}")
+
+    @property
+    def decides(self) -> bool:
+        """Whether it can change what the objective alone says."""
+        return self.tolerance > 0 or self.keep is not None
+
+
+@dataclass(frozen=True)
 class Problem:
     """Everything that a search may look at.
 
@@ -74,6 +104,7 @@ class Problem:
     limits: Limits = field(default_factory=Limits)
     optimizer: Optimizer = "adam"
     runtime: Runtime = field(default_factory=Runtime)
+    preference: Preference = field(default_factory=Preference)
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
@@ -127,11 +158,13 @@ class Candidate:
 
     Attributes:
         price_per_hour: of all devices that the plan uses; None where an accelerator has no price.
+        traded: in words, what a preference gave up for it; None where it gave up nothing.
     """
 
     plan: Plan
     estimate: Estimate
     price_per_hour: float | None = None
+    traded: str | None = None
 
     @property
     def price_per_row(self) -> float | None:
@@ -160,11 +193,13 @@ class Control:
     Attributes:
         seed: of searches that draw; the same seed gives the same answer.
         deadline_seconds: on the clock `time.monotonic`; None: as long as it takes.
+        stopped: set once a search was told that its budget is spent, and so may have left something out.
     """
 
     seed: int = 0
     deadline_seconds: float | None = None
     report: Callable[[Progress], None] | None = None
+    stopped: Event = field(default_factory=Event, compare=False, repr=False)
 
     @classmethod
     def within(
@@ -175,7 +210,11 @@ class Control:
         return cls(seed, deadline, report)
 
     def expired(self) -> bool:
-        return self.deadline_seconds is not None and time.monotonic() >= self.deadline_seconds
+        """Whether the budget is spent; a search that is told so stops."""
+        if self.deadline_seconds is None or time.monotonic() < self.deadline_seconds:
+            return False
+        self.stopped.set()
+        return True
 
     def step(self, done: int, total: int, best_seconds: float | None = None) -> None:
         """Tell whoever watches."""
