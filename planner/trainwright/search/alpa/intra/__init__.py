@@ -1,0 +1,12 @@
+"""Alpa's intra-operator pass: how every operator of consecutive layers runs on one logical mesh (paper §4).
+
+`IntraOperator(problem).spans(mesh, rows)` costs every run of consecutive layers under the assignment that is fastest;
+`.options(mesh, rows)` costs them under several, which hold less and less memory.
+"""
+
+from __future__ import annotations
+
+from trainwright.search.alpa.intra.document import Degrees, LayerSpecs, OperatorSpecs, SpanSpecs
+from trainwright.search.alpa.intra.mesh import LogicalMesh
+
+__all__ = ["Degrees", "LayerSpecs", "LogicalMesh", "OperatorSpecs", "SpanSpecs"]

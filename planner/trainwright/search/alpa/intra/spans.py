@@ -1,0 +1,38 @@
+"""What every run of consecutive layers costs on a logical mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.search.alpa.intra.document import SpanSpecs
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SpanCosts:
+    """Costs by [first, end]: of the layers `first … end - 1`, on each device; inf where end <= first.
+
+    Arrays have the shape [layers, layers + 1].
+
+    Attributes:
+        seconds: forward and backward of one micro-batch with its communication.
+        iteration_seconds: once an iteration: sums of gradients and the optimizer.
+        state_bytes: weights, gradients and optimizer state, after the rewriting of §4.2.
+        activation_bytes: of one micro-batch in flight.
+        specs: the operators' specs of one span, for `strategy`.
+    """
+
+    seconds: Array
+    iteration_seconds: Array
+    state_bytes: Array
+    activation_bytes: Array
+    specs: Callable[[int, int], SpanSpecs]
+
+    def strategy(self, first: int, end: int) -> SpanSpecs:
+        """How the operators of the layers `first … end - 1` run, and the nearest degrees of the plan document."""
+        return self.specs(first, end)
