@@ -1,0 +1,194 @@
+"""What the other searches answer on the cases: run once, one search at a time, and kept as a table beside this file.
+
+`python benchmarks/auto_references.py CACHE [FIRST END]` runs what the folder CACHE does not hold yet, of the cases FIRST …
+END - 1, and writes the table of all that it holds. CACHE keeps the plans, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from auto_cases import Case, cases
+
+from trainwright import documents
+from trainwright.search import SEARCHES, Control, NoFeasiblePlan, run
+
+RESULTS = Path(__file__).parent / "results" / "auto_references.csv"
+BUDGETS = ((64, 3.0), (256, 6.0), (1024, 10.0))
+"""CPU seconds of one search by the largest number of devices they are for."""
+HARD_LIMIT_RATIO = 6
+"""A search that does not heed its budget is ended after so many times as long."""
+NOTHING = "no feasible plan"
+
+
+@dataclass(frozen=True)
+class CpuControl(Control):
+    """A budget in CPU seconds of this process, so that answers do not hang on what else runs."""
+
+    cpu_deadline_seconds: float = math.inf
+
+    @classmethod
+    def of(cls, budget_seconds: float) -> CpuControl:
+        """A control whose budget begins now."""
+        return cls(cpu_deadline_seconds=time.process_time() + budget_seconds)
+
+    def expired(self) -> bool:
+        return time.process_time() >= self.cpu_deadline_seconds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one search found.
+
+    Attributes:
+        seconds: of an iteration of its best plan; infinite where it found none.
+        why: where it found none.
+    """
+
+    case: int
+    line: str
+    search: str
+    seconds: float
+    cpu_seconds: float
+    why: str = ""
+
+
+def budget_of(case: Case) -> float:
+    """CPU seconds for a search."""
+    return next(budget for most, budget in BUDGETS if case.devices <= most)
+
+
+def answer(case: Case, search: str) -> tuple[Answer, str]:
+    """The search's best plan within its budget, and the plan's document (empty where there is none)."""
+    problem = case.problem()
+    start = time.process_time()
+    try:
+        found = run(search, problem, top=1, control=CpuControl.of(budget_of(case)))
+    except NoFeasiblePlan:
+        return Answer(case.number, str(case), search, math.inf, time.process_time() - start, NOTHING), ""
+    spent = time.process_time() - start
+    best = found[0]
+    return Answer(case.number, str(case), search, best.estimate.iteration_seconds, spent), documents.dumps(best.plan)
+
+
+def answer_apart(case: Case, search: str, kept: Path) -> None:
+    """The same in a process of its own that a limit ends; what comes out is written to `kept`."""
+    child = os.fork()
+    if child == 0:
+        _limit(HARD_LIMIT_RATIO * budget_of(case))
+        try:
+            found, plan = answer(case, search)
+        except (ValueError, ArithmeticError, LookupError, MemoryError) as error:
+            found, plan = Answer(case.number, str(case), search, math.inf, 0.0, f"{type(error).__name__}: {error}"), ""
+        _write(kept, found, plan)
+        os._exit(0)
+    os.waitpid(child, 0)
+    if not kept.exists():
+        spent = HARD_LIMIT_RATIO * budget_of(case)
+        _write(kept, Answer(case.number, str(case), search, math.inf, spent, "ended by the limit"), "")
+
+
+def _limit(seconds: float) -> None:
+    limit = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
+
+
+def _write(kept: Path, found: Answer, plan: str) -> None:
+    text = json.dumps(vars(found) | {"plan": json.loads(plan) if plan else None}, ensure_ascii=False)
+    whole = kept.with_suffix(".part")
+    whole.write_text(text, encoding="utf-8")
+    whole.rename(kept)
+
+
+def kept_answer(kept: Path, case: Case) -> Answer | None:
+    """What was kept of this case; None where nothing was, or of another case of that number."""
+    if not kept.exists():
+        return None
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    found.pop("plan")
+    return Answer(**found) if found["line"] == str(case) else None
+
+
+def searches() -> list[str]:
+    """All but our own."""
+    return [name for name in SEARCHES if name != "auto"]
+
+
+def fill(cache: Path, chosen: Sequence[Case]) -> None:
+    """Run what is missing, small cases first."""
+    for case in sorted(chosen, key=lambda case: (case.devices, case.number)):
+        for search in searches():
+            kept = cache / f"{case.number:03}-{search}.json"
+            if kept_answer(kept, case) is None:
+                kept.unlink(missing_ok=True)
+                answer_apart(case, search, kept)
+
+
+def write_results(cache: Path) -> None:
+    """The table: one row for each case, two columns for each search; a dash stands for no plan."""
+    names = searches()
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["case", "line", "budget", *(f"{name} {what}" for name in names for what in ("s", "CPU s"))])
+        for case in cases():
+            found = [kept_answer(cache / f"{case.number:03}-{name}.json", case) for name in names]
+            if any(found):
+                row = [cell for one in found for cell in _cells(one)]
+                table.writerow([case.number, str(case), budget_of(case), *row])
+
+
+def _cells(found: Answer | None) -> tuple[str, str]:
+    if found is None:
+        return "", ""
+    shown = f"{found.seconds:.10g}" if math.isfinite(found.seconds) else "-"
+    return shown, f"{found.cpu_seconds:.2f}"
+
+
+def references() -> Iterator[tuple[Case, dict[str, tuple[float, float]]]]:
+    """By case: of every search that was run the seconds of its best plan (infinite: none) and its CPU seconds.
+
+    Raises ValueError where the table was made for other cases.
+    """
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        rows = {int(row["case"]): row for row in csv.DictReader(file)}
+    for case in cases():
+        row = rows.get(case.number)
+        if row is None:
+            continue
+        if row["line"] != str(case):
+            raise ValueError(f"case {case.number} is {case}, but {RESULTS.name} is about {row['line']}; make it anew")
+        names = [column.removesuffix(" CPU s") for column in row if column.endswith(" CPU s")]
+        yield (
+            case,
+            {
+                name: (math.inf if row[f"{name} s"] == "-" else float(row[f"{name} s"]), float(row[f"{name} CPU s"]))
+                for name in names
+                if row[f"{name} s"]
+            },
+        )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See above."""
+    cache, *bounds = arguments
+    first, end = (int(bounds[0]), int(bounds[1])) if bounds else (0, len(cases()))
+    Path(cache).mkdir(parents=True, exist_ok=True)
+    fill(Path(cache), cases()[first:end])
+    write_results(Path(cache))
+
+
+if __name__ == "__main__":
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+    main(sys.argv[1:])
