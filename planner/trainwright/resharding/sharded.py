@@ -1,0 +1,142 @@
+"""A tensor that lies sharded over devices: which of them hold which box of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise, product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cluster import Device
+from trainwright.resharding.boxes import Box, elements
+
+MeshAxes = tuple[int, ...]
+"""Axes of a device mesh that cut one dimension of a tensor, the outer one first: () is the paper's R, (0, 1) its S01."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A box of a tensor, and the devices that hold it, replicas of each other."""
+
+    box: Box
+    holders: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A tensor of that shape cut into tiles; every value lies in one tile, every device holds at most one."""
+
+    shape: tuple[int, ...]
+    tiles: tuple[Tile, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"a sharded tensor needs dimensions of at least 1, got shape {list(self.shape)}")
+        for tile in self.tiles:
+            fits = len(tile.box) == len(self.shape) and all(
+                0 <= first < end <= size for (first, end), size in zip(tile.box, self.shape, strict=True)
+            )
+            if not fits:
+                raise ValueError(
+                    f"the tile {list(tile.box)} is empty or not inside a tensor of shape {list(self.shape)}"
+                )
+            if not tile.holders:
+                raise ValueError(f"nobody holds the tile {list(tile.box)}")
+        if len(set(self.devices)) < len(self.devices):
+            twice = next(device for device in self.devices if self.devices.count(device) > 1)
+            raise ValueError(f"device {twice} is named twice; it holds one tile")
+        held = sum(elements(tile.box) for tile in self.tiles)
+        if held != prod(self.shape) or any(len(self.meeting(tile.box)) > 1 for tile in self.tiles):
+            raise ValueError(f"the tiles must hold every value of a tensor of shape {list(self.shape)} exactly once")
+
+    @classmethod
+    def on_mesh(
+        cls, shape: Sequence[int], devices: Sequence[Device], mesh: tuple[int, ...], spec: Sequence[MeshAxes]
+    ) -> Sharded:
+        """By Alpa's sharding specs (§4.1): device i stands at mesh position unravel(i), rows of the mesh first.
+
+        Args:
+            shape: of the tensor.
+            devices: as many as the mesh has places.
+            mesh: (n0, n1), or any other number of axes.
+            spec: by dimension of the tensor, the axes of the mesh that cut it. Parts differ by at most one index.
+
+        Raises ValueError where the devices do not fill the mesh, an axis cuts two dimensions or is not there, or a
+        dimension is shorter than its number of parts.
+        """
+        if prod(mesh) != len(devices):
+            raise ValueError(f"a mesh of {list(mesh)} needs {prod(mesh)} devices, got {len(devices)}")
+        used = [axis for axes in spec for axis in axes]
+        if len(spec) != len(shape) or len(set(used)) < len(used) or not set(used) <= set(range(len(mesh))):
+            raise ValueError(
+                f"a spec of a tensor of {len(shape)} dimensions on a mesh of {len(mesh)} axes names for each dimension "
+                f"axes that no other has, got {[list(axes) for axes in spec]}"
+            )
+        parts = [_even_parts(size, prod(mesh[axis] for axis in axes)) for size, axes in zip(shape, spec, strict=True)]
+        held = []
+        for device, place in zip(devices, product(*(range(size) for size in mesh)), strict=True):
+            box = []
+            for dimension, axes in zip(parts, spec, strict=True):
+                number = 0
+                for axis in axes:
+                    number = number * mesh[axis] + place[axis]
+                box.append(dimension[number])
+            held.append((tuple(box), device))
+        return cls.of(shape, held)
+
+    @classmethod
+    def in_rows(cls, rows: Sequence[int], width: int, holders: Sequence[tuple[Device, ...]]) -> Sharded:
+        """A tensor [row, value] cut into intervals of so many rows, each held whole by a group of devices."""
+        ends = (0, *accumulate(rows))
+        tiles = (Tile((interval, (0, width)), group) for interval, group in zip(pairwise(ends), holders, strict=True))
+        return cls((ends[-1], width), tuple(tiles))
+
+    @classmethod
+    def of(cls, shape: Sequence[int], held: Iterable[tuple[Box, Device]]) -> Sharded:
+        """Tiles by the boxes that the devices hold; devices with the same box are replicas."""
+        holders: dict[Box, list[Device]] = {}
+        for box, device in held:
+            holders.setdefault(box, []).append(device)
+        return cls(tuple(shape), tuple(Tile(box, tuple(found)) for box, found in holders.items()))
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """All that hold a tile, tile by tile."""
+        return tuple(device for tile in self.tiles for device in tile.holders)
+
+    def meeting(self, box: Box) -> list[int]:
+        """Which tiles have values in common with a box, ascending."""
+        firsts, ends = self._borders
+        low, high = np.array(box).T
+        return np.flatnonzero(((firsts < high) & (ends > low)).all(axis=1)).tolist()
+
+    @cached_property
+    def _borders(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """[tile, dimension] first indices, and those behind the last."""
+        borders = np.array([tile.box for tile in self.tiles])
+        return borders[:, :, 0], borders[:, :, 1]
+
+
+def _even_parts(size: int, parts: int) -> list[tuple[int, int]]:
+    if parts > size:
+        raise ValueError(f"a dimension of {size} cannot be cut into {parts} parts")
+    return list(pairwise(number * size // parts for number in range(parts + 1)))
+
+
+def correspondences(source: Sharded, target: Sharded) -> Iterator[tuple[int, int, Box]]:
+    """(source tile, target tile, what they have in common): the paper's first iteration (§6).
+
+    Raises ValueError where the shapes differ.
+    """
+    if source.shape != target.shape:
+        raise ValueError(
+            f"a tensor keeps its shape when it is resharded, got {list(source.shape)} and {list(target.shape)}"
+        )
+    for number, tile in enumerate(source.tiles):
+        for other in target.meeting(tile.box):
+            pairs = zip(tile.box, target.tiles[other].box, strict=True)
+            yield number, other, tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)
