@@ -71,7 +71,7 @@ def _by_value(sharded: Sharded) -> dict[tuple[int, ...], frozenset[Device]]:
 
 
 @cache
-def _least(holders: frozenset[Device], wanting: frozenset[Device], relays: bool) -> int:  # noqa: FBT001 - cached
+def _least(holders: frozenset[Device], wanting: frozenset[Device], relays: bool) -> int:
     spent = {holders: 0}
     queue = deque([holders])
     while queue:
