@@ -1,0 +1,123 @@
+"""Which outputs every operator of a layer reads: the edges of the operator graph, family by family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from trainwright.families import HEAD, T5, Family, Moe, WideResnet
+from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
+from trainwright.layer import LayerKind, Operator, OperatorKind
+from trainwright.search.alpa.intra.catalogue import Shapes, operation
+from trainwright.search.alpa.intra.operation import Operation
+
+Source = int
+"""Index of the operator whose output is read; BOUNDARY and ENCODER_OUTPUT are tensors that enter the layer."""
+
+BOUNDARY: Final[Source] = -1
+ENCODER_OUTPUT: Final[Source] = -2
+
+
+@dataclass(frozen=True)
+class WiredLayer:
+    """The operators of a layer kind in order, and who reads whom.
+
+    Attributes:
+        reads: of every operator, the source of every operand.
+        inputs: how many tensors enter the layer.
+        outputs: the sources of the tensors that leave it.
+    """
+
+    operations: tuple[Operation, ...]
+    reads: tuple[tuple[Source, ...], ...]
+    inputs: int
+    outputs: tuple[Source, ...]
+
+
+def wired(kind: LayerKind, family: Family, max_tensor_degree: int, *, is_first: bool) -> WiredLayer:
+    """The operator graph of a layer kind, in the words of its family.
+
+    Operators form a chain but for residuals, attention's operands, a mixture's routing, Wide-ResNet's and BERT's
+    branches and what T5's decoder reads of the encoder. `is_first` says that no layer stands before it.
+    """
+    return _Wiring(kind, family, _shapes(family, max_tensor_degree), is_first).run()
+
+
+def _shapes(family: Family, max_tensor_degree: int) -> Shapes:
+    """Where heads differ by stage, what divides them all stands for each."""
+    heads = getattr(family, "key_value_heads", None) or getattr(family, "heads", None)
+    experts = family.experts if isinstance(family, Moe) else 0
+    return Shapes(heads if isinstance(heads, int) else max_tensor_degree, experts)
+
+
+@dataclass
+class _Wiring:
+    kind: LayerKind
+    family: Family
+    shapes: Shapes
+    is_first: bool
+    current: Source = BOUNDARY
+    entry: Source = BOUNDARY
+    seen: dict[str, Source] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    reads: list[tuple[Source, ...]] = field(default_factory=list)
+
+    def run(self) -> WiredLayer:
+        for segment in self.kind.segments:
+            self.entry = self.current
+            for operator in segment.operators:
+                self._add(operator)
+        return WiredLayer(tuple(self.operations), tuple(self.reads), self._inputs(), self._outputs())
+
+    def _inputs(self) -> int:
+        if self.is_first:
+            return 0
+        return 2 if isinstance(self.family, T5) and self.kind.name in {DECODER, HEAD} else 1
+
+    def _outputs(self) -> tuple[Source, ...]:
+        if isinstance(self.family, T5) and self.kind.name == DECODER:
+            return self.current, ENCODER_OUTPUT
+        if isinstance(self.family, T5) and self.kind.name == DECODER_EMBEDDING:
+            return self.current, self.seen.get("encoder_dropout", self.seen["encoder_normalisation"])
+        return (self.current,)
+
+    def _add(self, operator: Operator) -> None:
+        found = operation(operator, self.shapes, adds=self._adds(operator))
+        sources = self._sources(operator, len(found.operands))
+        if self.is_first and BOUNDARY in sources:  # raw data has no gradient, and every device can read what it wants
+            kept = [number for number, source in enumerate(sources) if source != BOUNDARY]
+            found = replace(found, operands=tuple(found.operands[number] for number in kept))
+            sources = tuple(sources[number] for number in kept)
+        self.operations.append(found)
+        self.reads.append(sources)
+        self.current = self.seen[operator.name] = len(self.operations) - 1
+
+    def _adds(self, operator: Operator) -> bool:
+        """Whether the operator adds to what another branch made: residuals, and all look-ups but those that begin."""
+        if operator.kind is OperatorKind.EMBEDDING:
+            return bool(self.operations) and operator.name != "decoder_tokens"
+        ends_block = isinstance(self.family, WideResnet) and operator.name == "activation"
+        return ends_block or operator.name.endswith("_residual")
+
+    def _sources(self, operator: Operator, operands: int) -> tuple[Source, ...]:
+        name, seen = operator.name, self.seen
+        if name.endswith("_residual"):
+            return self.current, self.entry
+        if name in {"attention", "scores"} and "cross_query" in seen and self.current == seen["cross_key_value"]:
+            return seen["cross_query"], self.current
+        if name == "cross_key_value":
+            return (ENCODER_OUTPUT,)
+        if name == "context":  # values come from where the keys of the scores came from
+            return self.current, self.reads[seen["scores"]][1]
+        if name == "dispatch":
+            return seen["feed_forward_normalisation"], self.current
+        if name == "combination":
+            return self.current, seen["choice"]
+        if name == "pooler":
+            return (BOUNDARY,)
+        if isinstance(self.family, WideResnet) and self.kind.name != HEAD:
+            if name == "projection":
+                return (BOUNDARY,)
+            if name == "activation":
+                return seen["expand_normalisation"], seen.get("projection_normalisation", BOUNDARY)
+        return (self.current,) * operands
