@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
+from trainwright.search.auto.preference_order import CHOICES, as_searched, preferred
 from trainwright.search.galvatron.base import galvatron_base
 from trainwright.search.galvatron.bmw import galvatron_bmw
 from trainwright.search.megatron import megatron
 from trainwright.search.needed import NeededProfile, needed_profiles
+from trainwright.search.pareto import pareto
 from trainwright.search.protocol import (
     Candidate,
     Control,
@@ -22,7 +24,7 @@ from trainwright.search.protocol import (
     Search,
 )
 from trainwright.search.random_search import random_search
-from trainwright.search.subsets import cheapest
+from trainwright.search.subsets import MAX_SUBSETS, cheapest
 
 SEARCHES: Mapping[str, Search] = {
     "amp": amp,
@@ -32,6 +34,10 @@ SEARCHES: Mapping[str, Search] = {
     "megatron": megatron,
     "random": random_search,
 }
+
+LEAVES_DEVICES_OUT = frozenset({"auto"})
+"""Searches that use as few of the devices as is best; to plan for cost they need not be asked about so many parts."""
+FEW_PARTS = 16
 
 __all__ = [
     "SEARCHES",
@@ -51,8 +57,9 @@ __all__ = [
 
 
 def run(planner: str, problem: Problem, *, top: int | None = None, control: Control | None = None) -> list[Candidate]:
-    """The candidates of a planner, best by the problem's objective first, at most `top` of them.
+    """The candidates of a planner, best by the problem's objective and preference first, at most `top` of them.
 
+    Where both time and cost are the objective, the front of what is not worse in both; preferences leave it alone.
     Raises ValueError for a planner that is not known and for devices without a price where cost is the objective,
     NoFeasiblePlan where nothing can run.
     """
@@ -61,6 +68,13 @@ def run(planner: str, problem: Problem, *, top: int | None = None, control: Cont
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     search, control = SEARCHES[planner], control or Control()
+    parts = FEW_PARTS if planner in LEAVES_DEVICES_OUT else MAX_SUBSETS
+    if problem.limits.objective is Objective.PARETO:
+        return pareto(search, problem, control, top, most_parts=parts)
+    wanted = None if top is None else max(top, CHOICES if problem.preference.decides else 1)
+    seen = as_searched(problem)
     if problem.limits.objective is Objective.COST:
-        return cheapest(search, problem, control, top)[:top]
-    return search(problem, control, top)[:top]
+        found = cheapest(search, seen, control, wanted, most_parts=parts)
+    else:
+        found = search(seen, control, wanted)
+    return preferred(found, problem)[:top]
