@@ -1,0 +1,72 @@
+"""The fastest plans of tiny problems, by enumeration: computed once, kept as a table, and compared with `auto`.
+
+`PYTHONPATH=tests/planner/oracles python benchmarks/auto_optima.py [FIRST END]` enumerates the instances FIRST … END - 1
+anew and writes the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from auto_instances import instance
+from auto_oracle import PlanSpace, fastest
+
+from trainwright.search import NoFeasiblePlan, Problem, run
+
+RESULTS = Path(__file__).parent / "results" / "auto_optima.csv"
+INSTANCES = 320
+MOST_PLANS = 12_000
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """An instance and the least iteration seconds of all its plans; infinite where none fits."""
+
+    seed: int
+    plans: int
+    seconds: float
+
+    @property
+    def problem(self) -> Problem:
+        """Made anew each time."""
+        return instance(self.seed, MOST_PLANS)
+
+    def difference(self, search: str) -> float:
+        """By how much the search's answer is slower, relatively: 0 where both agree, infinite where it finds nothing."""
+        try:
+            found = run(search, self.problem, top=1)[0].estimate.iteration_seconds
+        except NoFeasiblePlan:
+            found = math.inf
+        return 0.0 if found == self.seconds else found / self.seconds - 1
+
+
+def optima() -> Iterator[Optimum]:
+    """Those that are kept."""
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            yield Optimum(int(row["seed"]), int(row["plans"]), float(row["seconds"]))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See above."""
+    first, end = map(int, arguments) if arguments else (0, INSTANCES)
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["seed", "devices", "layers", "types", "batch", "plans", "seconds", "best plan"])
+        for seed in range(first, end):
+            problem = instance(seed, MOST_PLANS)
+            seconds, plan = fastest(problem)
+            sizes = len(problem.devices), len(problem.model.layers), len(problem.cluster.accelerators)
+            shown = plan.summary() if plan else "-"
+            table.writerow([seed, *sizes, problem.global_batch_size, PlanSpace(problem).size(), repr(seconds), shown])
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,189 @@
+"""Every plan of a tiny problem, one by one: what `auto` searches, with nothing left out but what has another name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations, groupby, permutations, product
+
+from trainwright.cluster import Device
+from trainwright.cost.estimate import estimate_in
+from trainwright.cost.links import node_classes
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.search.protocol import Problem
+
+Places = tuple[tuple[Device, ...], ...]
+"""The devices of a pipeline, stage by stage."""
+
+
+@dataclass
+class PlanSpace:
+    """All plans of 1F1B pipelines whose stages have one (tensor, data, rows) each and any sharding and recompute by layer.
+
+    Left out: sharding where there is nothing to share it with (data degree 1, the same times and bytes as none), and
+    plans that another one becomes when interchangeable nodes, or slots of a node, change places.
+    """
+
+    problem: Problem
+    _stages: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
+    _pipelines: dict[tuple[Places, int], list[Pipeline]] = field(default_factory=dict)
+
+    def plans(self) -> Iterator[Plan]:
+        """Each of them once."""
+        layers, batch = len(self.problem.model.layers), self.problem.global_batch_size
+        for places in self.arrangements():
+            for shares in compositions(batch, len(places)):
+                for pipelines in product(*(self._of_rows(one, rows) for one, rows in zip(places, shares, strict=True))):
+                    yield Plan(layers, batch, pipelines)
+
+    def size(self) -> int:
+        """How many there are."""
+        batch = self.problem.global_batch_size
+        return sum(
+            math.prod(self._count(one, rows) for one, rows in zip(places, shares, strict=True))
+            for places in self.arrangements()
+            for shares in compositions(batch, len(places))
+        )
+
+    def arrangements(self) -> list[tuple[Places, ...]]:
+        """Devices of the stages of all pipelines: any of the devices in any order, cut anywhere."""
+        problem = self.problem
+        most = min(len(problem.model.layers), problem.limits.max_pipeline_degree or math.inf)
+        found: dict[object, tuple[Places, ...]] = {}
+        for count in range(1, len(problem.devices) + 1):
+            for devices in permutations(problem.devices, count):
+                for cuts in product((_SAME, _NEXT_STAGE, _NEXT_PIPELINE), repeat=count - 1):
+                    places = _cut(devices, cuts)
+                    if max(map(len, places)) <= most:
+                        found.setdefault((cuts, self._names(devices)), places)
+        return list(found.values())
+
+    def _names(self, devices: tuple[Device, ...]) -> tuple[tuple[int, int, int], ...]:
+        """Of each device the kind of its node, and which node of the kind and slot of the node it is, as they come."""
+        cluster = self.problem.cluster
+        kinds = dict(zip((node.name for node in cluster.nodes), node_classes(cluster), strict=True))
+        nodes: dict[int, list[str]] = {}
+        slots: dict[str, list[int]] = {}
+        for device in devices:
+            known = nodes.setdefault(kinds[device.node], [])
+            if device.node not in known:
+                known.append(device.node)
+            slots.setdefault(device.node, []).append(device.slot)
+        return tuple(
+            (kinds[one.node], nodes[kinds[one.node]].index(one.node), slots[one.node].index(one.slot))
+            for one in devices
+        )
+
+    def _of_rows(self, places: Places, rows: int) -> list[Pipeline]:
+        """Pipelines on these devices that take so many rows an iteration."""
+        key = places, rows
+        if key not in self._pipelines:
+            self._pipelines[key] = [
+                Pipeline(rows // size, size, stages)
+                for size in range(1, rows + 1)
+                if rows % size == 0
+                for cuts in self._cuts(len(places))
+                for stages in product(
+                    *(self._of_stage(*one, size) for one in zip(places, cuts, cuts[1:], strict=False))
+                )
+            ]
+        return self._pipelines[key]
+
+    def _cuts(self, stages: int) -> list[tuple[int, ...]]:
+        layers = len(self.problem.model.layers)
+        return [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]
+
+    def _of_stage(self, devices: tuple[Device, ...], first: int, end: int, size: int) -> list[Stage]:
+        """Stages of these layers on these devices, for micro-batches of so many rows."""
+        key = devices, first, end, size
+        if key not in self._stages:
+            self._stages[key] = [
+                Stage(devices, _runs(first, tensor, rows, choices))
+                for tensor, data in self._degrees(devices)
+                for rows in compositions(size, data)
+                for choices in product(product(_shardings(data), (False, True)), repeat=end - first)
+            ]
+        return self._stages[key]
+
+    def _degrees(self, devices: tuple[Device, ...]) -> list[tuple[int, int]]:
+        """(tensor, data) whose product is their number, within the limits and profiled."""
+        problem, limits = self.problem, self.problem.limits
+        names = {problem.cluster.accelerator_of(device).name for device in devices}
+        return [
+            (tensor, len(devices) // tensor)
+            for tensor in range(1, len(devices) + 1)
+            if len(devices) % tensor == 0
+            and problem.model.max_tensor_degree % tensor == 0
+            and tensor <= (limits.max_tensor_degree or tensor)
+            and len(devices) // tensor <= (limits.max_data_degree or len(devices))
+            and all(
+                problem.profiles.has(name, kind.name, tensor if kind.is_tensor_parallel else 1)
+                for name in names
+                for kind in problem.model.kinds
+            )
+        ]
+
+    def _count(self, places: Places, rows: int) -> int:
+        """How many pipelines `_of_rows` has."""
+        total = 0
+        for size in range(1, rows + 1):
+            if rows % size:
+                continue
+            for cuts in self._cuts(len(places)):
+                total += math.prod(
+                    sum(
+                        math.comb(size - 1, data - 1) * (2 * len(_shardings(data))) ** (end - first)
+                        for _, data in self._degrees(devices)
+                    )
+                    for devices, first, end in zip(places, cuts, cuts[1:], strict=False)
+                )
+        return total
+
+
+_SAME, _NEXT_STAGE, _NEXT_PIPELINE = range(3)
+"""What a device begins."""
+
+
+def _cut(devices: tuple[Device, ...], cuts: tuple[int, ...]) -> tuple[Places, ...]:
+    found = [[[devices[0]]]]
+    for device, cut in zip(devices[1:], cuts, strict=True):
+        if cut == _NEXT_PIPELINE:
+            found.append([[device]])
+        elif cut == _NEXT_STAGE:
+            found[-1].append([device])
+        else:
+            found[-1][-1].append(device)
+    return tuple(tuple(tuple(stage) for stage in pipeline) for pipeline in found)
+
+
+def _shardings(data: int) -> tuple[Sharding, ...]:
+    return tuple(Sharding) if data > 1 else (Sharding.NONE,)
+
+
+def _runs(
+    first: int, tensor: int, rows: tuple[int, ...], choices: tuple[tuple[Sharding, bool], ...]
+) -> tuple[LayerRun, ...]:
+    """Neighbouring layers with the same choice are one run."""
+    found = []
+    for (sharding, recompute), alike in groupby(choices):
+        count = len(list(alike))
+        found.append(LayerRun(first, count, tensor, len(rows), rows, sharding=sharding, recompute=recompute))
+        first += count
+    return tuple(found)
+
+
+def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
+    """All ways to write `total` as an ordered sum of so many numbers of at least 1."""
+    ends = combinations(range(1, total), parts - 1)
+    return [tuple(b - a for a, b in zip((0, *inner), (*inner, total), strict=True)) for inner in ends]
+
+
+def fastest(problem: Problem) -> tuple[float, Plan | None]:
+    """Least iteration seconds of all plans that fit, and a plan that takes them; infinite and None where none fits."""
+    best, chosen = math.inf, None
+    for plan in PlanSpace(problem).plans():
+        found = estimate_in(plan, problem.setting)
+        if found.feasible and found.iteration_seconds < best:
+            best, chosen = found.iteration_seconds, plan
+    return best, chosen
