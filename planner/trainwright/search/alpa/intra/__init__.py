@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 from trainwright.search.alpa.intra.document import Degrees, LayerSpecs, OperatorSpecs, SpanSpecs
+from trainwright.search.alpa.intra.intra_operator import IntraOperator
 from trainwright.search.alpa.intra.mesh import LogicalMesh
+from trainwright.search.alpa.intra.programme import Goal
+from trainwright.search.alpa.intra.spans import SpanCosts
 
-__all__ = ["Degrees", "LayerSpecs", "LogicalMesh", "OperatorSpecs", "SpanSpecs"]
+__all__ = ["Degrees", "Goal", "IntraOperator", "LayerSpecs", "LogicalMesh", "OperatorSpecs", "SpanCosts", "SpanSpecs"]

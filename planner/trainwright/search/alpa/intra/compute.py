@@ -32,7 +32,7 @@ class LayerCompute:
         """
         degree = parts if self.operations[index].split and self._is_profiled(parts) else 1
         shares = self._shares(rows, degree)
-        return self._layer_seconds(rows, degree) * shares[index] * degree / parts
+        return self.layer_seconds(rows, degree) * shares[index] * degree / parts
 
     def update_seconds(self) -> float:
         """The optimizer's step on the whole layer."""
@@ -49,7 +49,8 @@ class LayerCompute:
             self.setting.profiles.has(name, self.kind.name, degree) for name in self.accelerators
         )
 
-    def _layer_seconds(self, rows: int, degree: int) -> float:
+    def layer_seconds(self, rows: int, degree: int) -> float:
+        """Forward and backward of the whole layer at a tensor degree."""
         if (rows, degree) not in self._seconds:
             costs = [self.setting.layer_cost(name, self.kind, degree, rows) for name in self.accelerators]
             self._seconds[rows, degree] = max(cost.forward_seconds + cost.backward_seconds for cost in costs)

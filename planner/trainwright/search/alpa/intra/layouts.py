@@ -62,42 +62,63 @@ class Resharding:
 
     def __init__(self, mesh: LogicalMesh) -> None:
         self.mesh = mesh
-        cells = [[self._cost(source, target) for target in range(LAYOUTS)] for source in range(LAYOUTS)]
-        self.fixed: Array = np.array([[cell.fixed for cell in row] for row in cells])
-        self.per_byte: Array = np.array([[cell.per_byte for cell in row] for row in cells])
+        costs = [self._cost((_Change(first), _Change(second))) for first in _Change for second in _Change]
+        changes = _changes()
+        self.fixed: Array = np.array([cost.fixed for cost in costs])[changes]
+        self.per_byte: Array = np.array([cost.per_byte for cost in costs])[changes]
 
     def seconds(self, source: Indices, target: Indices, size_bytes: float) -> Array:
-        """Of a tensor of so many bytes, forward and its gradient's way back; broadcasts over the layouts' arrays.
+        """Of a tensor of so many bytes, and of its gradient on the way back; broadcasts over arrays of layouts.
 
         What is sliced forward is gathered backward, and the other way round.
         """
         fixed = self.fixed[source, target] + self.fixed[target, source]
         return fixed + size_bytes * (self.per_byte[source, target] + self.per_byte[target, source])
 
-    def _cost(self, source: int, target: int) -> Seconds:
+    def _cost(self, change: tuple[_Change, _Change]) -> Seconds:
         """One way, by the bytes of the whole tensor.
 
         Slices come first, for they cost nothing and make what follows smaller; then axes are exchanged, at last
         gathered, over slow links first while the parts are small. The parts of an axis that both dimensions divide are
         taken to be numbered as the conversion wants it.
         """
-        mesh, held, wanted = self.mesh, list(divided(source)), divided(target)
-        total = Seconds()
+        mesh, total = self.mesh, Seconds()
+        parts = [1 if change[d] is _Change.WHOLE else mesh.shape[d] for d in (0, 1)]
         for dimension in mesh.dimensions:
-            if held[dimension] == Axis.NOTHING:
-                held[dimension] = wanted[dimension]
-        for dimension in mesh.dimensions:
-            if Axis.NOTHING != wanted[dimension] != held[dimension]:
-                share = self._share(held)
+            if change[dimension] is _Change.EXCHANGED:
                 part = all_to_all(mesh, dimension)
-                total += Seconds(part.fixed, part.per_byte * share)
-                held[dimension] = wanted[dimension]
+                total += Seconds(part.fixed, part.per_byte / (parts[0] * parts[1]))
         for dimension in mesh.dimensions:
-            if held[dimension] != wanted[dimension]:
-                held[dimension] = Axis.NOTHING
+            if change[dimension] is _Change.GATHERED:
+                parts[dimension] = 1
                 part = all_gather(mesh, dimension)
-                total += Seconds(part.fixed, part.per_byte * self._share(held))
+                total += Seconds(part.fixed, part.per_byte / (parts[0] * parts[1]))
         return total
 
-    def _share(self, held: list[int]) -> float:
-        return float(shares(self.mesh.shape)[layout(held[0], held[1])])
+
+class _Change(IntEnum):
+    """What becomes of a tensor along one mesh dimension: not divided, divided as before, or one of three conversions."""
+
+    WHOLE = 0
+    DIVIDED = 1
+    SLICED = 2
+    EXCHANGED = 3
+    GATHERED = 4
+
+    @classmethod
+    def between(cls, held: int, wanted: int) -> _Change:
+        if held == wanted:
+            return cls.WHOLE if held == Axis.NOTHING else cls.DIVIDED
+        if held == Axis.NOTHING:
+            return cls.SLICED
+        return cls.GATHERED if wanted == Axis.NOTHING else cls.EXCHANGED
+
+
+@lru_cache(maxsize=1)
+def _changes() -> Indices:
+    """[source, target] number of the pair of changes."""
+    one = np.array([[_Change.between(held, wanted) for wanted in Axis] for held in Axis], dtype=np.int64)
+    layouts = np.arange(LAYOUTS)
+    first, second = layouts // AXES, layouts % AXES
+    found: Indices = len(_Change) * one[first[:, None], first[None]] + one[second[:, None], second[None]]
+    return found

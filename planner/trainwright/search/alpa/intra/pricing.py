@@ -111,6 +111,14 @@ class LayerPricing:
         nodes = tuple(self._choices(number, extra) for number, extra in enumerate(inside))
         return Programme(nodes, tuple(Edge(source, target, found) for (source, target), found in edges.items()))
 
+    def state_of(self, values: int) -> tuple[int, Array] | None:
+        """The node whose operator holds a weight of so many values (or some more), and its state bytes there."""
+        graph = self.algorithms.graph
+        for index, operation in enumerate(graph.operations):
+            if operation.weight is not None and operation.weight.elements >= values:
+                return graph.node_of[index], self._holding(operation, self.algorithms.operators[index])[2]
+        return None
+
     @cached_property
     def _row_bytes(self) -> int:
         """Bytes of a value of every row."""
