@@ -176,6 +176,14 @@ def test_sharding_specs_of_a_mesh(spec: tuple[tuple[int, ...], ...], boxes: list
     assert [held[device] for device in A[:4]] == boxes
 
 
+def test_a_dimension_cut_by_both_axes_counts_along_the_inner_one_first() -> None:
+    """On a mesh of 2 × 3."""
+    by_both = Sharded.on_mesh((12,), A[:6], (2, 3), (S01,))
+    assert [tile.box[0] for tile in by_both.tiles] == [(i, i + 2) for i in range(0, 12, 2)]
+    other_way = Sharded.on_mesh((12,), A[:6], (2, 3), ((1, 0),))
+    assert [tile.box[0][0] for tile in other_way.tiles] == [0, 4, 8, 2, 6, 10]
+
+
 @pytest.mark.parametrize(
     ("tiles", "message"),
     [

@@ -72,11 +72,27 @@ def test_slow_links_of_given_pairs_are_spared(jobs: list[Job], rates: dict[str, 
 
 
 def test_equally_good_shares_are_even_by_device() -> None:
-    """The card into x binds; then three holders send a third each, two of them from node a."""
-    jobs = [Job({"a": 2, "b": 1}, "x", 90), Job({"c": 1}, "y", 30)]
-    shares = sender_shares(jobs, fabric({"a": 20.0, "b": 10.0, "c": 10.0, "x": 10.0, "y": 80.0}))
+    """The card into x binds as soon as c sends little; then three holders send a third each, two of them on node a."""
+    jobs = [Job({"a": 2, "b": 1}, "x", 90), Job({"c": 1, "a": 1}, "y", 30)]
+    shares = sender_shares(jobs, fabric({"a": 20.0, "b": 10.0, "c": 1.0, "x": 10.0, "y": 80.0}))
     assert shares[0]["a"] == pytest.approx(2 / 3, abs=1e-6)
-    assert shares[1] == {"c": 1.0}
+    assert shares[1]["c"] <= 9 / 30 + 1e-6
+
+
+def test_what_rounding_leaves_over_falls_on_each_in_turn() -> None:
+    """Four values for each of two receivers by holders on three nodes: nobody sends four of the eight."""
+    source = Sharded((4,), (Tile(((0, 4),), tuple(Device(node, 0) for node in SOURCES)),))
+    target = Sharded((4,), (Tile(((0, 4),), tuple(Device(node, 0) for node in TARGETS)),))
+    plan = message_plan(source, target, fabric(dict.fromkeys(SOURCES + TARGETS, 10.0)), 1, Delivery.DIRECT)
+    assert sorted(plan.sent_bytes().values()) == [2, 3, 3]
+
+
+def test_slices_for_several_nodes_are_sent_whole_where_that_is_even() -> None:
+    source = Sharded.in_rows((3,), 5, (tuple(Device("a", slot) for slot in range(2)),))
+    target = Sharded.in_rows((3,), 5, (tuple(Device(node, 0) for node in TARGETS),))
+    plan = message_plan(source, target, fabric(dict.fromkeys("axy", 10.0)), 1, Delivery.DIRECT)
+    assert {send.slice for send in plan.rounds[0].sends} == {((0, 3), (0, 5))}
+    assert set(plan.sent_bytes().values()) == {15}
 
 
 def first_round(plan: MessagePlan) -> Counter[tuple[str, str]]:

@@ -121,6 +121,20 @@ def test_a_uniform_plan_takes_the_seconds_of_the_runtime_and_a_share_of_them_wit
     assert quickest.seconds(FABRIC) < direct.seconds(FABRIC) / 3
 
 
+def test_the_runs_and_the_layer_on_the_boundary_say_what_is_exchanged() -> None:
+    """The upper stage ends with other rows than it begins with; behind its last layer the model's head is narrower."""
+    a, d = (tuple(Device(node, slot) for slot in range(2)) for node in "ad")
+    runs = (LayerRun(0, 4, 2, 1, (4,)), LayerRun(4, 1, 1, 2, (1, 3)))
+    stages = (Stage(a, runs), Stage(d, (LayerRun(5, 1, 1, 2, (2, 2)),)))
+    messages = stage_messages(Plan(6, 4, (Pipeline(1, 4, stages),)), MODEL, FABRIC).forward
+    assert messages.shape == (4, WIDTH)
+    assert [(send.source, send.target, send.slice[0]) for send in messages.rounds[0].sends] == [
+        (a[0], d[0], (0, 1)),
+        (a[1], d[0], (1, 2)),
+        (a[1], d[1], (2, 4)),
+    ]
+
+
 def test_without_replicas_there_is_nothing_to_gather() -> None:
     found = stage_messages(uniform(1, 4), MODEL, FABRIC)
     assert found.forward.delivery is found.backward.delivery is Delivery.DIRECT

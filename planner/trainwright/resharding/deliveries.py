@@ -133,12 +133,17 @@ class Deliveries:
             [Job(holders[tile], node, sum(elements(box) for box, _ in boxes)) for (tile, node), boxes in jobs.items()],
             self.fabric,
         )
+        lots: dict[tuple[int, str], tuple[dict[str, float], list[tuple[Box, Device]]]] = {}
+        for ((tile, node), boxes), share in zip(jobs.items(), shares, strict=True):
+            # Where one node holds a tile, its slices for all nodes are laid end to end, so that fewer of them are cut.
+            lots.setdefault((tile, node if len(share) > 1 else ""), (share, []))[1].extend(boxes)
         found: list[Send] = []
         turns: Counter[int] = Counter()
-        for ((tile, _), boxes), share in zip(jobs.items(), shares, strict=True):
+        for (tile, _), (share, boxes) in lots.items():
             senders = [
                 (device, share[node] / holders[tile][node]) for node in share for device in self._holders[tile][node]
             ]
+            # Another begins every time, so that what rounding leaves over falls on each in turn.
             turn = turns[tile] % len(senders)
             turns[tile] += 1
             senders = senders[turn:] + senders[:turn]
