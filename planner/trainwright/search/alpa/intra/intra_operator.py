@@ -18,9 +18,10 @@ from trainwright.search.alpa.intra.document import SpanSpecs
 from trainwright.search.alpa.intra.graph import OperatorGraph
 from trainwright.search.alpa.intra.mesh import LogicalMesh
 from trainwright.search.alpa.intra.pricing import LayerPricing, MeshPrices
-from trainwright.search.alpa.intra.programme import Goal
+from trainwright.search.alpa.intra.programme import Goal, Totals
 from trainwright.search.alpa.intra.spans import SpanCosts
 from trainwright.search.alpa.intra.tables import Boundary, LayerTable
+from trainwright.search.alpa.intra.whole import WholeRun
 from trainwright.search.alpa.intra.wiring import wired
 from trainwright.search.protocol import Problem
 
@@ -87,7 +88,8 @@ class IntraOperator:
             for name, pricing in pricings.items()
         }
         chain = Chain([tables[name] for name in names])
-        owned = chain.parts[4] * (1 - 1 / np.maximum(self._owners, 1))
+        repeated: Array = 1 - 1 / np.maximum(self._owners, 1)
+        owned = np.where(repeated > 0, chain.parts[4], 0.0) * repeated
         return tuple(
             SpanCosts(*chain.parts[:2, number], chain.parts[2, number] - owned[number], chain.parts[3, number], specs)
             for number, specs in enumerate(self._specs(chain, mesh, rows, number) for number in range(len(goals)))
@@ -110,6 +112,19 @@ class IntraOperator:
             layers.append(describer.layer(layer, kind.name, assignment))
             degrees.append(describer.degrees(layer, assignment))
         return SpanSpecs(mesh.shape, rows, tuple(layers), joined(degrees))
+
+    def exact(  # noqa: PLR0913 - a run of layers, where it runs and what it may hold
+        self, mesh: LogicalMesh, rows: int, first: int, end: int, *, goal: Goal, memory_bytes: float
+    ) -> tuple[SpanSpecs, Totals] | None:
+        """The layers `first … end - 1` by the integer programme as such, within a memory limit; None where none fits.
+
+        It takes a solver seconds where `costs` takes milliseconds for all runs, and finds assignments between those
+        that prices of memory reach. A weight that several layers share is counted at each of them. Raises ValueError
+        where the solver does not end in time.
+        """
+        run = WholeRun.of([self.pricing(layer, mesh, rows) for layer in range(first, end)])
+        found = run.solved(goal, memory_bytes)
+        return None if found is None else (self.described(mesh, rows, first, found[0]), found[1])
 
     def pricing(self, layer: int, mesh: LogicalMesh, rows: int) -> LayerPricing:
         """What makes the integer programme of one layer."""
