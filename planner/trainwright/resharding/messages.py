@@ -56,7 +56,10 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Messages and gathers that start at once, out of what the devices hold when it begins."""
+    """Messages and gathers that start at once, out of what the devices hold when it begins.
+
+    Several messages from one device to the same other one are matched in the order of the list.
+    """
 
     sends: tuple[Send, ...] = ()
     gathers: tuple[Gather, ...] = ()
