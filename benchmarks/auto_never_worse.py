@@ -1,0 +1,205 @@
+"""`auto` on every case, beside the best plan of any other search, a proven bound, and AMP's CPU seconds in the same run.
+
+`python benchmarks/auto_never_worse.py` writes the table that later runs are compared with.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from auto_cases import Case
+from auto_references import references
+from rich.table import Table
+
+from trainwright.search import Candidate, Control, NoFeasiblePlan, Problem, Progress, run
+from trainwright.search.auto.bound import lower_bound_seconds
+
+RESULTS = Path(__file__).parent / "results" / "auto_results.csv"
+SAME, FASTER = 1e-9, 1e-6
+"""Relative differences: what rounding leaves, and what counts as strictly faster."""
+CPU_REGRESSION_RATIO = 1.5
+"""By how much CPU seconds over AMP's may grow before it counts as a regression."""
+FIELDS = ("seconds", "bound", "CPU s", "first CPU s", "AMP CPU s")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case.
+
+    Attributes:
+        others: iteration seconds of the best plan of each other search; infinite where it found none.
+        seconds: of our plan; bound_seconds: what no plan can beat.
+        cpu_seconds: of the search; first_cpu_seconds: until its first feasible plan; amp_cpu_seconds: of AMP's search.
+    """
+
+    case: Case
+    others: Mapping[str, float]
+    seconds: float
+    bound_seconds: float
+    cpu_seconds: float
+    first_cpu_seconds: float
+    amp_cpu_seconds: float
+
+    @property
+    def best_other(self) -> float:
+        return min(self.others.values())
+
+    @property
+    def ratio(self) -> float:
+        """Below 1 where ours is faster; 1 where nothing finds a plan."""
+        return self.seconds / self.best_other if math.isfinite(min(self.seconds, self.best_other)) else 1.0
+
+    @property
+    def is_slower(self) -> bool:
+        return self.seconds > self.best_other * (1 + SAME)
+
+    @property
+    def is_faster(self) -> bool:
+        return self.seconds < self.best_other * (1 - FASTER)
+
+    @property
+    def gap(self) -> float:
+        """Our plan is at most so much slower than the best there is."""
+        return self.seconds / self.bound_seconds - 1
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A search's best candidate (None where nothing fits), CPU seconds, and those until its first feasible plan."""
+
+    best: Candidate | None
+    cpu_seconds: float
+    first_cpu_seconds: float
+
+    @classmethod
+    def of(cls, problem: Problem, search: str) -> Timed:
+        """Run it."""
+        firsts: list[float] = []
+        start = time.process_time()
+
+        def note(progress: Progress) -> None:
+            if progress.best_seconds is not None and not firsts:
+                firsts.append(time.process_time() - start)
+
+        try:
+            best = run(search, problem, top=1, control=Control(report=note))[0]
+        except NoFeasiblePlan:
+            best = None
+        spent = time.process_time() - start
+        return cls(best, spent, firsts[0] if firsts else spent)
+
+    @property
+    def seconds(self) -> float:
+        return self.best.estimate.iteration_seconds if self.best else math.inf
+
+
+def outcome(case: Case, others: Mapping[str, float], search: str = "auto") -> Outcome:
+    """Run ours and AMP's, each on a problem made anew."""
+    amp, ours = (Timed.of(case.problem(), name) for name in ("amp", search))
+    known = ours.seconds if ours.best else None
+    bound = lower_bound_seconds(case.problem(), incumbent_seconds=known)
+    return Outcome(case, others, ours.seconds, bound, ours.cpu_seconds, ours.first_cpu_seconds, amp.cpu_seconds)
+
+
+def outcomes() -> Iterator[Outcome]:
+    """Of all cases that the other searches were run on."""
+    for case, found in references():
+        yield outcome(case, {name: seconds for name, (seconds, _) in found.items()})
+
+
+CLASSES: Mapping[str, Callable[[Case], bool]] = {
+    "one type": lambda case: case.types == 1,
+    "two types": lambda case: case.types == 2,
+    "three types": lambda case: case.types == 3,
+    "four types": lambda case: case.types == 4,
+    "unequal devices": lambda case: case.types > 1,
+    "2–8 devices": lambda case: case.devices <= 8,
+    "9–64": lambda case: 8 < case.devices <= 64,
+    "65–1,024": lambda case: case.devices > 64,
+    "memory tight": lambda case: case.memory_ratio < 1,
+    "slow rack or node": lambda case: case.topology != "flat",
+    "all": lambda _: True,
+}
+
+
+def table(found: Sequence[Outcome]) -> Table:
+    """By class of cases; those where no search finds a plan count for the first column alone."""
+    shown = Table(title="auto beside the best of all other searches")
+    for name in ("cases", "", "never slower", "faster", "only ours", "slower", "time", "gap, median", "max", "CPU s"):
+        shown.add_column(name, justify="left" if not name else "right")
+    for name, belongs in CLASSES.items():
+        chosen = [one for one in found if belongs(one.case)]
+        answered = [one for one in chosen if math.isfinite(min(one.seconds, one.best_other))]
+        if not answered:
+            continue
+        gaps = [one.gap for one in answered if math.isfinite(one.seconds)]
+        alone = sum(math.isinf(one.best_other) for one in answered)
+        slower = sum(one.is_slower for one in answered)
+        shown.add_row(
+            str(len(chosen)),
+            name,
+            f"{len(answered) - slower} of {len(answered)}",
+            str(sum(one.is_faster for one in answered) - alone),
+            str(alone),
+            str(slower),
+            f"×{statistics.geometric_mean([one.ratio for one in answered]):.3f}",
+            f"{statistics.median(gaps):.1%}",
+            f"{max(gaps):.1%}",
+            f"{sum(one.cpu_seconds for one in chosen):.1f}",
+        )
+    return shown
+
+
+def losses(found: Iterable[Outcome]) -> list[str]:
+    """A sentence for each case where another search is faster."""
+    return [
+        f"{one.case.number}: {one.case}: {min(one.others, key=lambda name: one.others[name])} takes "
+        f"{one.best_other:.6g} s, auto {one.seconds:.6g} s"
+        for one in found
+        if one.is_slower
+    ]
+
+
+def regressions(found: Sequence[Outcome]) -> list[str]:
+    """What got worse since the table was written: CPU seconds over AMP's, and slower plans."""
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        rows = {int(row["case"]): row for row in csv.DictReader(file)}
+    known = [(one, rows[one.case.number]) for one in found if one.case.number in rows]
+    worse = [
+        f"{one.case.number}: {one.case}: {one.seconds:.6g} s, was {float(row['seconds']):.6g} s"
+        for one, row in known
+        if row["line"] == str(one.case) and one.seconds > float(row["seconds"]) * (1 + SAME)
+    ]
+    now = sum(one.cpu_seconds for one, _ in known) / sum(one.amp_cpu_seconds for one, _ in known)
+    before = sum(float(row["CPU s"]) for _, row in known) / sum(float(row["AMP CPU s"]) for _, row in known)
+    if now > before * CPU_REGRESSION_RATIO:
+        worse.append(f"auto takes {now:.2f} times AMP's CPU seconds, it was {before:.2f} times")
+    return worse
+
+
+def write_results(found: Iterable[Outcome]) -> None:
+    """What later runs are compared with."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["case", "line", *FIELDS])
+        for one in found:
+            times = (one.cpu_seconds, one.first_cpu_seconds, one.amp_cpu_seconds)
+            shown = [f"{one.seconds:.10g}", f"{one.bound_seconds:.10g}", *(f"{seconds:.3f}" for seconds in times)]
+            rows.writerow([one.case.number, str(one.case), *shown])
+
+
+if __name__ == "__main__":
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = "1"
+    every = list(outcomes())
+    write_results(every)
+    sys.stdout.write("\n".join(losses(every)) + "\n")
