@@ -65,10 +65,7 @@ def mappings(operation: Operation, space: Space) -> list[Mapping]:
     sizes = [(loop, operation.size(loop, space.rows)) for loop in loops]
     options = [[None, *loops] if space.shape[d] > 1 else [None] for d in (0, 1)]
     found: list[Mapping] = [
-        (first, second)
-        for first in options[0]
-        for second in options[1]
-        if _divides(space, sizes, (first, second))
+        (first, second) for first in options[0] for second in options[1] if _divides(space, sizes, (first, second))
     ]
     if not operation.heavy:
         return found
@@ -78,7 +75,9 @@ def mappings(operation: Operation, space: Space) -> list[Mapping]:
 
 def _divides(space: Space, sizes: Sequence[tuple[object, int]], pair: tuple[object, object]) -> bool:
     return all(
-        space.fits(size, [d for d in (0, 1) if pair[d] is one]) for one, size in sizes if one is pair[0] or one is pair[1]
+        space.fits(size, [d for d in (0, 1) if pair[d] is one])
+        for one, size in sizes
+        if one is pair[0] or one is pair[1]
     )
 
 

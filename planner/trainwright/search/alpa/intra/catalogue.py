@@ -217,7 +217,9 @@ def _routing(operator: Operator, shapes: Shapes) -> Operation:
         )
     pairs = operator.positions_per_row
     dispatches = operator.name == "dispatch"
-    hidden = round((operator.output_elements_per_row if dispatches else operator.saved_elements_per_row - pairs) / pairs)
+    hidden = round(
+        (operator.output_elements_per_row if dispatches else operator.saved_elements_per_row - pairs) / pairs
+    )
     whole = Tensor((*tokens, _EXPERT), pairs * hidden)
     plain = operator.input_elements_per_row if dispatches else operator.output_elements_per_row
     choice = Tensor(chosen, pairs)

@@ -71,14 +71,17 @@ class Describer:
         batch = max(weights, key=lambda key: weights[key])
         data = math.prod(self._sizes(batch))
         tensor = math.prod(self.shape) // data
-        held = [held for (held, _), node in zip(assignment, graph.nodes, strict=True) if self._has_weight(node.operations)]
+        held = [
+            held for (held, _), node in zip(assignment, graph.nodes, strict=True) if self._has_weight(node.operations)
+        ]
         sharding = Sharding.NONE
         if data > 1:
             gathered = bool(held) and sum(held) * 2 > len(held)
             sharding = Sharding.ZERO3 if gathered else Sharding.ZERO2 if self.rewrites else Sharding.NONE
         one_held = len(set(held)) <= 1
         exact = one_held and all(
-            self._is_said(operation, mapping, batch) for operation, mapping in zip(graph.operations, chosen, strict=True)
+            self._is_said(operation, mapping, batch)
+            for operation, mapping in zip(graph.operations, chosen, strict=True)
         )
         inner = self.shape[1] > 1 and not batch[1]
         order = Order.TENSOR_INNER if inner or data == 1 or tensor == 1 else Order.DATA_INNER

@@ -73,9 +73,9 @@ class _Elimination:
             self.tables.append(_Table(nodes, batches * seconds[None]))
         remaining = set(range(len(self.programme.nodes))) - set(self.kept)
         while remaining:
-            node = min(remaining, key=lambda one: (self._size_without(one), one))
-            self._eliminate(node)
-            remaining.remove(node)
+            smallest = min(remaining, key=lambda one: (self._size_without(one), one))
+            self._eliminate(smallest)
+            remaining.remove(smallest)
         order = tuple(sorted(self.kept))
         objective = self._sum(self.tables, order)
         shape = (len(self.goals), *(self.programme.nodes[node].seconds.shape[1] for node in order))

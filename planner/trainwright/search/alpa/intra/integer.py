@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +72,11 @@ class _Rows:
         self.memory: Array = np.where(self.open, sizes, 0.0)
         self.integral = np.concatenate([np.ones(self.node_at[-1]), np.zeros(len(self.costs) - self.node_at[-1])])
         pairs = [edge.seconds.shape for edge in programme.edges]
-        self.right: Array = np.concatenate([np.ones(len(nodes)), np.zeros(sum(first + second for first, second in pairs))])
+        self.right: Array = np.concatenate(
+            [np.ones(len(nodes)), np.zeros(sum(first + second for first, second in pairs))]
+        )
 
-    def equalities(self) -> object:
+    def equalities(self) -> Any:
         """Sparse: one choice a node; an edge's pairs sum to the choices of its ends."""
         from scipy.sparse import coo_array  # noqa: PLC0415 - slow to import
 
@@ -91,8 +94,8 @@ class _Rows:
                     choices = range(self.node_at[end] + algorithm, self.node_at[end + 1], count)
                     entries += [(row, column, -1.0) for column in choices]
                     row += 1
-        rows, columns, values = zip(*entries, strict=True)
-        return coo_array((values, (rows, columns)), shape=(row, len(self.costs))).tocsc()
+        at = [[entry[0] for entry in entries], [entry[1] for entry in entries]]
+        return coo_array(([entry[2] for entry in entries], at), shape=(row, len(self.costs))).tocsc()
 
     def assignment(self, solved: Array) -> tuple[tuple[int, int], ...]:
         """(held, algorithm) of every node."""
@@ -102,8 +105,3 @@ class _Rows:
             held, algorithm = divmod(best, node.seconds.shape[1])
             found.append((held, algorithm))
         return tuple(found)
-
-
-def priced(goal: Goal, seconds_per_byte: float) -> Goal:
-    """The same goal at another price of memory."""
-    return replace(goal, seconds_per_byte=seconds_per_byte)

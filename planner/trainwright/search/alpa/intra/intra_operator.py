@@ -84,15 +84,24 @@ class IntraOperator:
         names = self.problem.model.layers
         pricings = {name: self._pricing(name, mesh, rows) for name in dict.fromkeys(names)}
         tables = {
-            name: LayerTable.of(pricing.programme(), self._shape(name, mesh, rows).boundary, goals, self._shared(pricing))
+            name: LayerTable.of(
+                pricing.programme(), self._shape(name, mesh, rows).boundary, goals, self._shared(pricing)
+            )
             for name, pricing in pricings.items()
         }
         chain = Chain([tables[name] for name in names])
+        seconds, iteration_seconds, state, activation, owned = chain.parts
         repeated: Array = 1 - 1 / np.maximum(self._owners, 1)
-        owned = np.where(repeated > 0, chain.parts[4], 0.0) * repeated
+        state = state - np.where(repeated > 0, owned, 0.0) * repeated
         return tuple(
-            SpanCosts(*chain.parts[:2, number], chain.parts[2, number] - owned[number], chain.parts[3, number], specs)
-            for number, specs in enumerate(self._specs(chain, mesh, rows, number) for number in range(len(goals)))
+            SpanCosts(
+                seconds[number],
+                iteration_seconds[number],
+                state[number],
+                activation[number],
+                self._specs(chain, mesh, rows, number),
+            )
+            for number in range(len(goals))
         )
 
     def _specs(self, chain: Chain, mesh: LogicalMesh, rows: int, number: int) -> Callable[[int, int], SpanSpecs]:
@@ -194,8 +203,10 @@ class IntraOperator:
     def _owners(self) -> Array:
         """[first, end] layers of a run that hold the largest shared weight; it is there once for all of them."""
         model = self.problem.model
-        owns = [model.kind(name).shared_weight is not None and model.kind(name).shared_weight == self._shared_weight
-                for name in model.layers]
+        owns = [
+            model.kind(name).shared_weight is not None and model.kind(name).shared_weight == self._shared_weight
+            for name in model.layers
+        ]
         sums = np.concatenate([[0.0], np.cumsum(owns)])
         found: Array = sums[None, :] - sums[:-1, None]
         return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainwright.search.alpa.intra.integer import solve
 from trainwright.search.alpa.intra.pricing import LayerPricing
-from trainwright.search.alpa.intra.programme import Edge, Goal, Programme, Totals
+from trainwright.search.alpa.intra.programme import Choices, Edge, Goal, Programme, Totals
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class WholeRun:
     @classmethod
     def of(cls, pricings: Sequence[LayerPricing]) -> WholeRun:
         """What leaves a layer enters the next: its node there has to name the same layout."""
-        nodes, edges, starts = [], [], []
+        nodes: list[Choices] = []
+        edges: list[Edge] = []
+        starts: list[int] = []
         before: LayerPricing | None = None
         for pricing in pricings:
             programme, start = pricing.programme(), len(nodes)

@@ -58,7 +58,7 @@ class _Wiring:
     is_first: bool
     current: Source = BOUNDARY
     entry: Source = BOUNDARY
-    seen: dict[str, Source] = field(default_factory=dict)
+    seen: dict[str, Source] = field(default_factory=lambda: {"boundary": BOUNDARY, "encoder": ENCODER_OUTPUT})
     operations: list[Operation] = field(default_factory=list)
     reads: list[tuple[Source, ...]] = field(default_factory=list)
 
@@ -91,33 +91,46 @@ class _Wiring:
         self.operations.append(found)
         self.reads.append(sources)
         self.current = self.seen[operator.name] = len(self.operations) - 1
+        if operator.name == "scores":
+            self.seen["keys"] = sources[1]
 
     def _adds(self, operator: Operator) -> bool:
         """Whether the operator adds to what another branch made: residuals, and all look-ups but those that begin."""
         if operator.kind is OperatorKind.EMBEDDING:
             return bool(self.operations) and operator.name != "decoder_tokens"
-        ends_block = isinstance(self.family, WideResnet) and operator.name == "activation"
+        ends_block = self._is_convolutional and operator.name == "activation"
         return ends_block or operator.name.endswith("_residual")
 
     def _sources(self, operator: Operator, operands: int) -> tuple[Source, ...]:
-        name, seen = operator.name, self.seen
+        """What the operator reads: what the layer made last, unless its name says otherwise."""
+        if operands == 0:
+            return ()
+        names = {"current": self.current, "entry": self.entry, **self.seen}
+        return tuple(names[label] for label in self._labels(operator.name) or ("current",) * operands)
+
+    def _labels(self, name: str) -> tuple[str, ...]:
         if name.endswith("_residual"):
-            return self.current, self.entry
-        if name in {"attention", "scores"} and "cross_query" in seen and self.current == seen["cross_key_value"]:
-            return seen["cross_query"], self.current
-        if name == "cross_key_value":
-            return (ENCODER_OUTPUT,)
-        if name == "context":  # values come from where the keys of the scores came from
-            return self.current, self.reads[seen["scores"]][1]
-        if name == "dispatch":
-            return seen["feed_forward_normalisation"], self.current
-        if name == "combination":
-            return self.current, seen["choice"]
-        if name == "pooler":
-            return (BOUNDARY,)
-        if isinstance(self.family, WideResnet) and self.kind.name != HEAD:
-            if name == "projection":
-                return (BOUNDARY,)
-            if name == "activation":
-                return seen["expand_normalisation"], seen.get("projection_normalisation", BOUNDARY)
-        return (self.current,) * operands
+            return "current", "entry"
+        if name in {"attention", "scores"} and self.current == self.seen.get("cross_key_value"):
+            return "cross_query", "current"
+        if name == "activation" and self._is_convolutional:
+            around = "projection_normalisation"
+            return "expand_normalisation", around if around in self.seen else "boundary"
+        if name == "projection" and self._is_convolutional:
+            return ("boundary",)
+        return _READ.get(name, ())
+
+    @property
+    def _is_convolutional(self) -> bool:
+        """Whether it is one of Wide-ResNet's blocks."""
+        return isinstance(self.family, WideResnet) and self.kind.name != HEAD
+
+
+_READ: Final[dict[str, tuple[str, ...]]] = {
+    "cross_key_value": ("encoder",),
+    "context": ("current", "keys"),
+    "dispatch": ("feed_forward_normalisation", "current"),
+    "combination": ("current", "choice"),
+    "pooler": ("boundary",),
+}
+"""By operator: what it reads. Values come from where the keys of the scores came from."""
