@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
+from trainwright.search.auto.auto import auto
 from trainwright.search.auto.preference_order import CHOICES, as_searched, preferred
 from trainwright.search.galvatron.base import galvatron_base
 from trainwright.search.galvatron.bmw import galvatron_bmw
@@ -27,8 +29,10 @@ from trainwright.search.random_search import random_search
 from trainwright.search.subsets import MAX_SUBSETS, cheapest
 
 SEARCHES: Mapping[str, Search] = {
+    "alpa": alpa,
     "amp": amp,
     "amp-annealing": amp_annealing,
+    "auto": auto,
     "galvatron-base": galvatron_base,
     "galvatron-bmw": galvatron_bmw,
     "megatron": megatron,

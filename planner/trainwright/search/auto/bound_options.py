@@ -1,0 +1,236 @@
+"""What a replica can be: an accelerator, a tensor degree and its rows, with the least seconds its layers take so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost.links import links_of
+from trainwright.layer import LayerKind
+from trainwright.search.protocol import Problem
+
+Array = NDArray[np.float64]
+
+_EXACT_ROWS = 32
+"""Up to here every number of rows is an option of its own; beyond, rows that differ by less than 1/32 share one."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The best that devices of one accelerator find on links: bytes per second and seconds.
+
+    Attributes:
+        group: most devices of it in one node.
+        inside, inside_latency: between devices of one such node; (infinite, 0) where nodes have one device.
+        between, between_latency: to any other node, in the better direction.
+    """
+
+    devices: int
+    group: int
+    inside: float
+    inside_latency: float
+    between: float
+    between_latency: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of a problem.
+
+    Attributes:
+        accelerators: names; `accelerator` counts them.
+        accelerator, tensor, low, high: [option]; its replicas compute low … high rows at a time.
+        crosses: [option] whether its tensor group spans nodes.
+        forward, backward: [option, kind] least seconds of a layer for any of these rows, tensor all-reduces at the
+            best links there are included. Between profiled rows they are linear, so that the least is at an end.
+        update: [option, kind] least seconds of the optimizer for a layer that is not sharded.
+        activation: [option, kind] least bytes that a layer keeps for the backward.
+        reach: by accelerator.
+    """
+
+    accelerators: tuple[str, ...]
+    accelerator: NDArray[np.intp]
+    tensor: NDArray[np.intp]
+    low: NDArray[np.intp]
+    high: NDArray[np.intp]
+    crosses: NDArray[np.bool_]
+    forward: Array
+    backward: Array
+    update: Array
+    activation: Array
+    reach: tuple[Reach, ...]
+
+    @property
+    def density(self) -> Array:
+        """[option] devices for each row of a micro-batch, at least."""
+        found: Array = self.tensor / self.high
+        return found
+
+
+def options_of(problem: Problem) -> Options:
+    """The options that some plan of the problem may use."""
+    reach = _reaches(problem)
+    grid = _row_grid(problem)
+    kinds = problem.model.kinds
+    low, high = grid[:, 0], grid[:, 1]
+    columns: dict[str, list[Array]] = {name: [] for name in ("forward", "backward", "update", "activation")}
+    heads: list[tuple[int, int, bool]] = []
+    for number, (name, one) in enumerate(reach.items()):
+        for tensor in _degrees(problem, name):
+            if tensor > len(problem.devices):
+                continue
+            tables = [_kind_tables(problem, name, kind, tensor, low, high) for kind in kinds]
+            stacked = [np.stack(part, axis=1) for part in zip(*tables, strict=True)]
+            for crosses in (False, True):
+                if (crosses and tensor == 1) or (not crosses and tensor > one.group):
+                    continue
+                sync = [_sync_seconds(problem, kind, tensor, crosses=crosses, reach=one) for kind in kinds]
+                latency, per_row = np.array([s[0] for s in sync]), np.array([s[1] for s in sync])
+                added = latency.T[:, None, :] + per_row.T[:, None, :] * low[None, :, None]
+                heads.append((number, tensor, crosses))
+                columns["forward"].append(stacked[0] + added[0])
+                columns["backward"].append(stacked[1] + added[1])
+                columns["update"].append(stacked[2])
+                columns["activation"].append(stacked[3])
+    repeated = np.repeat(np.array(heads), len(grid), axis=0)
+    return Options(
+        tuple(reach),
+        repeated[:, 0],
+        repeated[:, 1],
+        np.tile(low, len(heads)),
+        np.tile(high, len(heads)),
+        repeated[:, 2].astype(np.bool_),
+        *(np.concatenate(columns[name]) for name in ("forward", "backward", "update", "activation")),
+        tuple(reach.values()),
+    )
+
+
+def _degrees(problem: Problem, accelerator: str) -> Iterator[int]:
+    """Tensor degrees at which a layer of every kind can be costed on the accelerator."""
+    model, setting = problem.model, problem.setting
+    limit = problem.limits.max_tensor_degree or model.max_tensor_degree
+    measured = {degree for kind in model.kinds for degree in problem.profiles.tensor_degrees(accelerator, kind.name)}
+    for degree in sorted(measured | {1}):
+        if degree <= limit and model.max_tensor_degree % degree == 0:
+            needed = ((kind, degree if setting.divides(kind, degree) else 1) for kind in model.kinds)
+            if all(problem.profiles.has(accelerator, kind.name, one) for kind, one in needed):
+                yield degree
+
+
+def _row_grid(problem: Problem) -> NDArray[np.intp]:
+    """[option, (first, last)] rows, gapless from 1 to the global batch; no interval has profiled rows inside."""
+    batch = problem.global_batch_size
+    starts = set(range(1, min(batch, _EXACT_ROWS) + 1))
+    row = float(_EXACT_ROWS)
+    while row < batch:
+        row *= 1 + 1 / _EXACT_ROWS
+        starts.add(int(row))
+    for profile in problem.profiles.layers:
+        starts.update((profile.rows, profile.rows + 1))
+    ordered = sorted(start for start in starts if 1 <= start <= batch)
+    return np.array([(a, b - 1) for a, b in pairwise((*ordered, batch + 1))], dtype=np.intp)
+
+
+def _kind_tables(  # noqa: PLR0913, PLR0917 - a layer, where it runs, and how many rows
+    problem: Problem, accelerator: str, kind: LayerKind, tensor: int, low: NDArray[np.intp], high: NDArray[np.intp]
+) -> tuple[Array, Array, Array, Array]:
+    """[option] forward, backward, update seconds and activation bytes: `Setting.layer_cost` at the better end."""
+    degree = tensor if problem.setting.divides(kind, tensor) else 1
+    series = sorted(
+        (p for p in problem.profiles.layers if (p.accelerator, p.kind, p.tensor_degree) == (accelerator, kind.name, degree)),
+        key=lambda profile: profile.rows,
+    )
+    rows = np.array([profile.rows for profile in series], dtype=np.float64)
+    runtime = problem.runtime
+    growth, ratio = runtime.row_growth_ratio, runtime.compute_ratio(accelerator)
+    found = []
+    for field in ("forward_seconds", "backward_seconds", "update_seconds", "activation_bytes"):
+        values = np.array([getattr(profile, field) for profile in series], dtype=np.float64)
+        grows = field != "update_seconds" or len(series) > 1
+        ends = [_along(rows, values, at, grows=grows) for at in (low, high)]
+        if field in {"forward_seconds", "backward_seconds"}:
+            one = _along(rows, values, np.ones(1), grows=True)
+            ends = [ratio * (one + growth * (end - one)) for end in ends]
+        elif field == "update_seconds":
+            ends = [ratio * end for end in ends]
+        else:
+            ends = [runtime.activation_ratio * end for end in ends]
+        found.append(np.minimum(*ends))
+    return found[0], found[1], found[2], found[3]
+
+
+def _along(rows: Array, values: Array, at: NDArray[np.generic], *, grows: bool) -> Array:
+    """Linear between profiled rows and on beyond them, as `Profiles.cost`; a lone profile is scaled where it grows."""
+    where = at.astype(np.float64)
+    if len(rows) == 1:
+        scaled: Array = values[0] * where / rows[0] if grows else np.full_like(where, values[0])
+        return scaled
+    right = np.clip(np.searchsorted(rows, where), 1, len(rows) - 1)
+    start, step = values[right - 1], rows[right] - rows[right - 1]
+    found: Array = np.maximum(start + (where - rows[right - 1]) / step * (values[right] - start), 0.0)
+    return found
+
+
+def _sync_seconds(
+    problem: Problem, kind: LayerKind, tensor: int, *, crosses: bool, reach: Reach
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(latency, seconds per row) of the tensor all-reduces of a forward, and of a backward, on the best links there are."""
+    if tensor == 1 or not kind.is_tensor_parallel:
+        return (0.0, 0.0), (0.0, 0.0)
+    steps, per_byte = _best_way(tensor, crosses=crosses, reach=reach, ratio=problem.runtime.link_ratio)
+    sides = [
+        [getattr(segment, f"{side}_all_reduce_elements_per_row") for segment in kind.segments]
+        for side in ("forward", "backward")
+    ]
+    size = problem.model.dtype.num_bytes
+    counts = [sum(1 for elements in side if elements) for side in sides]
+    return (
+        (counts[0] * steps, counts[1] * steps),
+        (sum(sides[0]) * size * per_byte, sum(sides[1]) * size * per_byte),
+    )
+
+
+def _best_way(tensor: int, *, crosses: bool, reach: Reach, ratio: float) -> tuple[float, float]:
+    """Least latency and least seconds per byte of an all-reduce, flat or nested, over so many ranks."""
+    inside, between = 1 / (reach.inside * ratio), 1 / (reach.between * ratio)
+    moved = 2 * (tensor - 1) / tensor
+    if not crosses:
+        return 2 * (tensor - 1) * reach.inside_latency, moved * inside
+    nodes = range(max(2, -(-tensor // reach.group)), tensor + 1)
+    # A node of a mixed group may have more devices than those of this accelerator, so their own part is left out.
+    nested = min(2 * (count - 1) / count * between for count in nodes) if nodes else moved * between
+    return 2 * min(reach.between_latency, reach.inside_latency), min(moved * between, nested, between)
+
+
+def _reaches(problem: Problem) -> dict[str, Reach]:
+    """By accelerator of the devices that plans may use."""
+    cluster = problem.cluster
+    links, used = links_of(cluster), set(problem.nodes)
+    indices: dict[str, list[int]] = {}
+    for index, node in enumerate(cluster.nodes):
+        if node.name in used:
+            indices.setdefault(node.accelerator, []).append(index)
+    everyone = np.array([index for them in indices.values() for index in them], dtype=np.intp)
+    found = {}
+    for name, them in indices.items():
+        mine = np.array(them, dtype=np.intp)
+        several = [index for index in them if cluster.nodes[index].devices > 1]
+        inside = links.bandwidth[several, several].max(initial=1.0) if several else np.inf
+        latency = links.latency[several, several].min(initial=np.inf) if several else 0.0
+        out, back = np.ix_(mine, everyone), np.ix_(everyone, mine)
+        apart = mine[:, None] != everyone[None, :]
+        rates = np.maximum(links.bandwidth[out], links.bandwidth[back].T)[apart]
+        late = np.minimum(links.latency[out], links.latency[back].T)[apart]
+        found[name] = Reach(
+            sum(cluster.nodes[index].devices for index in them),
+            max(cluster.nodes[index].devices for index in them),
+            float(inside),
+            float(latency),
+            float(rates.max(initial=1.0)) if rates.size else np.inf,
+            float(late.min()) if late.size else 0.0,
+        )
+    return found

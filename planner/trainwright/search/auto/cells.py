@@ -1,0 +1,194 @@
+"""What a replica of a stage takes and keeps: tables over the layers, for one kind of tensor group and number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from trainwright.cost.collectives import ALONE, Collective
+from trainwright.cost.compute import layer_seconds
+from trainwright.cost import memory
+from trainwright.search.protocol import Problem
+from trainwright.search.spans import Array
+from trainwright.search.stage_memory import StageMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A kind of tensor group: the devices that compute one replica of a stage together.
+
+    Attributes:
+        accelerators: names of its devices' accelerators, sorted.
+        nodes: of its devices, in order; for a group inside one node any such node stands for all alike.
+    """
+
+    accelerators: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def tensor(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class CellTable:
+    """One kind of cell at one number of rows; sums over the layers [first:end), by cut.
+
+    Attributes:
+        seconds: forward and backward of a micro-batch.
+        again_seconds: what recomputing all of them adds.
+        kept_bytes: what one micro-batch keeps of them.
+        update_seconds: of the optimizer's step, nothing sharded.
+        last_backward_seconds: of one backward.
+    """
+
+    seconds: Array
+    again_seconds: Array
+    kept_bytes: Array
+    update_seconds: Array
+    last_backward_seconds: Array
+
+
+@dataclass
+class Cells:
+    """Tables of one problem, each made once.
+
+    Attributes:
+        most_cuts: models of more layers are cut only before every so many of them, evenly by their seconds.
+    """
+
+    problem: Problem
+    most_cuts: int
+    _tables: dict[tuple[Cell, int], CellTable] = field(default_factory=dict)
+    _totals: dict[tuple[Cell, int], float] = field(default_factory=dict)
+    _columns: dict[tuple[Cell, int], Array] = field(default_factory=dict)
+
+    @cached_property
+    def cuts(self) -> tuple[int, ...]:
+        """Layers before which a stage may begin, and behind the last: all of them where they are few."""
+        layers = len(self.problem.model.layers)
+        if layers + 1 <= self.most_cuts:
+            return tuple(range(layers + 1))
+        weight = self._layer_weights
+        total = np.concatenate([[0.0], np.cumsum(weight)])
+        wanted = np.linspace(0, total[-1], self.most_cuts - 2)
+        chosen = {int(np.argmin(np.abs(total - one))) for one in wanted} | {0, 1, layers - 1, layers}
+        return tuple(sorted(chosen))
+
+    @cached_property
+    def _layer_weights(self) -> Array:
+        accelerator = self.problem.cluster.node(self.problem.nodes[0]).accelerator
+        costs = {k.name: self.problem.setting.layer_cost(accelerator, k, 1, 1) for k in self.problem.model.kinds}
+        return np.array([costs[k].forward_seconds + costs[k].backward_seconds for k in self.problem.model.layers])
+
+    @cached_property
+    def capacity(self) -> dict[str, int]:
+        """By accelerator: bytes that a device's plan may fill."""
+        return {one.name: one.memory_bytes for one in self.problem.setting.cluster.accelerators}
+
+    @cached_property
+    def memory(self) -> StageMemory:
+        return StageMemory(self.problem)
+
+    def table(self, cell: Cell, rows: int) -> CellTable:
+        key = (cell, rows)
+        if key not in self._tables:
+            forward, backward, update, kept = self._sums(cell, rows)
+            spans = [line[None, :] - line[:, None] for line in (forward + backward, forward, kept, update, backward)]
+            self._tables[key] = CellTable(spans[0], spans[1], spans[2], spans[3], spans[4])
+        return self._tables[key]
+
+    def total_seconds(self, cell: Cell, rows: int) -> float:
+        """Of a micro-batch of so many rows through the whole model."""
+        key = (cell, rows)
+        if key not in self._totals:
+            columns = self._by_kind(cell, rows)
+            counts = self._kind_counts
+            self._totals[key] = float((columns[0] + columns[1]) @ counts)
+        return self._totals[key]
+
+    def _sums(self, cell: Cell, rows: int) -> Array:
+        """[forward | backward | update | kept bytes, cut] of all layers before the cut."""
+        by_layer = self._by_kind(cell, rows)[:, self._kind_numbers]
+        sums = np.concatenate([np.zeros((4, 1)), np.cumsum(by_layer, axis=1)], axis=1)
+        result: Array = sums[:, list(self.cuts)]
+        return result
+
+    def _by_kind(self, cell: Cell, rows: int) -> Array:
+        """[forward | backward | update | kept bytes, kind]."""
+        key = (cell, rows)
+        if key not in self._columns:
+            setting, collective = self.problem.setting, self._collective(cell)
+            columns = []
+            for kind in self.problem.model.kinds:
+                one = layer_seconds(
+                    kind,
+                    accelerators=cell.accelerators,
+                    tensor=cell.tensor,
+                    rows=rows,
+                    recompute=False,
+                    collective=collective,
+                    setting=setting,
+                )
+                costs = [setting.layer_cost(name, kind, cell.tensor, rows) for name in cell.accelerators]
+                columns.append(
+                    (
+                        one.forward_seconds + one.forward_sync_seconds,
+                        one.backward_seconds + one.backward_sync_seconds,
+                        max(cost.update_seconds for cost in costs),
+                        max(cost.activation_bytes for cost in costs),
+                    )
+                )
+            self._columns[key] = np.array(columns).T
+        return self._columns[key]
+
+    def _collective(self, cell: Cell) -> Collective:
+        return ALONE if cell.tensor == 1 else self.problem.setting.collectives.all_reduce((cell.nodes,))
+
+    @cached_property
+    def _kind_numbers(self) -> list[int]:
+        number = {kind.name: index for index, kind in enumerate(self.problem.model.kinds)}
+        return [number[name] for name in self.problem.model.layers]
+
+    @cached_property
+    def _kind_counts(self) -> Array:
+        return np.bincount(self._kind_numbers, minlength=len(self.problem.model.kinds)).astype(float)
+
+    def held_values(self, tensor: int) -> Array:
+        """[first, end] values that a rank holds, by cut."""
+        cuts = list(self.cuts)
+        result: Array = np.maximum(self.memory.held_parameters(tensor)[np.ix_(cuts, cuts)], 0.0)
+        return result
+
+    @cached_property
+    def row_bytes(self) -> Array:
+        """[cut] of what one row brings over a boundary there."""
+        result: Array = self.memory.row_bytes[list(self.cuts)]
+        return result
+
+    def input_bytes(self, rows: int) -> Array:
+        """[first, end] what layers that are recomputed keep of so many rows: their inputs."""
+        sums = np.concatenate([[0.0], np.cumsum(self.memory.row_bytes[:-1])])[list(self.cuts)]
+        result: Array = rows * (sums[None, :] - sums[:, None])
+        return result
+
+    def recompute(self, cell: Cell, rows: int) -> tuple[Array, Array]:
+        """[layer] seconds that computing it again takes, and bytes of a micro-batch that this spares."""
+        by_layer = self._by_kind(cell, rows)[:, self._kind_numbers]
+        inputs = rows * self.memory.row_bytes[:-1]
+        return by_layer[0], np.maximum(by_layer[3] - inputs, 0.0)
+
+    def largest_kept(self, cell: Cell, rows: int) -> float:
+        """Bytes that the layer keeps which keeps most."""
+        return float(self._by_kind(cell, rows)[3].max())
+
+    def gathered_values(self, tensor: int) -> float:
+        """Values of the two largest neighbouring layers."""
+        setting, model = self.problem.setting, self.problem.model
+        sizes = [setting.values_at(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
+        return float(max(a + b for a, b in zip([0, *sizes], sizes, strict=False)))
+
+    def loss_bytes(self, tensor: int, rows: int) -> int:
+        return memory.loss_bytes(self.problem.setting, tensor, rows)

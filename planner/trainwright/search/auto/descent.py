@@ -1,0 +1,93 @@
+"""From a plan to a better one by small moves, each costed exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from trainwright.plan import Plan
+from trainwright.search.auto.moves import NEIGHBOURHOODS
+from trainwright.search.distinct import Roles
+from trainwright.search.protocol import Candidate, Control, Problem
+from trainwright.search.ranking import candidate_of
+
+LEAST_GAIN = 1e-6
+"""Relative; moves that gain less are not gone on from."""
+
+
+@dataclass
+class Judge:
+    """Costs plans exactly, each once.
+
+    Attributes:
+        left: how many plans may still be costed.
+    """
+
+    problem: Problem
+    control: Control
+    left: int
+    known: dict[Hashable, Candidate | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._roles = Roles(self.problem.cluster)
+
+    def cost(self, plan: Plan) -> Candidate | None:
+        """The candidate; None where it cannot run, is over the limits, or was costed before."""
+        key = self._roles.key(plan)
+        if key in self.known or self.left <= 0 or not self._allowed(plan):
+            return None
+        self.left -= 1
+        try:
+            candidate = candidate_of(self.problem, plan)
+        except ValueError:  # a layer without a profile at this degree on these devices
+            self.known[key] = None
+            return None
+        self.known[key] = candidate if candidate.estimate.feasible else None
+        return self.known[key]
+
+    @property
+    def is_over(self) -> bool:
+        return self.left <= 0 or self.control.expired()
+
+    def _allowed(self, plan: Plan) -> bool:
+        limits = self.problem.limits
+        for pipeline in plan.pipelines:
+            if limits.max_pipeline_degree is not None and len(pipeline.stages) > limits.max_pipeline_degree:
+                return False
+            for stage in pipeline.stages:
+                for run in stage.layers:
+                    if limits.max_tensor_degree is not None and run.tensor > limits.max_tensor_degree:
+                        return False
+                    if limits.max_data_degree is not None and run.data > limits.max_data_degree:
+                        return False
+        return True
+
+    def feasible(self) -> list[Candidate]:
+        return [candidate for candidate in self.known.values() if candidate is not None]
+
+
+def descend(start: Candidate, judge: Judge, tries: int) -> Candidate:
+    """The candidate or a faster one; at most `tries` plans are costed.
+
+    Kinds of moves take turns. A kind that helped is asked again at once; the descent ends when none helps.
+    """
+    here, last = start, max(judge.left - tries, 0)
+    idle = 0
+    number = 0
+    while idle < len(NEIGHBOURHOODS) and judge.left > last and not judge.is_over:
+        better = _first_better(here, judge, number, last)
+        if better is None:
+            number, idle = (number + 1) % len(NEIGHBOURHOODS), idle + 1
+        else:
+            here, idle = better, 0
+    return here
+
+
+def _first_better(here: Candidate, judge: Judge, number: int, last: int) -> Candidate | None:
+    for move in NEIGHBOURHOODS[number](here.plan):
+        if judge.left <= last or judge.is_over:
+            return None
+        found = judge.cost(move())
+        if found is not None and found.estimate.iteration_seconds < here.estimate.iteration_seconds * (1 - LEAST_GAIN):
+            return found
+    return None

@@ -1,0 +1,169 @@
+"""Where stages may stand on a line of devices: their tensor groups, their rings, and the links between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost.links import links_of
+from trainwright.search.auto.cells import Cell, Cells
+from trainwright.search.auto.line import Line
+from trainwright.search.auto.stage_options import Rings
+from trainwright.search.degrees import profiled, tensor_degrees
+from trainwright.search.spans import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A stage: units [first_unit, end_unit) of the line hold layers between cuts [first, end)."""
+
+    first_unit: int
+    end_unit: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the time of a stage on consecutive units depends on: its cells for every tensor degree, and its rings."""
+
+    cells: tuple[tuple[tuple[Cell, int], ...], ...]
+    rings: Rings
+
+
+@dataclass
+class Places:
+    """The places of a line; what does not depend on rows."""
+
+    cells: Cells
+    line: Line
+    _cells: dict[tuple[int, int, int], tuple[Cell, ...] | None] = field(default_factory=dict)
+
+    @cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """Tensor degrees that the limits and the profiles allow, inside nodes."""
+        problem = self.cells.problem
+        largest = max(problem.cluster.node(device.node).devices for device in self.line.devices)
+        most = min(problem.limits.max_tensor_degree or largest, largest)
+        powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
+        found = sorted({degree for size in {*powers, most} for degree in tensor_degrees(problem.model, size, most)})
+        names = tuple(dict.fromkeys(problem.cluster.node(device.node).accelerator for device in self.line.devices))
+        return tuple(degree for degree in found if profiled(problem.model, problem.profiles, names, degree))
+
+    @cached_property
+    def numbers(self) -> NDArray[np.intp]:
+        """[first unit, unit behind the last] number of the place in `found`; -1 where there is none."""
+        self.found: list[Place] = []
+        known: dict[Place, int] = {}
+        units = self.line.units
+        table = np.full((units + 1, units + 1), -1, dtype=np.intp)
+        for first in range(units):
+            for end in range(first + 1, units + 1):
+                place = self._place(first, end)
+                if place.cells:
+                    table[first, end] = known.setdefault(place, len(known))
+        self.found = list(known)
+        return table
+
+    def _place(self, first: int, end: int) -> Place:
+        degrees = []
+        for tensor in self.tensors:
+            cells = self.cells_of(first, end, tensor)
+            if cells is not None:
+                degrees.append(
+                    tuple(sorted(Counter(cells).items(), key=lambda one: (one[0].accelerators, one[0].nodes)))
+                )
+        return Place(tuple(degrees), self._rings(first, end))
+
+    def cells_of(self, first: int, end: int, tensor: int) -> tuple[Cell, ...] | None:
+        """The cells of a stage, replica by replica; None where the degree does not divide its devices."""
+        a, z = self.line.cuts[first], self.line.cuts[end]
+        if (z - a) % tensor:
+            return None
+        return tuple(self._cell(start, tensor) for start in range(a, z, tensor))
+
+    def _cell(self, start: int, tensor: int) -> Cell:
+        key = (start, tensor)
+        if key not in self._known_cells:
+            nodes = self._nodes[start : start + tensor]
+            kinds = self.line.classes[start : start + tensor]
+            if len(set(nodes)) == 1:
+                nodes = (self._first_of_kind[kinds[0]],) * tensor
+            names = tuple(sorted({self._accelerators[node] for node in nodes}))
+            cell = Cell(names, nodes)
+            self._known_cells[key] = self._shared.setdefault(cell, cell)
+        return self._known_cells[key]
+
+    @cached_property
+    def _known_cells(self) -> dict[tuple[int, int], Cell]:
+        return {}
+
+    @cached_property
+    def _shared(self) -> dict[Cell, Cell]:
+        return {}
+
+    @cached_property
+    def _nodes(self) -> tuple[str, ...]:
+        return tuple(device.node for device in self.line.devices)
+
+    @cached_property
+    def _accelerators(self) -> dict[str, str]:
+        return self.cells.problem.setting.accelerator_of_node
+
+    @cached_property
+    def _first_of_kind(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for node, kind in zip(self._nodes, self.line.classes, strict=True):
+            found.setdefault(kind, node)
+        return found
+
+    def _rings(self, first: int, end: int) -> Rings:
+        a, z = self.line.cuts[first], self.line.cuts[end]
+        nodes = np.array(list(dict.fromkeys(self._node_numbers[a:z])))
+        links, ratio = links_of(self.cells.problem.cluster), self.cells.problem.runtime.link_ratio
+        inside = float(links.bandwidth[nodes, nodes].min()) * ratio
+        between = np.inf
+        if len(nodes) > 1:
+            following = np.roll(nodes, -1)
+            between = (
+                float(np.maximum(links.bandwidth[nodes, following], links.bandwidth[following, nodes]).min()) * ratio
+            )
+        members = max((z - a) // len(nodes), 1)
+        return Rings(len(nodes), members, inside if members > 1 else np.inf, between)
+
+    @cached_property
+    def _node_numbers(self) -> tuple[int, ...]:
+        number = {node.name: index for index, node in enumerate(self.cells.problem.cluster.nodes)}
+        return tuple(number[node] for node in self._nodes)
+
+    @cached_property
+    def edge_seconds(self) -> Array:
+        """[unit] seconds per byte both ways over the link to the unit before it; 0 for the first."""
+        links, ratio = links_of(self.cells.problem.cluster), self.cells.problem.runtime.link_ratio
+        found = np.zeros(self.line.units + 1)
+        for unit in range(1, self.line.units):
+            here, before = self._node_numbers[self.line.cuts[unit]], self._node_numbers[self.line.cuts[unit] - 1]
+            found[unit] = (1 / links.bandwidth[here, before] + 1 / links.bandwidth[before, here]) / ratio
+        return found
+
+    def tied_seconds(self, first: Section, last: Section) -> float:
+        """About what summing the gradients of shared weights over the two ends of a pipeline takes."""
+        setting = self.cells.problem.setting
+        sizes = {kind.shared_weight: kind.shared_parameters for kind in setting.model.kinds if kind.shared_weight}
+        if not sizes:
+            return 0.0
+        nodes: dict[int, None] = {}
+        for section in (first, last):
+            nodes.update(
+                dict.fromkeys(self._node_numbers[self.line.cuts[section.first_unit] : self.line.cuts[section.end_unit]])
+            )
+        used = np.array(list(nodes))
+        links, ratio = links_of(self.cells.problem.cluster), setting.runtime.link_ratio
+        following = np.roll(used, -1)
+        bandwidth = float(np.maximum(links.bandwidth[used, following], links.bandwidth[following, used]).min()) * ratio
+        members = max(len(used), 2)
+        return sum(sizes.values()) * setting.gradient_dtype.num_bytes * 2 * (members - 1) / members / bandwidth

@@ -1,0 +1,65 @@
+"""How a stage may be set up on given devices: its tensor degree, who computes how many rows, what is sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainwright.plan import Sharding
+from trainwright.search.auto.cells import Cell
+from trainwright.search.auto.rows import Share
+
+MEANS = (Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3)
+"""What tables tell apart. zero1 holds what zero2 holds and sums gradients later, so that it is hardly ever faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The rings over a stage's replicas.
+
+    Attributes:
+        nodes: how many nodes the stage spans.
+        members: its devices on one node.
+        inside, between: bytes per second inside a node, and of the slowest step from node to node.
+    """
+
+    nodes: int
+    members: int
+    inside: float
+    between: float
+
+    def seconds_per_byte(self, tensor: int, devices: int) -> float:
+        """Of an all-reduce of the gradients on one rank, by hierarchical rings; all tensor parts at once."""
+        if devices == tensor:
+            return 0.0
+        found = 0.0
+        local = max(self.members // tensor, 1)
+        if local > 1:
+            found += 2 * (local - 1) / local / self.inside
+        if self.nodes > 1:
+            across = max(self.nodes * self.members // max(tensor, self.members), 2)
+            found += 2 * (across - 1) / across * min(tensor, self.members) / self.between
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class StageOption:
+    """A stage on so many cells of certain kinds.
+
+    Attributes:
+        shared: rows of a micro-batch for each kind of cell.
+        ring_seconds: of an all-reduce for every byte of a rank's gradients.
+    """
+
+    counts: Mapping[Cell, int]
+    shared: Mapping[Cell, Share]
+    ring_seconds: float
+
+    @cached_property
+    def tensor(self) -> int:
+        return next(iter(self.counts)).tensor
+
+    @cached_property
+    def data(self) -> int:
+        return sum(self.counts.values())
