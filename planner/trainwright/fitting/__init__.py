@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from trainwright.fitting.account import Errors, Factor, Fit, FittedTrial, Quantity
 from trainwright.fitting.calibration import fit
-from trainwright.fitting.trials import DeviceMemory, Trial, Trials
+from trainwright.fitting.trials import DeviceMemory, FailedTrial, Trial, Trials
 
-__all__ = ["DeviceMemory", "Errors", "Factor", "Fit", "FittedTrial", "Quantity", "Trial", "Trials", "fit"]
+__all__ = [
+    "DeviceMemory",
+    "Errors",
+    "Factor",
+    "FailedTrial",
+    "Fit",
+    "FittedTrial",
+    "Quantity",
+    "Trial",
+    "Trials",
+    "fit",
+]

@@ -26,8 +26,10 @@ def fit(trials: Trials, setting: Setting, *, predict: Predictor = estimate_in) -
     depends on stays. Trials count by soft-L1, so that one that went wrong does not carry the others away. A dozen
     steps of a few predictions for each trial are made.
 
-    Raises ValueError, naming the trial, for a plan that does not belong to the setting.
+    Raises ValueError, naming the trial, for a plan that does not belong to the setting, and where no trial was measured.
     """
+    if not trials.trials:
+        raise ValueError("there is nothing to fit: no trial was measured")
     evaluation = Evaluation(trials.trials, setting, predict)
     times, time = _fit_times(evaluation)
     runtime = times.applied(time.solution.values, setting.runtime) if time.helps else setting.runtime

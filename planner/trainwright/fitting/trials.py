@@ -42,7 +42,7 @@ class Trial:
     def __post_init__(self) -> None:
         if self.iteration_seconds <= 0:
             raise ValueError(
-                f"iteration_seconds of {self.label} must be above 0, got {self.iteration_seconds}; leave a failed trial out"
+                f"iteration_seconds of {self.label} must be above 0, got {self.iteration_seconds}; put a failed trial under `failed`"
             )
         if self.peak_memory_bytes is not None and self.peak_memory_bytes <= 0:
             raise ValueError(
@@ -62,12 +62,26 @@ class Trial:
         return self.name or self.plan.summary()
 
 
+@dataclass(frozen=True, slots=True)
+class FailedTrial:
+    """A plan that did not run.
+
+    Attributes:
+        out_of_memory: whether that is why: then other plans are likelier to be, too.
+    """
+
+    plan: Plan
+    out_of_memory: bool = False
+    name: str | None = None
+
+
 @dataclass(frozen=True)
 class Trials:
-    """The document that calibration reads: measured trials of one model on one cluster."""
+    """The document of trials of one model on one cluster: those that were measured, and those that failed."""
 
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...] = ()
+    failed: tuple[FailedTrial, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.trials:
-            raise ValueError("trials must hold at least one measured trial")
+        if not self.trials and not self.failed:
+            raise ValueError("trials must hold at least one measured trial, or one that failed")
