@@ -34,8 +34,8 @@ def sender_shares(jobs: Sequence[Job], fabric: Fabric) -> list[dict[str, float]]
     """By job and node: the share of its bytes that the node's holders send, each of them as much as the other.
 
     Least is, first, the time of the busiest card, out of a node, into it or of a given pair; then, the most that one
-    device sends for one job. Slices can be cut anywhere, so both are linear programmes, solved exactly by HiGHS;
-    even shares over all holders are taken without one where no card can be less busy.
+    device sends, of the jobs that the same nodes can do. Slices can be cut anywhere, so both are linear programmes, solved
+    exactly by HiGHS; even shares over all holders are taken without one where no card can be less busy.
     """
     even = [{node: count / sum(job.holders.values()) for node, count in job.holders.items()} for job in jobs]
     if all(len(job.holders) == 1 for job in jobs):
@@ -44,7 +44,14 @@ def sender_shares(jobs: Sequence[Job], fabric: Fabric) -> list[dict[str, float]]
     busiest = max(busy_seconds(jobs, even, fabric).values())
     if busiest <= _least_conceivable(jobs, per_use) * (1 + _ROUNDING):
         return even
-    return _programme(jobs, fabric, per_use)
+    like = [_like(job, fabric) for job in jobs]
+    together: dict[object, Job] = {}
+    for job, key in zip(jobs, like, strict=True):
+        so_far = together[key].size if key in together else 0
+        together[key] = job._replace(size=so_far + job.size)
+    arriving = max(size * per_use["in", node] for node, size in _arriving(jobs).items())
+    shares = dict(zip(together, _programme(list(together.values()), fabric, per_use, arriving), strict=True))
+    return [shares[key] for key in like]
 
 
 def busy_seconds(jobs: Sequence[Job], shares: Sequence[Mapping[str, float]], fabric: Fabric) -> Mapping[Card, float]:
@@ -62,19 +69,31 @@ def _cards(jobs: Sequence[Job], fabric: Fabric) -> list[Card]:
     return list(dict.fromkeys(used))
 
 
-def _least_conceivable(jobs: Sequence[Job], per_use: Mapping[Card, float]) -> float:
-    """What no sharing out can beat: a card's bytes if all others did what they can; of both directions."""
-    arriving: Counter[Card] = Counter()
-    leaving: set[Card] = set()
+def _like(job: Job, fabric: Fabric) -> object:
+    """Jobs with the same key use the same cards, but for those into their targets, which no sharing out relieves."""
+    by_pair = any(card[0] == "pair" for node in job.holders for card in fabric.cards((node, job.target)))
+    return tuple(job.holders.items()), job.target if by_pair else None
+
+
+def _arriving(jobs: Sequence[Job]) -> Counter[str]:
+    """By node: bytes that go there."""
+    found: Counter[str] = Counter()
     for job in jobs:
-        arriving["in", job.target] += job.size
-        leaving.update(("out", node) for node in job.holders)
+        found[job.target] += job.size
+    return found
+
+
+def _least_conceivable(jobs: Sequence[Job], per_use: Mapping[Card, float]) -> float:
+    """What no sharing out can beat: all bytes over all cards that they can leave by, and what arrives at every node."""
+    leaving = {("out", node) for job in jobs for node in job.holders}
     together = sum(job.size for job in jobs) / sum(1 / per_use[card] for card in leaving)
-    return max(together, *(size * per_use[card] for card, size in arriving.items()))
+    return max(together, *(size * per_use["in", node] for node, size in _arriving(jobs).items()))
 
 
-def _programme(jobs: Sequence[Job], fabric: Fabric, per_use: Mapping[Card, float]) -> list[dict[str, float]]:
-    """Both programmes; their variables are the jobs' shares by node."""
+def _programme(
+    jobs: Sequence[Job], fabric: Fabric, per_use: Mapping[Card, float], arriving: float
+) -> list[dict[str, float]]:
+    """Both programmes; their variables are the jobs' shares by node. Cards are busy for `arriving` seconds anyway."""
     from scipy.sparse import coo_array, diags_array  # noqa: PLC0415 - slow to import, and seldom needed
 
     places = [(number, node) for number, job in enumerate(jobs) for node in job.holders]
@@ -83,6 +102,7 @@ def _programme(jobs: Sequence[Job], fabric: Fabric, per_use: Mapping[Card, float
         (rows[card], column, jobs[number].size * per_use[card])
         for column, (number, node) in enumerate(places)
         for card in fabric.cards((node, jobs[number].target))
+        if card[0] != "in"
     ]
     row, column, seconds = (np.array(values) for values in zip(*uses, strict=True))
     busy = coo_array((seconds / seconds.max(), (row, column)), shape=(len(rows), len(places)))
@@ -90,7 +110,8 @@ def _programme(jobs: Sequence[Job], fabric: Fabric, per_use: Mapping[Card, float
     owner = np.array([number for number, _ in places])
     whole = coo_array((np.ones(len(places)), (owner, np.arange(len(places)))), shape=(len(jobs), len(places)))
     _, least = _least_of_the_largest(busy, whole)
-    found, _ = _least_of_the_largest(diags_array(sent / sent.max()), whole, (busy, least * (1 + _ROUNDING) + _ROUNDING))
+    limit = max(least, arriving / seconds.max()) * (1 + _ROUNDING) + _ROUNDING
+    found, _ = _least_of_the_largest(diags_array(sent / sent.max()), whole, (busy, limit))
     shares: list[dict[str, float]] = [{} for _ in jobs]
     for (number, node), share in zip(places, found, strict=True):
         shares[number][node] = max(float(share), 0.0)
