@@ -1,0 +1,142 @@
+"""Pipelines of one micro-batch size: tables of every submesh, the programme over them, and the plans that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainwright.plan import Pipeline, Plan, Stage
+from trainwright.search.alpa.edges import Edges, edges_of, together
+from trainwright.search.alpa.options import UNLIMITED, Intra, Options, StageStrategy
+from trainwright.search.alpa.placement import placed
+from trainwright.search.alpa.slicing import Slicing
+from trainwright.search.alpa.stage_programme import Assignment
+from trainwright.search.alpa.submesh import Berth, Line, Submesh
+from trainwright.search.protocol import Problem
+
+_MEMORY_ALONE = 1_000_000
+"""Weight of the largest stage beside the sum of all."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A pipeline that the programme found.
+
+    Attributes:
+        seconds: T of Eq. 2.
+        stages: (submesh, how it runs its layers) in order.
+    """
+
+    seconds: float
+    line: Line
+    rows: int
+    stages: tuple[tuple[Submesh, StageStrategy], ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the plan document's degrees say all of it."""
+        return all(strategy.is_exact for _, strategy in self.stages)
+
+    @property
+    def operators(self) -> tuple[object, ...] | None:
+        """[stage] what was found operator by operator; None where the degrees are all there is."""
+        found = tuple(strategy.operators for _, strategy in self.stages)
+        return found if any(one is not None for one in found) else None
+
+    def plan(self, problem: Problem) -> Plan:
+        """On real devices, with the degrees that come nearest."""
+        devices = placed(self.line, [submesh for submesh, _ in self.stages])
+        stages = tuple(Stage(some, strategy.runs) for some, (_, strategy) in zip(devices, self.stages, strict=True))
+        micro_batches = problem.global_batch_size // self.rows
+        pipeline = Pipeline(micro_batches, self.rows, stages)
+        return Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
+
+
+@dataclass
+class MicroBatch:
+    """One micro-batch size; what orders of the blocks share is computed once.
+
+    Attributes:
+        rows: of a micro-batch, over all replicas of a stage.
+    """
+
+    problem: Problem
+    intra: Intra
+    rows: int
+    clusters: int
+    _options: dict[Submesh, Options | None] = field(default_factory=dict)
+    _edges: dict[Submesh, Edges | None] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """B."""
+        return self.problem.global_batch_size // self.rows
+
+    def solutions(self, line: Line, limit_seconds: float, *, gap_ratio: float, keep_ratio: float) -> list[Solution]:
+        """The best pipelines of the line, best first; none that take more than the limit."""
+        berths = list(line.berths())
+        edges = self._along(berths, self._edges_of)
+        if edges is None:
+            return []
+        slicing = Slicing(edges, self.clusters, line.size, self.count, self._most_stages, gap_ratio, keep_ratio)
+        return [self._solution(line, berths, edges, found) for found in slicing.solve(limit_seconds)]
+
+    def smallest(self, line: Line) -> Solution | None:
+        """The pipeline whose largest stage needs least memory for one micro-batch: what to show when nothing fits."""
+        berths = list(line.berths())
+        edges = self._along(berths, self._edges_by_memory)
+        if edges is None:
+            return None
+        found = Slicing(edges, self.clusters, line.size, _MEMORY_ALONE, self._most_stages, 1e-3).solve()
+        return self._solution(line, berths, edges, found[0]) if found else None
+
+    @property
+    def _most_stages(self) -> int:
+        return self.problem.limits.max_pipeline_degree or self.clusters
+
+    def _along(self, berths: Sequence[Berth], edges_of_submesh: Callable[[Submesh], Edges | None]) -> Edges | None:
+        found = []
+        for number, berth in enumerate(berths):
+            edges = edges_of_submesh(berth.submesh)
+            if edges is not None:
+                found.append(edges.at(berth.low, berth.high, number))
+        return together(found) if found else None
+
+    def _options_of(self, submesh: Submesh) -> Options | None:
+        if submesh not in self._options:
+            self._options[submesh] = self.intra.options(submesh, self.rows, self.count)
+        return self._options[submesh]
+
+    def _edges_of(self, submesh: Submesh) -> Edges | None:
+        if submesh not in self._edges:
+            options = self._options_of(submesh)
+            self._edges[submesh] = None if options is None else self._front(submesh, options)
+        return self._edges[submesh]
+
+    def _front(self, submesh: Submesh, options: Options) -> Edges:
+        most = options.most_stages(self._memory_bytes(submesh), self.count)
+        return edges_of(options.amortised(self.count), most, submesh.size)
+
+    def _edges_by_memory(self, submesh: Submesh) -> Edges | None:
+        options = self._options_of(submesh)
+        if options is None:
+            return None
+        needed = (options.state_bytes + options.activation_bytes) / self._memory_bytes(submesh)
+        is_open = np.isfinite(options.seconds)
+        return edges_of(np.where(is_open, needed, np.inf), np.where(is_open, UNLIMITED, 0), submesh.size)
+
+    def _memory_bytes(self, submesh: Submesh) -> int:
+        accelerators = {one.name: one for one in self.problem.setting.cluster.accelerators}
+        return min(accelerators[name].memory_bytes for name in submesh.accelerators)
+
+    def _solution(self, line: Line, berths: Sequence[Berth], edges: Edges, found: Assignment) -> Solution:
+        stages = []
+        for number in found.edges:
+            submesh = berths[edges.berth[number]].submesh
+            options = self._options[submesh]
+            assert options is not None
+            place = int(edges.option[number]), int(edges.first[number]), int(edges.end[number])
+            stages.append((submesh, options.strategy(*place)))
+        return Solution(found.seconds(self.count), line, self.rows, tuple(stages))

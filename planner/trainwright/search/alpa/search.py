@@ -1,0 +1,91 @@
+"""The search `alpa`: every micro-batch size, every order of device types, the best pipelines re-costed exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from trainwright.plan import Plan
+from trainwright.search.alpa.clustering import cluster_ends
+from trainwright.search.alpa.degree_options import DegreeOptions
+from trainwright.search.alpa.layer_spans import LayerSpans
+from trainwright.search.alpa.mesh_devices import MeshDevices
+from trainwright.search.alpa.options import Intra
+from trainwright.search.alpa.pipelines import MicroBatch, Solution
+from trainwright.search.alpa.submesh import blocks_of, lines_of
+from trainwright.search.choice import check_profiled, why_nothing_fits
+from trainwright.search.degrees import divisors
+from trainwright.search.protocol import Candidate, Control, Problem
+from trainwright.search.ranking import Draft, best_of, in_order
+
+GAP_RATIO = 1e-4
+"""How much better a pipeline must be to be looked for; the paper's ε leaves a gap of B · ε."""
+KEEP_RATIO = 0.05
+"""How much worse by Eq. 2 than the best of their size pipelines may be to be costed exactly."""
+ROOM_RATIO = 0.5
+"""How much worse by Eq. 2 than the best of all sizes they may be: Eq. 2 leaves out what stages send each other."""
+COSTED = 6
+"""Pipelines of each micro-batch size that are costed exactly, at most."""
+
+
+def alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+    """Candidates by Alpa's inter-operator pass, best first by the exact replay.
+
+    What is costed does not depend on how many are wanted. Raises NoFeasiblePlan, with what comes closest, where nothing
+    fits.
+    """
+    del top
+    check_profiled(problem)
+    spans = LayerSpans(problem.model, cluster_ends(problem.model))
+    return _Search(problem, control, DegreeOptions(problem, spans, MeshDevices(problem)), len(spans.ends)).run()
+
+
+@dataclass
+class _Search:
+    problem: Problem
+    control: Control
+    intra: Intra
+    clusters: int
+    found: list[Candidate] = field(default_factory=list)
+    best_seconds: float = math.inf
+    """By Eq. 2."""
+
+    def run(self) -> list[Candidate]:
+        """Micro-batch sizes from the smallest on, which need the least memory."""
+        lines = lines_of(blocks_of(self.problem))
+        sizes = divisors(self.problem.global_batch_size)
+        for done, rows in enumerate(sizes, start=1):
+            batch = MicroBatch(self.problem, self.intra, rows, self.clusters)
+            solutions: list[Solution] = []
+            for line in lines:
+                limit = self.best_seconds * (1 + ROOM_RATIO)
+                solutions += batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=KEEP_RATIO)
+                self.best_seconds = min([self.best_seconds, *(one.seconds for one in solutions)])
+            self._cost(solutions)
+            if self.found and self.control.expired():
+                break
+            self._step(done, len(sizes) + 1)
+        if not self.found:
+            raise why_nothing_fits(self.problem, self._smallest_plans())
+        self._step(len(sizes) + 1, len(sizes) + 1)
+        return in_order(self.found)
+
+    def _cost(self, solutions: list[Solution]) -> None:
+        chosen = sorted(solutions, key=lambda one: one.seconds)[:COSTED]
+        drafts = [Draft(0.0, self._maker(one)) for one in chosen]
+        self.found += best_of(self.problem, drafts, Control(deadline_seconds=self.control.deadline_seconds), None)
+
+    def _maker(self, solution: Solution) -> Callable[[], Plan]:
+        return lambda: solution.plan(self.problem)
+
+    def _step(self, done: int, total: int) -> None:
+        best = min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
+        self.control.step(done, total, best)
+
+    def _smallest_plans(self) -> Iterator[Plan]:
+        """What needs least memory with the smallest micro-batches: what to show when nothing fits."""
+        for line in lines_of(blocks_of(self.problem)):
+            found = MicroBatch(self.problem, self.intra, 1, self.clusters).smallest(line)
+            if found is not None:
+                yield found.plan(self.problem)

@@ -1,0 +1,178 @@
+"""Stages and submeshes by dynamic programming for a given t_max (Alpa Eq. 3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.search.alpa.edges import Edges, Indices
+from trainwright.search.alpa.reach import Reach
+from trainwright.search.spans import Array
+
+ROUNDING = 1e-9
+"""Relative difference that sums leave to rounding."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Stages in the order of the pipeline, as numbers of edges.
+
+    Attributes:
+        sum_seconds: Σ t_i.
+        longest_seconds: max t_j.
+    """
+
+    edges: tuple[int, ...]
+    sum_seconds: float
+    longest_seconds: float
+
+    def seconds(self, micro_batches: int) -> float:
+        """T of Eq. 2."""
+        return self.sum_seconds + (micro_batches - 1) * self.longest_seconds
+
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """Edges at every number of devices used before them, by (boundary, devices before).
+
+    Attributes:
+        edge: number of the edge.
+        source, target: states before and behind the stage: boundary × (all devices + 1) + devices used.
+    """
+
+    edge: Indices
+    source: Indices
+    target: Indices
+
+    def __getitem__(self, chosen: NDArray[np.bool_]) -> _Moves:
+        return _Moves(self.edge[chosen], self.source[chosen], self.target[chosen])
+
+
+class StageProgramme:
+    """Eq. 3 for one set of edges: F(s, k, d; t_max), where d are the devices that the stages before have left.
+
+    Devices come in blocks along the pipeline, so the number used so far tells their types, too.
+    """
+
+    def __init__(self, edges: Edges, clusters: int, devices: int, most_stages: int) -> None:
+        self.edges, self.clusters, self.devices = edges, clusters, devices
+        self.most_stages = min(most_stages, clusters)
+        self.reach = Reach(edges, clusters, devices)
+        self._wide = devices + 1
+
+    def relaxed(self, longest: float) -> Relaxation:
+        """The programme without s: each stage fits by itself, whatever follows it."""
+        moves = self._moves(longest)
+        size = (self.clusters + 1) * self._wide
+        behind = np.full(size, np.inf)
+        behind[-1] = 0.0
+        seconds = self.edges.seconds[moves.edge]
+        slices = np.searchsorted(moves.source, np.arange(self.clusters + 1) * self._wide)
+        for boundary in range(self.clusters - 1, -1, -1):
+            here = slice(slices[boundary], slices[boundary + 1])
+            source = moves.source[here]
+            if len(source):
+                values = seconds[here] + behind[moves.target[here]]
+                starts = _starts(source)
+                behind[source[starts]] = np.minimum.reduceat(values, starts)
+        useful = np.isfinite(behind[moves.target])
+        moves, seconds = moves[useful], seconds[useful]
+        before = np.full(size, np.inf)
+        before[0] = 0.0
+        slices = np.searchsorted(moves.source, np.arange(self.clusters + 1) * self._wide)
+        for boundary in range(self.clusters):
+            here = slice(slices[boundary], slices[boundary + 1])
+            np.minimum.at(before, moves.target[here], seconds[here] + before[moves.source[here]])
+        return Relaxation(self, moves, before, behind)
+
+    def _moves(self, longest: float) -> _Moves:
+        """Every stage of at most so many seconds in every place where the others may find room."""
+        latest, earliest = self.reach.latest(longest), self.reach.earliest(longest)
+        edges = self.edges
+        low = np.maximum(np.maximum(edges.low, earliest[edges.first]), earliest[edges.end] - edges.size)
+        high = np.minimum(np.minimum(edges.high, latest[edges.first]), latest[edges.end] - edges.size)
+        chosen = np.flatnonzero((edges.seconds <= longest) & (high >= low))
+        low, counts = low[chosen], (high - low)[chosen] + 1
+        edge = np.repeat(chosen, counts)
+        place = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(low, counts)
+        source = edges.first[edge] * self._wide + place
+        order = np.argsort(source, kind="stable")
+        edge, source, place = edge[order], source[order], place[order]
+        return _Moves(edge, source, edges.end[edge] * self._wide + place + edges.size[edge])
+
+
+class Relaxation:
+    """F without s, from both sides: it bounds what any pipeline through a stage takes."""
+
+    def __init__(self, programme: StageProgramme, moves: _Moves, before: Array, behind: Array) -> None:
+        self.programme, self._moves, self._before, self._behind = programme, moves, before, behind
+
+    @property
+    def sum_seconds(self) -> float:
+        """The least Σ t_i."""
+        return float(self._behind[0])
+
+    def best(self, limit: float) -> list[Assignment]:
+        """By number of stages, ascending: the least Σ t_i with memory and all, of those below the limit."""
+        if not self.sum_seconds <= limit:
+            return []
+        edges, moves = self.programme.edges, self._moves
+        through = self._before[moves.source] + edges.seconds[moves.edge] + self._behind[moves.target]
+        table = _StageTable(self.programme, moves[through <= limit * (1 + ROUNDING)])
+        return table.assignments(limit)
+
+
+class _StageTable:
+    """F(s, k, d) over the moves that are left, one table for each s."""
+
+    def __init__(self, programme: StageProgramme, moves: _Moves) -> None:
+        self.programme, self.moves = programme, moves
+        self.seconds = programme.edges.seconds[moves.edge]
+        self.stages = programme.edges.most_stages[moves.edge]
+        # Only the states that moves lead from, or to, are kept.
+        self.states, numbers = np.unique(np.concatenate([moves.source, moves.target]), return_inverse=True)
+        self.source, self.target = numbers[: len(moves.edge)], numbers[len(moves.edge) :]
+        self.starts = _starts(self.source)
+        self.tables: list[Array] = []
+
+    def assignments(self, limit: float) -> list[Assignment]:
+        """By number of stages."""
+        whole = (self.programme.clusters + 1) * (self.programme.devices + 1) - 1
+        if not len(self.source) or self.states[0] != 0 or self.states[-1] != whole:
+            return []
+        behind = np.full(len(self.states), np.inf)
+        behind[-1] = 0.0
+        self.tables = [behind]
+        found = []
+        for stages in range(1, self.programme.most_stages + 1):
+            values = np.where(self.stages >= stages, self.seconds + behind[self.target], np.inf)
+            behind = np.full(len(self.states), np.inf)
+            behind[self.source[self.starts]] = np.minimum.reduceat(values, self.starts)
+            self.tables.append(behind)
+            if np.isfinite(behind[0]) and behind[0] <= limit * (1 + ROUNDING):
+                found.append(self._traced(stages))
+            elif not np.isfinite(behind).any():
+                break
+        return found
+
+    def _traced(self, stages: int) -> Assignment:
+        state, chosen = 0, []
+        for left in range(stages, 0, -1):
+            low, high = np.searchsorted(self.source, [state, state + 1])
+            here = slice(low, high)
+            values = np.where(
+                self.stages[here] >= left, self.seconds[here] + self.tables[left - 1][self.target[here]], np.inf
+            )
+            move = int(low) + int(values.argmin())
+            chosen.append(int(self.moves.edge[move]))
+            state = int(self.target[move])
+        times = self.programme.edges.seconds[chosen].tolist()
+        return Assignment(tuple(chosen), math.fsum(times), max(times))
+
+
+def _starts(values: Indices) -> NDArray[np.intp]:
+    """Where runs of equal values begin."""
+    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))) if len(values) else np.empty(0, np.intp)
