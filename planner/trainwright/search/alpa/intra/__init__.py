@@ -10,6 +10,17 @@ from trainwright.search.alpa.intra.document import Degrees, LayerSpecs, Operator
 from trainwright.search.alpa.intra.intra_operator import IntraOperator
 from trainwright.search.alpa.intra.mesh import LogicalMesh
 from trainwright.search.alpa.intra.programme import Goal
+from trainwright.search.alpa.intra.rewriting import Rewriting
 from trainwright.search.alpa.intra.spans import SpanCosts
 
-__all__ = ["Degrees", "Goal", "IntraOperator", "LayerSpecs", "LogicalMesh", "OperatorSpecs", "SpanCosts", "SpanSpecs"]
+__all__ = [
+    "Degrees",
+    "Goal",
+    "IntraOperator",
+    "LayerSpecs",
+    "LogicalMesh",
+    "OperatorSpecs",
+    "Rewriting",
+    "SpanCosts",
+    "SpanSpecs",
+]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trainwright.plan import Order, Sharding
 from trainwright.search.alpa.intra.algorithms import GraphAlgorithms, Mapping
 from trainwright.search.alpa.intra.document import Degrees, LayerSpecs, OperatorSpecs
 from trainwright.search.alpa.intra.layouts import Axis, spec
 from trainwright.search.alpa.intra.operation import Loop, Operation, Tensor
+from trainwright.search.alpa.intra.rewriting import Rewriting
 
 Assignment = Sequence[tuple[int, int]]
 
@@ -20,13 +21,13 @@ class Describer:
     """Puts the assignments of one layer kind on one mesh shape into words.
 
     Attributes:
-        rewrites: whether replicas share updates of weights.
+        rewriting: which sums end scattered.
         divides_all: whether the runtime divides the whole layer by a tensor degree though it is not tensor parallel.
     """
 
     algorithms: GraphAlgorithms
     shape: tuple[int, int]
-    rewrites: bool = True
+    rewriting: Rewriting = field(default_factory=Rewriting)
     divides_all: bool = False
 
     def layer(self, layer: int, kind: str, assignment: Assignment) -> LayerSpecs:
@@ -49,7 +50,10 @@ class Describer:
             for operand, layouts in zip(operation.operands, found.operands, strict=True)
         )
         output = spec(int(found.output[algorithm]), _axes(operation.output))
-        plain = OperatorSpecs(operation.name, " ".join(words) or "replicated", output, operands)
+        scattered = self.rewriting.activations and bool(found.output_sums[algorithm])
+        plain = OperatorSpecs(
+            operation.name, " ".join(words) or "replicated", output, operands, sum_scattered=scattered
+        )
         if operation.weight is None or found.weight is None or found.weight_sums is None:
             return plain
         replicated = bool(found.weight_sums[algorithm])
@@ -57,7 +61,7 @@ class Describer:
             plain,
             weight=spec(int(found.weight[algorithm]), _axes(operation.weight)),
             weight_held="gathered" if held and replicated else "whole",
-            update_sharded=replicated and (self.rewrites or held == 1),
+            update_sharded=replicated and (self.rewriting.gradients or held == 1),
         )
 
     def degrees(self, layer: int, assignment: Assignment) -> Degrees:
@@ -77,7 +81,7 @@ class Describer:
         sharding = Sharding.NONE
         if data > 1:
             gathered = bool(held) and sum(held) * 2 > len(held)
-            sharding = Sharding.ZERO3 if gathered else Sharding.ZERO2 if self.rewrites else Sharding.NONE
+            sharding = Sharding.ZERO3 if gathered else Sharding.ZERO2 if self.rewriting.gradients else Sharding.NONE
         one_held = len(set(held)) <= 1
         exact = one_held and all(
             self._is_said(operation, mapping, batch)

@@ -22,6 +22,7 @@ class OperatorSpecs:
             too, and gathered before every use).
         update_sharded: whether its all-reduce of gradients became a reduce-scatter and an all-gather (paper §4.2), so
             that replicas share the optimizer's state and work.
+        sum_scattered: whether the sum of its output was rewritten likewise: what follows it works on parts.
     """
 
     name: str
@@ -31,6 +32,7 @@ class OperatorSpecs:
     weight: str | None = None
     weight_held: str = "whole"
     update_sharded: bool = False
+    sum_scattered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from trainwright.search.alpa.intra.graph import OperatorGraph
 from trainwright.search.alpa.intra.mesh import LogicalMesh
 from trainwright.search.alpa.intra.pricing import LayerPricing, MeshPrices
 from trainwright.search.alpa.intra.programme import Goal, Totals
+from trainwright.search.alpa.intra.rewriting import Rewriting
 from trainwright.search.alpa.intra.spans import SpanCosts
 from trainwright.search.alpa.intra.tables import Boundary, LayerTable
 from trainwright.search.alpa.intra.whole import WholeRun
@@ -47,12 +48,12 @@ class IntraOperator:
     Attributes:
         sequences: whether positions of a sequence may be divided (Alpa's evaluated plans divide none, nor does our
             runtime).
-        rewrites: whether all-reduces of gradients become reduce-scatters and all-gathers (paper §4.2).
+        rewriting: which all-reduces become reduce-scatters and all-gathers (paper §4.2).
     """
 
     problem: Problem
     sequences: bool = False
-    rewrites: bool = True
+    rewriting: Rewriting = field(default_factory=Rewriting)
     _graphs: dict[str, OperatorGraph] = field(default_factory=dict)
     _shaped: dict[tuple[object, ...], _Shaped] = field(default_factory=dict)
     _prices: dict[LogicalMesh, MeshPrices] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class IntraOperator:
             kind = self.problem.model.kind_of(layer)
             divides = not kind.is_tensor_parallel and self.problem.setting.divides(kind, mesh.devices)
             algorithms = self._shape(names[layer], mesh, rows).algorithms
-            describer = Describer(algorithms, mesh.shape, self.rewrites, divides and mesh.devices > 1)
+            describer = Describer(algorithms, mesh.shape, self.rewriting, divides and mesh.devices > 1)
             layers.append(describer.layer(layer, kind.name, assignment))
             degrees.append(describer.degrees(layer, assignment))
         return SpanSpecs(mesh.shape, rows, tuple(layers), joined(degrees))
@@ -141,7 +142,7 @@ class IntraOperator:
 
     def _pricing(self, name: str, mesh: LogicalMesh, rows: int) -> LayerPricing:
         if mesh not in self._prices:
-            self._prices[mesh] = MeshPrices(mesh, self.problem.setting, self.rewrites)
+            self._prices[mesh] = MeshPrices(mesh, self.problem.setting, self.rewriting)
         shaped = self._shape(name, mesh, rows)
         return LayerPricing(self._prices[mesh], shaped.algorithms, self._compute(name, mesh.accelerators), rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,11 +13,12 @@ from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
 from trainwright.cost.setting import Setting
 from trainwright.search.alpa.intra.algorithms import GraphAlgorithms, Mapping, OperatorAlgorithms
 from trainwright.search.alpa.intra.compute import LayerCompute
+from trainwright.search.alpa.intra.graph import Node
 from trainwright.search.alpa.intra.layouts import Resharding, shares
 from trainwright.search.alpa.intra.mesh import LogicalMesh, Seconds, all_reduce, reduce_scatter
 from trainwright.search.alpa.intra.operation import Loop, Operation
 from trainwright.search.alpa.intra.programme import Choices, Edge, Programme
-from trainwright.search.alpa.intra.rewriting import ValueBytes, weight_state
+from trainwright.search.alpa.intra.rewriting import Rewriting, ValueBytes, scattered_share, weight_state
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -30,12 +31,12 @@ class MeshPrices:
     """What moving bytes costs on a mesh, and what values weigh in a setting.
 
     Attributes:
-        rewrites: whether all-reduces of gradients become a reduce-scatter and an all-gather (paper §4.2).
+        rewriting: which all-reduces become a reduce-scatter and an all-gather (paper §4.2).
     """
 
     mesh: LogicalMesh
     setting: Setting
-    rewrites: bool = True
+    rewriting: Rewriting = field(default_factory=Rewriting)
 
     @cached_property
     def resharding(self) -> Resharding:
@@ -132,15 +133,24 @@ class LayerPricing:
         costs = np.zeros((4, 2, self.algorithms.counts[number]))
         costs[0] += extra
         gathers = np.zeros(self.algorithms.counts[number])
-        for index in self.algorithms.graph.nodes[number].operations:
+        node = self.algorithms.graph.nodes[number]
+        scattered = self._scattered(node)
+        for index in node.operations:
             operation, found = self.algorithms.graph.operations[index], self.algorithms.operators[index]
-            costs[0] += self._computing(index, found) + self._summing(operation, found)
-            costs[3] += self._kept_bytes(operation, found)
+            share = 1.0 if index == node.leader else scattered
+            costs[0] += self._computing(index, found) * share + self._summing(operation, found)
+            costs[3] += self._kept_bytes(operation, found) * share
             if operation.weight is not None:
                 costs += self._holding(operation, found)
                 gathers = np.maximum(gathers, found.weight_sums if found.weight_sums is not None else 0)
         costs[0, 1, gathers == 0] = np.inf
         return Choices(costs[0], costs[1], costs[2], costs[3])
+
+    def _scattered(self, node: Node) -> Array | float:
+        """What is left for a device of the followers' work where the leader's sum ends scattered."""
+        if node.leader is None or not self.prices.rewriting.activations:
+            return 1.0
+        return scattered_share(self.algorithms.operators[node.leader].output_sums, self.prices.replicas)
 
     def _computing(self, index: int, found: OperatorAlgorithms) -> Array:
         seconds = {mapping: self._mapped_seconds(index, mapping) for mapping in set(found.mappings)}
@@ -186,11 +196,15 @@ class LayerPricing:
         costs = np.zeros((4, 2, len(values)))
         costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.used)
         scattered = prices.reduce_scatter(sums, values * sizes.gradient)
-        whole = scattered + prices.reduce_scatter(sums, values * (sizes.used if prices.rewrites else sizes.gradient))
+        whole = scattered + prices.reduce_scatter(
+            sums, values * (sizes.used if prices.rewriting.gradients else sizes.gradient)
+        )
         costs[1] = whole, scattered
         update = self.compute.update_seconds() / max(self.compute.kind.parameters, 1)
         for held in (0, 1):
-            state = weight_state(values, prices.replicas[sums], rewritten=prices.rewrites, gathered=held == 1)
+            state = weight_state(
+                values, prices.replicas[sums], rewritten=prices.rewriting.gradients, gathered=held == 1
+            )
             costs[1, held] += update * state.updated
             costs[2, held] = state.state_bytes(sizes)
         return costs
