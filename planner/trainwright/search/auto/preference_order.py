@@ -11,15 +11,15 @@ from trainwright.search.auto.keep import keep_order, moved_bytes
 from trainwright.search.auto.keep_adaption import adapted
 from trainwright.search.auto.preference import Measure, iteration_seconds, prefer, trade
 from trainwright.search.auto.preference_links import levelled
-from trainwright.search.auto.preference_tidy import tidied
+from trainwright.search.auto.preference_tidy import with_even_rows
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Objective, Problem
 from trainwright.search.ranking import candidate_of
 
 CHOICES = 32
 """So many candidates a search is asked for, at least, where a preference chooses among them."""
-TIDIED = 4
-"""Of the candidates within the tolerance so many are looked at with even rows and layers."""
+EVENED = 8
+"""Of the candidates within the tolerance so many are looked at with even rows, too."""
 
 
 def as_searched(problem: Problem) -> Problem:
@@ -32,7 +32,7 @@ def preferred(candidates: Sequence[Candidate], problem: Problem) -> list[Candida
     """The candidates, costed in the problem as it is, the preferred one first; it says what was traded for it.
 
     With a plan to keep, what can be made of it on the devices that are there is among them (`adapted`); with a
-    tolerance, tidier variants of the best are (`tidied`). Devices play the roles that move least. Candidates of a search
+    tolerance, the best with even rows are. Devices play the roles that move least. Candidates of a search
     on `as_searched` may be given: they are costed anew.
     """
     preference, measure = problem.preference, _measure(problem)
@@ -45,8 +45,7 @@ def preferred(candidates: Sequence[Candidate], problem: Problem) -> list[Candida
     if preference.tolerance > 0:
         least = min(map(measure, pool.found))
         near = [one for one in sorted(pool.found, key=measure) if measure(one) <= least * (1 + preference.tolerance)]
-        for candidate in near[:TIDIED]:
-            pool.add_plans(tidied(candidate.plan, problem.cluster))
+        pool.add_plans(with_even_rows(candidate.plan) for candidate in near[:EVENED])
     charged = [(measure(one), one) for one in pool.found]
     if preference.keep is not None:
         charged = keep_order(pool.found, preference.keep, preference.keep_weight, problem, measure)
