@@ -141,7 +141,11 @@ def _kind_tables(  # noqa: PLR0913, PLR0917 - a layer, where it runs, and how ma
     """[option] forward, backward, update seconds and activation bytes: `Setting.layer_cost` at the better end."""
     degree = tensor if problem.setting.divides(kind, tensor) else 1
     series = sorted(
-        (p for p in problem.profiles.layers if (p.accelerator, p.kind, p.tensor_degree) == (accelerator, kind.name, degree)),
+        (
+            p
+            for p in problem.profiles.layers
+            if (p.accelerator, p.kind, p.tensor_degree) == (accelerator, kind.name, degree)
+        ),
         key=lambda profile: profile.rows,
     )
     rows = np.array([profile.rows for profile in series], dtype=np.float64)
