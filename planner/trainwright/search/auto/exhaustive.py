@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 
 from trainwright.cost.memory import in_flight
 from trainwright.cost.pace import Paces
 from trainwright.cost.pipelines import replay_pipelines
+from trainwright.cost.setting import Setting
 from trainwright.plan import Plan, Schedule
 from trainwright.search.auto.exhaustive_shapes import PipelineShape, Places, Shapes, compositions
 from trainwright.search.auto.exhaustive_strategies import Choices, Strategies, Surroundings, strategies
@@ -60,6 +62,11 @@ class _Exhaustive:
             return math.inf
         return self.found[self.top - 1].estimate.iteration_seconds * (1 - _ROUNDING)
 
+    @cached_property
+    def _sums_behind(self) -> Setting:
+        """Where no sum of gradients lengthens the last backward."""
+        return replace(self.problem.setting, runtime=replace(self.problem.runtime, overlaps_gradients=False))
+
     def run(self) -> list[Candidate]:
         shares = sorted(self._shares(), key=lambda one: one[0])
         for done, (bound, places, rows) in enumerate(shares):
@@ -102,7 +109,7 @@ class _Exhaustive:
             self.problem.global_batch_size,
             tuple(one.pipeline(tuple(stage.plain for stage in one.stages)) for one in shape),
         )
-        ends = {key: max(times.ends) for key, times in replay_pipelines(Paces(plain, self.problem.setting)).items()}
+        ends = {key: max(times.ends) for key, times in replay_pipelines(Paces(plain, self._sums_behind)).items()}
         if max(ends.values()) + constant >= self.cutoff:
             return
         across = self._across_per_byte(shape)
