@@ -23,11 +23,13 @@ class Shapes:
     """What a family tells beside its operators.
 
     Attributes:
-        heads: parts into which attention can be divided (heads of keys and values).
+        parts: into which attention can be divided (heads of keys and values).
+        heads: of queries; None where they differ by stage, and keys are as many as queries.
         experts: how many there are; 0 outside mixtures of experts.
     """
 
-    heads: int
+    parts: int
+    heads: int | None = None
     experts: int = 0
 
 
@@ -106,21 +108,22 @@ def _attention(operator: Operator, shapes: Shapes) -> Operation:
 def _batched_matmul(operator: Operator, shapes: Shapes) -> Operation:
     """Scores (queries × keys) or context (scores × values), by the head.
 
-    From the FLOPs, 2 × queries × keys × width, follows what each operand has of the elements read.
+    From the FLOPs, 2 × queries × keys × width, follows how much of the elements read is either operand.
     """
-    products = operator.forward_flops_per_row / 2
-    if operator.name == "scores":
-        first = products / (operator.output_elements_per_row / shapes.heads) * operator.positions_per_row
+    products, positions = operator.forward_flops_per_row / 2, operator.positions_per_row
+    read, written = operator.input_elements_per_row, operator.output_elements_per_row
+    if shapes.heads is not None:
+        first = products * shapes.heads / written * positions
     else:
-        first = products * shapes.heads / operator.output_elements_per_row * operator.positions_per_row
-    return _over_heads(operator, shapes, first, operator.input_elements_per_row - first)
+        first = read / 2 if operator.name == "scores" else read - written
+    return _over_heads(operator, shapes, first, read - first)
 
 
 def _over_heads(operator: Operator, shapes: Shapes, first: float, second: float) -> Operation:
     heads = (Loop.HEADS, Axis.WIDTH)
     return Operation(
         operator.name,
-        ((Loop.BATCH, 0), (Loop.HEADS, shapes.heads), (Loop.SEQUENCE, operator.positions_per_row)),
+        ((Loop.BATCH, 0), (Loop.HEADS, shapes.parts), (Loop.SEQUENCE, operator.positions_per_row)),
         Tensor((_BATCH, _SEQUENCE, heads), operator.output_elements_per_row),
         (Tensor((_BATCH, _SEQUENCE, heads), first), Tensor((_BATCH, heads), second)),
         heavy=True,

@@ -69,7 +69,9 @@ class IntraOperator:
         return self.costs(mesh, rows, goals)
 
     def goal(self, mesh: LogicalMesh, rows: int, memory_price_ratio: float = 0.0, in_flight: int = 1) -> Goal:
-        """Time, and memory at such a price: see `MEMORY_PRICES`."""
+        """Time, and memory at such a price: see `MEMORY_PRICES`. Raises ValueError for rows below 1."""
+        if rows < 1:
+            raise ValueError(f"a micro-batch needs at least 1 row, got {rows}")
         batches = max(self.problem.global_batch_size // rows, 1)
         size = min(self._memory_bytes(name) for name in mesh.accelerators)
         price = memory_price_ratio * batches * self._even_seconds(mesh, rows) / size
@@ -78,10 +80,8 @@ class IntraOperator:
     def costs(self, mesh: LogicalMesh, rows: int, goals: Sequence[Goal]) -> tuple[SpanCosts, ...]:
         """Every run of layers under the assignment that is best by each of these goals.
 
-        Raises ValueError for rows below 1 and for an accelerator without profiles.
+        Raises ValueError for an accelerator without profiles.
         """
-        if rows < 1:
-            raise ValueError(f"a micro-batch needs at least 1 row, got {rows}")
         names = self.problem.model.layers
         pricings = {name: self._pricing(name, mesh, rows) for name in dict.fromkeys(names)}
         tables = {

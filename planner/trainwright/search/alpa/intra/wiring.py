@@ -44,10 +44,13 @@ def wired(kind: LayerKind, family: Family, max_tensor_degree: int, *, is_first: 
 
 
 def _shapes(family: Family, max_tensor_degree: int) -> Shapes:
-    """Where heads differ by stage, what divides them all stands for each."""
-    heads = getattr(family, "key_value_heads", None) or getattr(family, "heads", None)
+    """Where heads differ by stage, what divides them all says how far attention is divided."""
+    heads = getattr(family, "heads", None)
+    parts = getattr(family, "key_value_heads", None) or heads
     experts = family.experts if isinstance(family, Moe) else 0
-    return Shapes(heads if isinstance(heads, int) else max_tensor_degree, experts)
+    if not isinstance(heads, int) or not isinstance(parts, int):
+        return Shapes(max_tensor_degree, experts=experts)
+    return Shapes(parts, heads, experts)
 
 
 @dataclass

@@ -1,0 +1,254 @@
+"""What the intra-operator pass finds: the plans that Alpa's paper reports, and exactly composed runs of layers."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from trainwright.accelerators import cluster_of, estimate_profiles
+from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Order, Sharding
+from trainwright.search import Problem
+from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, Rewriting, SpanSpecs
+from trainwright.search.alpa.intra.whole import WholeRun
+
+V100 = "Tesla-V100-SXM2-16GB"
+NVLINK = LogicalMesh((V100,), (1, 8), (1e-5, 1e-5), (0.0, 1e-11))
+TWO_NODES = LogicalMesh((V100,), (2, 4), (2e-5, 1e-5), (3e-10, 1e-11))
+
+
+@lru_cache(maxsize=32)
+def problem(family, batch, dtype=Dtype.FLOAT16):
+    cluster = cluster_of({"p3.16xlarge": 2})
+    assert cluster.accelerators[0].name == V100
+    model = Model.of(family, dtype)
+    profiles = estimate_profiles(model, [V100], tensor_degrees=[1], rows=[1, 2, 4, 8, 16, 32])
+    return Problem(cluster, model, profiles, batch)
+
+
+def operators(specs: SpanSpecs, layer: int) -> dict[str, str]:
+    """By name: the algorithm of a layer's operators."""
+    found = next(one for one in specs.layers if one.layer == layer)
+    return {operator.name: operator.algorithm for operator in found.operators}
+
+
+GPT = Gpt(3, 4096, 32, 1024, 51200)
+
+
+def test_a_batch_too_small_to_divide_is_trained_as_megatron_does():
+    specs = IntraOperator(problem(GPT, 8)).spans(NVLINK, 1).strategy(1, 4)
+    found = operators(specs, 1)
+    assert {found[name] for name in ("query_key_value", "feed_forward_in")} == {"out→1"}
+    assert {found[name] for name in ("attention_output", "feed_forward_out")} == {"in→1"}
+    assert (found["attention"], found["activation"], found["attention_residual"]) == (
+        "heads→1",
+        "width→1",
+        "replicated",
+    )
+    (run,) = specs.degrees
+    assert (run.first, run.count, run.tensor, run.data, run.exact) == (1, 3, 8, 1, True)
+    assert specs.exact
+    assert run.layer_run(1).tensor == 8
+
+
+def test_a_large_batch_is_divided_and_its_weight_updates_too():
+    specs = IntraOperator(problem(GPT, 1024)).spans(NVLINK, 16).strategy(1, 4)
+    assert set(operators(specs, 2).values()) == {"batch→1"}
+    assert all(one.update_sharded == (one.weight is not None) for layer in specs.layers for one in layer.operators)
+    (run,) = specs.degrees
+    assert (run.tensor, run.data, run.sharding, run.exact) == (1, 8, Sharding.ZERO2, True)
+    assert run.layer_run(16).rows == (2,) * 8
+    with pytest.raises(ValueError, match="evenly"):
+        run.layer_run(12)
+
+
+def test_the_rewriting_saves_optimizer_state_and_no_time():
+    """ZeRO's figures for Adam in half precision: 2 + 4 bytes stay of each value, and 12 are shared."""
+    asked = problem(GPT, 1024)
+    with_it = IntraOperator(asked).spans(NVLINK, 16)
+    without = IntraOperator(asked, rewriting=Rewriting(gradients=False)).spans(NVLINK, 16)
+    values = 3 * asked.model.kind("block").parameters
+    assert without.state_bytes[1, 4] == pytest.approx(18 * values)
+    assert with_it.state_bytes[1, 4] == pytest.approx((6 + 12 / 8) * values)
+    assert with_it.seconds[1, 4] == pytest.approx(without.seconds[1, 4])
+    assert with_it.iteration_seconds[1, 4] < without.iteration_seconds[1, 4]
+    assert not any(one.update_sharded for one in without.strategy(1, 2).layers[0].operators)
+
+
+def test_scattered_sums_of_activations_leave_a_part_of_what_follows_them():
+    asked = problem(GPT, 8)
+    plain = IntraOperator(asked).spans(NVLINK, 1)
+    scattered = IntraOperator(asked, rewriting=Rewriting(activations=True)).spans(NVLINK, 1)
+    assert scattered.activation_bytes[1, 4] < plain.activation_bytes[1, 4]
+    assert scattered.seconds[1, 4] < plain.seconds[1, 4]
+    layer = scattered.strategy(1, 2).layers[0]
+    assert {one.name for one in layer.operators if one.sum_scattered} == {"attention_output", "feed_forward_out"}
+
+
+def test_both_mesh_dimensions_serve_different_degrees():
+    """A batch that divides over two nodes alone: data over the slow dimension, tensors over the fast one."""
+    specs = IntraOperator(problem(GPT, 64)).spans(TWO_NODES, 2).strategy(1, 4)
+    found = IntraOperator(problem(GPT, 64)).options(LogicalMesh((V100,), (2, 4), (2e-5, 1e-5), (1e-8, 1e-11)), 2)
+    degrees = {(run.tensor, run.data, run.order) for option in found for run in option.strategy(1, 4).degrees}
+    assert degrees == {(4, 2, Order.TENSOR_INNER)}
+    assert {run.tensor * run.data for run in specs.degrees} == {8}
+
+
+def test_a_mixture_divides_its_experts_and_the_batch_of_everything_else():
+    family = Moe(4, 768, 16, 1024, experts=8, expert_every=2, gated=False, intermediate_size=3072)
+    specs = IntraOperator(problem(family, 64)).spans(NVLINK, 8).strategy(1, 5)
+    for layer in (2, 4):
+        found = operators(specs, layer)
+        assert {found[name] for name in found if name.startswith("experts_")} == {"expert→1"}
+        assert {found[name] for name in found if not name.startswith("experts_")} == {"batch→1"}
+    assert set(operators(specs, 3).values()) == {"batch→1"}
+    assert [run.exact for run in specs.degrees] == [True, False, True, False]
+
+
+def test_wide_resnet_divides_the_batch_first_and_channels_later():
+    """The case study of the paper (§8.6): 4 GPUs, the model of 1 B parameters, one switch."""
+    family = WideResnet(50, 2, "second", 320, classes=1024)
+    mesh = LogicalMesh((V100,), (1, 4), (1e-5, 1e-5), (0.0, 1e-11))
+    specs = IntraOperator(problem(family, 1536, Dtype.FLOAT32)).spans(mesh, 32).strategy(0, 18)
+    by_batch = [operators(specs, layer)["convolve"] == "batch→1" for layer in range(1, 17)]
+    assert all(by_batch[:8])
+    assert not any(by_batch[8:])
+    last = operators(specs, 16)
+    assert {last["reduce"], last["convolve"], last["expand"]} == {"in→1", "out→1"}
+
+
+SMALL = {
+    "gpt": Gpt(2, 256, 8, 128, 1024),
+    "llama": Llama(2, 256, 8, 128, 1024, key_value_heads=4),
+    "bert": Bert(2, 256, 8, 128, 1024),
+    "vit": Vit(2, 256, 8, 64, 8),
+    "t5": T5(1, 256, 8, 128, 1024, decoder_layers=2),
+    "moe": Moe(2, 256, 8, 128, 1024, expert_every=2),
+    "wide_resnet": WideResnet(base_channels=32),
+    "swin": Swin((1, 1, 1, 1), 32),
+    "trans_gan": TransGan((1, 1), bottom_width=8),
+}
+
+
+@pytest.mark.parametrize("family", [pytest.param(family, id=name) for name, family in SMALL.items()])
+@pytest.mark.parametrize("rows", [2, 8])
+def test_runs_of_layers_cost_what_the_whole_integer_programme_does(family, rows):
+    asked = problem(family, 64)
+    layers = len(asked.model.layers)
+    intra = IntraOperator(asked)
+    goals = [intra.goal(TWO_NODES, rows, ratio, flying) for ratio, flying in ((0.0, 1), (0.5, 1), (5.0, 8))]
+    costs = intra.costs(TWO_NODES, rows, goals)
+    for first, end in ((0, 2), (max(layers - 5, 1), layers - 1), (layers - 2, layers)):  # no shared weight twice
+        run = WholeRun.of([intra.pricing(layer, TWO_NODES, rows) for layer in range(first, end)])
+        for goal, cost in zip(goals, costs, strict=True):
+            solved = run.solved(goal)
+            assert solved is not None
+            held = cost.state_bytes[first, end] + goal.in_flight * cost.activation_bytes[first, end]
+            time = goal.micro_batches * cost.seconds[first, end] + cost.iteration_seconds[first, end]
+            assert time + goal.seconds_per_byte * held == pytest.approx(solved[1].objective(goal))
+            assert len(cost.strategy(first, end).layers) == end - first
+
+
+def test_runs_of_layers_are_described_as_they_are_costed():
+    """Adding up the chosen algorithms of every layer, conversions between layers included, gives the same figures."""
+    intra = IntraOperator(problem(SMALL["t5"], 64))
+    cost = intra.options(TWO_NODES, 8)[2]
+    found, totals = intra.exact(TWO_NODES, 8, 1, 5, goal=intra.goal(TWO_NODES, 8, 0.3), memory_bytes=math.inf)
+    assert totals.seconds == pytest.approx(cost.seconds[1, 5])
+    assert totals.state_bytes == pytest.approx(cost.state_bytes[1, 5])
+    assert found.degrees == cost.strategy(1, 5).degrees
+
+
+def test_a_memory_limit_is_kept_and_costs_time():
+    intra = IntraOperator(problem(GPT, 64))
+    goal = intra.goal(NVLINK, 8)
+    free = intra.exact(NVLINK, 8, 1, 4, goal=goal, memory_bytes=math.inf)
+    assert free is not None
+    held = free[1].state_bytes + free[1].activation_bytes
+    tight = intra.exact(NVLINK, 8, 1, 4, goal=goal, memory_bytes=0.6 * held)
+    assert tight is not None
+    assert tight[1].state_bytes + tight[1].activation_bytes <= 0.6 * held * (1 + 1e-9)
+    assert tight[1].objective(goal) > free[1].objective(goal)
+    assert intra.exact(NVLINK, 8, 1, 4, goal=goal, memory_bytes=1e6) is None
+
+
+def test_options_hold_less_and_less_for_more_and_more_time():
+    intra = IntraOperator(problem(GPT, 64))
+    options = intra.options(NVLINK, 8)[:5]  # one micro-batch in flight
+    held = [option.state_bytes[1, 4] + option.activation_bytes[1, 4] for option in options]
+    time = [8 * option.seconds[1, 4] + option.iteration_seconds[1, 4] for option in options]
+    assert held == sorted(held, reverse=True)
+    assert time == sorted(time)
+    assert held[-1] < 0.5 * held[0]
+    assert time[0] == pytest.approx(
+        8 * intra.spans(NVLINK, 8).seconds[1, 4] + intra.spans(NVLINK, 8).iteration_seconds[1, 4]
+    )
+
+
+def test_memory_at_a_price_divides_weights_that_replicas_hold():
+    """ZeRO's third stage is a choice of the programme: gather before use, where memory is dear and links are fast."""
+    intra = IntraOperator(problem(GPT, 16))
+    (cost,) = intra.costs(NVLINK, 32, [intra.goal(NVLINK, 32, 1.0, 1)])
+    gathered = [one for one in cost.strategy(1, 4).layers[0].operators if one.weight_held == "gathered"]
+    assert gathered
+    assert all(one.algorithm == "batch→1" for one in gathered)
+
+
+def test_one_device_runs_everything_as_it_is():
+    asked = problem(SMALL["gpt"], 8)
+    cost = IntraOperator(asked).spans(LogicalMesh((V100,), (1, 1)), 4)
+    names = asked.model.layers
+    profiles = [asked.setting.layer_cost(V100, asked.model.kind(name), 1, 4) for name in names]
+    assert cost.seconds[0, 4] == pytest.approx(sum(one.forward_seconds + one.backward_seconds for one in profiles))
+    assert cost.iteration_seconds[0, 4] == pytest.approx(sum(one.update_seconds for one in profiles))
+    assert cost.activation_bytes[0, 4] == pytest.approx(sum(one.activation_bytes for one in profiles))
+    assert cost.state_bytes[0, 4] == pytest.approx(18 * asked.model.parameters)
+    assert cost.strategy(0, 4).exact
+    assert np.isinf(cost.seconds[2, 2])
+    assert np.isinf(cost.seconds[3, 1])
+
+
+def test_profiles_at_a_tensor_degree_are_used_where_they_are_there():
+    model, cluster = Model.of(GPT, Dtype.FLOAT16), cluster_of({"p3.16xlarge": 1})
+    profiles = estimate_profiles(model, [V100], tensor_degrees=[1, 8], rows=[1, 2])
+    intra = IntraOperator(Problem(cluster, model, profiles, 8))
+    pricing = intra.pricing(1, NVLINK, 1)
+    for parts, degree in ((8, 8), (4, 1)):
+        whole = intra.problem.setting.layer_cost(V100, model.kind("block"), degree, 1)
+        seconds = [
+            pricing.compute.seconds(index, 1, parts if operation.split else 1)
+            for index, operation in enumerate(pricing.algorithms.graph.operations)
+        ]
+        if degree == parts:
+            assert sum(seconds) == pytest.approx(whole.forward_seconds + whole.backward_seconds, rel=0.02)
+        else:  # not profiled: the parts of the whole layer's seconds
+            assert sum(seconds) > (whole.forward_seconds + whole.backward_seconds) / parts
+
+
+def test_sequences_may_be_divided_where_asked():
+    intra = IntraOperator(problem(SMALL["gpt"], 64), sequences=True)
+    plain = IntraOperator(problem(SMALL["gpt"], 64))
+    found = intra.spans(NVLINK, 1)
+    assert any("sequence" in word for word in operators(found.strategy(1, 2), 1).values())
+    goal = intra.goal(NVLINK, 1)
+    for cost in (found, plain.spans(NVLINK, 1)):
+        assert np.isfinite(cost.seconds[1, 3])
+    asked, bound = (goal.micro_batches * one.seconds + one.iteration_seconds for one in (plain.spans(NVLINK, 1), found))
+    assert bound[1, 3] <= asked[1, 3] * (1 + 1e-9)
+
+
+def test_specs_are_a_document():
+    specs = IntraOperator(problem(SMALL["moe"], 64)).spans(TWO_NODES, 8).strategy(0, 4)
+    document = TypeAdapter(SpanSpecs)
+    assert document.validate_json(document.dump_json(specs)) == specs
+
+
+def test_rows_below_one_are_refused():
+    with pytest.raises(ValueError, match="at least 1 row"):
+        IntraOperator(problem(SMALL["gpt"], 64)).spans(NVLINK, 0)
