@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 
 from trainwright.cluster import Device
 
@@ -198,13 +200,38 @@ class Plan:
         return tuple(sorted(device.slot for device in self.devices if device.node == node))
 
     def summary(self) -> str:
-        """A short line for people: degrees, micro-batch and layers by stage, for example `pp4 dp2 tp1 mb8×4 [4 3 3 4]`."""
+        """A short line for people: degrees, micro-batch and layers by stage, for example `pp4 dp2 tp1 mb8×4 [4 3 3 4]`.
+
+        Where stages differ, the degrees stand behind the layers of the stages that have them, in their order:
+        `pp3 mb8×4 [7 dp8 tp1 | 10 9 dp4 tp2]`.
+        """
         return " + ".join(_summary(pipeline) for pipeline in self.pipelines)
 
 
+MOST_GROUPS = 6
+"""Further groups of stages are left out of a summary."""
+
+
 def _summary(pipeline: Pipeline) -> str:
-    degrees = {(run.data, run.tensor) for stage in pipeline.stages for run in stage.layers}
-    data, tensor = next(iter(degrees)) if len(degrees) == 1 else ("*", "*")
-    layers = " ".join(str(stage.end - stage.first) for stage in pipeline.stages)
     batches = f"mb{pipeline.micro_batch_size}×{pipeline.micro_batches}"
-    return f"pp{len(pipeline.stages)} dp{data} tp{tensor} {batches} [{layers}]"
+    depth = f"pp{len(pipeline.stages)}"
+    groups = [
+        (degrees, " ".join(str(stage.end - stage.first) for stage in stages))
+        for degrees, stages in groupby(pipeline.stages, key=degrees_of)
+    ]
+    if len(groups) == 1:
+        return f"{depth} {groups[0][0]} {batches} [{groups[0][1]}]"
+    told = [f"{layers} {degrees}" for degrees, layers in groups[:MOST_GROUPS]]
+    return f"{depth} {batches} [{' | '.join(told)}{' | …' if len(groups) > MOST_GROUPS else ''}]"
+
+
+def degrees_of(stage: Stage) -> str:
+    """`dp2 tp1`; `dp2–4 tp1–2` where layers differ."""
+    data, tensor = ({getattr(run, name) for run in stage.layers} for name in ("data", "tensor"))
+    return f"dp{spanned(data)} tp{spanned(tensor)}"
+
+
+def spanned(numbers: Iterable[int]) -> str:
+    """The one number, or the least and the largest: `2–4`."""
+    found = set(numbers)
+    return str(found.pop()) if len(found) == 1 else f"{min(found)}–{max(found)}"

@@ -16,6 +16,9 @@ from trainwright.report.tables import add_row, new_table, rows_per_second, title
 from trainwright.report.tracks import Track, tracks_of
 from trainwright.search import Problem
 
+MOST_PIPELINES = 6
+"""The shares of so many pipelines are told."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
@@ -60,7 +63,15 @@ class Explanation:
 
     def sentences(self) -> list[str]:
         """Bottleneck, bubble, communication, memory, devices: what holds for this plan."""
-        return [self._whole(), self._pace(), *self._bubble(), self._communication(), *self._memory(), *self._unused()]
+        return [
+            self._whole(),
+            *self._pipelines(),
+            self._pace(),
+            *self._bubble(),
+            self._communication(),
+            *self._memory(),
+            *self._unused(),
+        ]
 
     def _whole(self) -> str:
         seconds = self.estimate.iteration_seconds
@@ -71,6 +82,17 @@ class Explanation:
             f"{units.seconds(seconds)}, {rate} rows a second{origin_words(self.problem)}."
             + (f" It saves memory by {saved}." if saved else "")
         )
+
+    def _pipelines(self) -> list[str]:
+        if len(self.plan.pipelines) == 1:
+            return []
+        rows = [one.micro_batches * one.micro_batch_size for one in self.plan.pipelines]
+        parts = [
+            f"{count} rows ({units.share(count, sum(rows))}) on {_counted(len(one.devices), 'device')}"
+            for count, one in zip(rows, self.plan.pipelines, strict=True)
+        ]
+        told = ", ".join(parts[:MOST_PIPELINES]) + (", …" if len(parts) > MOST_PIPELINES else "")
+        return [f"{len(rows)} pipelines share the batch: {told}."]
 
     def _pace(self) -> str:
         track, stage = self.tracks[self.bottleneck], _stages(self.plan)[self.bottleneck]
@@ -161,7 +183,7 @@ class Explanation:
                 table,
                 f"{track.pipeline}.{track.stage}" if several else str(track.stage),
                 str(stage.end - stage.first),
-                " ".join(dict.fromkeys(f"dp{run.data} tp{run.tensor}" for run in stage.layers)),
+                degrees.strategies(stage),
                 self.carriers(stage),
                 units.share(track.busy_seconds, whole),
                 units.share(track.idle_seconds + track.transit_seconds, whole),
