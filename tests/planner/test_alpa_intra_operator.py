@@ -14,6 +14,7 @@ from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit,
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Order, Sharding
+from trainwright.profiles import Profiles
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, Rewriting, SpanSpecs
 from trainwright.search.alpa.intra.whole import WholeRun
@@ -252,3 +253,13 @@ def test_specs_are_a_document():
 def test_rows_below_one_are_refused():
     with pytest.raises(ValueError, match="at least 1 row"):
         IntraOperator(problem(SMALL["gpt"], 64)).spans(NVLINK, 0)
+
+
+def test_layers_too_large_to_be_profiled_whole_are_taken_from_their_parts():
+    model, cluster = Model.of(GPT, Dtype.FLOAT16), cluster_of({"p3.16xlarge": 1})
+    whole = estimate_profiles(model, [V100], tensor_degrees=[1, 4], rows=[1, 2])
+    parts = Profiles(tuple(one for one in whole.layers if one.kind != "block" or one.tensor_degree == 4), "estimated")
+    known, guessed = (IntraOperator(Problem(cluster, model, found, 8)).spans(NVLINK, 1) for found in (whole, parts))
+    assert guessed.seconds[1, 4] == pytest.approx(known.seconds[1, 4], rel=0.1)
+    assert guessed.activation_bytes[1, 4] == pytest.approx(known.activation_bytes[1, 4], rel=0.01)
+    assert guessed.iteration_seconds[1, 4] == pytest.approx(known.iteration_seconds[1, 4], rel=0.01)

@@ -52,11 +52,12 @@ class Chain:
         held[:, :, :-1] = parts
         joint = before.reshape(goals, starts, through, entering, 1) + table.objective[:, None]
         best = joint.argmin(axis=3)
-        found = np.take_along_axis(joint, best[:, :, :, None], axis=3)[:, :, :, 0]
-        goal, start, passed = np.ogrid[:goals, :starts, :through]
-        at = (goal[..., None], passed[..., None], best, np.arange(leaving))
-        kept = held.reshape(PARTS, goals, starts, through, entering)[:, goal[..., None], start[..., None], at[1], best]
-        kept += table.parts[(slice(None), *at)]
+        found = joint.min(axis=3)
+        goal = np.arange(goals).reshape(-1, 1, 1, 1)
+        start = np.arange(starts).reshape(-1, 1, 1)
+        passed = np.arange(through).reshape(-1, 1)
+        kept = held.reshape(PARTS, goals, starts, through, entering)[:, goal, start, passed, best]
+        kept += table.parts[:, goal, passed, best, np.arange(leaving)]
         self._came_from.append(best.reshape(goals, starts, through * leaving).astype(np.int16))
         return found.reshape(goals, starts, -1), kept.reshape(PARTS, goals, starts, -1)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from trainwright.cost.setting import Setting
 from trainwright.layer import Dtype, LayerKind
+from trainwright.profiles import LayerCost
 from trainwright.search.alpa.intra.operation import Operation
 
 FLOPS_PER_BYTE: dict[Dtype, float] = {Dtype.FLOAT32: 20.0, Dtype.FLOAT16: 150.0, Dtype.BFLOAT16: 150.0}
@@ -28,21 +30,36 @@ class LayerCompute:
     def seconds(self, index: int, rows: int, parts: int) -> float:
         """Forward and backward of an operator for `rows` rows, of which this device computes one of `parts` parts.
 
-        Where the layer was profiled divided that way, by the profile at that tensor degree.
+        Where the layer was profiled divided that way, by the profile at that tensor degree; else by the least degree.
         """
-        degree = parts if self.operations[index].split and self._is_profiled(parts) else 1
+        degree = parts if self.operations[index].split and self._is_profiled(parts) else self.least_degree
         shares = self._shares(rows, degree)
-        return self.layer_seconds(rows, degree) * shares[index] * degree / parts
+        divided = degree if self.operations[index].split else 1
+        return self.layer_seconds(rows, degree) * shares[index] * divided / parts
 
-    def update_seconds(self) -> float:
-        """The optimizer's step on the whole layer."""
-        return max(self.setting.layer_cost(name, self.kind, 1, 1).update_seconds for name in self.accelerators)
+    def value_update_seconds(self) -> float:
+        """The optimizer's step, for each value of the layer."""
+        degree = self.least_degree
+        values = max(self.setting.values_at(self.kind, degree), 1)
+        return max(self._cost(name, degree, 1).update_seconds for name in self.accelerators) / values
 
     def activation_ratio(self, rows: int) -> float:
         """Profiled over counted bytes that the layer keeps for the backward."""
-        kept = self.kind.saved_bytes_per_row(self.setting.model.dtype) * rows
-        held = max(self.setting.layer_cost(name, self.kind, 1, rows).activation_bytes for name in self.accelerators)
+        kept = self.kind.saved_bytes_per_row(self.setting.model.dtype, self.least_degree) * rows
+        held = max(self._cost(name, self.least_degree, rows).activation_bytes for name in self.accelerators)
         return held / kept if kept else 1.0
+
+    @cached_property
+    def least_degree(self) -> int:
+        """The least tensor degree at which all accelerators profiled the layer: 1 unless it was too large for that."""
+        if not self.kind.is_tensor_parallel:
+            return 1
+        profiles = self.setting.profiles
+        found = [set(profiles.tensor_degrees(name, self.kind.name)) for name in self.accelerators]
+        return min(set[int].intersection(*found), default=1)
+
+    def _cost(self, accelerator: str, degree: int, rows: int) -> LayerCost:
+        return self.setting.layer_cost(accelerator, self.kind, degree, rows)
 
     def _is_profiled(self, degree: int) -> bool:
         return self.kind.is_tensor_parallel and all(
@@ -52,7 +69,7 @@ class LayerCompute:
     def layer_seconds(self, rows: int, degree: int) -> float:
         """Forward and backward of the whole layer at a tensor degree."""
         if (rows, degree) not in self._seconds:
-            costs = [self.setting.layer_cost(name, self.kind, degree, rows) for name in self.accelerators]
+            costs = [self._cost(name, degree, rows) for name in self.accelerators]
             self._seconds[rows, degree] = max(cost.forward_seconds + cost.backward_seconds for cost in costs)
         return self._seconds[rows, degree]
 

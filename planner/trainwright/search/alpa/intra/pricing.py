@@ -200,7 +200,7 @@ class LayerPricing:
             sums, values * (sizes.used if prices.rewriting.gradients else sizes.gradient)
         )
         costs[1] = whole, scattered
-        update = self.compute.update_seconds() / max(self.compute.kind.parameters, 1)
+        update = self.compute.value_update_seconds()
         for held in (0, 1):
             state = weight_state(
                 values, prices.replicas[sums], rewritten=prices.rewriting.gradients, gathered=held == 1
