@@ -12,7 +12,7 @@ from resharding_oracle import least_crossing, loaded, play, region
 
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.cost.fabric import Fabric
-from trainwright.resharding import Delivery, MessagePlan, Sharded, Tile, message_plan, resharding_seconds
+from trainwright.resharding import Delivery, MessagePlan, Sharded, Tile, mesh_axes, message_plan, resharding_seconds
 
 NETWORK, INSIDE, LATENCY = 1e6, 1e8, 1e-5
 NODES = "abcd"
@@ -174,6 +174,14 @@ def test_sharding_specs_of_a_mesh(spec: tuple[tuple[int, ...], ...], boxes: list
     sharded = Sharded.on_mesh((6, 8), A[:4], (2, 2), spec)
     held = {device: tile.box for tile in sharded.tiles for device in tile.holders}
     assert [held[device] for device in A[:4]] == boxes
+
+
+def test_specs_are_read_in_the_paper_s_words() -> None:
+    assert mesh_axes("S0 R S1") == (S0, R, S1)
+    assert mesh_axes("S01 R") == (S01, R)
+    for words in ("", "S", "S0R", "0 R", "R Sx"):
+        with pytest.raises(ValueError, match="R, S0, S1 or S01"):
+            mesh_axes(words)
 
 
 def test_a_dimension_cut_by_both_axes_counts_along_the_inner_one_first() -> None:

@@ -2,7 +2,7 @@
 
 from trainwright.resharding.messages import Delivery, Gather, MessagePlan, Part, Round, Send
 from trainwright.resharding.quickest import message_plan, resharding_seconds
-from trainwright.resharding.sharded import MeshAxes, Sharded, Tile
+from trainwright.resharding.sharded import MeshAxes, Sharded, Tile, mesh_axes
 from trainwright.resharding.stages import StageMessages, stage_messages
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Sharded",
     "StageMessages",
     "Tile",
+    "mesh_axes",
     "message_plan",
     "resharding_seconds",
     "stage_messages",

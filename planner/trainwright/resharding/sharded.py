@@ -121,6 +121,17 @@ class Sharded:
         return borders[:, :, 0], borders[:, :, 1]
 
 
+def mesh_axes(words: str) -> tuple[MeshAxes, ...]:
+    """A sharding spec in the paper's words, by dimension, for example `S0 R S1` or `S01 R` (Table 1).
+
+    Raises ValueError for any other words.
+    """
+    parts = words.split()
+    if not parts or any(part != "R" and not (part[0] == "S" and part[1:].isdecimal()) for part in parts):
+        raise ValueError(f"a sharding spec names R, S0, S1 or S01 for every dimension, got {words!r}")
+    return tuple(() if part == "R" else tuple(int(axis) for axis in part[1:]) for part in parts)
+
+
 def _even_parts(size: int, parts: int) -> list[tuple[int, int]]:
     if parts > size:
         raise ValueError(f"a dimension of {size} cannot be cut into {parts} parts")
