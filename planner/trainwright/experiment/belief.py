@@ -29,19 +29,15 @@ class Belief:
     means: Vector
     covariance: Vector
 
-    @classmethod
-    def prior(cls, predicted: Vector, loadings: Vector, *, own: float) -> Belief:
-        """Before any trial: log(measured / predicted) is a sum of shared factors and of something of each plan's own.
-
-        `predicted`: [n]; `loadings`: [n, factors], by how much a plan's logarithm moves with one standard deviation of
-        each factor; `own`: standard deviation of what is a plan's own.
-        """
-        return cls(np.log(predicted), loadings @ loadings.T + own**2 * np.eye(len(predicted)))
-
     @property
     def deviations(self) -> Vector:
         """[n]: standard deviations."""
         return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 0.0)), dtype=np.float64)
+
+    @property
+    def expected(self) -> Vector:
+        """[n]: medians, not as logarithms."""
+        return np.asarray(np.exp(self.means), dtype=np.float64)
 
     def observed(self, plan: int, value: float, *, noise: float) -> Belief:
         """After a measurement of that plan, whose logarithm lies around the truth's with a standard deviation `noise`."""

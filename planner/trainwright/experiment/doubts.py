@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
@@ -29,6 +29,7 @@ class Doubts:
         part: of each part of an iteration that is not computing: tensor all-reduces, sums of gradients, messages and
             bubbles of pipelines.
         constant: of an iteration's seconds that no part accounts for, as a share of the fastest plan's.
+        alike: of what plans share that differ in nothing but which layers and devices their stages have.
         own: of what is a plan's own.
         noise: of measured seconds around the truth.
         memory: of what the peak memory of all plans shares.
@@ -36,12 +37,13 @@ class Doubts:
     """
 
     whole: float = 0.08
-    accelerator: float = 0.08
-    link: float = 0.25
-    row_growth: float = 0.15
-    part: float = 0.1
+    accelerator: float = 0.1
+    link: float = 0.3
+    row_growth: float = 0.2
+    part: float = 0.05
     constant: float = 0.01
-    own: float = 0.03
+    alike: float = 0.015
+    own: float = 0.025
     noise: float = 0.015
     memory: float = 0.06
     own_memory: float = 0.02
@@ -67,6 +69,11 @@ class Loadings:
     names: tuple[str, ...]
     spreads: Vector
     values: Vector
+
+    @property
+    def covariance(self) -> Vector:
+        """[plan, plan]: of the logarithms, by these factors alone."""
+        return np.asarray(self.values @ self.values.T, dtype=np.float64)
 
 
 _PARTS: dict[str, tuple[str, ...]] = {
@@ -96,6 +103,26 @@ def loadings_of(plans: Sequence[Plan], estimates: Sequence[Estimate], setting: S
     found.append(("a constant", doubts.constant, [doubts.constant * min(seconds) / one for one in seconds]))
     names, spreads, columns = zip(*found, strict=True)
     return Loadings(names, np.array(spreads), np.array(columns, dtype=np.float64).T)
+
+
+def likeness(plans: Sequence[Plan]) -> Vector:
+    """[plan, plan]: 1 where two plans have the same degrees and micro-batches, else 0."""
+    kinds = [_kind(plan) for plan in plans]
+    return np.array([[float(one == other) for other in kinds] for one in kinds], dtype=np.float64)
+
+
+def _kind(plan: Plan) -> Hashable:
+    return tuple(
+        (
+            len(pipeline.stages),
+            pipeline.micro_batches,
+            pipeline.micro_batch_size,
+            frozenset(
+                (run.tensor, run.data, run.sharding, run.recompute) for stage in pipeline.stages for run in stage.layers
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
 
 
 def _changes(setting: Setting, doubts: Doubts) -> dict[str, tuple[Change, float]]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from trainwright.experiment.knowledge import Knowledge
+
+REGRET_BELOW: Final = 0.005
+"""Half a per cent: less than what two measurements of one plan differ by."""
+_NOTHING: Final = 1e-12
 
 
 class Verdict(StrEnum):
@@ -27,7 +32,7 @@ class Rule:
         least_gain: a trial expected to win less than this share is not worth it.
     """
 
-    regret_below: float = 0.005
+    regret_below: float = REGRET_BELOW
     least_gain: float = 0.0002
 
     def __post_init__(self) -> None:
@@ -67,7 +72,7 @@ def propose(known: Knowledge, rule: Rule | None = None, costs: Sequence[float] |
     if known.regret < rule.regret_below:
         return Proposal(Verdict.REGRET_IS_SMALL, None, known.best, known.regret)
     gains = {plan: known.gain(plan) for plan in known.untried}
-    worth = [plan for plan in known.untried if gains[plan] >= max(rule.least_gain, 1e-12)]
+    worth = [plan for plan in known.untried if gains[plan] >= max(rule.least_gain, _NOTHING)]
     if not worth:
         return Proposal(Verdict.NOTHING_IS_WORTH_IT, None, known.best, known.regret)
     trial = max(worth, key=lambda plan: gains[plan] / (costs[plan] if costs else 1.0))

@@ -10,7 +10,7 @@ import numpy as np
 from trainwright.cost.estimate import Estimate, estimate_in
 from trainwright.cost.setting import Setting
 from trainwright.experiment.belief import Belief
-from trainwright.experiment.doubts import Doubts, Loadings, loadings_of
+from trainwright.experiment.doubts import Doubts, Loadings, likeness, loadings_of
 from trainwright.experiment.knowledge import Knowledge
 from trainwright.fitting import Trial, Trials
 from trainwright.plan import Plan
@@ -51,12 +51,14 @@ class Study:
     ) -> Study:
         """Estimates every plan a few times. Raises ValueError for one that does not belong to the setting."""
         doubts, ran, failed = doubts or Doubts(), trials.trials if trials else (), trials.failed if trials else ()
-        plans = tuple(dict.fromkeys((*candidates, *(trial.plan for trial in ran), *(one.plan for one in failed))))
+        plans = tuple(dict.fromkeys((*candidates, *(trials.plans if trials else ()))))
         if not plans:
             raise ValueError("there is no candidate to try")
         estimates = tuple(_estimate(plan, number, setting) for number, plan in enumerate(plans))
         loadings = loadings_of(plans, estimates, setting, doubts)
-        before = _prior(estimates, setting, loadings, doubts)
+        before = Knowledge(
+            _seconds(plans, estimates, loadings, doubts), _memory(estimates, setting, doubts), doubts.noise
+        )
         number = {plan: index for index, plan in enumerate(plans)}
         known = before
         for one in failed:
@@ -67,6 +69,12 @@ class Study:
             share = _memory_share(trial, estimates[index], setting)
             known = known.after_seconds(index, trial.iteration_seconds, memory_share=share)
         return cls(plans, estimates, loadings, before, known)
+
+    @property
+    def device_seconds(self) -> tuple[float, ...]:
+        """[plan]: what an iteration is expected to hold of devices, which a trial's cost is in proportion to."""
+        seconds = self.known.seconds.expected.tolist()
+        return tuple(len(plan.devices) * taken for plan, taken in zip(self.plans, seconds, strict=True))
 
     @property
     def learnt(self) -> tuple[Learnt, ...]:
@@ -92,15 +100,16 @@ def _estimate(plan: Plan, number: int, setting: Setting) -> Estimate:
         raise ValueError(f"plan {number + 1} ({plan.summary()}): {error}") from None
 
 
-def _prior(estimates: Sequence[Estimate], setting: Setting, loadings: Loadings, doubts: Doubts) -> Knowledge:
-    seconds = np.array([estimate.iteration_seconds for estimate in estimates])
-    memory = np.array([_fullest(estimate, setting) for estimate in estimates])
-    shared = np.full((len(estimates), 1), doubts.memory)
-    return Knowledge(
-        Belief.prior(seconds, loadings.values, own=doubts.own),
-        Belief.prior(memory, shared, own=doubts.own_memory),
-        doubts.noise,
-    )
+def _seconds(plans: Sequence[Plan], estimates: Sequence[Estimate], loadings: Loadings, doubts: Doubts) -> Belief:
+    """log(measured / predicted) is a sum of shared factors, of what like plans share and of a plan's own."""
+    means = np.log([estimate.iteration_seconds for estimate in estimates])
+    same = np.eye(len(plans))
+    return Belief(means, loadings.covariance + doubts.alike**2 * likeness(plans) + doubts.own**2 * same)
+
+
+def _memory(estimates: Sequence[Estimate], setting: Setting, doubts: Doubts) -> Belief:
+    means = np.log([_fullest(estimate, setting) for estimate in estimates])
+    return Belief(means, doubts.memory**2 + doubts.own_memory**2 * np.eye(len(estimates)))
 
 
 def _fullest(estimate: Estimate, setting: Setting) -> float:

@@ -85,3 +85,8 @@ class Trials:
     def __post_init__(self) -> None:
         if not self.trials and not self.failed:
             raise ValueError("trials must hold at least one measured trial, or one that failed")
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Of all trials, those that failed behind those that ran."""
+        return (*(trial.plan for trial in self.trials), *(trial.plan for trial in self.failed))

@@ -1,0 +1,119 @@
+"""`trainwright propose`: which trial to make next, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from trainwright import documents
+from trainwright.cli.answers import Output, OutputOption, show, show_json, write_document
+from trainwright.cli.command import command
+from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions, read
+from trainwright.cli.plan import PlannerOption
+from trainwright.cli.progress import watched
+from trainwright.experiment import REGRET_BELOW, Doubts, Proposal, Rule, Study, propose
+from trainwright.fitting import Trials
+from trainwright.plan import Plan
+from trainwright.report.proposal import proposal_fields, proposal_report
+from trainwright.search import Problem, run
+
+MOST_CANDIDATES: Final = 500
+"""Every candidate is estimated a dozen times, and each may depend on every other."""
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class ListedCandidate:
+    """A candidate as `trainwright plan --output json` lists it; only its plan is used here."""
+
+    plan: Plan
+    rank: int | None = None
+    predicted_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The answer of `trainwright plan --output json`."""
+
+    candidates: tuple[ListedCandidate, ...]
+    planner: str | None = None
+    search_seconds: float | None = None
+    profiles: str | None = None
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """What to choose from, and when to stop."""
+
+    candidates: Annotated[
+        Path | None, typer.Option(help="What `trainwright plan --output json` wrote; without it a planner searches.")
+    ] = None
+    top: Annotated[int, typer.Option(help="How many candidates of the planner to choose from.")] = 20
+    trials: Annotated[
+        Path | None, typer.Option(help="What was tried so far, failed trials too; `trainwright schema trials`.")
+    ] = None
+    stop_below: Annotated[float, typer.Option(help="Stop once the expected regret is below this share.")] = REGRET_BELOW
+    per_device_second: Annotated[
+        bool,
+        typer.Option("--per-device-second", help="Weigh a trial's gain by the devices that it holds and how long."),
+    ] = False
+    write_plan: Annotated[Path | None, typer.Option(help="Write the plan to try into this file, too.")] = None
+    output: OutputOption = Output.TABLE
+
+
+@app.command(name="propose")
+@command
+def propose_trial(
+    *, inputs: Inputs, limits: LimitOptions, search: SearchOptions, choosing: Choosing, planner: PlannerOption = "amp"
+) -> None:
+    """Propose the trial with which the expected regret falls most, or say that none is worth it any more."""
+    if inputs.searches_batch:
+        raise ValueError("plans of different batches are no rivals; --global-batch-size search goes with `plan`")
+    problem, rule = inputs.problem(limits.limits), Rule(regret_below=choosing.stop_below)
+    trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
+    if choosing.candidates is None:
+        with watched(f"searching with {planner}", search) as control:
+            found = run(planner, problem, top=min(choosing.top, MOST_CANDIDATES), control=control)
+        plans = [candidate.plan for candidate in found]
+    else:
+        plans = _listed(choosing.candidates)
+    _check_batches(plans, trials, problem)
+    study = Study.of(plans, problem.setting, trials, Doubts())
+    answer = propose(study.known, rule, study.device_seconds if choosing.per_device_second else None)
+    if choosing.write_plan is not None:
+        _write(answer, study, choosing.write_plan)
+    if choosing.output is Output.JSON:
+        show_json(proposal_fields(answer, study, problem))
+    else:
+        show(proposal_report(answer, study, problem, rule))
+
+
+def _listed(file: Path) -> list[Plan]:
+    listed: Candidates = read(file, Candidates)
+    if not listed.candidates:
+        raise documents.DocumentError(f"{file}: it lists no candidate")
+    if len(listed.candidates) > MOST_CANDIDATES:
+        raise documents.DocumentError(f"{file}: more than {MOST_CANDIDATES} candidates; leave the slowest out")
+    return [candidate.plan for candidate in listed.candidates]
+
+
+def _check_batches(plans: list[Plan], trials: Trials | None, problem: Problem) -> None:
+    sizes = {plan.global_batch_size for plan in (*plans, *(trials.plans if trials else ()))}
+    if sizes != {problem.global_batch_size}:
+        other = next(iter(sizes - {problem.global_batch_size}))
+        raise ValueError(
+            f"candidates and trials must all be of the batch of {problem.global_batch_size} rows that is asked for; "
+            f"there is one of {other}"
+        )
+
+
+def _write(answer: Proposal, study: Study, file: Path) -> None:
+    chosen = answer.best if answer.trial is None else answer.trial
+    if chosen is None:
+        raise ValueError("there is no plan to write: every plan failed")
+    write_document(study.plans[chosen], file)
