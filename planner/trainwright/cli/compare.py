@@ -10,7 +10,7 @@ import typer
 from trainwright import report
 from trainwright.cli.answers import Output, OutputOption, show, show_json
 from trainwright.cli.command import command
-from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions, planner_names
+from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.plan import searched
 from trainwright.cli.progress import watched
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem
@@ -23,7 +23,7 @@ BASELINE = "megatron"
 
 @app.command()
 @command
-def compare(
+def compare(  # noqa: PLR0913 - one group of options each
     *,
     planners: Annotated[
         list[str] | None,
@@ -35,12 +35,13 @@ def compare(
     ] = None,
     inputs: Inputs,
     limits: LimitOptions,
+    preferences: PreferenceOptions,
     search: SearchOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Run several searches and show the best plan of each side by side."""
     chosen = planners or [BASELINE, *(name for name in SEARCHES if name != BASELINE)]
-    problem = inputs.problem(limits.limits)
+    problem = inputs.problem(limits.limits, preferences.preference)
     answers = [_answer(planner, inputs, problem, search) for planner in dict.fromkeys(chosen)]
     if all(answer.candidate is None for answer in answers):
         raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))
@@ -58,4 +59,4 @@ def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOption
             candidate = searched(planner, inputs, problem, control, 1)[0]
         except NoFeasiblePlan as refusal:
             reason = str(refusal)
-    return report.Answer(planner, time.perf_counter() - started, candidate, reason)
+    return report.Answer(planner, time.perf_counter() - started, candidate, reason, control.stopped.is_set())

@@ -14,8 +14,8 @@ from trainwright import documents, report
 from trainwright.cli.answers import Output, OutputOption, show, show_json
 from trainwright.cli.command import command
 from trainwright.cli.estimate import plan_of
-from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions
-from trainwright.cli.plan import PlannerOption, searched
+from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions
+from trainwright.cli.plan import PlannerOption, bound_sentences, searched
 from trainwright.cli.progress import watched
 from trainwright.cost.estimate import estimate_in
 
@@ -28,19 +28,24 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     *,
     inputs: Inputs,
     limits: LimitOptions,
+    preferences: PreferenceOptions,
     search: SearchOptions,
     plan_file: Annotated[Path | None, typer.Option("--plan", help="Explain this plan, not the planner's best.")] = None,
     planner: PlannerOption = "amp",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell why a plan takes as long as it does: bottleneck, bubble, communication, memory, and a timeline."""
-    problem = inputs.problem(limits.limits)
+    problem = inputs.problem(limits.limits, preferences.preference)
     behind: list[str] = []
     if plan_file is None:
         with watched(f"searching with {planner}", search) as control:
             candidates = searched(planner, inputs, problem, control, 2)
         plan, estimate = candidates[0].plan, candidates[0].estimate
-        behind = report.runner_up(candidates)
+        behind = [
+            *report.runner_up(candidates),
+            *report.preference_sentences(candidates, problem),
+            *bound_sentences(planner, candidates, problem),
+        ]
     else:
         plan = plan_of(plan_file, problem, inputs)
         estimate = estimate_in(plan, problem.setting)

@@ -13,9 +13,10 @@ from trainwright import documents
 from trainwright.accelerators import drawn_out, estimate_profiles
 from trainwright.cli.answers import note
 from trainwright.cluster import Cluster
+from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Problem
+from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Preference, Problem
 from trainwright.training import Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
@@ -70,7 +71,7 @@ class Inputs:
         """Whether the batch size is to be found, too."""
         return self.global_batch_size == SEARCHED
 
-    def problem(self, limits: Limits | None = None) -> Problem:
+    def problem(self, limits: Limits | None = None, preference: Preference | None = None) -> Problem:
         """What a search is asked. Profiles that are not given are estimated, which is said on standard error."""
         training = self._training()
         cluster: Cluster = read(self.cluster, Cluster)
@@ -83,6 +84,7 @@ class Inputs:
             limits=limits or Limits(),
             optimizer=training.optimizer,
             runtime=runtime,
+            preference=preference or Preference(),
         )
 
     def _training(self) -> Training:
@@ -173,7 +175,10 @@ class LimitOptions:
     use_nodes: Annotated[str, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = ""
     spare: Annotated[str, typer.Option(metavar="NAME,…", help="Leave these nodes or accelerators alone, by name.")] = ""
     objective: Annotated[
-        Objective, typer.Option(help="What is least in the best plan: time of an iteration, or cost of a sample.")
+        Objective,
+        typer.Option(
+            help="What is least in the best plan: time of an iteration, cost of a sample, or neither for both."
+        ),
     ] = Objective.TIME
 
     @property
@@ -187,6 +192,30 @@ class LimitOptions:
             spare=_names(self.spare),
             objective=self.objective,
         )
+
+
+@dataclass(frozen=True)
+class PreferenceOptions:
+    """What decides among plans that are about equally good."""
+
+    tolerance: Annotated[
+        float,
+        typer.Option(help="Prefer the simplest plan that is worse than the best by at most this share, e.g. 0.03."),
+    ] = 0.0
+    keep: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="The plan that runs now: prefer plans that move little of it.")
+    ] = None
+    keep_weight: Annotated[
+        float,
+        typer.Option(
+            help="What a second of moving state weighs against a second of each iteration; "
+            "0.001: moving pays off within 1,000 iterations."
+        ),
+    ] = 0.001
+
+    @property
+    def preference(self) -> Preference:
+        return Preference(self.tolerance, None if self.keep is None else read(self.keep, Plan), self.keep_weight)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from trainwright import documents, report
 from trainwright.cli.answers import Output, OutputOption, show, show_json, write_document
 from trainwright.cli.command import command
-from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions, planner_names
+from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.progress import watched
-from trainwright.search import Candidate, Control, Problem, run
+from trainwright.search import Candidate, Control, Objective, Problem, run
 from trainwright.search.batch_size import best_batch_size
 
 app = typer.Typer(add_completion=False)
+
+BOUNDED = "auto"
+"""The planner whose plans a lower bound is told beside: it may return any plan that the bound is about."""
 
 PlannerOption = Annotated[
     str, typer.Option("--planner", autocompletion=planner_names, help="The search: amp, megatron, …; TAB shows all.")
@@ -37,11 +41,17 @@ class Answer:
 
 @app.command()
 @command
-def plan(
-    *, inputs: Inputs, limits: LimitOptions, search: SearchOptions, answer: Answer, planner: PlannerOption = "amp"
+def plan(  # noqa: PLR0913 - one group of options each
+    *,
+    inputs: Inputs,
+    limits: LimitOptions,
+    preferences: PreferenceOptions,
+    search: SearchOptions,
+    answer: Answer,
+    planner: PlannerOption = "amp",
 ) -> None:
     """Find the plans that train fastest, best first."""
-    problem = inputs.problem(limits.limits)
+    problem = inputs.problem(limits.limits, preferences.preference)
     started = time.perf_counter()
     with watched(f"searching with {planner}", search) as control:
         candidates = searched(planner, inputs, problem, control, answer.top)
@@ -49,9 +59,33 @@ def plan(
     if answer.write_plan is not None:
         write_document(candidates[0].plan, answer.write_plan)
     if answer.output is Output.JSON:
-        show_json({"planner": planner, "search_seconds": search_seconds, **found(candidates, problem)})
+        head: dict[str, Any] = {"planner": planner, "search_seconds": search_seconds}
+        if control.stopped.is_set():
+            head["stopped_by_budget"] = True
+        show_json({**head, **bound_fields(planner, candidates, problem), **found(candidates, problem)})
         return
     show(report.candidate_table(candidates, problem, planner=planner, searched=search_seconds))
+    if problem.limits.objective is Objective.PARETO:
+        show("", report.front_plot(candidates, Console().width))
+    told = [*report.preference_sentences(candidates, problem), *bound_sentences(planner, candidates, problem)]
+    if control.stopped.is_set():
+        told.append("The search was stopped by its budget; it may have left better plans out.")
+    if told:
+        show("", *told)
+
+
+def bound_sentences(planner: str, candidates: Sequence[Candidate], problem: Problem) -> list[str]:
+    """What no plan can beat, beside the best that was found; for the planner that looks at all of them."""
+    return report.Gaps(problem).sentences(_fastest(candidates)) if planner == BOUNDED else []
+
+
+def bound_fields(planner: str, candidates: Sequence[Candidate], problem: Problem) -> dict[str, Any]:
+    """The same for programs."""
+    return report.Gaps(problem).fields(_fastest(candidates)) if planner == BOUNDED else {}
+
+
+def _fastest(candidates: Sequence[Candidate]) -> Candidate:
+    return min(candidates, key=lambda candidate: candidate.estimate.iteration_seconds)
 
 
 def searched(planner: str, inputs: Inputs, problem: Problem, control: Control, top: int) -> list[Candidate]:
@@ -73,6 +107,8 @@ def found(candidates: Sequence[Candidate], problem: Problem) -> dict[str, Any]:
             "rank": number,
             "predicted_seconds": candidate.estimate.iteration_seconds,
             "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
+            **({} if problem.limits.objective is Objective.TIME else {"price_per_row": candidate.price_per_row}),
+            **report.preference_fields(candidate, problem),
             "plan": documents.dump(candidate.plan),
         }
         for number, candidate in enumerate(candidates, 1)

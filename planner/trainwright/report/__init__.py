@@ -5,7 +5,10 @@ from __future__ import annotations
 from trainwright.report.comparison import Answer, comparison_fields, comparison_table, runner_up
 from trainwright.report.explanation import Explanation
 from trainwright.report.fitted import fit_account
+from trainwright.report.front import front_plot
+from trainwright.report.gaps import Gaps
 from trainwright.report.origin import origin_fields, origin_words
+from trainwright.report.preferences import preference_fields, preference_sentences
 from trainwright.report.sheets import accelerator_table, machine_table, sheet_lines
 from trainwright.report.tables import breakdown_table, candidate_table
 from trainwright.report.timeline import timeline
@@ -13,15 +16,19 @@ from trainwright.report.timeline import timeline
 __all__ = [
     "Answer",
     "Explanation",
+    "Gaps",
     "accelerator_table",
     "breakdown_table",
     "candidate_table",
     "comparison_fields",
     "comparison_table",
     "fit_account",
+    "front_plot",
     "machine_table",
     "origin_fields",
     "origin_words",
+    "preference_fields",
+    "preference_sentences",
     "runner_up",
     "sheet_lines",
     "timeline",

@@ -12,6 +12,7 @@ from rich.text import Text
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.report import degrees, units
+from trainwright.report.gaps import Gaps
 from trainwright.report.origin import origin_fields, origin_words
 from trainwright.report.tables import add_row, new_table, rows_per_second, titled
 from trainwright.search import Candidate, Problem
@@ -19,12 +20,17 @@ from trainwright.search import Candidate, Problem
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one planner found; without a candidate, why."""
+    """What one planner found; without a candidate, why.
+
+    Attributes:
+        stopped: whether it was told that its budget was spent.
+    """
 
     planner: str
     search_seconds: float
     candidate: Candidate | None
     reason: str | None = None
+    stopped: bool = False
 
 
 def runner_up(candidates: Sequence[Candidate]) -> list[str]:
@@ -56,17 +62,19 @@ def baseline_of(answers: Sequence[Answer]) -> Answer | None:
 
 def comparison_fields(answers: Sequence[Answer], problem: Problem) -> dict[str, Any]:
     """For programs; relative_seconds are those of a row, over the baseline's."""
-    baseline = baseline_of(answers)
+    baseline, gaps = baseline_of(answers), Gaps(problem)
     return {
         "baseline": None if baseline is None else baseline.planner,
         **origin_fields(problem),
-        "planners": [_fields(answer, baseline) for answer in answers],
+        "planners": [_fields(answer, baseline, gaps) for answer in answers],
     }
 
 
-def _fields(answer: Answer, baseline: Answer | None) -> dict[str, Any]:
+def _fields(answer: Answer, baseline: Answer | None, gaps: Gaps) -> dict[str, Any]:
     candidate = answer.candidate
     head = {"planner": answer.planner, "search_seconds": answer.search_seconds, "reason": answer.reason}
+    if answer.stopped:
+        head["stopped_by_budget"] = True
     if candidate is None:
         return head
     return {
@@ -75,6 +83,7 @@ def _fields(answer: Answer, baseline: Answer | None) -> dict[str, Any]:
         "relative_seconds": _relative(answer, baseline),
         "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
         "price_per_row": candidate.price_per_row,
+        **gaps.fields(candidate),
         "plan": documents.dump(candidate.plan),
     }
 
@@ -90,7 +99,8 @@ def _relative(answer: Answer, baseline: Answer | None) -> float:
 
 def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
     """A row for each planner; beneath it, why some found nothing."""
-    baseline = baseline_of(answers)
+    baseline, gaps = baseline_of(answers), Gaps(problem)
+    bounded = any(answer.candidate is not None and gaps.gap(answer.candidate) is not None for answer in answers)
     priced = all(answer.candidate is None or answer.candidate.price_per_row is not None for answer in answers)
     batches = {answer.candidate.plan.global_batch_size for answer in answers if answer.candidate is not None}
     batch_differs = not batches <= {problem.global_batch_size}
@@ -100,6 +110,7 @@ def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
             ("iteration", "right"),
             *([("batch", "right")] if batch_differs else []),
             ("time", "right"),
+            *([("gap", "right")] if bounded else []),
             *([("cost/1000", "right")] if priced else []),
             ("memory", "right"),
             ("degrees", "whole"),
@@ -109,8 +120,8 @@ def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
     for answer in answers:
         found = answer.candidate
         if found is None:
-            blank = [""] * (3 + batch_differs + priced)
-            add_row(table, answer.planner, "no plan", *blank, units.seconds(answer.search_seconds), style="dim")
+            blank = [""] * (3 + batch_differs + priced + bounded)
+            add_row(table, answer.planner, "no plan", *blank, _searched(answer), style="dim")
             continue
         add_row(
             table,
@@ -118,13 +129,25 @@ def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
             units.seconds(found.estimate.iteration_seconds),
             *([str(found.plan.global_batch_size)] if batch_differs else []),
             f"{_relative(answer, baseline):.1%}",
+            *([gaps.told(found)] if bounded else []),
             *([units.money(1000 * (found.price_per_row or 0.0))] if priced else []),
             units.size(found.estimate.peak_memory_bytes),
-            degrees.degrees(found.plan).replace(" + ", "\n"),
-            units.seconds(answer.search_seconds),
+            degrees.lines(found.plan, problem.cluster)[0],
+            _searched(answer),
         )
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
+    if bounded:
+        caption += "; gap: to what no plan can beat"
     if priced:
         caption += "; cost: of 1000 rows, in the cluster's currency"
     refusals = [Text(f"{answer.planner}: {answer.reason}") for answer in answers if answer.reason is not None]
-    return Group(titled(f"Planners compared{origin_words(problem)}", table, caption), *refusals)
+    cut_short = [
+        Text(f"{answer.planner}: stopped by its budget; it may have left better plans out")
+        for answer in answers
+        if answer.stopped
+    ]
+    return Group(titled(f"Planners compared{origin_words(problem)}", table, caption), *refusals, *cut_short)
+
+
+def _searched(answer: Answer) -> str:
+    return units.seconds(answer.search_seconds) + (" (stopped)" if answer.stopped else "")

@@ -61,11 +61,11 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     """Candidates, best first; says so where devices are emulated or profiles estimated.
 
     Columns that say nothing are left out: the batch where it is the one asked for, sharding where nothing is sharded,
-    prices where plans are not sought for cost.
+    prices where plans are sought for time alone. Unequal stages stand one below the other.
     """
     batch_differs = any(candidate.plan.global_batch_size != problem.global_batch_size for candidate in candidates)
     saves = any(degrees.savings(candidate.plan) for candidate in candidates)
-    costs = problem.limits.objective is Objective.COST
+    costs = problem.limits.objective is not Objective.TIME
     headings = [
         ("rank", "right"),
         *([("batch", "right")] if batch_differs else []),
@@ -82,6 +82,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     for number, candidate in enumerate(candidates, 1):
         estimate, plan = candidate.estimate, candidate.plan
         cost = candidate.price_per_row
+        told = degrees.lines(plan, problem.cluster)
         cells = [
             str(number),
             *([str(plan.global_batch_size)] if batch_differs else []),
@@ -89,14 +90,13 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
             *(["?" if cost is None else units.money(1000 * cost)] if costs else []),
             units.rate(rows_per_second(plan, estimate)),
             units.size(estimate.peak_memory_bytes),
-            degrees.degrees(plan).replace(" + ", "\n"),
-            degrees.batches(plan),
-            degrees.layers(plan),
+            *told,
             *([degrees.savings(plan)] if saves else []),
         ]
         add_row(table, *cells, style="bold" if number == 1 else "")
+    front = problem.limits.objective is Objective.PARETO
     return titled(
-        f"Candidates of {planner}{origin_words(problem)}",
+        f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}",
         table,
         f"predicted, not measured; searched for {units.seconds(searched)}; batches: rows of a micro-batch × micro-batches",
     )

@@ -75,10 +75,17 @@ def run(planner: str, problem: Problem, *, top: int | None = None, control: Cont
     parts = FEW_PARTS if planner in LEAVES_DEVICES_OUT else MAX_SUBSETS
     if problem.limits.objective is Objective.PARETO:
         return pareto(search, problem, control, top, most_parts=parts)
-    wanted = None if top is None else max(top, CHOICES if problem.preference.decides else 1)
+    wanted = _wanted(planner, problem, top)
     seen = as_searched(problem)
     if problem.limits.objective is Objective.COST:
         found = cheapest(search, seen, control, wanted, most_parts=parts)
     else:
         found = search(seen, control, wanted)
     return preferred(found, problem)[:top]
+
+
+def _wanted(planner: str, problem: Problem, top: int | None) -> int | None:
+    """How many candidates to ask for, so that a preference has some to choose among."""
+    if top is None or not problem.preference.decides:
+        return top
+    return None if planner in LEAVES_DEVICES_OUT else max(top, CHOICES)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from threading import Event
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate
@@ -19,6 +19,9 @@ from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
+
+if TYPE_CHECKING:  # what it describes is asked by problems
+    from trainwright.search.alpa.intra import SpanSpecs
 
 
 class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defect
@@ -114,6 +117,11 @@ class Problem:
         for name in (*self.limits.use_nodes, *self.limits.spare):
             if name not in nodes and (name not in accelerators or name in self.limits.use_nodes):
                 raise ValueError(f"the cluster has no {name} to use or to spare; it has {', '.join(sorted(nodes))}")
+        keep, layers = self.preference.keep, len(self.model.layers)
+        if keep is not None and keep.model_layers != layers:
+            raise ValueError(
+                f"the plan to keep is for a model of {keep.model_layers} layers, but this one has {layers}"
+            )
         if not self.devices:
             raise ValueError("all devices are spared; leave at least one to the plans")
 
@@ -159,12 +167,16 @@ class Candidate:
     Attributes:
         price_per_hour: of all devices that the plan uses; None where an accelerator has no price.
         traded: in words, what a preference gave up for it; None where it gave up nothing.
+        operators: by stage of its pipeline, how every operator runs, where the search found more than the plan's
+            degrees can say (None where they say it all); the plan then has the nearest degrees, and the estimate is the
+            plan's. Empty where no stage has any.
     """
 
     plan: Plan
     estimate: Estimate
     price_per_hour: float | None = None
     traded: str | None = None
+    operators: tuple[SpanSpecs | None, ...] = ()
 
     @property
     def price_per_row(self) -> float | None:

@@ -1,0 +1,263 @@
+"""The command line where plans are preferred, kept, compared with a bound, or told though their stages differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from trainwright import documents
+from trainwright.cli import app
+from trainwright.cluster import Accelerator, Cluster
+from trainwright.cost.estimate import estimate_in
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.report import Answer, Explanation, Gaps, candidate_table, comparison_table
+from trainwright.report.degrees import degrees, lines, short_names, strategies
+from trainwright.search import Candidate, Limits, Objective, Problem, run
+from trainwright.search.auto.bound import lower_bound_seconds
+from trainwright.search.ranking import candidate_of
+
+MODEL = """
+gpt: {layers: 6, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
+global_batch_size: 16
+"""
+MakeProblem = Callable[..., Problem]
+MakeCluster = Callable[..., Cluster]
+MakePlan = Callable[..., Plan]
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def problem(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
+    """Six fast devices and two slow ones, with prices."""
+    bare = make_problem(make_cluster((("fast", 4), ("slow", 2), ("fast", 2))), layers=6, batch=16)
+    accelerators = tuple(
+        replace(one, price_per_hour=price) for one, price in zip(bare.cluster.accelerators, (2.0, 0.25), strict=True)
+    )
+    return replace(bare, cluster=replace(bare.cluster, accelerators=accelerators))
+
+
+@pytest.fixture
+def files(tmp_path: Path, problem: Problem) -> Path:
+    (tmp_path / "cluster.json").write_text(documents.dumps(problem.cluster))
+    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "profiles.json").write_text(documents.dumps(problem.profiles))
+    return tmp_path
+
+
+def call(folder: Path, command: str, *more: str) -> Result:
+    given_files = ["--cluster", "cluster.json", "--model", "model.yaml", "--profiles", "profiles.json"]
+    arguments = [str(folder / a) if a.endswith((".json", ".yaml")) else a for a in (*given_files, *more)]
+    return runner.invoke(app, [command, *arguments])
+
+
+def answered(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    assert not result.stdout
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def unequal(problem: Problem) -> Plan:
+    """Two pipelines; in the first, stages of three kinds."""
+    devices = problem.cluster.devices
+    first = Pipeline(
+        2,
+        6,
+        (
+            Stage(devices[:2], (LayerRun(0, 4, 1, 2, (4, 2)),)),
+            Stage(
+                devices[2:4],
+                (LayerRun(4, 2, 2, 1, (6,), recompute=True), LayerRun(6, 1, 1, 2, (3, 3))),
+            ),
+            Stage(devices[4:5], (LayerRun(7, 1, 1, 1, (6,)),)),
+        ),
+    )
+    second = Pipeline(1, 4, (Stage(devices[6:8], (LayerRun(0, 8, 1, 2, (2, 2), sharding=Sharding.ZERO1),)),))
+    return Plan(8, 16, (first, second))
+
+
+def test_unequal_stages_are_told_one_by_one(problem: Problem) -> None:
+    plan = unequal(problem)
+    assert plan.summary() == ("pp3 mb6×2 [4 dp2 tp1 | 3 dp1–2 tp1–2 | 1 dp1 tp1] + pp1 dp2 tp1 mb4×1 [8]")
+    assert degrees(plan) == "pp3 dp2 tp1 | dp1–2 tp1–2 | dp1 tp1 + pp1 dp2 tp1"
+    assert lines(plan, problem.cluster) == (
+        "pp3 dp2 tp1 rows 2–4 fast\n    dp1–2 tp1–2 fast\n    dp1 tp1 slow\npp1 dp2 tp1",
+        "6×2\n\n\n4×1",
+        "4\n3\n1\n8",
+    )
+    told = [strategies(stage) for stage in plan.pipelines[0].stages]
+    assert told == ["dp2 tp1 rows 4 2", "2 × dp1 tp2 recompute\n1 × dp2 tp1", "dp1 tp1"]
+    assert strategies(plan.pipelines[1].stages[0]) == "dp2 tp1 zero1"
+
+
+def test_many_different_stages_stay_short(problem: Problem) -> None:
+    devices = problem.cluster.devices
+    sizes = (1, 2, 1, 2, 1)
+    stages, used = [], 0
+    for number, size in enumerate(sizes):
+        count = 4 if number == 4 else 1
+        stages.append(Stage(devices[used : used + size], (LayerRun(number, count, 1, size, (4 // size,) * size),)))
+        used += size
+    plan = Plan(8, 16, (Pipeline(4, 4, tuple(stages)),))
+    assert degrees(plan) == "pp5 dp1–2 tp1"
+    assert plan.summary() == "pp5 mb4×4 [1 dp1 tp1 | 1 dp2 tp1 | 1 dp1 tp1 | 1 dp2 tp1 | 4 dp1 tp1]"
+
+
+def test_accelerators_are_named_in_short_where_that_is_clear(make_cluster: MakeCluster) -> None:
+    def named(*names: str) -> dict[str, str]:
+        cluster = make_cluster((("fast", 1),))
+        return short_names(replace(cluster, accelerators=(*cluster.accelerators, *(Accelerator(n, 1) for n in names))))
+
+    assert named("NVIDIA-A100-SXM4-40GB", "Tesla-V100-SXM2-16GB", "Tesla-T4", "Gaudi") == {
+        "emulated-fast": "fast",
+        "NVIDIA-A100-SXM4-40GB": "A100",
+        "Tesla-V100-SXM2-16GB": "V100",
+        "Tesla-T4": "T4",
+        "Gaudi": "Gaudi",
+    }
+    assert named("A100-40GB", "A100-80GB")["A100-40GB"] == "A100-40GB"
+
+
+def test_an_unequal_plan_is_explained(problem: Problem) -> None:
+    plan = unequal(problem)
+    told = Explanation.of(problem, plan, estimate_in(plan, problem.setting)).sentences()
+    assert told[1] == ("2 pipelines share the batch: 12 rows (75.0%) on 5 devices, 4 rows (25.0%) on 2 devices.")
+
+
+def test_tables_of_unequal_plans_keep_their_lines_together(
+    problem: Problem, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainwright.cli.answers import show
+
+    show(candidate_table([candidate_of(problem, unequal(problem))], problem, planner="ours", searched=1.0))
+    lines_of_table = capsys.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(lines_of_table) if "pp3" in line)
+    assert "6×2" in lines_of_table[first]
+    assert lines_of_table[first + 2].split()[:4] == ["dp1", "tp1", "slow", "1"]
+    assert lines_of_table[first + 3].split()[:5] == ["pp1", "dp2", "tp1", "4×1", "8"]
+
+
+def test_a_tolerance_prefers_the_simpler_plan_and_says_what_was_traded(files: Path, problem: Problem) -> None:
+    fastest = json.loads(answered(call(files, "plan", "--planner", "megatron", "--output", "json")))["candidates"][0]
+    found = json.loads(
+        answered(call(files, "plan", "--planner", "megatron", "--tolerance", "0.3", "--output", "json"))
+    )["candidates"][0]
+    assert "traded" not in fastest
+    assert fastest["predicted_seconds"] < found["predicted_seconds"] <= 1.3 * fastest["predicted_seconds"]
+    assert "slower by the estimate than the fastest, which needs" in found["traded"]
+    for command in ("plan", "explain"):
+        said = answered(call(files, command, "--planner", "megatron", "--tolerance", "0.3"))
+        assert found["traded"].split(",")[0] in " ".join(said.split())
+    assert "--tolerance" not in refused(call(files, "plan", "--tolerance", "2"))
+
+
+def test_a_plan_to_keep_is_kept_or_what_moves_is_said(files: Path, problem: Problem, make_plan: MakePlan) -> None:
+    plan = make_plan(problem, (3, 2, 1, 2), data=2)
+    (files / "keep.json").write_text(documents.dumps(plan))
+    kept = ("--keep", "keep.json", "--keep-weight")
+    answer = json.loads(answered(call(files, "plan", *kept, "1e6", "--top", "1", "--output", "json")))
+    assert documents.parse(answer["candidates"][0]["plan"], Plan) == plan
+    assert answer["candidates"][0]["moved_bytes"] == 0
+    assert "It is the plan that runs now: nothing moves." in answered(call(files, "plan", *kept, "1e6"))
+    free = answered(call(files, "plan", *kept, "0"))
+    assert "of state move, which takes" in " ".join(free.split())
+    lost = json.loads(
+        answered(call(files, "plan", *kept, "1e6", "--spare", "node-3", "--top", "1", "--output", "json"))
+    )["candidates"][0]
+    assert "node-3" not in {
+        device["node"] for stage in lost["plan"]["pipelines"][0]["stages"] for device in stage["devices"]
+    }
+    other = replace(plan, model_layers=9, pipelines=(replace(plan.pipelines[0], stages=_one_layer_more(plan)),))
+    (files / "keep.json").write_text(documents.dumps(other))
+    assert "the plan to keep is for a model of 9 layers, but this one has 8" in refused(call(files, "plan", *kept, "1"))
+
+
+def _one_layer_more(plan: Plan) -> tuple[Stage, ...]:
+    *before, last = plan.pipelines[0].stages
+    return (*before, replace(last, layers=(replace(last.layers[0], count=last.layers[0].count + 1),)))
+
+
+def test_both_objectives_give_a_front_as_table_plot_and_json(files: Path) -> None:
+    shown = answered(call(files, "plan", "--planner", "megatron", "--objective", "pareto"))
+    assert "Front of time and cost of megatron" in shown
+    assert "cost of 1000 rows, in the cluster's currency" in shown
+    candidates = json.loads(
+        answered(call(files, "plan", "--planner", "megatron", "--objective", "pareto", "--output", "json"))
+    )["candidates"]
+    seconds, prices = ([one[name] for one in candidates] for name in ("predicted_seconds", "price_per_row"))
+    assert len(candidates) > 1
+    assert seconds == sorted(seconds)
+    assert prices == sorted(prices, reverse=True)
+
+
+def test_a_front_needs_prices(files: Path, problem: Problem) -> None:
+    accelerators = tuple(replace(one, price_per_hour=None) for one in problem.cluster.accelerators)
+    (files / "cluster.json").write_text(documents.dumps(replace(problem.cluster, accelerators=accelerators)))
+    assert "planning for cost needs the price of every accelerator" in refused(
+        call(files, "plan", "--planner", "megatron", "--objective", "pareto")
+    )
+
+
+def test_compare_shows_how_far_each_may_be_from_the_best(files: Path, problem: Problem) -> None:
+    answer = json.loads(answered(call(files, "compare", "megatron", "amp", "--output", "json")))
+    bound = lower_bound_seconds(problem)
+    for found in answer["planners"]:
+        assert found["lower_bound_seconds"] == bound
+        assert found["gap"] == pytest.approx(found["predicted_seconds"] / bound - 1)
+        assert found["gap"] >= 0
+        assert "stopped_by_budget" not in found
+    table = answered(call(files, "compare", "megatron", "amp"))
+    assert " gap " in table
+    assert "gap: to what no plan can beat" in " ".join(table.split())
+
+
+def test_a_bound_on_time_is_no_bound_on_cost(files: Path, problem: Problem) -> None:
+    answer = json.loads(answered(call(files, "compare", "megatron", "--objective", "cost", "--output", "json")))
+    assert "gap" not in answer["planners"][0]
+    cost = replace(problem, limits=Limits(objective=Objective.COST))
+    assert Gaps(cost).sentences(run("megatron", problem, top=1)[0]) == []
+
+
+def test_the_bound_of_another_batch_is_that_batchs(problem: Problem) -> None:
+    other = replace(problem, global_batch_size=32)
+    candidate: Candidate = run("megatron", other, top=1)[0]
+    assert Gaps(problem).bound_seconds(candidate) == lower_bound_seconds(other)
+    assert (
+        Gaps(problem).told(candidate) == f"{candidate.estimate.iteration_seconds / lower_bound_seconds(other) - 1:.1%}"
+    )
+
+
+def test_what_a_budget_cut_short_says_so(files: Path, problem: Problem, capsys: pytest.CaptureFixture[str]) -> None:
+    from trainwright.cli.answers import show
+
+    answer = json.loads(answered(call(files, "compare", "amp", "--budget-seconds", "0", "--output", "json")))
+    assert answer["planners"][0]["stopped_by_budget"] is True
+    shown = answered(call(files, "compare", "megatron", "amp", "--budget-seconds", "0"))
+    assert "amp: stopped by its budget; it may have left better plans out" in shown
+    planned = answered(call(files, "plan", "--planner", "amp", "--budget-seconds", "0"))
+    assert "The search was stopped by its budget" in planned
+    ample = json.loads(answered(call(files, "plan", "--planner", "amp", "--budget-seconds", "600", "--output", "json")))
+    assert "stopped_by_budget" not in ample
+    show(comparison_table([Answer("ours", 1.0, None, "nothing here", stopped=True)], problem))
+    assert "1 s (stopped)" in capsys.readouterr().out
+
+
+def test_auto_says_what_no_plan_can_beat(files: Path, problem: Problem) -> None:
+    answer = json.loads(answered(call(files, "plan", "--planner", "auto", "--top", "1", "--output", "json")))
+    seconds = answer["candidates"][0]["predicted_seconds"]
+    assert answer["lower_bound_seconds"] <= seconds
+    assert answer["gap"] == pytest.approx(seconds / answer["lower_bound_seconds"] - 1)
+    for command in ("plan", "explain"):
+        said = " ".join(answered(call(files, command, "--planner", "auto")).split())
+        assert "By the same cost model no plan takes less than" in said
