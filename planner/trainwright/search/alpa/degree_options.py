@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Sharding
 from trainwright.search.alpa.layer_spans import LayerSpans
 from trainwright.search.alpa.mesh_devices import MeshDevices
-from trainwright.search.alpa.options import Options, StageStrategy
+from trainwright.search.alpa.options import Options, StageStrategy, even_rows
 from trainwright.search.alpa.submesh import Submesh
 from trainwright.search.degrees import profiled, tensor_degrees
 from trainwright.search.protocol import Problem
@@ -146,8 +147,8 @@ class _Tables:
     def costs(self, way: _Way) -> _Costs:
         state, gathered = self._state_bytes(way)
         activations, once = self._activation_bytes(way.shape, recompute=way.recompute)
-        seconds, last_backward = self._seconds(way)
-        iteration = self._iteration_seconds(way, last_backward)
+        seconds, room = self._seconds(way)
+        iteration = self._iteration_seconds(way, room)
         return _Costs(seconds, iteration, state + gathered + once, activations)
 
     def _by_kind(self, shape: _Shape) -> _Passes:
@@ -178,33 +179,47 @@ class _Tables:
         return self.of.devices.collectives(self.submesh, shape.tensor)
 
     def _seconds(self, way: _Way) -> tuple[Array, Array]:
-        """[first, end] of one micro-batch, and of the computation of its backward."""
-        passes, slowdown = self._by_kind(way.shape), self.of.problem.runtime.overlap_slowdown_ratio
+        """[first, end] of one micro-batch, and the computation of its backward that sums of gradients may hide behind."""
+        passes, spans = self._by_kind(way.shape), self.of.spans
         total: dict[str, float] = {}
         backward: dict[str, float] = {}
         for kind in self.of.problem.model.kinds:
             name = kind.name
-            forward, behind = passes.forward[name], passes.backward[name]
-            sync = passes.forward_sync[name] + passes.backward_sync[name]
-            if way.recompute:
-                behind += forward
-                sync += passes.forward_sync[name]
-            gather = self._gather_seconds(kind, way)
-            # Weights are gathered for the forward and again for the backward while the layer before computes.
-            hidden = min(forward, gather) + min(behind, gather)
-            total[name] = forward + behind + sync + 2 * gather - hidden + (slowdown - 1) * hidden
-            backward[name] = behind
-        return self.of.spans.sums(total), self.of.spans.sums(backward)
+            backward[name] = passes.backward[name] + way.recompute * passes.forward[name]
+            sync = passes.backward_sync[name] + (1 + way.recompute) * passes.forward_sync[name]
+            total[name] = passes.forward[name] + backward[name] + sync
+        seconds, room = spans.sums(total), spans.sums(backward)
+        if way.sharding is not Sharding.ZERO3:
+            return seconds, room
+        gather = {kind.name: self._gather_seconds(kind, way) for kind in self.of.problem.model.kinds}
+        there, back = self._hidden_gathers(passes.forward, backward, gather)
+        shown = (2 - self.of.problem.runtime.overlap_slowdown_ratio) * (there + back)
+        return seconds + 2 * spans.sums(gather) - shown, np.maximum(room - back, 0.0)
+
+    def _hidden_gathers(
+        self, forward: Mapping[str, float], backward: Mapping[str, float], gather: Mapping[str, float]
+    ) -> tuple[Array, Array]:
+        """[first, end] seconds of gathers in a forward and in a backward that run while the layer before computes."""
+        layers = self.of.problem.model.layers
+        there = [min(forward[a], gather[b]) for a, b in pairwise(layers)]
+        back = [min(backward[b], gather[a]) for a, b in pairwise(layers)]
+        return self.of.spans.sums_of_pairs(np.array(there)), self.of.spans.sums_of_pairs(np.array(back))
 
     def _gather_seconds(self, kind: LayerKind, way: _Way) -> float:
-        if way.sharding is not Sharding.ZERO3:
-            return 0.0
         setting = self.of.problem.setting
         values = setting.values_at(kind, way.shape.tensor)
         return self._collectives(way.shape)[1].half_seconds(values * setting.model.dtype.num_bytes)
 
-    def _iteration_seconds(self, way: _Way, last_backward: Array) -> Array:
-        """[first, end] sums of gradients behind the last backward, the update, and weights gathered behind it."""
+    def _reduce_seconds(self, kind: LayerKind, way: _Way) -> float:
+        setting = self.of.problem.setting
+        values = setting.values_at(kind, way.shape.tensor)
+        return self._collectives(way.shape)[1].half_seconds(values * setting.gradient_dtype.num_bytes)
+
+    def _iteration_seconds(self, way: _Way, room: Array) -> Array:
+        """[first, end] sums of gradients behind the last backward, the update, and weights gathered behind it.
+
+        `room` is what sums that run beside the last backward may hide behind.
+        """
         setting, shape = self.of.problem.setting, way.shape
         held = self.of.held(shape.tensor)
         parts = 1 if way.sharding is Sharding.NONE else shape.data
@@ -221,7 +236,9 @@ class _Tables:
         collective = self._collectives(shape)[1]
         summed = _seconds_of(collective, held * setting.gradient_dtype.num_bytes) / 2
         if way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or setting.runtime.overlaps_gradients:
-            hidden = np.minimum(summed, last_backward)
+            own = {kind.name: self._reduce_seconds(kind, way) for kind in setting.model.kinds}
+            last = self.of.spans.of_first_layer(own)  # nothing computes behind it
+            hidden = np.clip(summed - last, 0.0, room)
             summed = summed - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
         if way.sharding is not Sharding.ZERO3:
             seconds = seconds + _seconds_of(collective, held * setting.model.dtype.num_bytes) / 2
@@ -275,8 +292,7 @@ def _seconds_of(collective: Collective, sizes: Array) -> Array:
 
 
 def _layer_run(way: _Way, rows: int, first: int, end: int) -> LayerRun:
-    share, rest = divmod(rows, way.shape.data)
-    parts = tuple(share + (replica < rest) for replica in range(way.shape.data))
+    parts = even_rows(rows, way.shape.data)
     return LayerRun(
         first, end - first, way.shape.tensor, way.shape.data, parts, sharding=way.sharding, recompute=way.recompute
     )

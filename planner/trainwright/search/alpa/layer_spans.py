@@ -50,6 +50,19 @@ class LayerSpans:
         found: Array = np.where(self.is_stage, sums[None, :] - sums[:, None], 0.0)
         return found
 
+    def sums_of_pairs(self, values: Array) -> Array:
+        """[first, end] sums over the neighbours between, of values by (layer, next layer)."""
+        at_second = np.concatenate(([0.0], values))
+        entering = np.append(at_second, 0.0)[self.bounds][:, None]  # of the stage's first layer and one outside
+        found: Array = np.where(self.is_stage, self.sums_of_layers(at_second) - entering, 0.0)
+        return found
+
+    def of_first_layer(self, by_kind: Mapping[str, float]) -> Array:
+        """[first, 1] the value of the first layer; 0 behind the last."""
+        values = np.array([*(by_kind[name] for name in self.model.layers), 0.0])
+        found: Array = values[self.bounds][:, None]
+        return found
+
     def largest(self, by_kind: Mapping[str, float]) -> Array:
         """[first, end] the largest value of a layer between."""
         sizes = np.array([by_kind[kind.name] for kind in self.model.kinds])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan import LayerRun
+from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.search.alpa.submesh import Submesh
 from trainwright.search.spans import Array
 
@@ -22,14 +23,14 @@ class StageStrategy:
     """How a stage runs its layers.
 
     Attributes:
-        runs: by the degrees of the plan document, for the whole stage.
+        runs: by the degrees of the plan document, for the whole stage; none where there are none that could run.
         is_exact: whether these degrees say all; else they are the nearest to what was found.
         operators: what was found operator by operator, for export; None where the degrees are all there is.
     """
 
     runs: tuple[LayerRun, ...]
     is_exact: bool = True
-    operators: Any = None
+    operators: SpanSpecs | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +61,22 @@ class Options:
 
         Under 1F1B a stage keeps as many micro-batches as there are stages from it on, but never more than there are.
         """
-        room = memory_bytes - self.state_bytes
-        kept = np.floor(room / np.maximum(self.activation_bytes, 1.0))
-        kept = np.where(np.isfinite(self.seconds) & (room >= 0), kept, 0.0)
-        return np.where(kept >= micro_batches, UNLIMITED, np.maximum(kept, 0.0)).astype(np.int64)
+        fits = np.isfinite(self.seconds) & (self.state_bytes <= memory_bytes)
+        room = np.where(fits, memory_bytes - np.where(fits, self.state_bytes, 0.0), 0.0)
+        kept = np.floor(room / np.maximum(np.where(fits, self.activation_bytes, 1.0), 1.0))
+        return np.where(kept >= micro_batches, UNLIMITED, kept).astype(np.int64)
 
 
 class Intra(Protocol):
     """The intra-operator pass: the options of a submesh for micro-batches of so many rows; None where there are none."""
 
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> Options | None: ...
+
+
+def even_rows(rows: int, data: int) -> tuple[int, ...]:
+    """The rows of each replica, as evenly as may be."""
+    share, rest = divmod(rows, data)
+    return tuple(share + (replica < rest) for replica in range(data))
 
 
 def joined(several: Sequence[Options]) -> Options:

@@ -9,7 +9,8 @@ import numpy as np
 
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.alpa.edges import Edges, edges_of, together
-from trainwright.search.alpa.options import UNLIMITED, Intra, Options, StageStrategy
+from trainwright.search.alpa.intra import SpanSpecs
+from trainwright.search.alpa.options import UNLIMITED, Intra, Options, StageStrategy, joined
 from trainwright.search.alpa.placement import placed
 from trainwright.search.alpa.slicing import Slicing
 from trainwright.search.alpa.stage_programme import Assignment
@@ -35,15 +36,15 @@ class Solution:
     stages: tuple[tuple[Submesh, StageStrategy], ...]
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the plan document's degrees say all of it."""
-        return all(strategy.is_exact for _, strategy in self.stages)
+    def can_run(self) -> bool:
+        """Whether there are degrees of the plan document for every stage, if only the nearest."""
+        return all(strategy.runs for _, strategy in self.stages)
 
     @property
-    def operators(self) -> tuple[object, ...] | None:
-        """[stage] what was found operator by operator; None where the degrees are all there is."""
+    def operators(self) -> tuple[SpanSpecs | None, ...]:
+        """[stage] what was found operator by operator, None where degrees say it all; empty where they do everywhere."""
         found = tuple(strategy.operators for _, strategy in self.stages)
-        return found if any(one is not None for one in found) else None
+        return found if any(one is not None for one in found) else ()
 
     def plan(self, problem: Problem) -> Plan:
         """On real devices, with the degrees that come nearest."""
@@ -92,6 +93,10 @@ class MicroBatch:
         found = Slicing(edges, self.clusters, line.size, _MEMORY_ALONE, self._most_stages, 1e-3).solve()
         return self._solution(line, berths, edges, found[0]) if found else None
 
+    def beside(self, other: Intra) -> MicroBatch:
+        """The same where every submesh has the options of another pass, too."""
+        return MicroBatch(self.problem, _Both(self, other), self.rows, self.clusters)
+
     @property
     def _most_stages(self) -> int:
         return self.problem.limits.max_pipeline_degree or self.clusters
@@ -104,14 +109,15 @@ class MicroBatch:
                 found.append(edges.at(berth.low, berth.high, number))
         return together(found) if found else None
 
-    def _options_of(self, submesh: Submesh) -> Options | None:
+    def options_of(self, submesh: Submesh) -> Options | None:
+        """The options of a submesh."""
         if submesh not in self._options:
             self._options[submesh] = self.intra.options(submesh, self.rows, self.count)
         return self._options[submesh]
 
     def _edges_of(self, submesh: Submesh) -> Edges | None:
         if submesh not in self._edges:
-            options = self._options_of(submesh)
+            options = self.options_of(submesh)
             self._edges[submesh] = None if options is None else self._front(submesh, options)
         return self._edges[submesh]
 
@@ -120,7 +126,7 @@ class MicroBatch:
         return edges_of(options.amortised(self.count), most, submesh.size)
 
     def _edges_by_memory(self, submesh: Submesh) -> Edges | None:
-        options = self._options_of(submesh)
+        options = self.options_of(submesh)
         if options is None:
             return None
         needed = (options.state_bytes + options.activation_bytes) / self._memory_bytes(submesh)
@@ -140,3 +146,16 @@ class MicroBatch:
             place = int(edges.option[number]), int(edges.first[number]), int(edges.end[number])
             stages.append((submesh, options.strategy(*place)))
         return Solution(found.seconds(self.count), line, self.rows, tuple(stages))
+
+
+@dataclass(frozen=True)
+class _Both:
+    """The options that are known of a micro-batch size, and those of another intra-operator pass."""
+
+    known: MicroBatch
+    other: Intra
+
+    def options(self, submesh: Submesh, rows: int, micro_batches: int) -> Options | None:
+        found = (self.known.options_of(submesh), self.other.options(submesh, rows, micro_batches))
+        given = [one for one in found if one is not None]
+        return joined(given) if given else None

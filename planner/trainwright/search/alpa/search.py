@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from trainwright.plan import Plan
 from trainwright.search.alpa.clustering import cluster_ends
 from trainwright.search.alpa.degree_options import DegreeOptions
+from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.search.alpa.layer_spans import LayerSpans
 from trainwright.search.alpa.mesh_devices import MeshDevices
+from trainwright.search.alpa.operator_options import OperatorOptions
 from trainwright.search.alpa.options import Intra
 from trainwright.search.alpa.pipelines import MicroBatch, Solution
-from trainwright.search.alpa.submesh import blocks_of, lines_of
+from trainwright.search.alpa.submesh import Line, blocks_of, lines_of
 from trainwright.search.choice import check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Candidate, Control, Problem
@@ -37,31 +40,26 @@ def alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     """
     del top
     check_profiled(problem)
-    spans = LayerSpans(problem.model, cluster_ends(problem.model))
-    return _Search(problem, control, DegreeOptions(problem, spans, MeshDevices(problem)), len(spans.ends)).run()
+    return _Search(problem, control, LayerSpans(problem.model, cluster_ends(problem.model))).run()
 
 
 @dataclass
 class _Search:
     problem: Problem
     control: Control
-    intra: Intra
-    clusters: int
+    spans: LayerSpans
     found: list[Candidate] = field(default_factory=list)
     best_seconds: float = math.inf
     """By Eq. 2."""
 
     def run(self) -> list[Candidate]:
         """Micro-batch sizes from the smallest on, which need the least memory."""
-        lines = lines_of(blocks_of(self.problem))
         sizes = divisors(self.problem.global_batch_size)
         for done, rows in enumerate(sizes, start=1):
-            batch = MicroBatch(self.problem, self.intra, rows, self.clusters)
-            solutions: list[Solution] = []
-            for line in lines:
-                limit = self.best_seconds * (1 + ROOM_RATIO)
-                solutions += batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=KEEP_RATIO)
-                self.best_seconds = min([self.best_seconds, *(one.seconds for one in solutions)])
+            batch = MicroBatch(self.problem, self._degrees, rows, len(self.spans.ends))
+            solutions = self._solutions(batch)
+            if solutions or not self.found:
+                solutions += self._solutions(batch.beside(self._operators))
             self._cost(solutions)
             if self.found and self.control.expired():
                 break
@@ -71,13 +69,39 @@ class _Search:
         self._step(len(sizes) + 1, len(sizes) + 1)
         return in_order(self.found)
 
-    def _cost(self, solutions: list[Solution]) -> None:
-        chosen = sorted(solutions, key=lambda one: one.seconds)[:COSTED]
-        drafts = [Draft(0.0, self._maker(one)) for one in chosen]
-        self.found += best_of(self.problem, drafts, Control(deadline_seconds=self.control.deadline_seconds), None)
+    @cached_property
+    def _lines(self) -> tuple[Line, ...]:
+        return lines_of(blocks_of(self.problem))
 
-    def _maker(self, solution: Solution) -> Callable[[], Plan]:
-        return lambda: solution.plan(self.problem)
+    @cached_property
+    def _devices(self) -> MeshDevices:
+        return MeshDevices(self.problem)
+
+    @cached_property
+    def _degrees(self) -> Intra:
+        return DegreeOptions(self.problem, self.spans, self._devices)
+
+    @cached_property
+    def _operators(self) -> Intra:
+        return OperatorOptions(self.problem, self.spans, self._devices)
+
+    def _solutions(self, batch: MicroBatch) -> list[Solution]:
+        """The best of all orders of the blocks."""
+        found: list[Solution] = []
+        for line in self._lines:
+            limit = self.best_seconds * (1 + ROOM_RATIO)
+            found += batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=KEEP_RATIO)
+            self.best_seconds = min([self.best_seconds, *(one.seconds for one in found)])
+        return sorted((one for one in found if one.can_run), key=lambda one: one.seconds)[:COSTED]
+
+    def _cost(self, solutions: list[Solution]) -> None:
+        operators: dict[Plan, tuple[SpanSpecs | None, ...]] = {}
+        for one in solutions:
+            operators.setdefault(one.plan(self.problem), one.operators)
+        drafts = [Draft(0.0, partial(_given, plan)) for plan in operators]
+        silent = replace(self.control, report=None)
+        for candidate in best_of(self.problem, drafts, silent, None):
+            self.found.append(replace(candidate, operators=operators[candidate.plan]))
 
     def _step(self, done: int, total: int) -> None:
         best = min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
@@ -85,7 +109,11 @@ class _Search:
 
     def _smallest_plans(self) -> Iterator[Plan]:
         """What needs least memory with the smallest micro-batches: what to show when nothing fits."""
-        for line in lines_of(blocks_of(self.problem)):
-            found = MicroBatch(self.problem, self.intra, 1, self.clusters).smallest(line)
+        for line in self._lines:
+            found = MicroBatch(self.problem, self._degrees, 1, len(self.spans.ends)).smallest(line)
             if found is not None:
                 yield found.plan(self.problem)
+
+
+def _given(plan: Plan) -> Plan:
+    return plan

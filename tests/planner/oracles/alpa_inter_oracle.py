@@ -1,0 +1,97 @@
+"""Alpa's inter-operator pass as the paper writes it, and by trying everything: slow, plain, to compare with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+
+class Choice(NamedTuple):
+    """Layers first … end - 1 on `size` devices that lie between `low` and `high` + size of the pipeline's devices."""
+
+    first: int
+    end: int
+    size: int
+    low: int
+    high: int
+    seconds: float
+    most_stages: int
+
+
+class Case(NamedTuple):
+    """What the programme is asked."""
+
+    choices: Sequence[Choice]
+    layers: int
+    devices: int
+    micro_batches: int
+    most_stages: int
+
+
+def every_pipeline(case: Case) -> Iterator[tuple[Choice, ...]]:
+    """All sequences of stages that hold every layer and device once, memory aside."""
+
+    def behind(layer: int, used: int, left: int) -> Iterator[tuple[Choice, ...]]:
+        if layer == case.layers and used == case.devices:
+            yield ()
+        elif left:
+            for one in case.choices:
+                if one.first == layer and one.low <= used <= one.high:
+                    for rest in behind(one.end, used + one.size, left - 1):
+                        yield (one, *rest)
+
+    yield from behind(0, 0, case.most_stages)
+
+
+def least_seconds(case: Case) -> float:
+    """T* of Eq. 2 under Eq. 5, over every pipeline; infinite where there is none."""
+    best = math.inf
+    for stages in every_pipeline(case):
+        if all(one.most_stages >= len(stages) - place for place, one in enumerate(stages)):
+            times = [one.seconds for one in stages]
+            best = min(best, sum(times) + (case.micro_batches - 1) * max(times))
+    return best
+
+
+def algorithm_1(case: Case, epsilon: float = 0.0) -> float:
+    """T* by lines 25–43 of Algorithm 1: every t_max ascending, at least ε apart, with early stop."""
+    best, last = math.inf, -math.inf
+    for longest in sorted({one.seconds for one in case.choices if one.most_stages > 0}):
+        if case.micro_batches * longest >= best:
+            break
+        if longest - last >= epsilon:
+            last = longest
+            best = min(best, least_sum(case, longest) + (case.micro_batches - 1) * longest)
+    return best
+
+
+def least_sum(case: Case, longest: float) -> float:
+    """The least of F(s, 0, N · M; t_max) over s, by loops over s, l and d (Eq. 3)."""
+    table, best = {(case.layers, case.devices): 0.0}, math.inf
+    for stages in range(1, case.most_stages + 1):
+        following: dict[tuple[int, int], float] = {}
+        for one in case.choices:
+            if one.seconds <= longest and one.most_stages >= stages:
+                for used in range(one.low, one.high + 1):
+                    value = one.seconds + table.get((one.end, used + one.size), math.inf)
+                    if value < following.get((one.first, used), math.inf):
+                        following[one.first, used] = value
+        table = following
+        best = min(best, table.get((0, 0), math.inf))
+    return best
+
+
+def best_clusters(
+    flops: Sequence[float], received: Sequence[float], clusters: int, spread: float
+) -> tuple[float, float] | None:
+    """Eq. 6 by trying every clustering: the least most that a cluster receives, and then the least sum of squares."""
+    limit = (1 + spread) * sum(flops) / clusters
+    found = []
+    for cuts in combinations(range(1, len(flops)), clusters - 1):
+        bounds = (0, *cuts, len(flops))
+        sums = [sum(flops[a:b]) for a, b in pairwise(bounds)]
+        if max(sums) <= limit * (1 + 1e-9):
+            found.append((max(received[a] for a in bounds[:-1]), sum(one * one for one in sums)))
+    return min(found, default=None)

@@ -1,0 +1,180 @@
+"""Alpa's stage programme and clustering against trying everything."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from alpa_inter_oracle import Case, Choice, algorithm_1, best_clusters, least_seconds
+
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright.search.alpa.clustering import cluster_ends, clustered
+from trainwright.search.alpa.edges import Edges, edges_of, together
+from trainwright.search.alpa.options import UNLIMITED
+from trainwright.search.alpa.slicing import Slicing
+from trainwright.search.alpa.submesh import Block, Line
+
+Random = random.Random
+Instance = tuple[Edges, list[Choice], int, int]
+
+
+def choices_of(edges: Edges) -> list[Choice]:
+    columns = (edges.first, edges.end, edges.size, edges.low, edges.high, edges.seconds, edges.most_stages)
+    return [Choice(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def instance(pick: Random, *, tight: bool, blocks: int = 1) -> Instance:
+    """Stages on one or two types of devices; times grow with the layers and fall, unevenly, with the devices."""
+    layers = pick.randint(1, 5)
+    kinds = tuple(
+        Block(f"type-{number}", tuple(f"{number}-{node}" for node in range(pick.randint(1, 2))), pick.choice([1, 2, 4]))
+        for number in range(blocks)
+    )
+    line = Line(kinds)
+    work = [pick.uniform(0.2, 3.0) for _ in range(layers)]
+    speed = {kind.accelerator: pick.uniform(0.5, 2.0) for kind in kinds}
+    found = []
+    known: dict[object, Edges] = {}
+    for number, berth in enumerate(line.berths()):
+        mesh = berth.submesh
+        if mesh not in known:
+            pace = min(speed[name] for name in mesh.accelerators)
+            options = pick.randint(1, 3)
+            seconds = np.full((options, layers + 1, layers + 1), np.inf)
+            most = np.zeros(seconds.shape, dtype=np.int64)
+            for option in range(options):
+                for first in range(layers):
+                    for end in range(first + 1, layers + 1):
+                        efficiency = pick.uniform(0.4, 1.0)
+                        seconds[option, first, end] = sum(work[first:end]) / (pace * mesh.size * efficiency)
+                        most[option, first, end] = max(pick.randint(-2, 3), 0) if tight else UNLIMITED
+            known[mesh] = edges_of(seconds, most, mesh.size)
+        found.append(known[mesh].at(berth.low, berth.high, number))
+    edges = together(found)
+    return edges, choices_of(edges), layers, line.size
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_best_pipeline_is_that_of_trying_all(*, tight: bool, blocks: int) -> None:
+    pick = random.Random(17 * blocks + tight)
+    solved = refused = 0
+    while solved + refused < 60:
+        edges, choices, layers, devices = instance(pick, tight=tight, blocks=blocks)
+        if devices > 8 or len(choices) > 220:
+            continue
+        micro_batches, most_stages = pick.choice([1, 2, 3, 8, 64]), pick.choice([1, 2, 3, layers])
+        case = Case(choices, layers, devices, micro_batches, min(most_stages, layers))
+        expected = least_seconds(case)
+        found = Slicing(edges, layers, devices, micro_batches, most_stages).solve()
+        if np.isinf(expected):
+            assert found == []
+            refused += 1
+            continue
+        solved += 1
+        assert found[0].seconds(micro_batches) == pytest.approx(expected, rel=1e-9)
+        stages = [choices[number] for number in found[0].edges]
+        assert [stage.first for stage in stages] == [0, *(stage.end for stage in stages[:-1])]
+        assert stages[-1].end == layers
+        assert sum(stage.size for stage in stages) == devices
+        assert all(stage.most_stages >= len(stages) - place for place, stage in enumerate(stages))
+        assert algorithm_1(case) == pytest.approx(expected)
+    assert solved >= 20
+    assert refused or not tight
+
+
+def test_a_gap_is_what_it_says() -> None:
+    pick = random.Random(5)
+    checked = 0
+    while checked < 40:
+        edges, _, layers, devices = instance(pick, tight=True)
+        if devices > 8:
+            continue
+        exact = Slicing(edges, layers, devices, 8, layers).solve()
+        rough = Slicing(edges, layers, devices, 8, layers, gap_ratio=0.1, keep_ratio=0.2).solve()
+        assert bool(exact) == bool(rough)
+        if exact:
+            assert rough[0].seconds(8) <= exact[0].seconds(8) / (1 - 0.1) * (1 + 1e-9)
+            times = [one.seconds(8) for one in rough]
+            assert times == sorted(times)
+            assert times[-1] <= times[0] * 1.2 * (1 + 1e-9)
+            assert len({len(one.edges) for one in rough}) == len(rough)
+            assert Slicing(edges, layers, devices, 8, layers).solve(exact[0].seconds(8) * 0.99) == []
+            checked += 1
+
+
+def test_only_options_on_the_front_of_time_and_memory_are_left() -> None:
+    seconds = np.full((4, 2, 2), np.inf)
+    most = np.zeros((4, 2, 2), dtype=np.int64)
+    seconds[:, 0, 1] = [3.0, 1.0, 2.0, 4.0]
+    most[:, 0, 1] = [2, 1, 1, 5]
+    found = edges_of(seconds, most, 1)
+    assert sorted(zip(found.seconds.tolist(), found.most_stages.tolist(), found.option.tolist(), strict=True)) == [
+        (1.0, 1, 1),
+        (3.0, 2, 0),
+        (4.0, 5, 3),
+    ]
+
+
+def test_clusters_are_those_of_trying_all() -> None:
+    pick = random.Random(3)
+    compared = 0
+    for _ in range(200):
+        layers = pick.randint(2, 9)
+        clusters = pick.randint(1, layers)
+        flops = [pick.choice([0.0, 1.0, 2.0, 5.0]) + pick.random() for _ in range(layers)]
+        received = [0.0, *(pick.choice([1.0, 2.0, 3.0]) for _ in range(layers - 1))]
+        spread = pick.choice([0.2, 0.5, 1.0])
+        expected = best_clusters(flops, received, clusters, spread)
+        bounds = (0, *clustered(np.array(flops), np.array(received), clusters, spread))
+        assert len(bounds) == clusters + 1
+        assert all(a < b for a, b in pairwise(bounds))
+        assert bounds[-1] == layers
+        if expected is not None:
+            compared += 1
+            sums = [sum(flops[a:b]) for a, b in pairwise(bounds)]
+            assert max(received[a] for a in bounds[:-1]) == expected[0]
+            assert sum(one * one for one in sums) == pytest.approx(expected[1])
+    assert compared > 60
+
+
+@pytest.mark.parametrize(("layers", "clusters"), [(6, 8), (62, 64), (63, 64), (126, 64), (256, 64)])
+def test_many_layers_become_few_even_clusters(layers: int, clusters: int) -> None:
+    model = Model.of(Gpt(layers, 64, 4, 32, 100))
+    ends = cluster_ends(model)
+    assert len(ends) == min(clusters, layers + 2)
+    assert ends[-1] == layers + 2
+    sizes = np.diff([0, *ends])
+    assert sizes.min() >= 1
+    assert sizes.max() <= max(1, 1.5 * (layers + 2) / clusters + 2)  # ends weigh little and join a block
+
+
+def test_the_table_of_a_large_cluster_stays_small(make_slicing: Callable[[int], Slicing]) -> None:
+    """What is asked for does not grow with the number of t_max, of which there are thousands."""
+    slicing = make_slicing(24)
+    assert len(np.unique(slicing.edges.seconds)) > 1000
+    best = slicing.solve()[0]
+    assert best.seconds(64) <= 65 * best.longest_seconds * 2
+
+
+@pytest.fixture
+def make_slicing() -> Callable[[int], Slicing]:
+    def made(layers: int) -> Slicing:
+        pick = np.random.default_rng(1)
+        block = Block("type", tuple(str(number) for number in range(8)), 4)
+        line = Line((block,))
+        work = np.concatenate([[0.0], np.cumsum(pick.uniform(0.9, 1.1, layers))])
+        spans = work[None, :] - work[:, None]
+        found = []
+        for number, berth in enumerate(line.berths()):
+            lost = pick.uniform(1.0, 1.5, spans.shape)
+            seconds = np.where(spans > 0, spans * lost / berth.submesh.size, np.inf)
+            most = np.where(spans > 0, pick.integers(2, 20, spans.shape), 0)
+            found.append(edges_of(seconds[None], most[None], berth.submesh.size).at(berth.low, berth.high, number))
+        return Slicing(together(found), layers, line.size, 64, layers)
+
+    return made
