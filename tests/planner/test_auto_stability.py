@@ -17,7 +17,7 @@ from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.search import Candidate, Limits, Objective, Preference, Problem, run
 from trainwright.search.auto.preference import Simplicity, prefer
 from trainwright.search.auto.preference_links import GAP, WIDTH, levelled
-from trainwright.search.auto.preference_order import preferred
+from trainwright.search.auto.preference_order import diverse, preferred
 from trainwright.search.auto.preference_tidy import even, with_even_rows
 from trainwright.search.distinct import Roles
 from trainwright.search.ranking import candidate_of
@@ -282,6 +282,15 @@ def test_every_planner_obeys_the_preference_and_says_so(problem: Problem, planne
         assert found[0].traded is not None
         assert "slower by the estimate than the fastest" in found[0].traded
     assert all(one.traded is None for one in [*found[1:], *plain])
+
+
+def test_of_many_candidates_the_first_stay_and_the_first_of_every_kind(problem: Problem, make_plan: MakePlan) -> None:
+    plain = make_plan(problem, (7, 7), data=4, rows=2)
+    uneven = with_rows(plain, 0, (3, 2, 2, 1))
+    base = candidate_of(problem, plain)
+    fastest_first = [with_seconds(base, plan, 1.0 + n) for n, plan in enumerate([uneven] * 3 + [plain] * 3)]
+    assert diverse(fastest_first, 2, problem) == [*fastest_first[:2], fastest_first[3]]
+    assert diverse(fastest_first, 9, problem) == fastest_first
 
 
 def test_without_a_preference_nothing_changes(problem: Problem) -> None:

@@ -8,7 +8,7 @@ from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
 from trainwright.search.auto.auto import auto
-from trainwright.search.auto.preference_order import CHOICES, as_searched, preferred
+from trainwright.search.auto.preference_order import CHOICES, as_searched, diverse, preferred
 from trainwright.search.galvatron.base import galvatron_base
 from trainwright.search.galvatron.bmw import galvatron_bmw
 from trainwright.search.megatron import megatron
@@ -81,6 +81,8 @@ def run(planner: str, problem: Problem, *, top: int | None = None, control: Cont
         found = cheapest(search, seen, control, wanted, most_parts=parts)
     else:
         found = search(seen, control, wanted)
+    if top is not None and wanted is None:
+        found = diverse(found, max(top, CHOICES), problem)
     return preferred(found, problem)[:top]
 
 

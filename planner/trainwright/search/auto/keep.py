@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainwright.cluster import Device
 from trainwright.cost.links import links_of
 from trainwright.cost.setting import Setting
 from trainwright.plan import Plan
@@ -88,8 +87,3 @@ def _in_roles(candidate: Candidate, plan: Plan) -> Candidate:
             memory_by_device=tuple((name[device], held) for device, held in estimate.memory_by_device),
         ),
     )
-
-
-def lost(old: Plan, problem: Problem) -> frozenset[Device]:
-    """Devices of the old plan that plans may no longer use."""
-    return frozenset(old.devices) - frozenset(problem.devices)

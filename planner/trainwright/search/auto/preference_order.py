@@ -9,7 +9,7 @@ from dataclasses import replace
 from trainwright.plan import Plan
 from trainwright.search.auto.keep import keep_order, moved_bytes
 from trainwright.search.auto.keep_adaption import adapted
-from trainwright.search.auto.preference import Measure, iteration_seconds, prefer, trade
+from trainwright.search.auto.preference import Measure, Simplicity, iteration_seconds, prefer, trade
 from trainwright.search.auto.preference_links import levelled
 from trainwright.search.auto.preference_tidy import with_even_rows
 from trainwright.search.distinct import Roles
@@ -26,6 +26,18 @@ def as_searched(problem: Problem) -> Problem:
     """The problem that the search sees: one whose links differ by more than noise, or not at all."""
     cluster = levelled(problem.cluster, problem.preference.tolerance)
     return problem if cluster is problem.cluster else replace(problem, cluster=cluster)
+
+
+def diverse(candidates: Sequence[Candidate], most: int, problem: Problem) -> list[Candidate]:
+    """Of candidates, best first: the first `most`, and of those behind them the first of each simplicity."""
+    found = list(candidates[:most])
+    seen = {Simplicity.of(one.plan, problem.cluster) for one in found}
+    for candidate in candidates[most:]:
+        told = Simplicity.of(candidate.plan, problem.cluster)
+        if told not in seen:
+            seen.add(told)
+            found.append(candidate)
+    return found
 
 
 def preferred(candidates: Sequence[Candidate], problem: Problem) -> list[Candidate]:
