@@ -14,7 +14,7 @@ Vector = NDArray[np.float64]
 _ROUNDING = 1e-14
 """Variances below it are nothing but what subtractions leave."""
 _FAR = 8.0
-"""Standard deviations beyond which a tail is told by its expansion; it is then right to four digits."""
+"""Standard deviations beyond which a tail is told by the first terms of its asymptotic series."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,5 +88,5 @@ def below(distance: float) -> float:
 def _pull(distance: float) -> float:
     """E[Z | Z > −distance] of a standard normal Z."""
     if distance < -_FAR:
-        return -distance / (1 - distance**-2 + 3 * distance**-4)
+        return -distance / (1 - distance**-2 + 3 * distance**-4 - 15 * distance**-6)
     return exp(-(distance**2) / 2) / sqrt(2 * pi) / below(distance)
