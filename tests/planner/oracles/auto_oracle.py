@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations, groupby, permutations, product
+from itertools import chain, combinations, groupby, permutations, product
 
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_in
@@ -15,17 +15,22 @@ from trainwright.search.protocol import Problem
 
 Places = tuple[tuple[Device, ...], ...]
 """The devices of a pipeline, stage by stage."""
+Choice = tuple[int, tuple[int, ...], Sharding, bool]
+"""Of a layer: tensor degree, rows of every replica, sharding, recompute."""
 
 
 @dataclass
 class PlanSpace:
     """All plans of 1F1B pipelines whose stages have one (tensor, data, rows) each and any sharding and recompute by layer.
 
+    With `mixed`, layers of a stage may differ in (tensor, data, rows), too.
+
     Left out: sharding where there is nothing to share it with (data degree 1, the same times and bytes as none), and
     plans that another one becomes when interchangeable nodes, or slots of a node, change places.
     """
 
     problem: Problem
+    mixed: bool = False
     _stages: dict[tuple[object, ...], list[Stage]] = field(default_factory=dict)
     _pipelines: dict[tuple[Places, int], list[Pipeline]] = field(default_factory=dict)
 
@@ -99,12 +104,20 @@ class PlanSpace:
         key = devices, first, end, size
         if key not in self._stages:
             self._stages[key] = [
-                Stage(devices, _runs(first, tensor, rows, choices))
-                for tensor, data in self._degrees(devices)
-                for rows in compositions(size, data)
-                for choices in product(product(_shardings(data), (False, True)), repeat=end - first)
+                Stage(devices, _runs(first, choices))
+                for alike in self._layer_choices(devices, size)
+                for choices in product(alike, repeat=end - first)
             ]
         return self._stages[key]
+
+    def _layer_choices(self, devices: tuple[Device, ...], size: int) -> list[list[Choice]]:
+        """What a layer can be on these devices; layers of a stage choose from one of the lists."""
+        found = [
+            [(tensor, rows, sharding, recompute) for sharding in _shardings(data) for recompute in (False, True)]
+            for tensor, data in self._degrees(devices)
+            for rows in compositions(size, data)
+        ]
+        return [list(chain.from_iterable(found))] if self.mixed else found
 
     def _degrees(self, devices: tuple[Device, ...]) -> list[tuple[int, int]]:
         """(tensor, data) whose product is their number, within the limits and profiled."""
@@ -132,10 +145,7 @@ class PlanSpace:
                 continue
             for cuts in self._cuts(len(places)):
                 total += math.prod(
-                    sum(
-                        math.comb(size - 1, data - 1) * (2 * len(_shardings(data))) ** (end - first)
-                        for _, data in self._degrees(devices)
-                    )
+                    sum(len(alike) ** (end - first) for alike in self._layer_choices(devices, size))
                     for devices, first, end in zip(places, cuts, cuts[1:], strict=False)
                 )
         return total
@@ -161,12 +171,10 @@ def _shardings(data: int) -> tuple[Sharding, ...]:
     return tuple(Sharding) if data > 1 else (Sharding.NONE,)
 
 
-def _runs(
-    first: int, tensor: int, rows: tuple[int, ...], choices: tuple[tuple[Sharding, bool], ...]
-) -> tuple[LayerRun, ...]:
+def _runs(first: int, choices: tuple[Choice, ...]) -> tuple[LayerRun, ...]:
     """Neighbouring layers with the same choice are one run."""
     found = []
-    for (sharding, recompute), alike in groupby(choices):
+    for (tensor, rows, sharding, recompute), alike in groupby(choices):
         count = len(list(alike))
         found.append(LayerRun(first, count, tensor, len(rows), rows, sharding=sharding, recompute=recompute))
         first += count
@@ -179,10 +187,10 @@ def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
     return [tuple(b - a for a, b in zip((0, *inner), (*inner, total), strict=True)) for inner in ends]
 
 
-def fastest(problem: Problem) -> tuple[float, Plan | None]:
+def fastest(problem: Problem, *, mixed: bool = False) -> tuple[float, Plan | None]:
     """Least iteration seconds of all plans that fit, and a plan that takes them; infinite and None where none fits."""
     best, chosen = math.inf, None
-    for plan in PlanSpace(problem).plans():
+    for plan in PlanSpace(problem, mixed).plans():
         found = estimate_in(plan, problem.setting)
         if found.feasible and found.iteration_seconds < best:
             best, chosen = found.iteration_seconds, plan
