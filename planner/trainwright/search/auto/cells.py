@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from trainwright.cost import memory
 from trainwright.cost.collectives import ALONE, Collective
 from trainwright.cost.compute import layer_seconds
-from trainwright.cost import memory
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array
 from trainwright.search.stage_memory import StageMemory
@@ -64,6 +64,8 @@ class Cells:
     _tables: dict[tuple[Cell, int], CellTable] = field(default_factory=dict)
     _totals: dict[tuple[Cell, int], float] = field(default_factory=dict)
     _columns: dict[tuple[Cell, int], Array] = field(default_factory=dict)
+    _held: dict[int, Array] = field(default_factory=dict)
+    _gathered: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
@@ -158,9 +160,10 @@ class Cells:
 
     def held_values(self, tensor: int) -> Array:
         """[first, end] values that a rank holds, by cut."""
-        cuts = list(self.cuts)
-        result: Array = np.maximum(self.memory.held_parameters(tensor)[np.ix_(cuts, cuts)], 0.0)
-        return result
+        if tensor not in self._held:
+            cuts = list(self.cuts)
+            self._held[tensor] = np.maximum(self.memory.held_parameters(tensor)[np.ix_(cuts, cuts)], 0.0)
+        return self._held[tensor]
 
     @cached_property
     def row_bytes(self) -> Array:
@@ -186,9 +189,11 @@ class Cells:
 
     def gathered_values(self, tensor: int) -> float:
         """Values of the two largest neighbouring layers."""
-        setting, model = self.problem.setting, self.problem.model
-        sizes = [setting.values_at(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
-        return float(max(a + b for a, b in zip([0, *sizes], sizes, strict=False)))
+        if tensor not in self._gathered:
+            setting, model = self.problem.setting, self.problem.model
+            sizes = [setting.values_at(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
+            self._gathered[tensor] = float(max(a + b for a, b in zip([0, *sizes], sizes, strict=False)))
+        return self._gathered[tensor]
 
     def loss_bytes(self, tensor: int, rows: int) -> int:
         return memory.loss_bytes(self.problem.setting, tensor, rows)

@@ -45,6 +45,10 @@ class Judge:
         self.known[key] = candidate if candidate.estimate.feasible else None
         return self.known[key]
 
+    def add(self, candidate: Candidate) -> None:
+        """One that was costed elsewhere."""
+        self.known.setdefault(self._roles.key(candidate.plan), candidate)
+
     @property
     def is_over(self) -> bool:
         return self.left <= 0 or self.control.expired()
@@ -87,7 +91,11 @@ def _first_better(here: Candidate, judge: Judge, number: int, last: int) -> Cand
     for move in NEIGHBOURHOODS[number](here.plan):
         if judge.left <= last or judge.is_over:
             return None
-        found = judge.cost(move())
+        try:
+            plan = move()
+        except ValueError:  # a replica would be left without rows
+            continue
+        found = judge.cost(plan)
         if found is not None and found.estimate.iteration_seconds < here.estimate.iteration_seconds * (1 - LEAST_GAIN):
             return found
     return None

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
-
 import numpy as np
 
-from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Pipeline, Sharding, Stage
+from trainwright.plan import Pipeline, Stage
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.places import Section
 from trainwright.search.auto.programme import Chain
 from trainwright.search.auto.rows import rows_of
+from trainwright.search.auto.setups import Setup, Strategy
 from trainwright.search.auto.stage_options import StageOption
 from trainwright.search.auto.tables import LineTables
-
-
-def stage_of(
-    devices: Sequence[Device], first: int, layers: Sequence[tuple[Sharding, bool]], tensor: int, rows: tuple[int, ...]
-) -> Stage:
-    """A stage whose layers, from `first` on, shard and recompute as told one by one."""
-    runs, position = [], first
-    for (sharding, recompute), same in groupby(layers):
-        count = len(list(same))
-        runs.append(LayerRun(position, count, tensor, len(rows), rows, sharding=sharding, recompute=recompute))
-        position += count
-    return Stage(tuple(devices), tuple(runs))
 
 
 def pipeline_of(chain: Chain, tables: LineTables, micro_batches: int) -> Pipeline:
@@ -47,9 +32,10 @@ def _stage(section: Section, tables: LineTables, behind: int) -> Stage:
     cells = places.cells_of(section.first_unit, section.end_unit, option.tensor)
     assert cells is not None
     again = recomputed_layers(places.cells, option, range(first, end), ratio)
-    layers = [(sharding, layer in again) for layer in range(first, end)]
+    rows = rows_of(cells, option.shared)
+    layers = tuple(Strategy(rows, option.tensor, sharding, layer in again) for layer in range(first, end))
     devices = line.devices[line.cuts[section.first_unit] : line.cuts[section.end_unit]]
-    return stage_of(devices, first, layers, option.tensor, rows_of(cells, option.shared))
+    return Setup(devices, layers).stage(first)
 
 
 def recomputed_layers(cells: Cells, option: StageOption, layers: range, ratio: float) -> set[int]:
@@ -58,7 +44,8 @@ def recomputed_layers(cells: Cells, option: StageOption, layers: range, ratio: f
         return set()
     cell, share = next(iter(option.shared.items()))
     seconds, spared = cells.recompute(cell, share.largest)
-    order = sorted(layers, key=lambda layer: (-spared[layer] / max(seconds[layer], 1e-30), layer))
+    worth = (spared / np.maximum(seconds, 1e-30)).tolist()
+    order = sorted(layers, key=lambda layer: (-worth[layer], layer))
     wanted = ratio * float(np.sum(spared[layers.start : layers.stop])) * (1 - 1e-9)
     chosen: set[int] = set()
     total = 0.0

@@ -15,8 +15,6 @@ from trainwright.search.protocol import Problem
 
 MOST_CLASSES = 6
 """Where more kinds of nodes are told apart by their links, only accelerators and sizes are."""
-MOST_ORDERS = 6
-"""Of the kinds of nodes along the line, beside the one that mixes them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +56,16 @@ _Unit = tuple[int, tuple[Device, ...]]
 """The number of the kind of its nodes, and its devices."""
 
 
-def lines(problem: Problem, most_units: int) -> list[Line]:
+def lines(problem: Problem, most_units: int, most_orders: int) -> list[Line]:
     """Orders that are worth a try: kinds of nodes one after the other, in several orders, and evenly mixed.
 
-    Each is cut into about `most_units` units: what the dynamic programme looks at grows with their square. Where layers
+    At most `most_orders` of the kinds. Each is cut into about `most_units` units: what the dynamic programme looks at grows
+    with their square. Where layers
     of both ends share a weight, each order is there once more with a node whose devices stand at both ends.
     """
     kinds = _kinds(problem)
     units = [_units(problem, number, nodes, most_units) for number, nodes in enumerate(kinds)]
-    orders = [[unit for number in order for unit in units[number]] for order in _orders(len(kinds))]
+    orders = [[unit for number in order for unit in units[number]] for order in _orders(len(kinds), most_orders)]
     if len(kinds) > 1:
         orders.append(_mixed(units))
     if any(kind.shared_weight for kind in problem.model.kinds):
@@ -99,13 +98,11 @@ def _kinds(problem: Problem) -> list[list[str]]:
     return list(groups.values())
 
 
-def _orders(count: int) -> Iterator[tuple[int, ...]]:
-    """The fastest first and last, then others."""
-    first = tuple(range(count))
-    chosen = dict.fromkeys(
-        (first, first[::-1], *(order for order, _ in zip(permutations(first), range(720), strict=False)))
-    )
-    yield from list(chosen)[:MOST_ORDERS]
+def _orders(count: int, most: int) -> Iterator[tuple[int, ...]]:
+    """The fastest first and last, then others, spread over all."""
+    every = list(permutations(range(count)))
+    step = max(len(every) // most, 1)
+    yield from list(dict.fromkeys((every[0], every[-1], *every[::step])))[:most]
 
 
 def _units(problem: Problem, number: int, nodes: Sequence[str], most_units: int) -> list[_Unit]:

@@ -6,302 +6,282 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trainwright.cluster import Device
-from trainwright.plan import Pipeline, Plan, Sharding, Stage
-from trainwright.search.auto.drafting import stage_of
+from trainwright.plan import Plan, Sharding
+from trainwright.search.auto.setups import Setup, Strategy, setups, with_setups
 
-LARGEST_SHIFT = 4
-"""Layers moved at a time: 1, 2 and so many."""
+COUNTS = (1, 2, 4)
+"""Layers moved at a time."""
+FEW_STAGES = 6
+"""Up to so many stages, layers move between any two of them at once."""
 Move = Callable[[], Plan]
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A stage whose layers all have the same degrees and rows, taken apart.
+class Place:
+    """A pipeline of a plan, taken apart."""
 
-    Attributes:
-        layers: by layer: what it shards, and whether it is recomputed.
-    """
+    plan: Plan
+    index: int
+    stages: tuple[Setup, ...]
 
-    devices: tuple[Device, ...]
-    first: int
-    layers: tuple[tuple[Sharding, bool], ...]
-    tensor: int
-    rows: tuple[int, ...]
+    @property
+    def rows(self) -> int:
+        return self.plan.pipelines[self.index].micro_batch_size
 
-    @classmethod
-    def of(cls, stage: Stage) -> Setup | None:
-        """None where the runs of the stage differ in more than sharding and recompute."""
-        run = stage.layers[0]
-        if any((one.tensor, one.rows, one.order) != (run.tensor, run.rows, run.order) for one in stage.layers):
-            return None
-        layers = tuple((one.sharding, one.recompute) for one in stage.layers for _ in range(one.count))
-        return cls(stage.devices, stage.first, layers, run.tensor, run.rows)
-
-    def stage(self) -> Stage:
-        return stage_of(self.devices, self.first, self.layers, self.tensor, self.rows)
+    def put(self, changed: dict[int, Setup]) -> Plan:
+        """The plan with these stages in place of those with their numbers."""
+        stages = [changed.get(number, stage) for number, stage in enumerate(self.stages)]
+        return with_setups(self.plan, self.index, stages)
 
 
-def with_stages(plan: Plan, index: int, stages: Sequence[Setup], micro_batches: int | None = None) -> Plan:
-    """The plan with other stages (and number of micro-batches) in one pipeline."""
-    old = plan.pipelines[index]
-    first, fresh = 0, []
-    for setup in stages:
-        fresh.append(replace(setup, first=first).stage())
-        first += len(setup.layers)
-    rows = sum(stages[0].rows)
-    pipeline = Pipeline(micro_batches or old.micro_batches, rows, tuple(fresh))
-    return replace(plan, pipelines=(*plan.pipelines[:index], pipeline, *plan.pipelines[index + 1 :]))
-
-
-def setups(pipeline: Pipeline) -> list[Setup] | None:
-    """Its stages taken apart; None where one of them cannot be."""
-    found = [Setup.of(stage) for stage in pipeline.stages]
-    return None if any(one is None for one in found) else [one for one in found if one is not None]
+def places(plan: Plan) -> list[Place]:
+    return [Place(plan, index, setups(pipeline)) for index, pipeline in enumerate(plan.pipelines)]
 
 
 def shifts(plan: Plan) -> Iterator[Move]:
-    """Layers handed to a neighbouring stage."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = setups(pipeline)
-        if stages is None:
-            continue
-        for number in range(len(stages) - 1):
-            for count in (1, 2, LARGEST_SHIFT):
-                for down in (True, False):
-                    giver, taker = (number, number + 1) if down else (number + 1, number)
-                    if len(stages[giver].layers) > count:
-                        yield partial(_shifted, plan, index, stages, giver, taker, count)
+    """Layers handed to the next stage, or on over several where there are few."""
+    for place in places(plan):
+        count = len(place.stages)
+        reach = count if count <= FEW_STAGES else 2
+        for distance in range(1, reach):
+            for number in range(count - distance):
+                for layers in COUNTS if distance == 1 else COUNTS[:1]:
+                    for giver, taker in ((number, number + distance), (number + distance, number)):
+                        if len(place.stages[giver].layers) > layers:
+                            yield partial(_shifted, place, giver, taker, layers)
 
 
-def _shifted(plan: Plan, index: int, stages: Sequence[Setup], giver: int, taker: int, count: int) -> Plan:  # noqa: PLR0913, PLR0917 - a move
-    changed = list(stages)
-    give, take = stages[giver].layers, stages[taker].layers
-    down = giver < taker
-    changed[giver] = replace(stages[giver], layers=give[:-count] if down else give[count:])
-    more = (take[0] if down else take[-1],) * count
-    changed[taker] = replace(stages[taker], layers=(*more, *take) if down else (*take, *more))
-    return with_stages(plan, index, changed)
+def _shifted(place: Place, giver: int, taker: int, count: int) -> Plan:
+    step = 1 if giver < taker else -1
+    changed: dict[int, Setup] = {}
+    for number in range(giver, taker + step, step):
+        stage = place.stages[number]
+        layers = stage.layers
+        if number != giver:
+            layers = (*(layers[0],) * count, *layers) if step == 1 else (*layers, *(layers[-1],) * count)
+        if number != taker:
+            layers = layers[:-count] if step == 1 else layers[count:]
+        changed[number] = replace(stage, layers=layers)
+    return place.put(changed)
 
 
 def shardings(plan: Plan) -> Iterator[Move]:
     """Another sharding: of all stages, then of one."""
+    taken_apart = places(plan)
     for means in Sharding:
-        yield partial(_sharded, plan, means, None)
-    stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
+        yield partial(_sharded, taken_apart, means, None)
+    stages = sum(len(place.stages) for place in taken_apart)
     if stages > 1:
         for number in range(stages):
             for means in Sharding:
-                yield partial(_sharded, plan, means, number)
+                yield partial(_sharded, taken_apart, means, number)
 
 
-def _sharded(plan: Plan, means: Sharding, chosen: int | None) -> Plan:
-    pipelines, number = [], 0
-    for pipeline in plan.pipelines:
+def _sharded(taken_apart: Sequence[Place], means: Sharding, chosen: int | None) -> Plan:
+    plan, number = taken_apart[0].plan, 0
+    for place in taken_apart:
         stages = []
-        for stage in pipeline.stages:
-            if chosen in {None, number}:
-                runs = tuple(replace(run, sharding=means if run.data > 1 else Sharding.NONE) for run in stage.layers)
-                setup = Setup.of(Stage(stage.devices, runs))
-                stage = Stage(stage.devices, runs) if setup is None else setup.stage()  # noqa: PLW2901 - the changed stage
-            stages.append(stage)
+        for stage in place.stages:
+            stages.append(stage.each(partial(_with_sharding, means)) if chosen in {None, number} else stage)
             number += 1
-        pipelines.append(replace(pipeline, stages=tuple(stages)))
-    return replace(plan, pipelines=tuple(pipelines))
+        plan = with_setups(plan, place.index, stages)
+    return plan
 
 
-def recomputes(plan: Plan) -> Iterator[Move]:
-    """One layer, or half of them, recomputed more or less in one stage; and none, or all, in all stages."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = setups(pipeline)
-        if stages is None:
-            continue
-        if any(again for setup in stages for _, again in setup.layers):
-            yield partial(_recomputed_everywhere, plan, index, stages, False)
-        yield partial(_recomputed_everywhere, plan, index, stages, True)
-        for number, setup in enumerate(stages):
-            again = [layer for layer, (_, recompute) in enumerate(setup.layers) if recompute]
-            kept = [layer for layer, (_, recompute) in enumerate(setup.layers) if not recompute]
-            for chosen, value in ((again[-1:], False), (again[len(again) // 2 :], False), (kept[:1], True)):
+def _with_sharding(means: Sharding, strategy: Strategy) -> Strategy:
+    return replace(strategy, sharding=means)
+
+
+def savings(plan: Plan) -> Iterator[Move]:
+    """In one stage a layer, or half of them, recomputed or sharded more or less; and none, or all, recomputed everywhere."""
+    for place in places(plan):
+        if any(layer.recompute for stage in place.stages for layer in stage.layers):
+            yield partial(_recomputed_everywhere, place, value=False)
+        yield partial(_recomputed_everywhere, place, value=True)
+        for number, stage in enumerate(place.stages):
+            again = [index for index, layer in enumerate(stage.layers) if layer.recompute]
+            kept = [index for index, layer in enumerate(stage.layers) if not layer.recompute]
+            for chosen, value in (
+                (again[-1:], False),
+                (again[len(again) // 2 :], False),
+                (again, False),
+                (kept[:1], True),
+                (kept[: -(-len(kept) // 2)], True),
+            ):
                 if chosen:
-                    yield partial(_recomputed, plan, index, stages, number, tuple(chosen), value)
+                    yield partial(_recomputed, place, number, frozenset(chosen), value)
+            for fewer, more in ((Sharding.ZERO2, Sharding.ZERO3), (Sharding.ZERO3, Sharding.ZERO2)):
+                found = [index for index, layer in enumerate(stage.layers) if layer.sharding is fewer]
+                for chosen in (found[-1:], found[len(found) // 2 :]):
+                    if chosen and stage.layers[chosen[0]].data > 1:
+                        yield partial(_resharded, place, number, frozenset(chosen), more)
 
 
-def _recomputed(  # noqa: PLR0913, PLR0917 - a move
-    plan: Plan, index: int, stages: Sequence[Setup], number: int, chosen: Sequence[int], value: bool
-) -> Plan:
-    setup = stages[number]
-    layers = tuple((means, value if layer in chosen else again) for layer, (means, again) in enumerate(setup.layers))
-    changed = [*stages[:number], replace(setup, layers=layers), *stages[number + 1 :]]
-    return with_stages(plan, index, changed)
+def _recomputed(place: Place, number: int, chosen: frozenset[int], value: bool) -> Plan:
+    stage = place.stages[number]
+    layers = tuple(
+        replace(layer, recompute=value) if index in chosen else layer for index, layer in enumerate(stage.layers)
+    )
+    return place.put({number: replace(stage, layers=layers)})
 
 
-def _recomputed_everywhere(plan: Plan, index: int, stages: Sequence[Setup], value: bool) -> Plan:
-    return with_stages(
-        plan, index, [replace(one, layers=tuple((means, value) for means, _ in one.layers)) for one in stages]
+def _resharded(place: Place, number: int, chosen: frozenset[int], means: Sharding) -> Plan:
+    stage = place.stages[number]
+    layers = tuple(
+        replace(layer, sharding=means) if index in chosen else layer for index, layer in enumerate(stage.layers)
+    )
+    return place.put({number: replace(stage, layers=layers)})
+
+
+def _recomputed_everywhere(place: Place, *, value: bool) -> Plan:
+    return place.put(
+        {number: stage.each(lambda layer: replace(layer, recompute=value)) for number, stage in enumerate(place.stages)}
     )
 
 
 def batches(plan: Plan) -> Iterator[Move]:
     """Micro-batches of twice, three times, half or a third of the rows, in every pipeline by itself."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = setups(pipeline)
-        if stages is None:
-            continue
+    for place in places(plan):
+        pipeline = plan.pipelines[place.index]
         for factor in (2, 3):
             if pipeline.micro_batches % factor == 0:
-                larger = [replace(one, rows=tuple(rows * factor for rows in one.rows)) for one in stages]
-                yield partial(with_stages, plan, index, larger, pipeline.micro_batches // factor)
+                size = pipeline.micro_batch_size * factor
+                yield partial(_resized, place, size, pipeline.micro_batches // factor)
             if pipeline.micro_batch_size % factor == 0:
                 size = pipeline.micro_batch_size // factor
-                if all(len(one.rows) <= size for one in stages):
-                    smaller = [replace(one, rows=scaled(one.rows, size)) for one in stages]
-                    yield partial(with_stages, plan, index, smaller, pipeline.micro_batches * factor)
+                if all(stage.most_data <= size for stage in place.stages):
+                    yield partial(_resized, place, size, pipeline.micro_batches * factor)
 
 
-def scaled(rows: Sequence[int], total: int) -> tuple[int, ...]:
-    """Rows in about the same proportions with another sum, at least one each (largest remainders)."""
-    whole = sum(rows)
-    found = [max(one * total // whole, 1) for one in rows]
-    order = sorted(range(len(rows)), key=lambda replica: (-(rows[replica] * total % whole), replica))
-    position = 0
-    while sum(found) < total:
-        found[order[position % len(rows)]] += 1
-        position += 1
-    while sum(found) > total:
-        found[found.index(max(found))] -= 1
-    return tuple(found)
+def _resized(place: Place, size: int, micro_batches: int) -> Plan:
+    stages = [stage.with_rows(size) for stage in place.stages]
+    return with_setups(place.plan, place.index, stages, micro_batches)
 
 
 def degrees(plan: Plan) -> Iterator[Move]:
-    """Twice or half the tensor degree in one stage."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = setups(pipeline)
-        if stages is None:
-            continue
-        size = pipeline.micro_batch_size
-        for number, setup in enumerate(stages):
-            for tensor in (setup.tensor * 2, setup.tensor // 2):
-                if tensor and len(setup.devices) % tensor == 0 and len(setup.devices) // tensor <= size:
-                    rows = scaled((1,) * (len(setup.devices) // tensor), size)
-                    changed = replace(setup, tensor=tensor, rows=rows)
-                    if len(rows) == 1:
-                        changed = replace(changed, layers=tuple((Sharding.NONE, again) for _, again in setup.layers))
-                    yield partial(with_stages, plan, index, [*stages[:number], changed, *stages[number + 1 :]])
+    """Twice or half the tensor degree in one stage: of all layers, of the first or last, of the half at either end."""
+    for place in places(plan):
+        for number, stage in enumerate(place.stages):
+            count = len(stage.layers)
+            parts = [range(count)]
+            if count > 1:
+                parts += [range(1), range(count - 1, count), range(count // 2), range(count // 2, count)]
+            for part in parts:
+                for up in (True, False):
+                    tensor = stage.layers[part[0]].tensor
+                    wanted = tensor * 2 if up else tensor // 2
+                    if wanted and len(stage.devices) % wanted == 0 and len(stage.devices) // wanted <= place.rows:
+                        yield partial(_regrouped, place, number, part, wanted)
+
+
+def _regrouped(place: Place, number: int, part: range, tensor: int) -> Plan:
+    stage = place.stages[number]
+    layers = tuple(
+        layer.regrouped(tensor, len(stage.devices), place.rows) if index in part else layer
+        for index, layer in enumerate(stage.layers)
+    )
+    return place.put({number: replace(stage, layers=layers)})
 
 
 def seats(plan: Plan) -> Iterator[Move]:
-    """Devices handed to a neighbouring stage, a half, a quarter or one tensor group; or two stages that change places."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = setups(pipeline)
-        if stages is None:
-            continue
+    """Devices handed to a neighbouring stage, a half, a quarter or a tensor group; or two stages that change places."""
+    for place in places(plan):
+        stages = place.stages
         for number in range(len(stages) - 1):
             for giver, taker in ((number, number + 1), (number + 1, number)):
-                step = max(stages[giver].tensor, stages[taker].tensor)
+                step = max(stages[giver].most_tensor, stages[taker].most_tensor)
                 data = len(stages[giver].devices) // step
                 for count in dict.fromkeys((data // 2, data // 4, 1)):
-                    if 0 < count < data:
-                        yield partial(_reseated, plan, index, stages, giver, taker, count * step)
-        for number in range(len(stages) - 1):
-            yield partial(_swapped, plan, index, stages, number)
+                    if 0 < count < data and len(stages[taker].devices) + count * step <= place.rows * step:
+                        yield partial(_reseated, place, giver, taker, count * step)
+            yield partial(_swapped, place, number)
 
 
-def _reseated(plan: Plan, index: int, stages: Sequence[Setup], giver: int, taker: int, count: int) -> Plan:  # noqa: PLR0913, PLR0917 - a move
-    size = plan.pipelines[index].micro_batch_size
-    gives, takes = stages[giver].devices, stages[taker].devices
+def _reseated(place: Place, giver: int, taker: int, count: int) -> Plan:
+    gives, takes = place.stages[giver].devices, place.stages[taker].devices
     if giver < taker:
         gives, takes = gives[:-count], (*gives[-count:], *takes)
     else:
         gives, takes = gives[count:], (*takes, *gives[:count])
-    changed = list(stages)
-    for number, devices in ((giver, gives), (taker, takes)):
-        data = len(devices) // stages[number].tensor
-        if data > size:
-            return plan
-        layers = stages[number].layers
-        if data == 1:
-            layers = tuple((Sharding.NONE, again) for _, again in layers)
-        changed[number] = replace(stages[number], devices=devices, rows=scaled((1,) * data, size), layers=layers)
-    return with_stages(plan, index, changed)
+    changed = {
+        number: place.stages[number].on(devices, place.rows) for number, devices in ((giver, gives), (taker, takes))
+    }
+    return place.put(changed)
 
 
-def _swapped(plan: Plan, index: int, stages: Sequence[Setup], number: int) -> Plan:
-    one, other = stages[number], stages[number + 1]
-    layers = len(one.layers), len(other.layers)
-    first, second = _resized(other, layers[1]), _resized(one, layers[0])
-    return with_stages(plan, index, [*stages[:number], first, second, *stages[number + 2 :]])
-
-
-def _resized(setup: Setup, count: int) -> Setup:
-    return replace(setup, layers=(setup.layers * (count // len(setup.layers) + 1))[:count])
+def _swapped(place: Place, number: int) -> Plan:
+    one, other = place.stages[number], place.stages[number + 1]
+    return place.put({number: other.of_size(len(other.layers)), number + 1: one.of_size(len(one.layers))})
 
 
 def splits(plan: Plan) -> Iterator[Move]:
     """Two neighbouring stages made one, or one made two of about half the layers and devices."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = setups(pipeline)
-        if stages is None:
-            continue
-        size = pipeline.micro_batch_size
-        for number, setup in enumerate(stages):
-            following = stages[number + 1] if number + 1 < len(stages) else None
-            if following is not None and following.tensor == setup.tensor:
-                devices = (*setup.devices, *following.devices)
-                data = len(devices) // setup.tensor
-                if data <= size:
-                    layers = (*setup.layers, *following.layers)
-                    merged = replace(setup, devices=devices, rows=scaled((1,) * data, size), layers=layers)
-                    yield partial(with_stages, plan, index, [*stages[:number], merged, *stages[number + 2 :]])
-            data, layer_count = len(setup.rows), len(setup.layers)
-            if data % 2 == 0 and layer_count > 1:
-                half = len(setup.devices) // 2
-                rows = scaled((1,) * (data // 2), size)
-                alone = data == 2
-                parts = [setup.layers[: layer_count // 2], setup.layers[layer_count // 2 :]]
-                both = [
-                    replace(
-                        setup,
-                        devices=devices,
-                        rows=rows,
-                        layers=tuple((Sharding.NONE, again) for _, again in part) if alone else part,
-                    )
-                    for devices, part in zip((setup.devices[:half], setup.devices[half:]), parts, strict=True)
-                ]
-                yield partial(with_stages, plan, index, [*stages[:number], *both, *stages[number + 1 :]])
+    for place in places(plan):
+        for number, stage in enumerate(place.stages):
+            if number + 1 < len(place.stages):
+                following = place.stages[number + 1]
+                step = max(stage.most_tensor, following.most_tensor)
+                devices = (*stage.devices, *following.devices)
+                if (
+                    len(devices) % step == 0
+                    and len(devices) // min(stage.least_tensor, following.least_tensor) <= place.rows
+                ):
+                    yield partial(_merged, place, number)
+            if len(stage.layers) > 1 and len(stage.devices) // 2 % stage.most_tensor == 0 and len(stage.devices) > 1:
+                yield partial(_split, place, number)
+
+
+def _merged(place: Place, number: int) -> Plan:
+    stage, following = place.stages[number], place.stages[number + 1]
+    both = replace(stage, layers=(*stage.layers, *following.layers))
+    merged = both.on((*stage.devices, *following.devices), place.rows)
+    stages = [*place.stages[:number], merged, *place.stages[number + 2 :]]
+    return with_setups(place.plan, place.index, stages)
+
+
+def _split(place: Place, number: int) -> Plan:
+    stage = place.stages[number]
+    layers, devices = len(stage.layers) // 2, len(stage.devices) // 2
+    upper = replace(stage, layers=stage.layers[:layers]).on(stage.devices[:devices], place.rows)
+    lower = replace(stage, layers=stage.layers[layers:]).on(stage.devices[devices:], place.rows)
+    stages = [*place.stages[:number], upper, lower, *place.stages[number + 1 :]]
+    return with_setups(place.plan, place.index, stages)
 
 
 def row_shifts(plan: Plan) -> Iterator[Move]:
-    """A row from a replica that has most to one on other devices that has least, where replicas differ."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = setups(pipeline)
-        if stages is None:
-            continue
-        for number, setup in enumerate(stages):
-            nodes = [setup.devices[replica * setup.tensor].node for replica in range(len(setup.rows))]
-            for giver in _extremes(setup.rows, nodes):
-                for taker in _extremes(setup.rows, nodes):
-                    if giver != taker and nodes[giver] != nodes[taker] and setup.rows[giver] > 1:
-                        rows = list(setup.rows)
-                        rows[giver], rows[taker] = rows[giver] - 1, rows[taker] + 1
-                        changed = replace(setup, rows=tuple(rows))
-                        yield partial(with_stages, plan, index, [*stages[:number], changed, *stages[number + 1 :]])
+    """A row from one replica to another: between the first and the last ones of every number of rows."""
+    for place in places(plan):
+        for number, stage in enumerate(place.stages):
+            rows = stage.layers[0].rows
+            if len({layer.rows for layer in stage.layers}) > 1 or len({device.node for device in stage.devices}) == 1:
+                continue
+            ends = _extremes(rows)
+            for giver in ends:
+                for taker in ends:
+                    if giver != taker and rows[giver] > 1:
+                        yield partial(_rows_shifted, place, number, giver, taker)
 
 
-def _extremes(rows: Sequence[int], nodes: Sequence[str]) -> list[int]:
-    """The first replica of every number of rows, on the first and the last node that has it."""
+def _rows_shifted(place: Place, number: int, giver: int, taker: int) -> Plan:
+    stage = place.stages[number]
+    rows = list(stage.layers[0].rows)
+    rows[giver], rows[taker] = rows[giver] - 1, rows[taker] + 1
+    return place.put({number: stage.each(lambda layer: replace(layer, rows=tuple(rows)))})
+
+
+def _extremes(rows: Sequence[int]) -> list[int]:
+    """The first and the last replica of every number of rows."""
     found: dict[tuple[int, bool], int] = {}
     for replica, count in enumerate(rows):
         found.setdefault((count, True), replica)
         found[count, False] = replica
-    _ = nodes
     return list(dict.fromkeys(found.values()))
 
 
 NEIGHBOURHOODS: tuple[Callable[[Plan], Iterator[Move]], ...] = (
     shifts,
     shardings,
-    recomputes,
+    savings,
     batches,
     seats,
     degrees,

@@ -21,6 +21,8 @@ from trainwright.search.spans import Array
 
 SLACKS = (1.0, 1.08, 1.3, 2.5)
 """How much longer than need be the longest stage may take, so that fewer stages, shorter ways or shorter ends are found."""
+ROUGH_SLACKS = (1.15, 1.5, 2.2, 8.0)
+"""The same beside what it would take if the layers could be dealt out evenly: for a rough look."""
 _ROUNDING = 1e-9
 
 
@@ -61,6 +63,7 @@ class Programme:
     """The chains of one line at one number of rows."""
 
     tables: LineTables
+    is_rough: bool = False
 
     def chains(self) -> list[Chain]:
         """One for every slack, best first, each once."""
@@ -70,10 +73,10 @@ class Programme:
         return sorted(found.values(), key=lambda chain: chain.seconds(self.tables.micro_batches))
 
     def _chains(self) -> Iterator[Chain]:
-        shortest = self._least_longest()
+        shortest = self._even_seconds() if self.is_rough else self._least_longest()
         if not np.isfinite(shortest):
             return
-        limits = np.array(SLACKS) * shortest * (1 + _ROUNDING)
+        limits = np.array(ROUGH_SLACKS if self.is_rough else SLACKS) * shortest * (1 + _ROUNDING)
         levels = self._run(limits)
         for number in range(len(limits)):
             chain = self._chain(levels, number)
@@ -137,6 +140,15 @@ class Programme:
         found = np.full((count, self._units + 1, self._size), np.inf)
         found[:, :, -1] = 0.0
         return found
+
+    def _even_seconds(self) -> float:
+        """What a micro-batch would take if each unit did its part of it in no more than its share of the time."""
+        tables = self.tables
+        best = tables.best(tables.kept(1)).seconds
+        numbers = [tables.places.numbers[unit, unit + 1] for unit in range(self._units)]
+        layers = [best[number, range(self._size - 1), range(1, self._size)].sum() for number in numbers if number >= 0]
+        rates = sum(1 / seconds for seconds in layers if np.isfinite(seconds))
+        return 1 / rates if rates else self._least_longest()
 
     def _least_longest(self) -> float:
         """The least that the longest stage can take, messages one way included."""

@@ -47,7 +47,7 @@ class Several:
     def drafts(self) -> list[tuple[float, Plan]]:
         """(seconds by the programme, plan), best first."""
         problem = self.cells.problem
-        found = []
+        found: list[tuple[float, int, tuple[Part, ...], list[int]]] = []
         known: dict[frozenset[int], list[Part]] = {}
         for groups in partitions(sorted(set(self.line.classes))):
             if len(groups) == 1:

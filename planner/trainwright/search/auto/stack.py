@@ -38,13 +38,13 @@ class Stack:
         return first, end
 
     @cached_property
-    def _members(self) -> list[tuple[int, int, CellTable, float, int]]:
+    def _members(self) -> list[tuple[int, int, CellTable, float, float]]:
         """(option, rows, table, capacity, largest kept bytes) of every kind of cell of every option."""
         found = []
         for number, option in enumerate(self.options):
             for cell, share in option.shared.items():
                 rows = share.largest
-                capacity = min(self.cells.capacity[name] for name in cell.accelerators)
+                capacity = float(min(self.cells.capacity[name] for name in cell.accelerators))
                 largest = self.cells.largest_kept(cell, rows)
                 found.append((number, rows, self.cells.table(cell, rows), capacity, largest))
         return found

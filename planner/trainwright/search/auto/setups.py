@@ -1,0 +1,120 @@
+"""Stages taken apart, layer by layer, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from trainwright.cluster import Device
+from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How one layer is computed; see `LayerRun`. What a single replica would shard is not sharded."""
+
+    rows: tuple[int, ...]
+    tensor: int = 1
+    sharding: Sharding = Sharding.NONE
+    recompute: bool = False
+    order: Order = Order.TENSOR_INNER
+
+    @property
+    def data(self) -> int:
+        return len(self.rows)
+
+    def run(self, first: int, count: int) -> LayerRun:
+        sharding = self.sharding if self.data > 1 else Sharding.NONE
+        return LayerRun(first, count, self.tensor, self.data, self.rows, self.order, sharding, self.recompute)
+
+    def regrouped(self, tensor: int, devices: int, rows: int) -> Strategy:
+        """The same at another tensor degree on so many devices, rows dealt out evenly."""
+        return replace(self, tensor=tensor, rows=scaled((1,) * (devices // tensor), rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A stage: its devices, and the strategy of every layer."""
+
+    devices: tuple[Device, ...]
+    layers: tuple[Strategy, ...]
+
+    @classmethod
+    def of(cls, stage: Stage) -> Setup:
+        layers: list[Strategy] = []
+        for run in stage.layers:
+            layers += [Strategy(run.rows, run.tensor, run.sharding, run.recompute, run.order)] * run.count
+        return cls(stage.devices, tuple(layers))
+
+    def stage(self, first: int) -> Stage:
+        """From that layer on; neighbouring layers of one strategy make one run."""
+        runs = []
+        for strategy, alike in groupby(self.layers):
+            count = len(list(alike))
+            runs.append(strategy.run(first, count))
+            first += count
+        return Stage(self.devices, tuple(runs))
+
+    def each(self, change: Callable[[Strategy], Strategy]) -> Setup:
+        """Every layer changed alike."""
+        known = {layer: change(layer) for layer in dict.fromkeys(self.layers)}
+        return replace(self, layers=tuple(known[layer] for layer in self.layers))
+
+    def with_rows(self, rows: int) -> Setup:
+        """Micro-batches of so many rows, in the same proportions."""
+        return self.each(lambda layer: replace(layer, rows=scaled(layer.rows, rows)))
+
+    def on(self, devices: tuple[Device, ...], rows: int) -> Setup:
+        """On other devices, rows dealt out evenly; at tensor degree 1 where the degree does not divide them."""
+
+        def change(layer: Strategy) -> Strategy:
+            return layer.regrouped(layer.tensor if len(devices) % layer.tensor == 0 else 1, len(devices), rows)
+
+        return replace(self.each(change), devices=devices)
+
+    def of_size(self, count: int) -> Setup:
+        """With so many layers, the first ones' strategies again where it has fewer."""
+        return replace(self, layers=(self.layers * (count // len(self.layers) + 1))[:count])
+
+    @property
+    def most_data(self) -> int:
+        return max(layer.data for layer in self.layers)
+
+    @property
+    def most_tensor(self) -> int:
+        return max(layer.tensor for layer in self.layers)
+
+    @property
+    def least_tensor(self) -> int:
+        return min(layer.tensor for layer in self.layers)
+
+
+def setups(pipeline: Pipeline) -> tuple[Setup, ...]:
+    """Its stages taken apart."""
+    return tuple(Setup.of(stage) for stage in pipeline.stages)
+
+
+def with_setups(plan: Plan, index: int, stages: Sequence[Setup], micro_batches: int | None = None) -> Plan:
+    """The plan with other stages (and number of micro-batches) in one pipeline."""
+    first, made = 0, []
+    for setup in stages:
+        made.append(setup.stage(first))
+        first += len(setup.layers)
+    count = plan.pipelines[index].micro_batches if micro_batches is None else micro_batches
+    pipeline = Pipeline(count, sum(stages[0].layers[0].rows), tuple(made))
+    return replace(plan, pipelines=(*plan.pipelines[:index], pipeline, *plan.pipelines[index + 1 :]))
+
+
+def scaled(rows: Sequence[int], total: int) -> tuple[int, ...]:
+    """Rows in about the same proportions with another sum, at least one each (largest remainders)."""
+    whole = sum(rows)
+    found = [max(one * total // whole, 1) for one in rows]
+    order = sorted(range(len(rows)), key=lambda replica: (-(rows[replica] * total % whole), replica))
+    position = 0
+    while sum(found) < total:
+        found[order[position % len(rows)]] += 1
+        position += 1
+    while sum(found) > total:
+        found[found.index(max(found))] -= 1
+    return tuple(found)
