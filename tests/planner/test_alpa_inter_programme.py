@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from alpa_inter_oracle import Case, Choice, algorithm_1, best_clusters, least_se
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.search.alpa.clustering import cluster_ends, clustered
+from trainwright.search.alpa.crossings import Crossings, no_crossings
 from trainwright.search.alpa.edges import Edges, edges_of, together
 from trainwright.search.alpa.options import UNLIMITED
 from trainwright.search.alpa.slicing import Slicing
@@ -23,8 +25,30 @@ Instance = tuple[Edges, list[Choice], int, int]
 
 
 def choices_of(edges: Edges) -> list[Choice]:
-    columns = (edges.first, edges.end, edges.size, edges.low, edges.high, edges.seconds, edges.most_stages)
+    columns = (
+        edges.first,
+        edges.end,
+        edges.size,
+        edges.low,
+        edges.high,
+        edges.seconds,
+        edges.most_stages,
+        edges.copies,
+    )
     return [Choice(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def drawn_crossings(pick: Random, layers: int, devices: int) -> Crossings:
+    """Messages that matter beside the stages."""
+    sent = np.array([0.0, *(pick.uniform(0.0, 1.0) for _ in range(layers - 1)), 0.0])
+    paces, latencies = (
+        np.array([[pick.choice([0.1, 0.5, 1.0]) for _ in range(devices + 1)] for _ in range(2)]) for _ in range(2)
+    )
+    return Crossings(sent, paces, latencies)
+
+
+def crossed(crossings: Crossings) -> tuple[Any, ...]:
+    return crossings.message_bytes.tolist(), crossings.paces.tolist(), crossings.latencies.tolist()
 
 
 def instance(pick: Random, *, tight: bool, blocks: int = 1) -> Instance:
@@ -52,7 +76,9 @@ def instance(pick: Random, *, tight: bool, blocks: int = 1) -> Instance:
                         efficiency = pick.uniform(0.4, 1.0)
                         seconds[option, first, end] = sum(work[first:end]) / (pace * mesh.size * efficiency)
                         most[option, first, end] = max(pick.randint(-2, 3), 0) if tight else UNLIMITED
-            known[mesh] = edges_of(seconds, most, mesh.size)
+            known[mesh] = edges_of(
+                seconds, most, mesh.size, np.array([pick.choice([0.5, 1.0, 2.0]) for _ in range(options)])
+            )
         found.append(known[mesh].at(berth.low, berth.high, number))
     edges = together(found)
     return edges, choices_of(edges), layers, line.size
@@ -68,9 +94,10 @@ def test_the_best_pipeline_is_that_of_trying_all(*, tight: bool, blocks: int) ->
         if devices > 8 or len(choices) > 220:
             continue
         micro_batches, most_stages = pick.choice([1, 2, 3, 8, 64]), pick.choice([1, 2, 3, layers])
-        case = Case(choices, layers, devices, micro_batches, min(most_stages, layers))
+        crossings = drawn_crossings(pick, layers, devices) if pick.random() < 0.5 else no_crossings(layers, devices)
+        case = Case(choices, layers, devices, micro_batches, min(most_stages, layers), *crossed(crossings))
         expected = least_seconds(case)
-        found = Slicing(edges, layers, devices, micro_batches, most_stages).solve()
+        found = Slicing(edges, crossings, micro_batches, most_stages).solve()
         if np.isinf(expected):
             assert found == []
             refused += 1
@@ -94,8 +121,8 @@ def test_a_gap_is_what_it_says() -> None:
         edges, _, layers, devices = instance(pick, tight=True)
         if devices > 8:
             continue
-        exact = Slicing(edges, layers, devices, 8, layers).solve()
-        rough = Slicing(edges, layers, devices, 8, layers, gap_ratio=0.1, keep_ratio=0.2).solve()
+        exact = Slicing(edges, no_crossings(layers, devices), 8, layers).solve()
+        rough = Slicing(edges, no_crossings(layers, devices), 8, layers, gap_ratio=0.1, keep_ratio=0.2).solve()
         assert bool(exact) == bool(rough)
         if exact:
             assert rough[0].seconds(8) <= exact[0].seconds(8) / (1 - 0.1) * (1 + 1e-9)
@@ -103,7 +130,7 @@ def test_a_gap_is_what_it_says() -> None:
             assert times == sorted(times)
             assert times[-1] <= times[0] * 1.2 * (1 + 1e-9)
             assert len({len(one.edges) for one in rough}) == len(rough)
-            assert Slicing(edges, layers, devices, 8, layers).solve(exact[0].seconds(8) * 0.99) == []
+            assert Slicing(edges, no_crossings(layers, devices), 8, layers).solve(exact[0].seconds(8) * 0.99) == []
             checked += 1
 
 
@@ -175,6 +202,6 @@ def make_slicing() -> Callable[[int], Slicing]:
             seconds = np.where(spans > 0, spans * lost / berth.submesh.size, np.inf)
             most = np.where(spans > 0, pick.integers(2, 20, spans.shape), 0)
             found.append(edges_of(seconds[None], most[None], berth.submesh.size).at(berth.low, berth.high, number))
-        return Slicing(together(found), layers, line.size, 64, layers)
+        return Slicing(together(found), no_crossings(layers, line.size), 64, layers)
 
     return made

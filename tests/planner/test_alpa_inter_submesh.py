@@ -111,7 +111,12 @@ def test_orders_of_the_types_are_all_tried_where_they_are_few(make_problem: Make
 def test_eq_5_counts_the_micro_batches_in_flight() -> None:
     ones = np.ones((1, 1, 4))
     options = Options(
-        ones * np.array([1, 1, 1, np.inf]), ones, ones * np.array([4, 11, 3, 1]), 2 * ones, lambda *_: StageStrategy(())
+        ones * np.array([1, 1, 1, np.inf]),
+        ones,
+        ones * np.array([4, 11, 3, 1]),
+        2 * ones,
+        ones[:, 0, 0],
+        lambda *_: StageStrategy(()),
     )
     assert options.most_stages(10, 100)[0, 0].tolist() == [3, 0, 3, 0]
     assert options.most_stages(10, 3)[0, 0].tolist() == [UNLIMITED, 0, UNLIMITED, 0]
@@ -121,7 +126,14 @@ def test_eq_5_counts_the_micro_batches_in_flight() -> None:
 def test_joined_options_know_where_each_came_from() -> None:
     def named(name: int, count: int) -> Options:
         values = np.full((count, 2, 2), float(name))
-        return Options(values, values, values, values, lambda option, *_: StageStrategy((), operators=(name, option)))  # type: ignore[arg-type]
+        return Options(
+            values,
+            values,
+            values,
+            values,
+            values[:, 0, 0],
+            lambda option, *_: StageStrategy((), operators=(name, option)),
+        )  # type: ignore[arg-type]
 
     found = joined([named(7, 2), named(8, 1), named(9, 3)])
     assert [found.strategy(option, 0, 1).operators for option in range(6)] == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from typing import NamedTuple
 
 
@@ -18,16 +18,33 @@ class Choice(NamedTuple):
     high: int
     seconds: float
     most_stages: int
+    copies: float = 1.0
 
 
 class Case(NamedTuple):
-    """What the programme is asked."""
+    """What the programme is asked.
+
+    The last three say what messages take, if any are sent: by layer; by direction and the devices before.
+    """
 
     choices: Sequence[Choice]
     layers: int
     devices: int
     micro_batches: int
     most_stages: int
+    message_bytes: Sequence[float] = ()
+    paces: Sequence[Sequence[float]] = ()
+    latencies: Sequence[Sequence[float]] = ()
+
+    def times(self, one: Choice, used: int) -> tuple[float, float]:
+        """What a stage adds to the sum, and what the longest stage is at least with it."""
+        if not self.message_bytes:
+            return one.seconds, one.seconds
+        behind = used + one.size
+        there = self.message_bytes[one.first] * one.copies * self.paces[0][used]
+        back = self.message_bytes[one.end] * one.copies * self.paces[1][behind]
+        late = self.latencies[0][used] + self.latencies[1][behind]
+        return one.seconds + there + back + late, max(one.seconds, there, back)
 
 
 def every_pipeline(case: Case) -> Iterator[tuple[Choice, ...]]:
@@ -50,15 +67,18 @@ def least_seconds(case: Case) -> float:
     best = math.inf
     for stages in every_pipeline(case):
         if all(one.most_stages >= len(stages) - place for place, one in enumerate(stages)):
-            times = [one.seconds for one in stages]
-            best = min(best, sum(times) + (case.micro_batches - 1) * max(times))
+            places = (0, *accumulate(one.size for one in stages))
+            times = [case.times(one, used) for one, used in zip(stages, places, strict=False)]
+            total, longest = sum(time for time, _ in times), max(time for _, time in times)
+            best = min(best, total + (case.micro_batches - 1) * longest)
     return best
 
 
 def algorithm_1(case: Case, epsilon: float = 0.0) -> float:
     """T* by lines 25–43 of Algorithm 1: every t_max ascending, at least ε apart, with early stop."""
     best, last = math.inf, -math.inf
-    for longest in sorted({one.seconds for one in case.choices if one.most_stages > 0}):
+    every = {case.times(one, used)[1] for one in case.choices for used in range(one.low, one.high + 1)}
+    for longest in sorted(every):
         if case.micro_batches * longest >= best:
             break
         if longest - last >= epsilon:
@@ -73,9 +93,10 @@ def least_sum(case: Case, longest: float) -> float:
     for stages in range(1, case.most_stages + 1):
         following: dict[tuple[int, int], float] = {}
         for one in case.choices:
-            if one.seconds <= longest and one.most_stages >= stages:
-                for used in range(one.low, one.high + 1):
-                    value = one.seconds + table.get((one.end, used + one.size), math.inf)
+            for used in range(one.low, one.high + 1):
+                seconds, least = case.times(one, used)
+                if least <= longest and one.most_stages >= stages:
+                    value = seconds + table.get((one.end, used + one.size), math.inf)
                     if value < following.get((one.first, used), math.inf):
                         following[one.first, used] = value
         table = following

@@ -93,7 +93,8 @@ class DegreeOptions:
             return StageStrategy((_layer_run(ways[option], rows, *self.spans.bounds[[first, end]].tolist()),))
 
         seconds, iteration, state, activation = (np.stack(values) for values in zip(*found, strict=True))
-        return Options(np.where(self.spans.is_stage, seconds, np.inf), iteration, state, activation, strategy)
+        copies = np.array([float(way.shape.tensor) for way in ways])
+        return Options(np.where(self.spans.is_stage, seconds, np.inf), iteration, state, activation, copies, strategy)
 
     def _ways(self, submesh: Submesh, rows: int) -> list[_Way]:
         problem, limits, size = self.problem, self.problem.limits, submesh.size

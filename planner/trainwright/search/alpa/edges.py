@@ -23,6 +23,7 @@ class Edges:
         low, high: the least and the largest number of devices that the stages before it may use together.
         seconds: t_intra of one micro-batch.
         most_stages: how many stages, this one included, may follow for it to fit (Eq. 5).
+        copies: of every message into it that cross one link.
         berth, option: what it stands for.
     """
 
@@ -33,6 +34,7 @@ class Edges:
     high: Indices
     seconds: Array
     most_stages: Indices
+    copies: Array
     berth: Indices
     option: Indices
 
@@ -48,6 +50,7 @@ class Edges:
             self.high[chosen],
             self.seconds[chosen],
             self.most_stages[chosen],
+            self.copies[chosen],
             self.berth[chosen],
             self.option[chosen],
         )
@@ -58,8 +61,11 @@ class Edges:
         return replace(self, low=low * like, high=high * like, berth=berth * like)
 
 
-def edges_of(seconds: Array, most_stages: Indices, size: int) -> Edges:
-    """The options [option, first, end] of one submesh that are on the front of time and memory."""
+def edges_of(seconds: Array, most_stages: Indices, size: int, copies: Array | None = None) -> Edges:
+    """The options [option, first, end] of one submesh that are on the front of time and memory.
+
+    `copies` are by option; 1 of each where they are not given.
+    """
     order = np.argsort(seconds, axis=0, kind="stable")
     ascending = np.take_along_axis(most_stages, order, axis=0)
     before = np.zeros_like(ascending)
@@ -75,6 +81,7 @@ def edges_of(seconds: Array, most_stages: Indices, size: int) -> Edges:
         high=nothing,
         seconds=seconds[option, first, end],
         most_stages=most_stages[option, first, end],
+        copies=np.ones(len(first)) if copies is None else copies[option],
         berth=nothing,
         option=option.astype(np.int64),
     )
@@ -90,6 +97,7 @@ def together(several: Sequence[Edges]) -> Edges:
         np.concatenate([one.high for one in several]),
         np.concatenate([one.seconds for one in several]),
         np.concatenate([one.most_stages for one in several]),
+        np.concatenate([one.copies for one in several]),
         np.concatenate([one.berth for one in several]),
         np.concatenate([one.option for one in several]),
     )

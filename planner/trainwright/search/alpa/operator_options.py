@@ -89,6 +89,7 @@ class OperatorOptions:
             self._by_clusters(costs.iteration_seconds),
             self._by_clusters(costs.state_bytes) + once,
             self._by_clusters(costs.activation_bytes) + leaving,
+            np.array([max(mesh.devices / rows, 1.0)]),
             strategy,
         )
 

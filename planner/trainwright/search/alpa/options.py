@@ -42,6 +42,7 @@ class Options:
         iteration_seconds: what comes once an iteration: sums of gradients, the optimizer.
         state_bytes: what a device holds whatever the pipeline (mem_stage).
         activation_bytes: what it holds for every micro-batch in flight (mem_act).
+        copies: [option] of every message into the stage: each tensor rank gets one.
         strategy: of (option, first, end).
     """
 
@@ -49,6 +50,7 @@ class Options:
     iteration_seconds: Array
     state_bytes: Array
     activation_bytes: Array
+    copies: Array
     strategy: Callable[[int, int, int], StageStrategy]
 
     def amortised(self, micro_batches: int) -> Array:
@@ -94,5 +96,6 @@ def joined(several: Sequence[Options]) -> Options:
         np.concatenate([one.iteration_seconds for one in several]),
         np.concatenate([one.state_bytes for one in several]),
         np.concatenate([one.activation_bytes for one in several]),
+        np.concatenate([one.copies for one in several]),
         strategy,
     )

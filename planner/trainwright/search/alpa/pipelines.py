@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainwright.plan import Pipeline, Plan, Stage
+from trainwright.search.alpa.crossings import crossings_of, no_crossings
 from trainwright.search.alpa.edges import Edges, edges_of, together
 from trainwright.search.alpa.intra import SpanSpecs
+from trainwright.search.alpa.layer_spans import LayerSpans
 from trainwright.search.alpa.options import UNLIMITED, Intra, Options, StageStrategy, joined
 from trainwright.search.alpa.placement import placed
 from trainwright.search.alpa.slicing import Slicing
@@ -26,7 +28,7 @@ class Solution:
     """A pipeline that the programme found.
 
     Attributes:
-        seconds: T of Eq. 2.
+        seconds: T of Eq. 2, messages between stages included.
         stages: (submesh, how it runs its layers) in order.
     """
 
@@ -66,7 +68,7 @@ class MicroBatch:
     problem: Problem
     intra: Intra
     rows: int
-    clusters: int
+    spans: LayerSpans
     _options: dict[Submesh, Options | None] = field(default_factory=dict)
     _edges: dict[Submesh, Edges | None] = field(default_factory=dict)
 
@@ -81,7 +83,8 @@ class MicroBatch:
         edges = self._along(berths, self._edges_of)
         if edges is None:
             return []
-        slicing = Slicing(edges, self.clusters, line.size, self.count, self._most_stages, gap_ratio, keep_ratio)
+        crossings = crossings_of(self.problem, self.spans, line, self.rows)
+        slicing = Slicing(edges, crossings, self.count, self._most_stages, gap_ratio, keep_ratio)
         return [self._solution(line, berths, edges, found) for found in slicing.solve(limit_seconds)]
 
     def smallest(self, line: Line) -> Solution | None:
@@ -90,16 +93,17 @@ class MicroBatch:
         edges = self._along(berths, self._edges_by_memory)
         if edges is None:
             return None
-        found = Slicing(edges, self.clusters, line.size, _MEMORY_ALONE, self._most_stages, 1e-3).solve()
+        crossings = no_crossings(len(self.spans.ends), line.size)
+        found = Slicing(edges, crossings, _MEMORY_ALONE, self._most_stages, 1e-3).solve()
         return self._solution(line, berths, edges, found[0]) if found else None
 
     def beside(self, other: Intra) -> MicroBatch:
         """The same where every submesh has the options of another pass, too."""
-        return MicroBatch(self.problem, _Both(self, other), self.rows, self.clusters)
+        return MicroBatch(self.problem, _Both(self, other), self.rows, self.spans)
 
     @property
     def _most_stages(self) -> int:
-        return self.problem.limits.max_pipeline_degree or self.clusters
+        return self.problem.limits.max_pipeline_degree or len(self.spans.ends)
 
     def _along(self, berths: Sequence[Berth], edges_of_submesh: Callable[[Submesh], Edges | None]) -> Edges | None:
         found = []
@@ -123,7 +127,7 @@ class MicroBatch:
 
     def _front(self, submesh: Submesh, options: Options) -> Edges:
         most = options.most_stages(self._memory_bytes(submesh), self.count)
-        return edges_of(options.amortised(self.count), most, submesh.size)
+        return edges_of(options.amortised(self.count), most, submesh.size, options.copies / submesh.nodes)
 
     def _edges_by_memory(self, submesh: Submesh) -> Edges | None:
         options = self.options_of(submesh)

@@ -29,7 +29,9 @@ KEEP_RATIO = 0.05
 ROOM_RATIO = 0.5
 """How much worse by Eq. 2 than the best of all sizes they may be: Eq. 2 leaves out what stages send each other."""
 COSTED = 6
-"""Pipelines of each micro-batch size that are costed exactly, at most."""
+"""Pipelines of each micro-batch size that are costed exactly."""
+COSTED_OF_ORDER = 2
+"""And of each order of the device types: Eq. 2 does not know what it takes to sum weights that both ends share."""
 
 
 def alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
@@ -56,7 +58,7 @@ class _Search:
         """Micro-batch sizes from the smallest on, which need the least memory."""
         sizes = divisors(self.problem.global_batch_size)
         for done, rows in enumerate(sizes, start=1):
-            batch = MicroBatch(self.problem, self._degrees, rows, len(self.spans.ends))
+            batch = MicroBatch(self.problem, self._degrees, rows, self.spans)
             solutions = self._solutions(batch)
             if solutions or not self.found:
                 solutions += self._solutions(batch.beside(self._operators))
@@ -86,13 +88,18 @@ class _Search:
         return OperatorOptions(self.problem, self.spans, self._devices)
 
     def _solutions(self, batch: MicroBatch) -> list[Solution]:
-        """The best of all orders of the blocks."""
+        """The best of all orders of the blocks, and some of each."""
         found: list[Solution] = []
+        each: list[Solution] = []
         for line in self._lines:
             limit = self.best_seconds * (1 + ROOM_RATIO)
-            found += batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=KEEP_RATIO)
-            self.best_seconds = min([self.best_seconds, *(one.seconds for one in found)])
-        return sorted((one for one in found if one.can_run), key=lambda one: one.seconds)[:COSTED]
+            solved = batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=KEEP_RATIO)
+            self.best_seconds = min([self.best_seconds, *(one.seconds for one in solved)])
+            runnable = [one for one in solved if one.can_run]
+            found += runnable
+            each += runnable[:COSTED_OF_ORDER]
+        best = sorted(found, key=lambda one: one.seconds)[:COSTED]
+        return [*best, *(one for one in each if one not in best)]
 
     def _cost(self, solutions: list[Solution]) -> None:
         operators: dict[Plan, tuple[SpanSpecs | None, ...]] = {}
@@ -110,7 +117,7 @@ class _Search:
     def _smallest_plans(self) -> Iterator[Plan]:
         """What needs least memory with the smallest micro-batches: what to show when nothing fits."""
         for line in self._lines:
-            found = MicroBatch(self.problem, self._degrees, 1, len(self.spans.ends)).smallest(line)
+            found = MicroBatch(self.problem, self._degrees, 1, self.spans).smallest(line)
             if found is not None:
                 yield found.plan(self.problem)
 

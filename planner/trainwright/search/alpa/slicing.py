@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainwright.search.alpa.crossings import Crossings
 from trainwright.search.alpa.edges import Edges
 from trainwright.search.alpa.stage_programme import Assignment, StageProgramme
 from trainwright.search.spans import Array
@@ -32,8 +33,7 @@ class Slicing:
     """
 
     edges: Edges
-    clusters: int
-    devices: int
+    crossings: Crossings
     micro_batches: int
     most_stages: int
     gap_ratio: float = 0.0
@@ -49,7 +49,7 @@ class Slicing:
         self._limit = limit_seconds
         if not len(self.edges):
             return []
-        programme = StageProgramme(self.edges, self.clusters, self.devices, self.most_stages)
+        programme = StageProgramme(self.edges, self.crossings, self.most_stages)
         shortest, least_sum = programme.reach.shortest_longest(), programme.reach.least_sum()
         if math.isinf(shortest) or least_sum + self._repeats * shortest > limit_seconds:
             return []
@@ -63,7 +63,8 @@ class Slicing:
         return self.micro_batches - 1
 
     def _search(self, programme: StageProgramme, shortest: float, least_sum: float) -> None:
-        times = np.unique(self.edges.seconds[self.edges.seconds >= shortest])
+        times = np.unique(np.concatenate([self.edges.seconds, self.crossings.distinct(self.edges)]))
+        times = times[times >= shortest]
         low = -1  # every t_max up to times[low] is done
         for growth in _GROWTH:
             high = int(np.searchsorted(times, shortest * growth, side="right")) - 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.search.alpa.crossings import Crossings
 from trainwright.search.alpa.edges import Edges, Indices
 from trainwright.search.alpa.reach import Reach
 from trainwright.search.spans import Array
@@ -21,8 +22,8 @@ class Assignment:
     """Stages in the order of the pipeline, as numbers of edges.
 
     Attributes:
-        sum_seconds: Σ t_i.
-        longest_seconds: max t_j.
+        sum_seconds: Σ t_i, and what their messages take.
+        longest_seconds: max t_j, or what messages of one direction over a boundary take where that is longer.
     """
 
     edges: tuple[int, ...]
@@ -40,15 +41,25 @@ class _Moves:
 
     Attributes:
         edge: number of the edge.
+        seconds: of the stage and the messages into it.
+        longest: of the stage, or of the longer of these.
         source, target: states before and behind the stage: boundary × (all devices + 1) + devices used.
     """
 
     edge: Indices
+    seconds: Array
+    longest: Array
     source: Indices
     target: Indices
 
-    def __getitem__(self, chosen: NDArray[np.bool_]) -> _Moves:
-        return _Moves(self.edge[chosen], self.source[chosen], self.target[chosen])
+    def __getitem__(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> _Moves:
+        return _Moves(
+            self.edge[chosen],
+            self.seconds[chosen],
+            self.longest[chosen],
+            self.source[chosen],
+            self.target[chosen],
+        )
 
 
 class StageProgramme:
@@ -57,11 +68,12 @@ class StageProgramme:
     Devices come in blocks along the pipeline, so the number used so far tells their types, too.
     """
 
-    def __init__(self, edges: Edges, clusters: int, devices: int, most_stages: int) -> None:
-        self.edges, self.clusters, self.devices = edges, clusters, devices
-        self.most_stages = min(most_stages, clusters)
-        self.reach = Reach(edges, clusters, devices)
-        self._wide = devices + 1
+    def __init__(self, edges: Edges, crossings: Crossings, most_stages: int) -> None:
+        self.edges, self.crossings = edges, crossings
+        self.clusters, self.devices = len(crossings.message_bytes) - 1, crossings.paces.shape[1] - 1
+        self.most_stages = min(most_stages, self.clusters)
+        self.reach = Reach(edges, self.clusters, self.devices)
+        self._wide = self.devices + 1
 
     def relaxed(self, longest: float) -> Relaxation:
         """The programme without s: each stage fits by itself, whatever follows it."""
@@ -69,23 +81,22 @@ class StageProgramme:
         size = (self.clusters + 1) * self._wide
         behind = np.full(size, np.inf)
         behind[-1] = 0.0
-        seconds = self.edges.seconds[moves.edge]
         slices = np.searchsorted(moves.source, np.arange(self.clusters + 1) * self._wide)
         for boundary in range(self.clusters - 1, -1, -1):
             here = slice(slices[boundary], slices[boundary + 1])
             source = moves.source[here]
             if len(source):
-                values = seconds[here] + behind[moves.target[here]]
+                values = moves.seconds[here] + behind[moves.target[here]]
                 starts = _starts(source)
                 behind[source[starts]] = np.minimum.reduceat(values, starts)
         useful = np.isfinite(behind[moves.target])
-        moves, seconds = moves[useful], seconds[useful]
+        moves = moves[useful]
         before = np.full(size, np.inf)
         before[0] = 0.0
         slices = np.searchsorted(moves.source, np.arange(self.clusters + 1) * self._wide)
         for boundary in range(self.clusters):
             here = slice(slices[boundary], slices[boundary + 1])
-            np.minimum.at(before, moves.target[here], seconds[here] + before[moves.source[here]])
+            np.minimum.at(before, moves.target[here], moves.seconds[here] + before[moves.source[here]])
         return Relaxation(self, moves, before, behind)
 
     def _moves(self, longest: float) -> _Moves:
@@ -98,10 +109,12 @@ class StageProgramme:
         low, counts = low[chosen], (high - low)[chosen] + 1
         edge = np.repeat(chosen, counts)
         place = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(low, counts)
-        source = edges.first[edge] * self._wide + place
+        sent, longer = self.crossings.seconds(edges, edge, place)
+        stage = edges.seconds[edge]
+        source, target = edges.first[edge] * self._wide + place, edges.end[edge] * self._wide + place + edges.size[edge]
+        moves = _Moves(edge, stage + sent, np.maximum(stage, longer), source, target)
         order = np.argsort(source, kind="stable")
-        edge, source, place = edge[order], source[order], place[order]
-        return _Moves(edge, source, edges.end[edge] * self._wide + place + edges.size[edge])
+        return moves[order[moves.longest[order] <= longest]]
 
 
 class Relaxation:
@@ -119,8 +132,8 @@ class Relaxation:
         """By number of stages, ascending: the least Σ t_i with memory and all, of those below the limit."""
         if not self.sum_seconds <= limit:
             return []
-        edges, moves = self.programme.edges, self._moves
-        through = self._before[moves.source] + edges.seconds[moves.edge] + self._behind[moves.target]
+        moves = self._moves
+        through = self._before[moves.source] + moves.seconds + self._behind[moves.target]
         table = _StageTable(self.programme, moves[through <= limit * (1 + ROUNDING)])
         return table.assignments(limit)
 
@@ -130,7 +143,7 @@ class _StageTable:
 
     def __init__(self, programme: StageProgramme, moves: _Moves) -> None:
         self.programme, self.moves = programme, moves
-        self.seconds = programme.edges.seconds[moves.edge]
+        self.seconds = moves.seconds
         self.stages = programme.edges.most_stages[moves.edge]
         # Only the states that moves lead from, or to, are kept.
         self.states, numbers = np.unique(np.concatenate([moves.source, moves.target]), return_inverse=True)
@@ -167,10 +180,10 @@ class _StageTable:
                 self.stages[here] >= left, self.seconds[here] + self.tables[left - 1][self.target[here]], np.inf
             )
             move = int(low) + int(values.argmin())
-            chosen.append(int(self.moves.edge[move]))
+            chosen.append(move)
             state = int(self.target[move])
-        times = self.programme.edges.seconds[chosen].tolist()
-        return Assignment(tuple(chosen), math.fsum(times), max(times))
+        edges, seconds = self.moves.edge[chosen].tolist(), self.seconds[chosen].tolist()
+        return Assignment(tuple(edges), math.fsum(seconds), float(self.moves.longest[chosen].max()))
 
 
 def _starts(values: Indices) -> NDArray[np.intp]:
