@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import chain
 
 from rich import box
 from rich.cells import cell_len
@@ -17,6 +18,8 @@ from trainwright.report import degrees, units
 from trainwright.report.origin import origin_words
 from trainwright.search import Candidate, Objective, Problem
 
+WIDEST_WHOLE = 32
+"""Lines of layers up to so many characters are not broken where others stand beside them."""
 NARROWEST_BROKEN = 12
 """A column that may be broken keeps so many characters in a terminal that is too narrow for the table."""
 
@@ -66,6 +69,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     batch_differs = any(candidate.plan.global_batch_size != problem.global_batch_size for candidate in candidates)
     saves = any(degrees.savings(candidate.plan) for candidate in candidates)
     costs = problem.limits.objective is not Objective.TIME
+    cells_of = [degrees.lines(candidate.plan, problem.cluster) for candidate in candidates]
     headings = [
         ("rank", "right"),
         *([("batch", "right")] if batch_differs else []),
@@ -75,14 +79,13 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
         ("memory", "right"),
         ("degrees", "whole"),
         ("batches", "whole"),
-        ("layers by stage", "left"),
+        ("layers by stage", _layers_column([told[2] for told in cells_of])),
         *([("saves by", "left")] if saves else []),
     ]
     table = new_table(headings)
-    for number, candidate in enumerate(candidates, 1):
+    for number, (candidate, told) in enumerate(zip(candidates, cells_of, strict=True), 1):
         estimate, plan = candidate.estimate, candidate.plan
         cost = candidate.price_per_row
-        told = degrees.lines(plan, problem.cluster)
         cells = [
             str(number),
             *([str(plan.global_batch_size)] if batch_differs else []),
@@ -100,6 +103,13 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
         table,
         f"predicted, not measured; searched for {units.seconds(searched)}; batches: rows of a micro-batch × micro-batches",
     )
+
+
+def _layers_column(cells: Sequence[str]) -> str:
+    """Lines that stand beside those of other columns are not broken, unless they are long."""
+    lines = [cell.split("\n") for cell in cells]
+    beside = any(len(one) > 1 for one in lines)
+    return "whole" if beside and max(map(len, chain.from_iterable(lines))) <= WIDEST_WHOLE else "left"
 
 
 def rows_per_second(plan: Plan, estimate: Estimate) -> float:
