@@ -16,7 +16,7 @@ from trainwright.model import Model
 from trainwright.plan import Order, Sharding
 from trainwright.profiles import Profiles
 from trainwright.search import Problem
-from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, Rewriting, SpanSpecs
+from trainwright.search.alpa.intra import Goal, IntraOperator, LogicalMesh, Rewriting, SpanSpecs
 from trainwright.search.alpa.intra.whole import WholeRun
 
 V100 = "Tesla-V100-SXM2-16GB"
@@ -159,7 +159,7 @@ def test_runs_of_layers_cost_what_the_whole_integer_programme_does(family, rows)
 def test_runs_of_layers_are_described_as_they_are_costed():
     """Adding up the chosen algorithms of every layer, conversions between layers included, gives the same figures."""
     intra = IntraOperator(problem(SMALL["t5"], 64))
-    cost = intra.options(TWO_NODES, 8)[2]
+    (cost,) = intra.costs(TWO_NODES, 8, [intra.goal(TWO_NODES, 8, 0.3)])
     found, totals = intra.exact(TWO_NODES, 8, 1, 5, goal=intra.goal(TWO_NODES, 8, 0.3), memory_bytes=math.inf)
     assert totals.seconds == pytest.approx(cost.seconds[1, 5])
     assert totals.state_bytes == pytest.approx(cost.state_bytes[1, 5])
@@ -179,17 +179,55 @@ def test_a_memory_limit_is_kept_and_costs_time():
     assert intra.exact(NVLINK, 8, 1, 4, goal=goal, memory_bytes=1e6) is None
 
 
-def test_options_hold_less_and_less_for_more_and_more_time():
-    intra = IntraOperator(problem(GPT, 64))
-    options = intra.options(NVLINK, 8)[:5]  # one micro-batch in flight
-    held = [option.state_bytes[1, 4] + option.activation_bytes[1, 4] for option in options]
-    time = [8 * option.seconds[1, 4] + option.iteration_seconds[1, 4] for option in options]
-    assert held == sorted(held, reverse=True)
-    assert time == sorted(time)
-    assert held[-1] < 0.5 * held[0]
-    assert time[0] == pytest.approx(
-        8 * intra.spans(NVLINK, 8).seconds[1, 4] + intra.spans(NVLINK, 8).iteration_seconds[1, 4]
-    )
+def sides(option, in_flight, batches, first=1, end=5):
+    """Bytes held and seconds of an iteration of a run."""
+    held = option.state_bytes[first, end] + in_flight * option.activation_bytes[first, end]
+    return held, batches * option.seconds[first, end] + option.iteration_seconds[first, end]
+
+
+FOUR_BLOCKS = Gpt(4, 2048, 16, 1024, 51200)
+
+
+@pytest.mark.parametrize(("mesh", "in_flight"), [(NVLINK, 1), (TWO_NODES, 4)], ids=["one node", "two nodes"])
+def test_options_come_near_the_best_under_every_memory_limit(mesh, in_flight):
+    """Against the integer programme with the limit as a constraint: at most 12 % slower, 5 % in the mean."""
+    intra = IntraOperator(problem(FOUR_BLOCKS, 256))
+    points = [sides(option, in_flight, 32) for option in intra.options(mesh, 8)]
+    least, most = min(held for held, _ in points), points[0][0]
+    assert least < 0.9 * most
+    run = WholeRun.of([intra.pricing(layer, mesh, 8) for layer in range(1, 5)])
+    ratios = []
+    for share in (0.3, 0.5, 0.8, 1.0):
+        limit = least + share * (most - least)
+        solved = run.solved(Goal(32, in_flight), limit * (1 + 1e-9))
+        assert solved is not None
+        ratios.append(min(time for held, time in points if held <= limit * (1 + 1e-9)) / solved[1].objective(Goal(32)))
+    assert min(ratios) > 1 - 1e-6
+    assert max(ratios) <= 1.12
+    assert sum(ratios) <= 1.05 * len(ratios)
+    assert ratios[-1] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "family", [FOUR_BLOCKS, T5(2, 2048, 16), WideResnet(base_channels=160)], ids=["gpt", "t5", "wide_resnet"]
+)
+def test_mixtures_are_described_as_they_are_costed(family):
+    """The two halves of a mixture, described layer by layer, add up to its figures by the whole run's programme."""
+    intra = IntraOperator(problem(family, 64))
+    layers = len(intra.problem.model.layers)
+    found = set()
+    for option in intra.options(TWO_NODES, 8):
+        first, end = max(layers - 5, 1), layers - 1
+        run = WholeRun.of([intra.pricing(layer, TWO_NODES, 8) for layer in range(first, end)])
+        nodes = [node for layer in option.assignments(first, end) for node in layer]
+        totals = run.programme.totals(nodes)
+        assert totals.seconds == pytest.approx(option.seconds[first, end])
+        assert totals.iteration_seconds == pytest.approx(option.iteration_seconds[first, end])
+        assert totals.state_bytes == pytest.approx(option.state_bytes[first, end])
+        assert totals.activation_bytes == pytest.approx(option.activation_bytes[first, end])
+        assert len(option.strategy(first, end).layers) == end - first
+        found.add(round(totals.state_bytes + totals.activation_bytes))
+    assert len(found) > 1
 
 
 def test_memory_at_a_price_divides_weights_that_replicas_hold():

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.alpa.intra.tables import PARTS, LayerTable
-
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+
+PARTS = 5
+"""What is added up: seconds, iteration seconds, state bytes, activation bytes, and state bytes of a shared weight."""
+
+
+class Table(Protocol):
+    """One layer: [goal, passed through, entering, leaving], and the same with the parts first."""
+
+    @property
+    def objective(self) -> Array: ...
+
+    @property
+    def parts(self) -> Array: ...
+
+
+class Ending(NamedTuple):
+    """All runs that end before one boundary: [goal, first, state there], and the same with the parts first."""
+
+    objective: Array
+    parts: Array
 
 
 @dataclass
@@ -23,33 +42,35 @@ class Chain:
     Attributes:
         tables: of the model's layers, in order; identical layers share one.
         parts: [part, goal, first, end]; inf where end <= first.
+        endings: by end, from 0 on.
     """
 
-    tables: Sequence[LayerTable]
+    tables: Sequence[Table]
     parts: Array = field(init=False)
+    endings: list[Ending] = field(default_factory=list)
     _came_from: list[Indices] = field(default_factory=list)
     _ends_in: list[Indices] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         layers, goals = len(self.tables), len(self.tables[0].objective)
         self.parts = np.full((PARTS, goals, layers, layers + 1), np.inf)
-        objective: Array = np.zeros((goals, 0, 1))
-        parts: Array = np.zeros((PARTS, goals, 0, 1))
+        self.endings.append(Ending(np.zeros((goals, 0, 1)), np.zeros((PARTS, goals, 0, 1))))
         for end, table in enumerate(self.tables, start=1):
-            objective, parts = self._behind(table, objective, parts)
-            best = objective.argmin(axis=2)
+            ending = self._behind(table, self.endings[-1])
+            self.endings.append(ending)
+            best = ending.objective.argmin(axis=2)
             self._ends_in.append(best.astype(np.int16))
-            found = np.take_along_axis(parts, best[None, ..., None], axis=3)[..., 0]
+            found = np.take_along_axis(ending.parts, best[None, ..., None], axis=3)[..., 0]
             self.parts[:, :, :end, end] = found
 
-    def _behind(self, table: LayerTable, objective: Array, parts: Array) -> tuple[Array, Array]:
-        """All runs, one that starts here included, with one more layer: [goal, first, state that leaves]."""
+    def _behind(self, table: Table, ending: Ending) -> Ending:
+        """All runs, one that starts here included, with one more layer."""
         goals, through, entering, leaving = table.objective.shape
-        starts = objective.shape[1] + 1
+        starts = ending.objective.shape[1] + 1
         before: Array = np.zeros((goals, starts, through * entering))
-        before[:, :-1] = objective
+        before[:, :-1] = ending.objective
         held: Array = np.zeros((PARTS, goals, starts, through * entering))
-        held[:, :, :-1] = parts
+        held[:, :, :-1] = ending.parts
         joint = before.reshape(goals, starts, through, entering, 1) + table.objective[:, None]
         best = joint.argmin(axis=3)
         found = joint.min(axis=3)
@@ -59,17 +80,13 @@ class Chain:
         kept = held.reshape(PARTS, goals, starts, through, entering)[:, goal, start, passed, best]
         kept += table.parts[:, goal, passed, best, np.arange(leaving)]
         self._came_from.append(best.reshape(goals, starts, through * leaving).astype(np.int16))
-        return found.reshape(goals, starts, -1), kept.reshape(PARTS, goals, starts, -1)
+        return Ending(found.reshape(goals, starts, -1), kept.reshape(PARTS, goals, starts, -1))
 
-    def assignments(self, goal: int, first: int, end: int) -> list[tuple[tuple[int, int], ...]]:
-        """(held, algorithm) of every node of the run's layers, in order."""
-        found: list[tuple[tuple[int, int], ...]] = []
-        state = int(self._ends_in[end - 1][goal, first])
+    def states(self, goal: int, first: int, end: int, last: int | None = None) -> list[int]:
+        """The states at the boundaries `first … end` of the best run; `last` is the one to end in, if it is not free."""
+        found = [int(self._ends_in[end - 1][goal, first]) if last is None else last]
         for layer in range(end - 1, first - 1, -1):
-            table = self.tables[layer]
-            _, _, entering, leaving = table.objective.shape
-            passed, left = divmod(state, leaving)
-            came = int(self._came_from[layer][goal, first, state])
-            found.append(table.assignment(goal, (passed * entering + came) * leaving + left))
-            state = passed * entering + came
+            _, _, entering, leaving = self.tables[layer].objective.shape
+            passed = found[-1] // leaving
+            found.append(passed * entering + int(self._came_from[layer][goal, first, found[-1]]))
         return found[::-1]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.search.alpa.intra.algorithms import GraphAlgorithms, Space, input_layouts
-from trainwright.search.alpa.intra.chain import Chain
 from trainwright.search.alpa.intra.compute import LayerCompute
 from trainwright.search.alpa.intra.description import Assignment, Describer, joined
 from trainwright.search.alpa.intra.document import SpanSpecs
 from trainwright.search.alpa.intra.graph import OperatorGraph
+from trainwright.search.alpa.intra.ladder import IN_FLIGHT, MIXED_SHARES, PRICE_RATIOS, ladders
 from trainwright.search.alpa.intra.mesh import LogicalMesh
 from trainwright.search.alpa.intra.pricing import LayerPricing, MeshPrices
 from trainwright.search.alpa.intra.programme import Goal, Totals
 from trainwright.search.alpa.intra.rewriting import Rewriting
+from trainwright.search.alpa.intra.runs import Runs
 from trainwright.search.alpa.intra.spans import SpanCosts
 from trainwright.search.alpa.intra.tables import Boundary, LayerTable
 from trainwright.search.alpa.intra.whole import WholeRun
@@ -27,10 +29,6 @@ from trainwright.search.alpa.intra.wiring import wired
 from trainwright.search.protocol import Problem
 
 Array = NDArray[np.float64]
-
-MEMORY_PRICES: tuple[tuple[float, int], ...] = ((0.0, 1), (0.03, 1), (0.3, 1), (3.0, 1), (30.0, 1), (0.3, 8), (3.0, 8))
-"""Options: what a device's whole memory costs, in times of an iteration's computation shared evenly by the mesh, and
-how many micro-batches in flight are counted."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,20 @@ class IntraOperator:
         return self.costs(mesh, rows, [self.goal(mesh, rows)])[0]
 
     def options(self, mesh: LogicalMesh, rows: int) -> tuple[SpanCosts, ...]:
-        """Every run under several goals: the fastest first, then such as hold less memory (Algorithm 1's `opt`)."""
-        goals = [self.goal(mesh, rows, ratio, in_flight) for ratio, in_flight in MEMORY_PRICES]
-        return self.costs(mesh, rows, goals)
+        """Every run under several goals (Algorithm 1's `opt`): the fastest first, then such as hold less memory.
+
+        Behind them, runs whose first layers follow one goal and whose others follow the next.
+        """
+        goals = [self.goal(mesh, rows, ratio, count) for count in IN_FLIGHT for ratio in PRICE_RATIOS]
+        tables = self._tables(mesh, rows, goals)
+        found = ladders([tables[name] for name in self.problem.model.layers])
+        kept = list(dict.fromkeys(number for ladder in found for number in ladder))
+        steps = dict.fromkeys(step for ladder in found for step in pairwise(ladder))
+        runs = self._runs(mesh, rows, {name: table.only(kept) for name, table in tables.items()})
+        return runs.mixed([(kept.index(one), kept.index(other)) for one, other in steps], MIXED_SHARES)
 
     def goal(self, mesh: LogicalMesh, rows: int, memory_price_ratio: float = 0.0, in_flight: int = 1) -> Goal:
-        """Time, and memory at such a price: see `MEMORY_PRICES`. Raises ValueError for rows below 1."""
+        """Time, and memory at such a price: see `PRICE_RATIOS`. Raises ValueError for rows below 1."""
         if rows < 1:
             raise ValueError(f"a micro-batch needs at least 1 row, got {rows}")
         batches = max(self.problem.global_batch_size // rows, 1)
@@ -82,34 +88,22 @@ class IntraOperator:
 
         Raises ValueError for an accelerator without profiles.
         """
-        names = self.problem.model.layers
-        pricings = {name: self._pricing(name, mesh, rows) for name in dict.fromkeys(names)}
-        tables = {
+        return self._runs(mesh, rows, self._tables(mesh, rows, goals)).plain()
+
+    def _runs(self, mesh: LogicalMesh, rows: int, tables: dict[str, LayerTable]) -> Runs:
+        def described(first: int, assignments: Sequence[Assignment]) -> SpanSpecs:
+            return self.described(mesh, rows, first, assignments)
+
+        return Runs([tables[name] for name in self.problem.model.layers], self._repeated, described)
+
+    def _tables(self, mesh: LogicalMesh, rows: int, goals: Sequence[Goal]) -> dict[str, LayerTable]:
+        pricings = {name: self._pricing(name, mesh, rows) for name in dict.fromkeys(self.problem.model.layers)}
+        return {
             name: LayerTable.of(
                 pricing.programme(), self._shape(name, mesh, rows).boundary, goals, self._shared(pricing)
             )
             for name, pricing in pricings.items()
         }
-        chain = Chain([tables[name] for name in names])
-        seconds, iteration_seconds, state, activation, owned = chain.parts
-        repeated: Array = 1 - 1 / np.maximum(self._owners, 1)
-        state = state - np.where(repeated > 0, owned, 0.0) * repeated
-        return tuple(
-            SpanCosts(
-                seconds[number],
-                iteration_seconds[number],
-                state[number],
-                activation[number],
-                self._specs(chain, mesh, rows, number),
-            )
-            for number in range(len(goals))
-        )
-
-    def _specs(self, chain: Chain, mesh: LogicalMesh, rows: int, number: int) -> Callable[[int, int], SpanSpecs]:
-        def specs(first: int, end: int) -> SpanSpecs:
-            return self.described(mesh, rows, first, chain.assignments(number, first, end))
-
-        return specs
 
     def described(self, mesh: LogicalMesh, rows: int, first: int, assignments: Sequence[Assignment]) -> SpanSpecs:
         """The document of consecutive layers from `first` on, of which each node's (held, algorithm) is given."""
@@ -202,13 +196,11 @@ class IntraOperator:
         return max(kinds, key=lambda kind: kind.shared_parameters).shared_weight if kinds else None
 
     @cached_property
-    def _owners(self) -> Array:
-        """[first, end] layers of a run that hold the largest shared weight; it is there once for all of them."""
+    def _repeated(self) -> Array:
+        """[first, end] what share of the largest shared weight's bytes a run counts too much: it is there once."""
         model = self.problem.model
-        owns = [
-            model.kind(name).shared_weight is not None and model.kind(name).shared_weight == self._shared_weight
-            for name in model.layers
-        ]
+        shared = [model.kind(name).shared_weight for name in model.layers]
+        owns = [name is not None and name == self._shared_weight for name in shared]
         sums = np.concatenate([[0.0], np.cumsum(owns)])
-        found: Array = sums[None, :] - sums[:-1, None]
+        found: Array = 1 - 1 / np.maximum(sums[None, :] - sums[:-1, None], 1)
         return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.search.alpa.intra.description import Assignment
 from trainwright.search.alpa.intra.document import SpanSpecs
 
 Array = NDArray[np.float64]
@@ -24,15 +25,17 @@ class SpanCosts:
         iteration_seconds: once an iteration: sums of gradients and the optimizer.
         state_bytes: weights, gradients and optimizer state, after the rewriting of §4.2.
         activation_bytes: of one micro-batch in flight.
-        specs: the operators' specs of one span, for `strategy`.
+        assignments: of one span: (held, algorithm) of the nodes of every layer's operator graph.
+        described: makes a document of the first layer and such assignments.
     """
 
     seconds: Array
     iteration_seconds: Array
     state_bytes: Array
     activation_bytes: Array
-    specs: Callable[[int, int], SpanSpecs]
+    assignments: Callable[[int, int], Sequence[Assignment]]
+    described: Callable[[int, Sequence[Assignment]], SpanSpecs]
 
     def strategy(self, first: int, end: int) -> SpanSpecs:
         """How the operators of the layers `first … end - 1` run, and the nearest degrees of the plan document."""
-        return self.specs(first, end)
+        return self.described(first, self.assignments(first, end))

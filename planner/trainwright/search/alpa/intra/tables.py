@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.search.alpa.intra.algorithms import GraphAlgorithms
+from trainwright.search.alpa.intra.chain import PARTS
 from trainwright.search.alpa.intra.elimination import Solution, eliminate
 from trainwright.search.alpa.intra.programme import Goal, Programme
 from trainwright.search.alpa.intra.wiring import ENCODER_OUTPUT
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-PARTS = 5
-"""What is added up: seconds, iteration seconds, state bytes, activation bytes, and state bytes of a shared weight."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +135,34 @@ class LayerTable:
             found[0] += edge.seconds[chosen[edge.source], chosen[edge.target]]
         return found
 
-    def assignment(self, goal: int, cell: int) -> tuple[tuple[int, int], ...]:
-        """(held, algorithm) of every node, in one cell."""
-        combination = self.combination[goal, cell]
+    def assignment(self, goal: int, entering: int, leaving: int) -> tuple[tuple[int, int], ...]:
+        """(held, algorithm) of every node, between two states."""
+        _, _, states, others = self.objective.shape
+        passed, cell = entering // states, entering % states * others + leaving % others
+        combination = self.combination[goal, passed * states * others + cell]
         found: list[tuple[int, int]] = []
         for number, algorithms in enumerate(self.solution.algorithms):
             algorithm = int(algorithms[goal].ravel()[combination])
             found.append((int(self.solution.held[number][goal, algorithm]), algorithm))
         return tuple(found)
+
+    def only(self, goals: Sequence[int]) -> LayerTable:
+        """The same for some of the goals."""
+        chosen = list(goals)
+        solution = Solution(
+            self.solution.objective[chosen],
+            tuple(one[chosen] for one in self.solution.algorithms),
+            tuple(one[chosen] for one in self.solution.held),
+        )
+        return LayerTable(self.objective[chosen], self.parts[:, chosen], solution, self.combination[chosen])
+
+    def steady(self) -> Array:
+        """[part, goal] of the layer alone, where it hands on what it was handed; wherever it cannot, in its best cell."""
+        goals, _, entering, leaving = self.objective.shape
+        costs, parts = self.objective, self.parts
+        if entering == leaving and entering > 1:
+            same = np.arange(entering)
+            costs, parts = costs[:, :, same, same], parts[:, :, :, same, same]
+        best = costs.reshape(goals, -1).argmin(axis=1)
+        found: Array = parts.reshape(PARTS, goals, -1)[:, np.arange(goals), best]
+        return found
