@@ -27,7 +27,7 @@ def instance(seed: int, most_plans: int) -> Problem:
         layers, devices = pick.choice((1, 2, 2, 2, 3, 3, 4)), pick.choice((2, 3, 3, 4, 4))
         for _ in range(TRIES):
             problem = _draw(pick, layers, devices)
-            if PlanSpace(problem).size() <= most_plans:
+            if PlanSpace(problem).size(most_plans) <= most_plans:
                 return problem
 
 

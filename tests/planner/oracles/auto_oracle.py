@@ -42,27 +42,29 @@ class PlanSpace:
                 for pipelines in product(*(self._of_rows(one, rows) for one, rows in zip(places, shares, strict=True))):
                     yield Plan(layers, batch, pipelines)
 
-    def size(self) -> int:
-        """How many there are."""
-        batch = self.problem.global_batch_size
-        return sum(
-            math.prod(self._count(one, rows) for one, rows in zip(places, shares, strict=True))
-            for places in self.arrangements()
-            for shares in compositions(batch, len(places))
-        )
+    def size(self, most: float = math.inf) -> int:
+        """How many there are; counting ends beyond `most`."""
+        batch, total = self.problem.global_batch_size, 0
+        for places in self.arrangements():
+            for shares in compositions(batch, len(places)):
+                total += math.prod(self._count(one, rows) for one, rows in zip(places, shares, strict=True))
+            if total > most:
+                break
+        return total
 
     def arrangements(self) -> list[tuple[Places, ...]]:
         """Devices of the stages of all pipelines: any of the devices in any order, cut anywhere."""
         problem = self.problem
         most = min(len(problem.model.layers), problem.limits.max_pipeline_degree or math.inf)
-        found: dict[object, tuple[Places, ...]] = {}
+        found = []
         for count in range(1, len(problem.devices) + 1):
-            for devices in permutations(problem.devices, count):
+            orders = {self._names(devices): devices for devices in permutations(problem.devices, count)}
+            for devices in orders.values():
                 for cuts in product((_SAME, _NEXT_STAGE, _NEXT_PIPELINE), repeat=count - 1):
                     places = _cut(devices, cuts)
                     if max(map(len, places)) <= most:
-                        found.setdefault((cuts, self._names(devices)), places)
-        return list(found.values())
+                        found.append(places)
+        return found
 
     def _names(self, devices: tuple[Device, ...]) -> tuple[tuple[int, int, int], ...]:
         """Of each device the kind of its node, and which node of the kind and slot of the node it is, as they come."""
