@@ -262,14 +262,35 @@ def test_moving_is_weighed_against_time(make_problem: MakeProblem, make_plan: Ma
     gain = candidates[0].estimate.iteration_seconds - candidates[1].estimate.iteration_seconds
     assert gain > 0
     even = gain / moved_seconds(old, better, problem.setting)
-    assert keep_order(candidates, old, even * 0.9, problem)[0][1].plan == better
-    order = keep_order(candidates, old, even * 1.1, problem)
+    assert keep_order(candidates, Preference(keep=old, keep_weight=even * 0.9), problem)[0][1].plan == better
+    order = keep_order(candidates, Preference(keep=old, keep_weight=even * 1.1), problem)
     assert [one.plan for _, one in order] == [old, better]
     assert order[0][0] == candidates[0].estimate.iteration_seconds
     kept = run("amp", replace(problem, preference=Preference(keep=old, keep_weight=1e9)))[0]
     assert kept.plan == old
     assert "more of state moved" in (kept.traded or "")
     assert run("amp", replace(problem, preference=Preference(keep=old, keep_weight=0.0)))[0].plan != old
+
+
+def test_a_simpler_plan_within_the_tolerance_pays_for_moving_too(
+    make_problem: MakeProblem, make_plan: MakePlan
+) -> None:
+    problem = make_problem()
+    old = make_plan(problem, (4, 4, 4, 2), data=2)
+    fewer = make_plan(problem, (14,), devices=problem.cluster.devices[:1])
+    candidates = [candidate_of(problem, plan) for plan in (old, fewer)]
+    slower = candidates[1].estimate.iteration_seconds / candidates[0].estimate.iteration_seconds - 1
+    assert slower > 0
+    near = [
+        replace(one, estimate=replace(one.estimate, iteration_seconds=seconds))
+        for one, seconds in zip(candidates, (1.0, 1.01), strict=True)
+    ]
+    charged = keep_order(near, Preference(0.03, old, 1e3), problem)
+    assert [one.plan for _, one in charged] == [old, charged[1][1].plan]
+    assert charged[1][0] > 1.01 * 1.03
+    assert keep_order(near, Preference(0.0, old, 1e3), problem)[1] == (1.01, near[1])
+    with pytest.raises(ValueError, match="keeps no plan"):
+        keep_order(near, Preference(), problem)
 
 
 def check_is_for(plan: Plan, problem: Problem) -> None:

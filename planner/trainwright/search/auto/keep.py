@@ -14,7 +14,7 @@ from trainwright.plan import Plan
 from trainwright.search.auto import keep_state
 from trainwright.search.auto.keep_alignment import aligned
 from trainwright.search.auto.preference import Measure, iteration_seconds
-from trainwright.search.protocol import Candidate, Problem
+from trainwright.search.protocol import Candidate, Preference, Problem
 
 
 def moved_bytes(old: Plan, new: Plan, setting: Setting) -> int:
@@ -44,23 +44,23 @@ def moved_seconds(old: Plan, new: Plan, setting: Setting) -> float:
 
 
 def keep_order(
-    candidates: Sequence[Candidate],
-    old: Plan,
-    weight: float,
-    problem: Problem,
-    measure: Measure = iteration_seconds,
+    candidates: Sequence[Candidate], preference: Preference, problem: Problem, measure: Measure = iteration_seconds
 ) -> list[tuple[float, Candidate]]:
     """Candidates in the roles that move least (`aligned`), by measure × (1 + weight × moved seconds / iteration seconds).
 
     Where time is measured that is: iteration seconds + weight × moved seconds. With each comes that value. Those that
-    cannot be first, because already their measure is behind, are neither aligned nor charged: they follow by it.
+    cannot be within the tolerance of the first, because already their measure is behind, are neither aligned nor
+    charged: they follow by it. Raises ValueError where the preference keeps no plan.
     """
+    old, weight = preference.keep, preference.keep_weight
+    if old is None:
+        raise ValueError("the preference keeps no plan")
     charged: list[tuple[float, Candidate]] = []
     rest: list[tuple[float, Candidate]] = []
     least = math.inf
     for candidate in sorted(candidates, key=measure):
         own = measure(candidate)
-        if own > least:
+        if own > least * (1 + preference.tolerance):
             rest.append((own, candidate))
             continue
         moved = _in_roles(candidate, aligned(candidate.plan, old, problem))

@@ -60,7 +60,7 @@ def preferred(candidates: Sequence[Candidate], problem: Problem) -> list[Candida
         pool.add_plans(with_even_rows(candidate.plan) for candidate in near[:EVENED])
     charged = [(measure(one), one) for one in pool.found]
     if preference.keep is not None:
-        charged = keep_order(pool.found, preference.keep, preference.keep_weight, problem, measure)
+        charged = keep_order(pool.found, preference, problem, measure)
     value = {id(one): seconds for seconds, one in charged}
     order, _ = prefer(
         [one for _, one in charged],
