@@ -191,6 +191,16 @@ def test_costs_turn_the_choice_to_cheaper_trials():
     assert propose(known, costs=(1.0, 4.0, 1.0)).trial == 2
 
 
+def test_only_plans_that_are_asked_for_are_tried_and_the_others_still_count():
+    known = knowledge(Belief(np.log([1.0, 0.98, 1.0]), 0.04**2 * np.eye(3)))
+    assert propose(known, among={0, 2}).trial == 0
+    ran = known.after_seconds(0, 1.0)
+    assert propose(ran).trial == 1
+    assert propose(ran, among={0, 2}).trial == 2
+    answer = propose(ran, among={0})
+    assert (answer.verdict, answer.trial, answer.regret) == (Verdict.ALL_TRIED, None, ran.regret)
+
+
 def test_the_same_knowledge_gives_the_same_answer():
     known = knowledge(random_belief(8, 12)).after_seconds(3, 0.97)
     assert propose(known) == propose(replace(known))

@@ -195,6 +195,10 @@ class TrialsSpec(Section):
     """The longest that a trial may run, counted from the start of its last pod."""
     pending_deadline_seconds: Seconds = 300
     """The longest that a trial may wait for its devices, its image and its pods' start."""
+    stop_when_regret_below: Annotated[float | None, Field(gt=0, le=0.5)] = None
+    """Try no further candidate once the best plan measured is expected to be slower than the fastest of all by less than
+    this share, for example 0.01. Candidates are then tried in the order in which that expectation falls fastest, and
+    every trial corrects it. Left out: all are tried in the order of their predictions. Baselines are tried either way."""
 
 
 class PodMetadata(Section):

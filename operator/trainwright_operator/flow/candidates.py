@@ -40,12 +40,30 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """How far off the predictions may be.
+
+    Attributes:
+        covariance: [trial, trial]: of the logarithms of the predicted seconds.
+        memory_shares: [trial]: predicted share of its memory that the fullest device takes.
+    """
+
+    covariance: tuple[tuple[float, ...], ...]
+    memory_shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedTrials:
-    """What is to be tried."""
+    """What is to be tried.
+
+    Attributes:
+        uncertainty: None in documents of former versions: then trials are made in their order.
+    """
 
     planner: str
     search_seconds: float
     trials: tuple[PlannedTrial, ...]
+    uncertainty: Uncertainty | None = None
 
     @property
     def best(self) -> PlannedTrial:

@@ -39,6 +39,7 @@ _CHANGEABLE: Any = {
         "max_device_hours": True,
         "run_deadline_seconds": True,
         "pending_deadline_seconds": True,
+        "stop_when_regret_below": True,
     },
 }
 """What a person may change without making the measurements so far worthless."""

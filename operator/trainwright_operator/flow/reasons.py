@@ -38,6 +38,7 @@ class Reason(StrEnum):
     ALL_TRIALS_FAILED = "AllTrialsFailed"
     MAX_FAILED_TRIALS_REACHED = "MaxFailedTrialsReached"
     DEVICE_HOURS_EXHAUSTED = "DeviceHoursExhausted"
+    REGRET_IS_SMALL = "RegretIsSmall"
     # Succeeded
     BEST_TRIAL_SELECTED = "BestTrialSelected"
     PLANNED_ONLY = "PlannedOnly"
@@ -114,6 +115,9 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.ALL_TRIALS_FAILED: "none of {total} trials was measured; the last one: {what}",
     Reason.MAX_FAILED_TRIALS_REACHED: "{failed} trials failed, trials.maxFailed is {limit}; {succeeded} were measured",
     Reason.DEVICE_HOURS_EXHAUSTED: "trials took {hours:.2f} device-hours of trials.maxDeviceHours {limit:g}",
+    Reason.REGRET_IS_SMALL: (
+        "{succeeded} of {total} trials were measured; what the others could win is below trials.stopWhenRegretBelow {limit:g}"
+    ),
     Reason.BEST_TRIAL_SELECTED: "{trial} took {seconds:.4g} s per iteration{speedup}{emulated}",
     Reason.PLANNED_ONLY: "trials.topK is 0: planned without trying; the best plan is predicted to take {best:.4g} s",
     Reason.WAITING_FOR_CAPACITY: "waits for free devices: {what}",

@@ -7,13 +7,14 @@ from itertools import zip_longest
 
 from trainwright import documents
 from trainwright.cluster import Cluster
+from trainwright.experiment import Study
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem, run
 from trainwright.training import Optimizer
 from trainwright_operator.flow.actions import PlanningRequest
-from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials, Role
+from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials, Role, Uncertainty
 
 _BASELINE_PLANNER = "megatron"
 _OPTIMIZERS: dict[str, Optimizer] = {"adam": "adam", "sgd": "sgd"}
@@ -33,7 +34,14 @@ def search(request: PlanningRequest) -> str:
     candidates = run(request.planner, problem, top=max(request.top_k, 1))
     baselines = _baselines(problem, request.baselines) if request.baselines else []
     trials = arrange(candidates, baselines)
-    return documents.dumps(PlannedTrials(request.planner, time.monotonic() - started, trials))
+    uncertainty = _uncertainty(problem, trials)
+    return documents.dumps(PlannedTrials(request.planner, time.monotonic() - started, trials, uncertainty))
+
+
+def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertainty:
+    known = Study.of([trial.plan for trial in trials], problem.setting).known
+    covariance = tuple(tuple(row) for row in known.seconds.covariance.tolist())
+    return Uncertainty(covariance, tuple(known.memory.expected.tolist()))
 
 
 def _baselines(problem: Problem, count: int) -> list[Candidate]:

@@ -18,6 +18,7 @@ from trainwright_operator.flow.gang_progress import GangView, advance, stored_re
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
 from trainwright_operator.flow.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.turns import Tried, turns
 
 Fault = Literal["crash", "hang", "mute"]
 _FAULTS: dict[str, Fault] = {"crash": "crash", "hang": "hang", "mute": "mute"}
@@ -63,12 +64,15 @@ def try_plans(book: Book, discovery: Discovery, planned: PlannedTrials) -> tuple
     tried: list[TriedPlan] = []
     stopped: Reason | None = None
     waiting = False
-    for trial in planned.trials:
+    for turn in turns(planned, _ended_so_far(book, planned), limits.stop_when_regret_below):
+        trial = turn.trial
         result, view = None, None
         if not waiting and stopped is None:
             stopped = budget.stop()
+        held = stopped if turn.is_worth_it else stopped or Reason.REGRET_IS_SMALL
         if not waiting:
-            view, stopped = _lead(book, discovery, trial, budget, stopped)
+            view, held = _lead(book, discovery, trial, budget, held)
+            stopped = held if turn.is_worth_it else stopped
             result = view.result if view else None
         if result is not None:
             budget.device_seconds -= _device_seconds(book, trial)
@@ -77,8 +81,8 @@ def try_plans(book: Book, discovery: Discovery, planned: PlannedTrials) -> tuple
         elif view is not None:
             waiting = True
             tried.append(TriedPlan(trial, _under_way(trial, view)))
-        elif stopped is not None:
-            tried.append(TriedPlan(trial, _status(trial, TrialState.SKIPPED, stopped, "not started")))
+        elif held is not None:
+            tried.append(TriedPlan(trial, _status(trial, TrialState.SKIPPED, held, "not started")))
         else:
             tried.append(TriedPlan(trial, _status(trial, TrialState.PENDING)))
     book.fields["trials"] = tuple(plan.status for plan in tried)
@@ -86,6 +90,17 @@ def try_plans(book: Book, discovery: Discovery, planned: PlannedTrials) -> tuple
         _tell(book, tried)
         return None
     return _finish(book, tried, stopped, used_hours=(total_seconds - budget.device_seconds) / 3600.0)
+
+
+def _ended_so_far(book: Book, planned: PlannedTrials) -> dict[str, Tried]:
+    """What came of the trials that have ended, by name. Peaks of memory are left to the trials' status."""
+    found: dict[str, Tried] = {}
+    for trial in planned.trials:
+        result = stored_result(book, _gang_name(book, trial))
+        if result is not None:
+            is_lacking = result.outcome.reason is Reason.OUT_OF_MEMORY
+            found[trial.name] = Tried(_ended(trial, result).seconds, out_of_memory=is_lacking)
+    return found
 
 
 def _lead(
@@ -208,5 +223,8 @@ def _finish(book: Book, tried: list[TriedPlan], stopped: Reason | None, *, used_
         fields |= {"failed": failed, "limit": book.spec.trials.max_failed}
     elif stopped is Reason.DEVICE_HOURS_EXHAUSTED:
         fields |= {"hours": used_hours, "limit": book.spec.trials.max_device_hours}
+    elif any(plan.status.reason == Reason.REGRET_IS_SMALL for plan in tried):
+        stopped = Reason.REGRET_IS_SMALL
+        fields |= {"limit": book.spec.trials.stop_when_regret_below}
     book.say(ConditionType.TRIALS_COMPLETED, "True", stopped or Reason.ALL_TRIALS_FINISHED, **fields)
     return tuple(tried)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from trainwright.experiment.belief import Belief, Vector, below
+from trainwright.experiment.doubts import Doubts
 from trainwright.experiment.envelope import expected_drop
 
 _DRAWS: Final = 4096
@@ -35,6 +36,23 @@ class Knowledge:
     noise: float
     measured: Mapping[int, float] = field(default_factory=dict)
     failed: frozenset[int] = frozenset()
+
+    @classmethod
+    def before_trials(
+        cls,
+        predicted_seconds: Sequence[float],
+        covariance: Sequence[Sequence[float]] | Vector,
+        memory_shares: Sequence[float],
+        doubts: Doubts | None = None,
+    ) -> Knowledge:
+        """What predictions alone let one believe; the covariance is that of the logarithms of the seconds."""
+        doubts = doubts or Doubts()
+        own = doubts.own_memory**2 * np.eye(len(memory_shares))
+        return cls(
+            Belief(np.log(predicted_seconds), np.array(covariance, dtype=np.float64)),
+            Belief(np.log(memory_shares), doubts.memory**2 + own),
+            doubts.noise,
+        )
 
     def after_seconds(self, plan: int, seconds: float, *, memory_share: float | None = None) -> Knowledge:
         """After a trial that ran; `memory_share` of the fullest device, where it was measured."""
@@ -70,15 +88,16 @@ class Knowledge:
     def best(self) -> int | None:
         """The plan to train with if there were no further trial: of those that ran, the one believed fastest.
 
-        Before any ran, the one believed fastest of those that likely fit, or the likeliest to fit. None where all failed.
+        Before any ran, the first to try. None where all failed.
         """
         if self.measured:
             return self._fastest(self.measured)
-        left = self.untried
-        if not left:
-            return None
-        likely = [plan for plan in left if self.fits[plan] >= _LIKELY]
-        return self._fastest(likely) if likely else max(left, key=lambda plan: float(self.fits[plan]))
+        return self.first_of(self.untried)
+
+    def first_of(self, plans: Collection[int]) -> int | None:
+        """The one believed fastest of those that likely fit, or the likeliest to fit; None of none."""
+        likely = [plan for plan in plans if self.fits[plan] >= _LIKELY]
+        return self._fastest(likely) if likely else max(plans, key=lambda plan: float(self.fits[plan]), default=None)
 
     def gain(self, plan: int) -> float:
         """By how much a trial of an untried plan is expected to lower the logarithm of the best plan's seconds.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -59,20 +59,28 @@ class Proposal:
     gain: float = 0.0
 
 
-def propose(known: Knowledge, rule: Rule | None = None, costs: Sequence[float] | None = None) -> Proposal:
+def propose(
+    known: Knowledge,
+    rule: Rule | None = None,
+    costs: Sequence[float] | None = None,
+    among: Collection[int] | None = None,
+) -> Proposal:
     """The trial with which the expected regret falls most, or most for its cost where `costs` of all plans are given.
+
+    Only plans `among` these are tried, where that is given; the others count in the regret all the same.
 
     The first trial that runs is the plan believed fastest: something must run before anything can be compared.
     """
     rule = rule or Rule()
-    if not known.untried:
+    untried = [plan for plan in known.untried if among is None or plan in among]
+    if not untried:
         return Proposal(Verdict.ALL_TRIED, None, known.best, known.regret)
     if not known.measured:
-        return Proposal(Verdict.TRY, known.best, known.best, known.regret)
+        return Proposal(Verdict.TRY, known.first_of(untried), known.best, known.regret)
     if known.regret < rule.regret_below:
         return Proposal(Verdict.REGRET_IS_SMALL, None, known.best, known.regret)
-    gains = {plan: known.gain(plan) for plan in known.untried}
-    worth = [plan for plan in known.untried if gains[plan] >= max(rule.least_gain, _NOTHING)]
+    gains = {plan: known.gain(plan) for plan in untried}
+    worth = [plan for plan in untried if gains[plan] >= max(rule.least_gain, _NOTHING)]
     if not worth:
         return Proposal(Verdict.NOTHING_IS_WORTH_IT, None, known.best, known.regret)
     trial = max(worth, key=lambda plan: gains[plan] / (costs[plan] if costs else 1.0))

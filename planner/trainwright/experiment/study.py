@@ -9,7 +9,6 @@ import numpy as np
 
 from trainwright.cost.estimate import Estimate, estimate_in
 from trainwright.cost.setting import Setting
-from trainwright.experiment.belief import Belief
 from trainwright.experiment.doubts import Doubts, Loadings, likeness, loadings_of
 from trainwright.experiment.knowledge import Knowledge
 from trainwright.fitting import Trial, Trials
@@ -49,15 +48,22 @@ class Study:
     def of(
         cls, candidates: Sequence[Plan], setting: Setting, trials: Trials | None = None, doubts: Doubts | None = None
     ) -> Study:
-        """Estimates every plan a few times. Raises ValueError for one that does not belong to the setting."""
+        """Estimate the plans and take in the trials.
+
+        log(measured / predicted) is a sum of shared factors, of what like plans share and of a plan's own. Every plan is estimated a dozen times. Raises ValueError for one that does not belong to the setting.
+        """
         doubts, ran, failed = doubts or Doubts(), trials.trials if trials else (), trials.failed if trials else ()
         plans = tuple(dict.fromkeys((*candidates, *(trials.plans if trials else ()))))
         if not plans:
             raise ValueError("there is no candidate to try")
         estimates = tuple(_estimate(plan, number, setting) for number, plan in enumerate(plans))
         loadings = loadings_of(plans, estimates, setting, doubts)
-        before = Knowledge(
-            _seconds(plans, estimates, loadings, doubts), _memory(estimates, setting, doubts), doubts.noise
+        covariance = loadings.covariance + doubts.alike**2 * likeness(plans) + doubts.own**2 * np.eye(len(plans))
+        before = Knowledge.before_trials(
+            [estimate.iteration_seconds for estimate in estimates],
+            covariance,
+            [_fullest(estimate, setting) for estimate in estimates],
+            doubts,
         )
         number = {plan: index for index, plan in enumerate(plans)}
         known = before
@@ -98,18 +104,6 @@ def _estimate(plan: Plan, number: int, setting: Setting) -> Estimate:
         return estimate_in(plan, setting)
     except ValueError as error:
         raise ValueError(f"plan {number + 1} ({plan.summary()}): {error}") from None
-
-
-def _seconds(plans: Sequence[Plan], estimates: Sequence[Estimate], loadings: Loadings, doubts: Doubts) -> Belief:
-    """log(measured / predicted) is a sum of shared factors, of what like plans share and of a plan's own."""
-    means = np.log([estimate.iteration_seconds for estimate in estimates])
-    same = np.eye(len(plans))
-    return Belief(means, loadings.covariance + doubts.alike**2 * likeness(plans) + doubts.own**2 * same)
-
-
-def _memory(estimates: Sequence[Estimate], setting: Setting, doubts: Doubts) -> Belief:
-    means = np.log([_fullest(estimate, setting) for estimate in estimates])
-    return Belief(means, doubts.memory**2 + doubts.own_memory**2 * np.eye(len(estimates)))
 
 
 def _fullest(estimate: Estimate, setting: Setting) -> float:

@@ -1,0 +1,136 @@
+"""Which candidate is tried next, and when the others are not worth it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flow_world import World, report_of, spec_of
+
+from trainwright import documents
+from trainwright.orders import TrialReport
+from trainwright_operator.flow.candidates import PlannedTrials, Role
+from trainwright_operator.flow.turns import Tried, turns
+
+BELOW = 0.01
+NEVER = 1e-9
+
+
+@pytest.fixture(scope="module")
+def planned() -> PlannedTrials:
+    """Eight candidates and two baselines, as a search leaves them."""
+    world = World(spec=spec_of(trials={"topK": 8}))
+    world.run(until=lambda: world.status.candidates_ref is not None)
+    stored = world.stored[world.status.candidates_ref.config_map]
+    found: PlannedTrials = documents.loads(stored.data["document.json"], PlannedTrials)
+    return found
+
+
+def names(made) -> list[str]:
+    return [turn.trial.name for turn in made]
+
+
+def roles(made) -> list[Role]:
+    return [turn.trial.role for turn in made]
+
+
+def measured(planned: PlannedTrials, made: list[str]) -> dict[str, Tried]:
+    """As predicted."""
+    return {trial.name: Tried(trial.predicted_seconds) for trial in planned.trials if trial.name in made}
+
+
+def test_a_search_tells_how_far_off_its_predictions_may_be(planned: PlannedTrials) -> None:
+    count = len(planned.trials)
+    assert [len(row) for row in planned.uncertainty.covariance] == [count] * count
+    assert len(planned.uncertainty.memory_shares) == count
+    assert documents.loads(documents.dumps(planned), PlannedTrials) == planned
+
+
+def test_without_a_threshold_or_in_a_former_document_the_order_is_that_of_the_document(planned: PlannedTrials) -> None:
+    former = replace(planned, uncertainty=None)
+    tried = measured(planned, [trial.name for trial in planned.trials])
+    for made in (turns(planned, tried, None), turns(former, tried, BELOW)):
+        assert names(made) == [trial.name for trial in planned.trials]
+        assert all(turn.is_worth_it for turn in made)
+
+
+def test_before_any_result_nothing_is_out_of_order(planned: PlannedTrials) -> None:
+    assert names(turns(planned, {}, BELOW)) == [trial.name for trial in planned.trials]
+
+
+def test_every_trial_has_one_turn_and_baselines_keep_their_place(planned: PlannedTrials) -> None:
+    tried: dict[str, Tried] = {}
+    for _ in planned.trials:
+        made = turns(planned, tried, NEVER)
+        assert sorted(names(made)) == sorted(trial.name for trial in planned.trials)
+        assert roles(made) == [trial.role for trial in planned.trials]
+        following = next(turn.trial for turn in made if turn.trial.name not in tried)
+        tried[following.name] = Tried(following.predicted_seconds * (1.3 if len(tried) % 2 else 0.9))
+
+
+def test_what_was_chosen_is_chosen_again_when_its_result_is_there(planned: PlannedTrials) -> None:
+    tried: dict[str, Tried] = {}
+    order: list[str] = []
+    for number in range(len(planned.trials)):
+        made = turns(planned, tried, NEVER)
+        assert names(made)[:number] == order
+        order.append(names(made)[number])
+        tried[order[-1]] = Tried(1.0 + 0.01 * (number % 3))
+
+
+def test_once_the_best_is_clear_other_candidates_are_not_worth_it_but_baselines_are(planned: PlannedTrials) -> None:
+    first = planned.trials[0]
+    ended = [first.name, *(trial.name for trial in planned.trials if trial.role is Role.BASELINE)]
+    made = turns(planned, measured(planned, ended), 0.5)
+    assert all(turn.is_worth_it for turn in made if turn.trial.role is Role.BASELINE or turn.trial is first)
+    assert not [
+        turn for turn in made if turn.is_worth_it and turn.trial.role is Role.CANDIDATE and turn.trial is not first
+    ]
+
+
+def test_a_failed_first_trial_never_ends_it(planned: PlannedTrials) -> None:
+    for lacking in (True, False):
+        made = turns(planned, {planned.trials[0].name: Tried(None, out_of_memory=lacking)}, 0.5)
+        assert [turn.is_worth_it for turn in made] == [True] * len(made)
+
+
+def test_the_flow_stops_early_and_says_why() -> None:
+    world = World(spec=spec_of(trials={"topK": 8, "stopWhenRegretBelow": 0.2}))
+    status = world.run()
+    assert world.succeeded == "True"
+    condition = world.condition("TrialsCompleted")
+    assert (condition.status, condition.reason) == ("True", "RegretIsSmall")
+    assert "trials.stopWhenRegretBelow 0.2" in condition.message
+    states = {trial.name: (trial.state, trial.reason) for trial in status.trials}
+    skipped = [name for name, (state, reason) in states.items() if (state, reason) == ("Skipped", "RegretIsSmall")]
+    assert skipped
+    assert all(name.startswith("candidate-") for name in skipped)
+    assert all(states[f"baseline-{rank}"][0] == "Succeeded" for rank in (1, 2) if f"baseline-{rank}" in states)
+    assert status.winner.speedup_over_baseline is not None
+
+
+def test_a_threshold_that_is_next_to_nothing_leaves_the_winner() -> None:
+    def slow_pipelines(order):
+        found = report_of(order)
+        if not isinstance(found, TrialReport):
+            return found
+        seconds = 2.0 + sum(len(stage.devices) * number for number, stage in enumerate(order.plan.pipelines[0].stages))
+        return replace(found, iteration_seconds=(seconds, seconds))
+
+    plain = World(spec=spec_of(trials={"topK": 4}), report=slow_pipelines).run()
+    chosen = World(spec=spec_of(trials={"topK": 4, "stopWhenRegretBelow": NEVER}), report=slow_pipelines).run()
+    assert chosen.winner.measured_seconds == plain.winner.measured_seconds
+    assert {trial.name for trial in chosen.trials} == {trial.name for trial in plain.trials}
+
+
+def test_the_threshold_may_be_set_later_and_nothing_is_measured_twice() -> None:
+    world = World(spec=spec_of(trials={"topK": 8}))
+    world.run(until=lambda: any(name.endswith("-candidate-1-result") for name in world.stored))
+    world.change(trials={"topK": 8, "stopWhenRegretBelow": 0.2})
+    before = len(world.created)
+    status = world.run()
+    assert not [
+        name for name in world.created[before:] if "profile" in name or "links" in name or "candidate-1-" in name
+    ]
+    assert status.trials[0].state == "Succeeded"
+    assert world.condition("TrialsCompleted").reason == "RegretIsSmall"
