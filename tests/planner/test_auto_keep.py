@@ -17,7 +17,7 @@ from trainwright.cost.links import node_classes
 from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
 from trainwright.cost.setting import Setting
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
-from trainwright.search import Limits, Preference, Problem, run
+from trainwright.search import Limits, NoFeasiblePlan, Preference, Problem, run
 from trainwright.search.auto.keep import keep_order, moved_bytes, moved_seconds
 from trainwright.search.auto.keep_adaption import adapted
 from trainwright.search.auto.keep_alignment import aligned
@@ -270,6 +270,17 @@ def test_moving_is_weighed_against_time(make_problem: MakeProblem, make_plan: Ma
     assert kept.plan == old
     assert "more of state moved" in (kept.traded or "")
     assert run("amp", replace(problem, preference=Preference(keep=old, keep_weight=0.0)))[0].plan != old
+
+
+def test_the_running_plan_answers_where_the_search_finds_nothing(
+    make_problem: MakeProblem, make_cluster: MakeCluster
+) -> None:
+    small = min(run("amp", make_problem()), key=lambda candidate: candidate.estimate.peak_memory_bytes)
+    tight = make_problem(make_cluster(memory=small.estimate.peak_memory_bytes))
+    with pytest.raises(NoFeasiblePlan):
+        run("megatron", tight)
+    kept = run("megatron", replace(tight, preference=Preference(keep=small.plan)))
+    assert [one.plan for one in kept] == [small.plan]
 
 
 def test_a_simpler_plan_within_the_tolerance_pays_for_moving_too(

@@ -71,19 +71,27 @@ def run(planner: str, problem: Problem, *, top: int | None = None, control: Cont
         raise ValueError(f"there is no planner {planner!r}; choose one of {', '.join(SEARCHES)}")
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    search, control = SEARCHES[planner], control or Control()
+    control = control or Control()
     parts = FEW_PARTS if planner in LEAVES_DEVICES_OUT else MAX_SUBSETS
     if problem.limits.objective is Objective.PARETO:
-        return pareto(search, problem, control, top, most_parts=parts)
-    wanted = _wanted(planner, problem, top)
-    seen = as_searched(problem)
-    if problem.limits.objective is Objective.COST:
-        found = cheapest(search, seen, control, wanted, most_parts=parts)
-    else:
-        found = search(seen, control, wanted)
-    if top is not None and wanted is None:
-        found = diverse(found, max(top, CHOICES), problem)
+        return pareto(SEARCHES[planner], problem, control, top, most_parts=parts)
+    try:
+        found = _searched(planner, as_searched(problem), control, top, parts)
+    except NoFeasiblePlan:
+        # What is left of the plan to keep may run where the search finds nothing.
+        if not (kept := preferred([], problem)):
+            raise
+        return kept[:top]
     return preferred(found, problem)[:top]
+
+
+def _searched(planner: str, problem: Problem, control: Control, top: int | None, parts: int) -> list[Candidate]:
+    """The search's own candidates, as many as a preference needs to choose among."""
+    search, wanted = SEARCHES[planner], _wanted(planner, problem, top)
+    if problem.limits.objective is Objective.COST:
+        return cheapest(search, problem, control, wanted, most_parts=parts)
+    found = search(problem, control, wanted)
+    return found if top is None or wanted is not None else diverse(found, max(top, CHOICES), problem)
 
 
 def _wanted(planner: str, problem: Problem, top: int | None) -> int | None:

@@ -54,6 +54,8 @@ def preferred(candidates: Sequence[Candidate], problem: Problem) -> list[Candida
     if preference.keep is not None:
         pool.add_plans(adapted(preference.keep, problem))
     pool.add(candidates, anew=as_searched(problem) is not problem)
+    if not pool.found:
+        return []
     if preference.tolerance > 0:
         least = min(map(measure, pool.found))
         near = [one for one in sorted(pool.found, key=measure) if measure(one) <= least * (1 + preference.tolerance)]
