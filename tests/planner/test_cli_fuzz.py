@@ -29,6 +29,7 @@ COMMANDS = (
     *((command, file) for command in ("plan", "compare", "explain") for file in PROBLEM_FILES),
     *((command, file) for command in ("estimate", "explain") for file in (*PROBLEM_FILES, "plan")),
     *(("calibrate", file) for file in ("trials", "cluster", "runtime")),
+    *(("propose", file) for file in ("trials", "cluster", "profiles")),
     ("profiles merge", "profiles"),
     ("profiles estimate", "cluster"),
     ("profiles estimate", "model"),
@@ -75,6 +76,7 @@ def call(folder: Path, command: str, file: str, content: bytes) -> Result:
         "explain": ["explain", *problem, *([f"--plan={path['plan']}"] if file == "plan" else [])],
         "estimate": ["estimate", *problem, f"--plan={path['plan']}"],
         "calibrate": ["calibrate", *problem, f"--trials={path['trials']}"],
+        "propose": ["propose", "--top=3", *problem, f"--trials={path['trials']}"],
         "profiles merge": ["profiles", "merge", path["profiles"], path["profiles"]],
         "profiles estimate": ["profiles", "estimate", f"--model={path['model']}", f"--cluster={path['cluster']}"],
         "profiles import": [

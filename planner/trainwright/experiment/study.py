@@ -101,9 +101,12 @@ class Study:
 
 def _estimate(plan: Plan, number: int, setting: Setting) -> Estimate:
     try:
-        return estimate_in(plan, setting)
+        found = estimate_in(plan, setting)
     except ValueError as error:
         raise ValueError(f"plan {number + 1} ({plan.summary()}): {error}") from None
+    if not found.iteration_seconds or not found.peak_memory_bytes:
+        raise ValueError(f"plan {number + 1} ({plan.summary()}) is predicted to take no time or no memory at all")
+    return found
 
 
 def _fullest(estimate: Estimate, setting: Setting) -> float:
