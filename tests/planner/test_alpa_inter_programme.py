@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alpa_inter_oracle import Case, Choice, algorithm_1, best_clusters, least_seconds
+from alpa_inter_oracle import Case, Choice, algorithm_1, best_clusters, every_pipeline, least_seconds
 
 from trainwright.families import Gpt
 from trainwright.model import Model
@@ -132,6 +132,27 @@ def test_a_gap_is_what_it_says() -> None:
             assert len({len(one.edges) for one in rough}) == len(rough)
             assert Slicing(edges, no_crossings(layers, devices), 8, layers).solve(exact[0].seconds(8) * 0.99) == []
             checked += 1
+
+
+def test_of_pipelines_that_eq_2_does_not_tell_apart_the_most_even_is_offered() -> None:
+    pick = random.Random(7)
+    improved = 0
+    for _ in range(20):
+        work = [float(pick.randint(1, 6)) for _ in range(8)]
+        sums = np.concatenate([[0.0], np.cumsum(work)])
+        seconds = sums[None, :] - sums[:, None]
+        seconds[seconds <= 0] = np.inf
+        edges = edges_of(seconds[None], np.where(np.isfinite(seconds), UNLIMITED, 0)[None], 1).at(0, 3, 0)
+        choices = choices_of(edges)
+        found = Slicing(edges, no_crossings(8, 4), 8, 8, evened=1).solve()
+        squares = [sum(choices[number].seconds ** 2 for number in one.edges) for one in found]
+        longest = found[0].longest_seconds
+        all_pipelines = every_pipeline(Case(choices, 8, 4, 8, 4))
+        alike = [stages for stages in all_pipelines if max(stage.seconds for stage in stages) <= longest]
+        assert min(squares) == min(sum(stage.seconds**2 for stage in stages) for stages in alike)
+        assert all(one.seconds(8) == found[0].seconds(8) for one in found)
+        improved += len(found) > 1
+    assert improved
 
 
 def test_only_options_on_the_front_of_time_and_memory_are_left() -> None:

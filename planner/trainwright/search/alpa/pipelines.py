@@ -19,6 +19,8 @@ from trainwright.search.alpa.stage_programme import Assignment
 from trainwright.search.alpa.submesh import Berth, Line, Submesh
 from trainwright.search.protocol import Problem
 
+_EVENED = 3
+"""Pipelines of which the most even one is looked at, too."""
 _MEMORY_ALONE = 1_000_000
 """Weight of the largest stage beside the sum of all."""
 
@@ -84,7 +86,7 @@ class MicroBatch:
         if edges is None:
             return []
         crossings = crossings_of(self.problem, self.spans, line, self.rows)
-        slicing = Slicing(edges, crossings, self.count, self._most_stages, gap_ratio, keep_ratio)
+        slicing = Slicing(edges, crossings, self.count, self._most_stages, gap_ratio, keep_ratio, _EVENED)
         return [self._solution(line, berths, edges, found) for found in slicing.solve(limit_seconds)]
 
     def smallest(self, line: Line) -> Solution | None:

@@ -28,7 +28,7 @@ KEEP_RATIO = 0.05
 """How much worse by Eq. 2 than the best of their size pipelines may be to be costed exactly."""
 ROOM_RATIO = 0.5
 """How much worse by Eq. 2 than the best of all sizes they may be: Eq. 2 leaves out what stages send each other."""
-COSTED = 6
+COSTED = 8
 """Pipelines of each micro-batch size that are costed exactly."""
 COSTED_OF_ORDER = 2
 """And of each order of the device types: Eq. 2 does not know what it takes to sum weights that both ends share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,9 @@ from trainwright.search.spans import Array
 
 _GROWTH = (1.0, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, math.inf)
 """How much longer than the shortest possible the longest stage may be, tried in turn until memory allows a pipeline."""
+
+_UNEVENNESS = 0.1
+"""What t² / t_max weighs beside t where even pipelines are sought."""
 
 
 @dataclass
@@ -30,6 +34,8 @@ class Slicing:
         most_stages: pipelines with more are not looked at.
         gap_ratio: 0 finds the optimum.
         keep_ratio: how much worse than the best pipelines with other numbers of stages may be to be kept.
+        evened: of so many of the best, the one with as many stages that is most even, too: Eq. 2 does not tell it
+            apart, but when long stages stand side by side, a pipeline waits for more than Eq. 2 says.
     """
 
     edges: Edges
@@ -38,6 +44,7 @@ class Slicing:
     most_stages: int
     gap_ratio: float = 0.0
     keep_ratio: float = 0.0
+    evened: int = 0
     _best: dict[int, Assignment] = field(default_factory=dict)
     _limit: float = math.inf
 
@@ -56,7 +63,14 @@ class Slicing:
         self._search(programme, shortest, least_sum)
         found = sorted(self._best.values(), key=lambda one: (one.seconds(self.micro_batches), len(one.edges)))
         worst = self._limit * (1 + self.keep_ratio)
-        return [one for one in found if one.seconds(self.micro_batches) <= worst]
+        found = [one for one in found if one.seconds(self.micro_batches) <= worst]
+        even = [more for one in found[: self.evened] for more in self._evened(programme, one)]
+        return [*found, *(one for one in dict.fromkeys(even) if one not in found)]
+
+    def _evened(self, programme: StageProgramme, one: Assignment) -> Iterator[Assignment]:
+        relaxed = programme.relaxed(one.longest_seconds, _UNEVENNESS)
+        limit = one.sum_seconds + _UNEVENNESS * one.longest_seconds * len(one.edges)
+        yield from (more for more in relaxed.best(limit) if len(more.edges) == len(one.edges))
 
     @property
     def _repeats(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +75,14 @@ class StageProgramme:
         self.reach = Reach(edges, self.clusters, self.devices)
         self._wide = self.devices + 1
 
-    def relaxed(self, longest: float) -> Relaxation:
-        """The programme without s: each stage fits by itself, whatever follows it."""
+    def relaxed(self, longest: float, unevenness: float = 0.0) -> Relaxation:
+        """The programme without s: each stage fits by itself, whatever follows it.
+
+        With an unevenness, the sum has that times t_i² / t_max beside every t_i.
+        """
         moves = self._moves(longest)
+        if unevenness:
+            moves = replace(moves, seconds=moves.seconds + unevenness * moves.longest**2 / longest)
         size = (self.clusters + 1) * self._wide
         behind = np.full(size, np.inf)
         behind[-1] = 0.0
@@ -98,6 +103,14 @@ class StageProgramme:
             here = slice(slices[boundary], slices[boundary + 1])
             np.minimum.at(before, moves.target[here], moves.seconds[here] + before[moves.source[here]])
         return Relaxation(self, moves, before, behind)
+
+    def measured(self, edges: Indices) -> Assignment:
+        """The assignment of these stages."""
+        before = np.cumsum(self.edges.size[edges]) - self.edges.size[edges]
+        sent, longer = self.crossings.seconds(self.edges, edges, before)
+        seconds = self.edges.seconds[edges]
+        longest = float(np.maximum(seconds, longer).max())
+        return Assignment(tuple(edges.tolist()), math.fsum((seconds + sent).tolist()), longest)
 
     def _moves(self, longest: float) -> _Moves:
         """Every stage of at most so many seconds in every place where the others may find room."""
@@ -182,8 +195,7 @@ class _StageTable:
             move = int(low) + int(values.argmin())
             chosen.append(move)
             state = int(self.target[move])
-        edges, seconds = self.moves.edge[chosen].tolist(), self.seconds[chosen].tolist()
-        return Assignment(tuple(edges), math.fsum(seconds), float(self.moves.longest[chosen].max()))
+        return self.programme.measured(self.moves.edge[chosen])
 
 
 def _starts(values: Indices) -> NDArray[np.intp]:
