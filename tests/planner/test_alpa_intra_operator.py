@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from trainwright.accelerators import cluster_of, estimate_profiles
+from trainwright.cluster import Device
+from trainwright.cost.estimate import estimate_in
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Order, Sharding
+from trainwright.plan import Order, Pipeline, Plan, Sharding, Stage
 from trainwright.profiles import Profiles
 from trainwright.search import Problem
 from trainwright.search.alpa.intra import Goal, IntraOperator, LogicalMesh, Rewriting, SpanSpecs
@@ -190,7 +193,7 @@ FOUR_BLOCKS = Gpt(4, 2048, 16, 1024, 51200)
 
 @pytest.mark.parametrize(("mesh", "in_flight"), [(NVLINK, 1), (TWO_NODES, 4)], ids=["one node", "two nodes"])
 def test_options_come_near_the_best_under_every_memory_limit(mesh, in_flight):
-    """Against the integer programme with the limit as a constraint: at most 12 % slower, 5 % in the mean."""
+    """Against the integer programme with the limit as a constraint: at most 15 % slower, 8 % in the mean."""
     intra = IntraOperator(problem(FOUR_BLOCKS, 256))
     points = [sides(option, in_flight, 32) for option in intra.options(mesh, 8)]
     least, most = min(held for held, _ in points), points[0][0]
@@ -203,8 +206,8 @@ def test_options_come_near_the_best_under_every_memory_limit(mesh, in_flight):
         assert solved is not None
         ratios.append(min(time for held, time in points if held <= limit * (1 + 1e-9)) / solved[1].objective(Goal(32)))
     assert min(ratios) > 1 - 1e-6
-    assert max(ratios) <= 1.12
-    assert sum(ratios) <= 1.05 * len(ratios)
+    assert max(ratios) <= 1.15
+    assert sum(ratios) <= 1.08 * len(ratios)
     assert ratios[-1] == pytest.approx(1)
 
 
@@ -301,3 +304,30 @@ def test_layers_too_large_to_be_profiled_whole_are_taken_from_their_parts():
     assert guessed.seconds[1, 4] == pytest.approx(known.seconds[1, 4], rel=0.1)
     assert guessed.activation_bytes[1, 4] == pytest.approx(known.activation_bytes[1, 4], rel=0.01)
     assert guessed.iteration_seconds[1, 4] == pytest.approx(known.iteration_seconds[1, 4], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "rows"),
+    [(Gpt(6, 4096, 32, 1024, 1024), 16), (Vit(6, 1024, 16), 8), (Bert(6, 1024, 16), 8)],
+    ids=["gpt", "vit", "bert"],
+)
+def test_plans_that_degrees_say_cost_what_the_cost_model_says(family, rows):
+    """One node, weights' updates shared, nothing overlapped: within 3 % of the exact estimate, workspace apart."""
+    asked = problem(family, 64)
+    node = asked.cluster.nodes[0]
+    summed = asked.setting.collectives.all_reduce(((node.name,) * 8,)).way(
+        2**26
+    )  # 14 steps of an eighth of the message
+    mesh = LogicalMesh((V100,), (1, 8), (0.0, summed.latency_seconds / 14), (0.0, summed.seconds_per_byte * 8 / 14))
+    cost, layers = IntraOperator(asked).spans(mesh, rows), len(asked.model.layers)
+    specs = cost.strategy(0, layers)
+    assert specs.exact
+    runs = tuple(replace(one.layer_run(rows), sharding=Sharding.ZERO1) for one in specs.degrees)
+    stage = Stage(tuple(Device(node.name, slot) for slot in range(8)), runs)
+    plan = Plan(layers, 64, (Pipeline(64 // rows, rows, (stage,)),))
+    told = estimate_in(plan, asked.setting)
+    seconds = 64 // rows * cost.seconds[0, layers] + cost.iteration_seconds[0, layers]
+    assert seconds == pytest.approx(told.iteration_seconds, rel=0.03)
+    held = cost.state_bytes[0, layers] + cost.activation_bytes[0, layers]
+    workspace = max(one.workspace_bytes for one in told.memory_parts)
+    assert held == pytest.approx(told.peak_memory_bytes - workspace, rel=0.01)

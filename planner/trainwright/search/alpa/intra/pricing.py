@@ -63,9 +63,13 @@ class MeshPrices:
         """Seconds by [algorithm] to sum so many bytes over those dimensions."""
         return self._seconds(self._all_reduces, sums, size_bytes)
 
-    def reduce_scatter(self, sums: Indices, size_bytes: Array) -> Array:
-        """Likewise, where every device needs one part alone; an all-gather the other way round."""
-        return self._seconds(self._reduce_scatters, sums, size_bytes)
+    def reduce_scatter(self, sums: Indices, size_bytes: Array, *, alone: bool) -> Array:
+        """Likewise, where every device needs one part alone; an all-gather the other way round.
+
+        `alone` says whether it pays the latency of its messages itself; gradients travel many at a time.
+        """
+        fixed, per_byte = self._reduce_scatters
+        return self._seconds((fixed * alone, per_byte), sums, size_bytes)
 
     @cached_property
     def _all_reduces(self) -> tuple[Array, Array]:
@@ -194,11 +198,10 @@ class LayerPricing:
         prices, sizes, sums = self.prices, self.prices.value_bytes, found.weight_sums
         values = prices.shares[found.weight] * operation.weight.elements
         costs = np.zeros((4, 2, len(values)))
-        costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.used)
-        scattered = prices.reduce_scatter(sums, values * sizes.gradient)
-        whole = scattered + prices.reduce_scatter(
-            sums, values * (sizes.used if prices.rewriting.gradients else sizes.gradient)
-        )
+        costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.used, alone=not operation.trivial)
+        scattered = prices.reduce_scatter(sums, values * sizes.gradient, alone=False)
+        gathered = sizes.used if prices.rewriting.gradients else sizes.gradient
+        whole = scattered + prices.reduce_scatter(sums, values * gathered, alone=False)
         costs[1] = whole, scattered
         update = self.compute.value_update_seconds()
         for held in (0, 1):

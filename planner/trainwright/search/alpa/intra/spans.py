@@ -16,7 +16,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SpanCosts:
-    """Costs by [first, end]: of the layers `first … end - 1`, on each device; inf where end <= first.
+    """Costs by [first, end]: of the layers `first … end - 1`, on each device; inf where end <= first (and, where two
+    goals share a run, where it has but one layer).
 
     Arrays have the shape [layers, layers + 1].
 
