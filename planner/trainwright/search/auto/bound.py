@@ -4,22 +4,82 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainwright.search.auto.bound_chains import Chains, Lane
 from trainwright.search.auto.bound_options import Array, Options, options_of
+from trainwright.search.auto.bound_terms import Terms, geometric
+from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
 _MARGIN = 1e-9
 """For rounding."""
+_FARTHEST = 8
+"""How many times the work alone a bound is looked for."""
+_PRECISION = 1e-3
+_FIRST_FACTOR, _LAST_FACTOR = 4.0, 1.1
+"""By which prices are changed in turn."""
+_EXACT_MICRO_BATCHES, _MICRO_BATCHES_RATIO = 8, 1.3
 
 
-def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = None) -> float:  # noqa: ARG001 - later
-    """No plan of the problem takes less, whatever its pipelines, stages, degrees, rows, sharding and recompute."""
+def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = None) -> float:
+    """No plan of the problem takes less, whatever its pipelines, stages, degrees, rows, sharding and recompute.
+
+    Where an incumbent is given, the bound is looked for below its seconds only: it is at most that.
+    """
     options = options_of(problem)
-    work = _work_seconds(problem, options)
-    return (work + problem.runtime.constant_seconds) * (1 - _MARGIN)
+    prices, work = _work_seconds(problem, options)
+    constant = problem.runtime.constant_seconds
+    highest = (incumbent_seconds - constant) if incumbent_seconds else _FARTHEST * work
+    terms, lanes = Terms(problem, options), _lanes(problem)
+    found, binding = _least_possible(Chains(terms, prices), lanes, work, max(highest, work))
+    factor = _FIRST_FACTOR
+    while len(prices) > 1 and factor > _LAST_FACTOR and found < highest * (1 - _PRECISION):
+        better = False
+        for number in range(len(prices)):
+            for by in (factor, 1 / factor):
+                tried = prices.copy()
+                tried[number] *= by
+                chains = Chains(terms, tried)
+                if binding is not None and chains.possible(found * (1 + _PRECISION), binding):
+                    continue
+                seconds, holder = _least_possible(chains, lanes, found, max(highest, work))
+                if seconds > found * (1 + _PRECISION):
+                    found, binding, prices, better = seconds, holder, tried, True
+                    break
+        if not better:
+            factor = factor**0.5
+    return (found + constant) * (1 - _MARGIN)
 
 
-def _work_seconds(problem: Problem, options: Options) -> float:
-    """The least seconds in which all devices together compute every row of every layer.
+def _lanes(problem: Problem) -> list[Lane]:
+    """All numbers of micro-batches: those of a single pipeline, which divide the batch, and of one of several."""
+    batch = problem.global_batch_size
+    lanes = [Lane(count, count, alone=True) for count in divisors(batch)]
+    if len(problem.devices) > 1 and batch > 1:
+        lanes += [Lane(a, b, alone=False) for a, b in geometric(batch - 1, _EXACT_MICRO_BATCHES, _MICRO_BATCHES_RATIO)]
+    return lanes
+
+
+def _least_possible(chains: Chains, lanes: list[Lane], lowest: float, highest: float) -> tuple[float, Lane | None]:
+    """The most seconds up to `highest` in which no lane has a chain, and the lane that has one right behind."""
+    waiting, binding = lanes[::-1], None
+    while waiting and highest > lowest * (1 + _PRECISION):
+        lane = waiting.pop()
+        if not chains.possible(highest * (1 - _PRECISION), lane):
+            continue
+        if lane.most > lane.least * (1 + _PRECISION):
+            middle = (lane.least + lane.most) // 2
+            waiting += [Lane(middle + 1, lane.most, lane.alone), Lane(lane.least, middle, lane.alone)]
+            continue
+        low, high = lowest, highest * (1 - _PRECISION)
+        while high > low * (1 + _PRECISION):
+            middle = (low + high) / 2
+            low, high = (low, middle) if chains.possible(middle, lane) else (middle, high)
+        highest, binding = low, lane
+    return max(lowest, highest), binding
+
+
+def _work_seconds(problem: Problem, options: Options) -> tuple[Array, float]:
+    """Prices of the devices, and the least seconds in which all devices together compute every row of every layer.
 
     A layer's row takes at least c(a, k) device-seconds on accelerator a, whatever the degree and the rows. With prices
     μ(a) for a device's second every layer k costs at least min μ(a) c(a, k) for each row: N(a) devices of each
@@ -30,11 +90,12 @@ def _work_seconds(problem: Problem, options: Options) -> float:
     spent = options.density[:, None] * (options.forward + options.backward)
     least = np.stack([spent[options.accelerator == a].min(axis=0) for a in range(len(options.accelerators))])
     devices = np.array([reach.devices for reach in options.reach], dtype=np.float64)
-    return problem.global_batch_size * dearest(least, counts, devices)
+    prices, seconds = dearest(least, counts, devices)
+    return prices, problem.global_batch_size * seconds
 
 
-def dearest(least: Array, counts: Array, devices: Array) -> float:
-    """The largest Σ n(k) min μ(a) c(a, k) / Σ N(a) μ(a) that a few rounds of coordinate search find."""
+def dearest(least: Array, counts: Array, devices: Array) -> tuple[Array, float]:
+    """The prices with the largest Σ n(k) min μ(a) c(a, k) / Σ N(a) μ(a) that a few rounds of coordinate search find."""
 
     def value(prices: Array) -> float:
         return float((counts * (prices[:, None] * least).min(axis=0)).sum() / (devices * prices).sum())
@@ -50,4 +111,4 @@ def dearest(least: Array, counts: Array, devices: Array) -> float:
                 found = value(tried)
                 if found > best:
                     best, prices = found, tried
-    return best
+    return prices, best

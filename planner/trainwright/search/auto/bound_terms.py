@@ -1,0 +1,241 @@
+"""What the stages of a chain must at least take, hold and sum: by option and by interval of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost.links import links_of
+from trainwright.cost.memory import OPTIMIZER_BYTES, RECEIVED_AHEAD, loss_bytes, master_bytes
+from trainwright.layer import LayerKind
+from trainwright.search.auto.bound_options import Array, Options
+from trainwright.search.protocol import Problem
+
+Indices = NDArray[np.intp]
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of one problem. Intervals are numbered; [option, interval] tables are of the chosen options."""
+
+    problem: Problem
+    options: Options
+
+    @cached_property
+    def kind_of(self) -> Indices:
+        """[layer] number of its kind."""
+        names = [kind.name for kind in self.problem.model.kinds]
+        return np.array([names.index(name) for name in self.problem.model.layers], dtype=np.intp)
+
+    @cached_property
+    def first(self) -> Indices:
+        """[interval] its first layer."""
+        return self._ends[0]
+
+    @cached_property
+    def end(self) -> Indices:
+        """[interval] the layer behind its last."""
+        return self._ends[1]
+
+    @cached_property
+    def _ends(self) -> tuple[Indices, Indices]:
+        size = len(self.problem.model.layers)
+        first, last = np.triu_indices(size)
+        return first, last + 1
+
+    def summed(self, by_kind: Array) -> Array:
+        """[..., interval] sums over the layers of what is given by kind [..., kind]."""
+        return self.summed_layers(by_kind[..., self.kind_of])
+
+    def summed_layers(self, by_layer: Array) -> Array:
+        """[..., interval] sums of what is given by layer [..., layer]."""
+        zero = np.zeros((*by_layer.shape[:-1], 1))
+        sums = np.concatenate([zero, np.cumsum(by_layer, axis=-1)], axis=-1)
+        found: Array = sums[..., self.end] - sums[..., self.first]
+        return found
+
+    @cached_property
+    def own_values(self) -> Array:
+        """[interval] values summed with its layers, over all ranks of a tensor group: shared ones with all their owners."""
+        kinds = self.problem.model.kinds
+        found = self.summed(np.array([kind.parameters - kind.shared_parameters for kind in kinds], float))
+        for name in self.shared_names:
+            found += self._owns_all(name) * self._shared_values(name)
+        return found
+
+    @cached_property
+    def shared_names(self) -> tuple[str, ...]:
+        """Weights that several layers hold."""
+        kinds = map(self.problem.model.kind_of, range(len(self.problem.model.layers)))
+        names = [kind.shared_weight for kind in kinds if kind.shared_weight is not None]
+        return tuple(sorted({name for name in names if names.count(name) > 1}))
+
+    @cached_property
+    def apart_values(self) -> Array:
+        """[interval] values of shared weights that it holds and other stages of its pipeline hold, too."""
+        found = np.zeros(len(self.first))
+        for name in self.shared_names:
+            found += (self._owners(name) > 0) * ~self._owns_all(name) * self._shared_values(name)
+        return found
+
+    def updated_share(self, tensor: int) -> Array:
+        """[interval] least share of its layers' optimizer seconds: a run that holds a weight once updates it once.
+
+        Such a run spares as much of all its layers' seconds. Where a weight's only two owners are the ends of the
+        interval, that run is all of it.
+        """
+        found = np.ones(len(self.first))
+        kinds = self.problem.model.kinds
+        values = self.summed(np.array([self.problem.setting.values_at(kind, tensor) for kind in kinds], float))
+        whole = self.held_values(tensor) / np.maximum(values, 1.0)
+        for name in self.shared_names:
+            owners = self._owners(name)
+            owns = np.array(
+                [self.problem.model.kind_of(layer).shared_weight == name for layer in range(self.end.max())]
+            )
+            ends = owns[self.first] & owns[self.end - 1] & (owners == 2)
+            least = np.where(ends & (len(self.shared_names) == 1), whole, found / np.maximum(owners, 1.0))
+            found = np.where(owners > 1, least, found)
+        return found
+
+    def _owners(self, name: str) -> Array:
+        """[interval] how many of its layers hold the weight."""
+        return self.summed(np.array([float(kind.shared_weight == name) for kind in self.problem.model.kinds]))
+
+    def _owns_all(self, name: str) -> NDArray[np.bool_]:
+        owners = self._owners(name)
+        found: NDArray[np.bool_] = owners > owners.max() - 0.5
+        return found
+
+    def _shared_values(self, name: str) -> int:
+        return min(kind.shared_parameters for kind in self.problem.model.kinds if kind.shared_weight == name)
+
+    def held_values(self, tensor: int) -> Array:
+        """[interval] values of one rank, a weight that several layers share once."""
+        setting, kinds = self.problem.setting, self.problem.model.kinds
+        found = self.summed(np.array([setting.values_at(kind, tensor) for kind in kinds], float))
+        for name in {kind.shared_weight for kind in kinds} - {None}:
+            owners = self.summed(np.array([float(kind.shared_weight == name) for kind in kinds]))
+            size = max(setting.shared_at(kind, tensor) for kind in kinds if kind.shared_weight == name)
+            found -= np.maximum(owners - 1, 0.0) * size
+        return np.maximum(found, 0.0)
+
+    @cached_property
+    def node_seconds(self) -> Array:
+        """[interval] seconds for every row that passes the best node, all its devices at work on these layers alone.
+
+        A device adds one rank to a replica, and so at least 1/t of its rows where the tensor group stays in the node;
+        where it does not, each device of the node may be the only one of its replica here.
+        """
+        options = self.options
+        both = options.forward + options.backward
+        alone = np.where(options.crosses[:, None], both / options.high[:, None], both * options.density[:, None])
+        found = []
+        for number, reach in enumerate(options.reach):
+            least = alone[options.accelerator == number].min(axis=0)
+            found.append(self.summed(least) / reach.group)
+        result: Array = np.min(found, axis=0)
+        return result
+
+    @cached_property
+    def ring_rates(self) -> Array:
+        """[number of nodes] bytes per second of the slowest step of a ring over so many, at best; the last for all more."""
+        return ring_rates(self.problem)
+
+    @cached_property
+    def incoming(self) -> Array:
+        """[interval] bytes per row that it takes in."""
+        return self._boundary[self.first]
+
+    @cached_property
+    def outgoing(self) -> Array:
+        """[interval] bytes per row that it passes on."""
+        return self._boundary[self.end]
+
+    @cached_property
+    def input_bytes(self) -> Array:
+        """[layer] bytes per row of its input."""
+        return self._boundary[:-1]
+
+    @cached_property
+    def _boundary(self) -> Array:
+        model = self.problem.model
+        size = len(model.layers)
+        return np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(size - 1)), 0.0])
+
+    def state_bytes(self, tensor: int, replicas: float, *, single: bool) -> Array:
+        """[interval] weights, gradients and optimizer state of a rank, everything sharded over so many replicas."""
+        setting, model = self.problem.setting, self.problem.model
+        divided = model.dtype.num_bytes + master_bytes(model) + OPTIMIZER_BYTES[self.problem.optimizer]
+        whole = setting.gradient_dtype.num_bytes
+        if single:
+            divided, whole = divided + whole, 0
+        found: Array = self.held_values(tensor) * (whole + divided / replicas)
+        return found
+
+    def moving_bytes(self, kept: int) -> Array:
+        """[interval] bytes per row of tensors on their way."""
+        found: Array = (kept + RECEIVED_AHEAD) * self.outgoing + RECEIVED_AHEAD * self.incoming
+        return found
+
+    def loss_bytes(self, tensor: int, rows: int) -> Array:
+        """[interval] of the loss, where it is there."""
+        size = len(self.problem.model.layers)
+        found: Array = (self.end == size) * float(loss_bytes(self.problem.setting, tensor, rows))
+        return found
+
+
+def ring_rates(problem: Problem) -> Array:
+    """[number of nodes] the largest rate at which so many nodes are connected: a ring over them has no faster step."""
+    cluster, used = problem.cluster, set(problem.nodes)
+    indices = [index for index, node in enumerate(cluster.nodes) if node.name in used]
+    ratio = problem.runtime.link_ratio
+    if not any(link.source != link.target for link in cluster.links):
+        cards = sorted(
+            (cluster.nodes[i].network.bandwidth_bytes_per_second for i in indices if cluster.nodes[i].network),
+            reverse=True,
+        )  # type: ignore[union-attr]
+        return (
+            np.array([np.inf, cards[min(1, len(cards) - 1)], *cards[1:]][: len(indices) + 1] if cards else [np.inf])
+            * ratio
+        )
+    table = links_of(cluster).bandwidth[np.ix_(indices, indices)]
+    mutual = np.maximum(table, table.T)
+    upper = np.triu_indices(len(indices), 1)
+    order = np.argsort(-mutual[upper], kind="stable")
+    parent, size, largest = list(range(len(indices))), [1] * len(indices), 1
+    rates = [np.inf, np.inf]
+    for edge in order.tolist():
+        a, b = _root(parent, int(upper[0][edge])), _root(parent, int(upper[1][edge]))
+        if a != b:
+            parent[a] = b
+            size[b] += size[a]
+            while largest < size[b]:
+                largest += 1
+                rates.append(float(mutual[upper][edge]))
+            if largest == len(indices):
+                break
+    return np.array(rates) * ratio
+
+
+def _root(parent: list[int], node: int) -> int:
+    while parent[node] != node:
+        parent[node] = parent[parent[node]]
+        node = parent[node]
+    return node
+
+
+def geometric(highest: int, exact: int, ratio: float) -> list[tuple[int, int]]:
+    """Gapless intervals of the numbers 1 … highest: single ones up to `exact`, then of about that ratio."""
+    starts, value = list(range(1, min(highest, exact) + 1)), float(exact)
+    while starts[-1] < highest and value < highest:
+        value = max(value * ratio, starts[-1] + 1)
+        if int(value) <= highest:
+            starts.append(int(value))
+    return [(a, b - 1) for a, b in pairwise((*starts, highest + 1))]
