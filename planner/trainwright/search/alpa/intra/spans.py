@@ -16,10 +16,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SpanCosts:
-    """Costs by [first, end]: of the layers `first … end - 1`, on each device; inf where end <= first (and, where two
-    goals share a run, where it has but one layer).
+    """Costs by [first, end]: of the layers `first … end - 1`, on each device.
 
-    Arrays have the shape [layers, layers + 1].
+    Arrays have the shape [layers, layers + 1]; inf where end <= first, and, where two goals share a run, where the run
+    has but one layer.
 
     Attributes:
         seconds: forward and backward of one micro-batch with its communication.
