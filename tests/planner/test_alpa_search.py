@@ -100,27 +100,28 @@ def test_weight_update_is_sharded_where_there_are_replicas(
                 assert candidate.operators or (layers.data > 1) == (layers.sharding is not Sharding.NONE)
 
 
-def test_models_with_more_layers_than_clusters_are_cut_between_clusters(make_problem: MakeProblem) -> None:
-    problem = make_problem(layers=90, batch=8, hidden=32)
+def test_models_with_more_layers_than_clusters_are_cut_between_clusters(
+    make_problem: MakeProblem, make_cluster: MakeCluster
+) -> None:
+    problem = make_problem(make_cluster((("fast", 2), ("fast", 2))), layers=90, batch=4, hidden=32)
     best = run("alpa", problem)[0]
     assert stages_of(best.plan)[-1].end == 92
     assert best.estimate.iteration_seconds <= 1.1 * run("amp", problem, top=1)[0].estimate.iteration_seconds
 
 
 FAMILIES: tuple[tuple[Family, Dtype], ...] = (
-    (Moe(6, 512, 8, 256, 4000, experts=8, experts_per_token=2, expert_every=2), Dtype.FLOAT16),
+    (Moe(4, 512, 8, 256, 4000, experts=8, experts_per_token=2, expert_every=2), Dtype.FLOAT16),
     (WideResnet(50, 2), Dtype.FLOAT32),
-    (T5(3, 512, 8, 256, 4000), Dtype.FLOAT16),
+    (T5(2, 512, 8, 256, 4000), Dtype.FLOAT16),
 )
 
 
 @pytest.mark.parametrize(("family", "dtype"), FAMILIES, ids=["moe", "wide_resnet", "t5"])
 def test_families_are_planned_on_unequal_machines(family: Family, dtype: Dtype) -> None:
-    problem = sheet_problem(family, {"p3.8xlarge": 1, "g4dn.12xlarge": 1}, 16, dtype)
+    problem = sheet_problem(family, {"p3.8xlarge": 1, "g4dn.12xlarge": 1}, 8, dtype)
     candidates = run("alpa", problem)
     assert all(one.estimate.feasible for one in candidates)
     assert all(sorted(one.plan.devices) == sorted(problem.devices) for one in candidates)
-    assert candidates == run("alpa", problem, top=3) + candidates[3:]
 
 
 def test_what_degrees_cannot_say_rides_along() -> None:

@@ -82,7 +82,7 @@ class MicroBatch:
     def solutions(self, line: Line, limit_seconds: float, *, gap_ratio: float, keep_ratio: float) -> list[Solution]:
         """The best pipelines of the line, best first; none that take more than the limit."""
         berths = list(line.berths())
-        edges = self._along(berths, self._edges_of)
+        edges = self.edges_along(berths)
         if edges is None:
             return []
         crossings = crossings_of(self.problem, self.spans, line, self.rows)
@@ -106,6 +106,10 @@ class MicroBatch:
     @property
     def _most_stages(self) -> int:
         return self.problem.limits.max_pipeline_degree or len(self.spans.ends)
+
+    def edges_along(self, berths: Sequence[Berth]) -> Edges | None:
+        """What the programme chooses from; None where nothing can run anywhere."""
+        return self._along(berths, self._edges_of)
 
     def _along(self, berths: Sequence[Berth], edges_of_submesh: Callable[[Submesh], Edges | None]) -> Edges | None:
         found = []
