@@ -227,6 +227,14 @@ def test_a_plan_in_other_roles_finds_its_way_back(make_problem: MakeProblem, mak
     assert aligned(old, old, problem) is old
 
 
+def test_nodes_stay_where_changing_them_wins_nothing(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+    problem = make_problem()
+    devices = problem.cluster.devices
+    elsewhere = make_plan(problem, (14,), data=2, devices=devices[6:])
+    new = make_plan(problem, (14,), data=2, devices=devices[4:6])
+    assert aligned(new, elsewhere, problem) is new
+
+
 def test_nodes_that_are_spared_get_no_role(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     devices = problem.cluster.devices
@@ -322,6 +330,13 @@ def test_a_lost_node_leaves_plans_near_the_old_one(make_problem: MakeProblem, ma
     shapes = [[stage.end - stage.first for stage in plan.pipelines[0].stages] for plan in found]
     assert [6, 6, 2] in shapes
     assert all(plan != old for plan in found)
+
+
+def test_an_odd_number_of_layers_goes_to_both_neighbours(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+    problem = make_problem()
+    old = make_plan(problem, (4, 5, 5), data=2)
+    found = adapted(old, replace(problem, limits=Limits(spare=("node-2",))))
+    assert [6, 8] in [[stage.end - stage.first for stage in plan.pipelines[0].stages] for plan in found]
 
 
 def test_lost_replicas_leave_their_rows_to_the_others(make_problem: MakeProblem, make_plan: MakePlan) -> None:

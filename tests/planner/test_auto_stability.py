@@ -190,6 +190,15 @@ def test_levelling_makes_noisy_links_equal_and_leaves_others_apart(make_cluster:
     assert levelled(true, 0.0) is true
 
 
+def test_noise_on_links_alone_does_not_choose_among_equal_nodes(problem: Problem) -> None:
+    def chosen(tolerance: float) -> set[Plan]:
+        measured = [replace(problem, cluster=noisy_links(problem.cluster, 0.01, seed)) for seed in range(4)]
+        return {run("amp", replace(one, preference=Preference(tolerance)), top=1)[0].plan for one in measured}
+
+    assert len(chosen(0.0)) > 1
+    assert len(chosen(0.05)) == 1
+
+
 @given(bandwidths=st.lists(st.floats(1e8, 1e11), min_size=2, max_size=6), tolerance=st.floats(0.005, 0.1))
 def test_levelled_ports_stay_near_what_was_measured(
     bandwidths: list[float], tolerance: float, make_cluster: MakeCluster
@@ -291,6 +300,16 @@ def test_of_many_candidates_the_first_stay_and_the_first_of_every_kind(problem: 
     fastest_first = [with_seconds(base, plan, 1.0 + n) for n, plan in enumerate([uneven] * 3 + [plain] * 3)]
     assert diverse(fastest_first, 2, problem) == [*fastest_first[:2], fastest_first[3]]
     assert diverse(fastest_first, 9, problem) == fastest_first
+
+
+def test_even_rows_are_looked_at_and_no_plan_twice(problem: Problem, make_plan: MakePlan) -> None:
+    plain = make_plan(problem, (7, 7), data=4, rows=2)
+    devices = problem.cluster.devices
+    turned = make_plan(problem, (7, 7), data=4, rows=2, devices=(*devices[2:4], *devices[:2], *devices[4:]))
+    tolerant = replace(problem, preference=Preference(0.9))
+    uneven = candidate_of(problem, with_rows(plain, 1, (1, 3, 2, 2)))
+    assert [one.plan for one in preferred([uneven], tolerant)] == [plain, uneven.plan]
+    assert [one.plan for one in preferred([candidate_of(problem, one) for one in (plain, turned)], tolerant)] == [plain]
 
 
 def test_without_a_preference_nothing_changes(problem: Problem) -> None:
