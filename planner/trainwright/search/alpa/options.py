@@ -86,10 +86,11 @@ def joined(several: Sequence[Options]) -> Options:
     if len(several) == 1:
         return several[0]
     counts = np.cumsum([0, *(len(one.seconds) for one in several)])
+    strategies = [one.strategy for one in several]  # tables may go, how they come about stays
 
     def strategy(option: int, first: int, end: int) -> StageStrategy:
         number = int(np.searchsorted(counts, option, side="right")) - 1
-        return several[number].strategy(option - int(counts[number]), first, end)
+        return strategies[number](option - int(counts[number]), first, end)
 
     return Options(
         np.concatenate([one.seconds for one in several]),

@@ -65,14 +65,17 @@ class MicroBatch:
 
     Attributes:
         rows: of a micro-batch, over all replicas of a stage.
+        keeps_tables: whether the options of submeshes are kept for others to take.
     """
 
     problem: Problem
     intra: Intra
     rows: int
     spans: LayerSpans
+    keeps_tables: bool = True
     _options: dict[Submesh, Options | None] = field(default_factory=dict)
     _edges: dict[Submesh, Edges | None] = field(default_factory=dict)
+    _strategies: dict[Submesh, Callable[[int, int, int], StageStrategy]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -101,7 +104,7 @@ class MicroBatch:
 
     def beside(self, other: Intra) -> MicroBatch:
         """The same where every submesh has the options of another pass, too."""
-        return MicroBatch(self.problem, _Both(self, other), self.rows, self.spans)
+        return MicroBatch(self.problem, _Both(self, other), self.rows, self.spans, keeps_tables=False)
 
     @property
     def _most_stages(self) -> int:
@@ -129,6 +132,10 @@ class MicroBatch:
         if submesh not in self._edges:
             options = self.options_of(submesh)
             self._edges[submesh] = None if options is None else self._front(submesh, options)
+            if options is not None:
+                self._strategies[submesh] = options.strategy
+            if not self.keeps_tables:
+                del self._options[submesh]
         return self._edges[submesh]
 
     def _front(self, submesh: Submesh, options: Options) -> Edges:
@@ -151,10 +158,8 @@ class MicroBatch:
         stages = []
         for number in found.edges:
             submesh = berths[edges.berth[number]].submesh
-            options = self._options[submesh]
-            assert options is not None
             place = int(edges.option[number]), int(edges.first[number]), int(edges.end[number])
-            stages.append((submesh, options.strategy(*place)))
+            stages.append((submesh, self._strategies[submesh](*place)))
         return Solution(found.seconds(self.count), line, self.rows, tuple(stages))
 
 
