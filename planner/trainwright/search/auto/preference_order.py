@@ -86,7 +86,8 @@ class _Pool:
         """Candidates that somebody found, costed anew where they were costed on other links."""
         for candidate in candidates:
             if self._is_new(candidate.plan):
-                self.found.append(candidate_of(self.problem, candidate.plan) if anew else candidate)
+                costed = candidate_of(self.problem, candidate.plan) if anew else candidate
+                self.found.append(replace(costed, operators=candidate.operators))
 
     def add_plans(self, plans: Iterable[Plan]) -> None:
         """Those of the plans that fit into memory."""
