@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from trainwright.cost.memory import parameter_bytes
 from trainwright.plan import Plan
 from trainwright.search.amp import amp
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.descent import Judge, descend
+from trainwright.search.auto.descent import Disturbances, Judge, descend
 from trainwright.search.auto.drafting import pipeline_of
+from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.line import Line, lines
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
@@ -36,27 +39,35 @@ class Effort:
     """How much is looked at.
 
     Attributes:
+        most_tensor: tensor groups reach beyond a node up to so many devices.
         patience: sizes of micro-batches in a row that may be worse before a line is left.
         choices: lines and sizes, the best by a coarse look, that are looked at finely.
     """
 
     coarse: Grain
-    fine: Grain
+    fine: tuple[Grain, ...]
+    most_tensor: int
     patience: int
     choices: int
 
 
-FEW, MANY = Effort(Grain(16, 13, 24), Grain(16, 28, 24), 100, 8), Effort(Grain(12, 13, 6), Grain(24, 32, 6), 2, 3)
+FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, 8)
+MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, 3)
+DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, 2)
 FEW_DEVICES = 16
 """Up to so many, the first effort."""
-SEEDS: tuple[tuple[Search, int], ...] = ((amp, 64), (galvatron_bmw, 16))
-"""Searches whose best plans are descended from, up to so many devices."""
+DEEP_STAGES = 6
+"""Where the model fills so many devices, the last: memory asks for many stages, and coarse units have no room for them."""
+SEEDS: tuple[tuple[Search, int, int], ...] = ((amp, 64, 64), (galvatron_bmw, 16, 64))
+"""Searches whose best plans are descended from, up to so many devices, and up to so many where memory is short."""
 DRAFTS = 24
 """Plans of the programme that are costed exactly."""
 LEADERS = 4
 """Candidates that are descended from."""
-REPLAYED_DEVICES = 2**14
-"""Plans are costed until so many devices were, but at least LEAST_REPLAYS plans and at most MOST_REPLAYS."""
+MOST_DISTURBED = 24
+"""How often the best is disturbed and descended from again."""
+REPLAYED_DEVICES = 2**21
+"""So many by the square of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1200
 _STEPS = 100
 """What progress is counted in; so many are the drafts, as many the descent."""
@@ -65,47 +76,95 @@ _STEPS = 100
 def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
     """Candidates of any shape that the plan document expresses, best first by the exact replay."""
     check_profiled(problem)
+    if is_small(problem):
+        return exhaustive(problem, control, top)
     return _Run(problem, control).candidates()[:top]
 
 
 class _Run:
     def __init__(self, problem: Problem, control: Control) -> None:
         self.problem, self.control = problem, control
-        replays = min(max(REPLAYED_DEVICES // len(problem.devices), LEAST_REPLAYS), MOST_REPLAYS)
+        replays = min(max(REPLAYED_DEVICES // len(problem.devices) ** 2, LEAST_REPLAYS), MOST_REPLAYS)
         self.judge = Judge(problem, control, replays)
         self.drafts: list[tuple[float, Plan]] = []
 
     def candidates(self) -> list[Candidate]:
-        for _ in self._draft(FEW if len(self.problem.devices) <= FEW_DEVICES else MANY):
-            if self._is_over:
-                break
-        self._cost_drafts()
+        for effort in self._efforts():
+            self._draft_until_over(effort, divisors(self.problem.global_batch_size))
         self._seed()
-        for number, leader in enumerate(_leaders(self.judge.feasible())):
-            if self.judge.is_over:
-                break
-            descend(leader, self.judge, self.judge.left // 2)
-            self._step(_STEPS + _STEPS * (number + 1) // LEADERS)
+        self._look_deeper()
+        self._descend()
         found = in_order(self.judge.feasible())
         if not found:
             raise NoFeasiblePlan("no plan fits into memory")
         self._step(2 * _STEPS)
         return found
 
+    def _descend(self) -> None:
+        """From the leaders to what no small move betters; what is left is spent on the best, disturbed."""
+        judge = self.judge
+        for number, leader in enumerate(_leaders(judge.feasible())):
+            if judge.is_over:
+                return
+            descend(leader, judge, judge.left // 2)
+            self._step(_STEPS + _STEPS * (number + 1) // (LEADERS + 1))
+        disturbances = Disturbances(self.problem, self.control.seed)
+        for _ in range(MOST_DISTURBED):
+            if judge.is_over or not judge.feasible():
+                return
+            start = disturbances.of(in_order(judge.feasible())[0], judge)
+            if start is not None:
+                descend(start, judge, judge.left // 3)
+
+    def _draft_until_over(self, effort: Effort, sizes: Sequence[int]) -> None:
+        for _ in self._draft(effort, sizes):
+            if self._is_over:
+                break
+        self._cost_drafts()
+
+    def _look_deeper(self) -> None:
+        """Where the best has more stages than coarse units have room for, its size of micro-batches once more."""
+        if self._is_deep or len(self.problem.devices) <= FEW_DEVICES or not self.judge.feasible() or self._is_over:
+            return
+        pipeline = in_order(self.judge.feasible())[0].plan.pipelines[0]
+        if len(pipeline.stages) > MANY.coarse.units // 2:
+            self._draft_until_over(DEEP, [pipeline.micro_batch_size])
+
+    def _efforts(self) -> Iterator[Effort]:
+        if len(self.problem.devices) <= FEW_DEVICES:
+            yield FEW
+        elif self._is_deep:
+            yield DEEP
+        else:
+            yield MANY
+            if not self.judge.feasible():
+                yield DEEP
+
+    @cached_property
+    def _is_deep(self) -> bool:
+        """Whether memory is short."""
+        problem = self.problem
+        needed = problem.model.parameters * parameter_bytes(
+            problem.model, problem.optimizer, problem.runtime.gradient_dtype
+        )
+        memory = [problem.setting.memory_of_node[device.node] for device in problem.devices]
+        return needed > DEEP_STAGES * sum(memory) / len(memory)
+
     def _cost_drafts(self) -> None:
-        """The best drafts, those of every number of stages first."""
-        drafts = sorted(self.drafts, key=lambda one: one[0])
-        first: dict[tuple[int, ...], Plan] = {}
-        for _, plan in drafts:
+        """The best drafts, those of every number of stages and of every size of micro-batches first."""
+        drafts = [plan for _, plan in sorted(self.drafts, key=lambda one: one[0])]
+        first: dict[object, Plan] = {}
+        for plan in drafts:
             first.setdefault(tuple(len(pipeline.stages) for pipeline in plan.pipelines), plan)
-        for plan in (*list(first.values())[: DRAFTS // 3], *(plan for _, plan in drafts[:DRAFTS])):
+            first.setdefault(plan.pipelines[0].micro_batch_size, plan)
+        for plan in (*list(first.values())[: DRAFTS // 2], *drafts[:DRAFTS]):
             self.judge.cost(plan)
             if self._is_over:
                 break
 
     def _seed(self) -> None:
-        for search, most_devices in SEEDS:
-            if len(self.problem.devices) <= most_devices and not self._is_over:
+        for search, most, most_deep in SEEDS:
+            if len(self.problem.devices) <= (most_deep if self._is_deep else most) and not self._is_over:
                 try:
                     found = search(self.problem, replace(self.control, report=None), 2)
                 except NoFeasiblePlan:
@@ -121,17 +180,16 @@ class _Run:
         best = min((one.estimate.iteration_seconds for one in self.judge.feasible()), default=None)
         self.control.step(done, 2 * _STEPS, best)
 
-    def _draft(self, effort: Effort) -> Iterator[None]:
+    def _draft(self, effort: Effort, sizes: Sequence[int]) -> Iterator[None]:
         """Coarse drafts of all lines and rows, then of several pipelines, then fine ones of the best; one step at a time."""
-        coarse, fine = effort.coarse, effort.fine
+        coarse = effort.coarse
         cells = Cells(self.problem, coarse.cuts)
         choices: list[tuple[float, int, int]] = []
         coarse_lines = lines(self.problem, coarse.units, coarse.orders)
-        sizes = divisors(self.problem.global_batch_size)
         for number, line in enumerate(coarse_lines):
-            places = Places(cells, line)
+            places = Places(cells, line, effort.most_tensor)
             known: dict[int, float] = {}
-            for index in _outwards(known, len(sizes), effort.patience):
+            for index in _outwards(known, len(sizes), effort.patience, from_first=effort is DEEP):
                 found = list(self._plans(places, sizes[index], is_rough=True))
                 known[index] = found[0][0] if found else float("inf")
                 choices += [(seconds, number, sizes[index]) for seconds, _ in found[:1]]
@@ -143,12 +201,13 @@ class _Run:
         if len(set(coarse_lines[0].classes)) > 1:
             self.drafts += Several(cells, coarse_lines[0]).drafts()
             yield
-        cells = Cells(self.problem, fine.cuts)
-        fine_lines: dict[int, Line] = dict(enumerate(lines(self.problem, fine.units, fine.orders)))
-        for _, number, rows in sorted(choices)[: effort.choices]:
-            if number in fine_lines:
-                self.drafts += self._plans(Places(cells, fine_lines[number]), rows)
-                yield
+        for fine in effort.fine:
+            cells = Cells(self.problem, fine.cuts)
+            fine_lines: dict[int, Line] = dict(enumerate(lines(self.problem, fine.units, fine.orders)))
+            for _, number, rows in sorted(choices)[: effort.choices]:
+                if number in fine_lines:
+                    self.drafts += self._plans(Places(cells, fine_lines[number], effort.most_tensor), rows)
+                    yield
 
     def _plans(self, places: Places, rows: int, *, is_rough: bool = False) -> Iterator[tuple[float, Plan]]:
         problem = self.problem
@@ -159,9 +218,9 @@ class _Run:
             yield chain.seconds(micro_batches), Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
 
 
-def _outwards(known: dict[int, float], count: int, patience: int) -> Iterator[int]:
-    """Indices from the middle on in both directions, each until `patience` in a row were worse than the best known."""
-    start = count // 2
+def _outwards(known: dict[int, float], count: int, patience: int, *, from_first: bool) -> Iterator[int]:
+    """Indices from the middle (or the first) on both ways, each until `patience` in a row were worse than the best known."""
+    start = 0 if from_first else count // 2
     yield start
     for way in (1, -1):
         index, worse = start + way, 0
@@ -173,8 +232,9 @@ def _outwards(known: dict[int, float], count: int, patience: int) -> Iterator[in
 
 
 def _leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
-    """The best of every shape: number of pipelines and stages."""
-    shapes: dict[tuple[int, ...], Candidate] = {}
+    """The best of every shape: the pipelines' numbers of stages and rows."""
+    shapes: dict[object, Candidate] = {}
     for candidate in in_order(candidates):
-        shapes.setdefault(tuple(len(pipeline.stages) for pipeline in candidate.plan.pipelines), candidate)
+        pipelines = candidate.plan.pipelines
+        shapes.setdefault(tuple((len(one.stages), one.micro_batch_size) for one in pipelines), candidate)
     yield from list(shapes.values())[:LEADERS]

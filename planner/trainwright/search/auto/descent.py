@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from trainwright.plan import Plan
-from trainwright.search.auto.moves import NEIGHBOURHOODS
+from trainwright.search.auto.moves import NEIGHBOURHOODS, places
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
 from trainwright.search.ranking import candidate_of
@@ -88,7 +89,7 @@ def descend(start: Candidate, judge: Judge, tries: int) -> Candidate:
 
 
 def _first_better(here: Candidate, judge: Judge, number: int, last: int) -> Candidate | None:
-    for move in NEIGHBOURHOODS[number](here.plan):
+    for move in NEIGHBOURHOODS[number](places(here.plan, judge.problem.setting)):
         if judge.left <= last or judge.is_over:
             return None
         try:
@@ -99,3 +100,31 @@ def _first_better(here: Candidate, judge: Judge, number: int, last: int) -> Cand
         if found is not None and found.estimate.iteration_seconds < here.estimate.iteration_seconds * (1 - LEAST_GAIN):
             return found
     return None
+
+
+@dataclass
+class Disturbances:
+    """Leads away from plans that no small move betters: two moves at random, whatever they cost."""
+
+    problem: Problem
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311 - not for secrets
+
+    def of(self, here: Candidate, judge: Judge) -> Candidate | None:
+        """A feasible candidate near by; None where the first tries gave none."""
+        for _ in range(6):
+            plan = here.plan
+            try:
+                for _ in range(2):
+                    kind = self._random.choice(NEIGHBOURHOODS)
+                    moves = list(kind(places(plan, self.problem.setting)))
+                    if moves:
+                        plan = self._random.choice(moves)()
+            except ValueError:  # a replica without rows, or a degree without a profile
+                continue
+            found = judge.cost(plan)
+            if found is not None:
+                return found
+        return None

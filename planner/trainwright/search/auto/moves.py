@@ -6,23 +6,30 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from trainwright.cost.pace import Paces
+from trainwright.cost.setting import Setting
 from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.setups import Setup, Strategy, setups, with_setups
 
 COUNTS = (1, 2, 4)
 """Layers moved at a time."""
-FEW_STAGES = 6
-"""Up to so many stages, layers move between any two of them at once."""
+MOST_SHIFTS = 48
+"""Moves of layers that are looked at: those from the slowest stages to the fastest."""
 Move = Callable[[], Plan]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A pipeline of a plan, taken apart."""
+    """A pipeline of a plan, taken apart.
+
+    Attributes:
+        seconds: by stage: what its slowest worker takes for a micro-batch.
+    """
 
     plan: Plan
     index: int
     stages: tuple[Setup, ...]
+    seconds: tuple[float, ...]
 
     @property
     def rows(self) -> int:
@@ -34,21 +41,38 @@ class Place:
         return with_setups(self.plan, self.index, stages)
 
 
-def places(plan: Plan) -> list[Place]:
-    return [Place(plan, index, setups(pipeline)) for index, pipeline in enumerate(plan.pipelines)]
+def places(plan: Plan, setting: Setting) -> list[Place]:
+    """The plan's pipelines taken apart."""
+    paces = Paces(plan, setting)
+    return [
+        Place(
+            plan,
+            index,
+            setups(pipeline),
+            tuple(
+                max(worker.forward.seconds + worker.backward.seconds for worker in paces.stages[index, number].workers)
+                for number in range(len(pipeline.stages))
+            ),
+        )
+        for index, pipeline in enumerate(plan.pipelines)
+    ]
 
 
-def shifts(plan: Plan) -> Iterator[Move]:
-    """Layers handed to the next stage, or on over several where there are few."""
-    for place in places(plan):
+def shifts(taken_apart: Sequence[Place]) -> Iterator[Move]:
+    """Layers handed from one stage to another, those between pass as many on; from the slowest to the fastest first."""
+    found: list[tuple[float, int, Move]] = []
+    for place in taken_apart:
         count = len(place.stages)
-        reach = count if count <= FEW_STAGES else 2
-        for distance in range(1, reach):
-            for number in range(count - distance):
-                for layers in COUNTS if distance == 1 else COUNTS[:1]:
-                    for giver, taker in ((number, number + distance), (number + distance, number)):
-                        if len(place.stages[giver].layers) > layers:
-                            yield partial(_shifted, place, giver, taker, layers)
+        for giver in range(count):
+            for taker in range(count):
+                for layers in COUNTS if abs(giver - taker) == 1 else COUNTS[:1]:
+                    if giver != taker and len(place.stages[giver].layers) > layers:
+                        gain = place.seconds[giver] - place.seconds[taker]
+                        each = place.seconds[giver] / len(place.stages[giver].layers)
+                        worth = gain - layers * each
+                        found.append((-worth, len(found), partial(_shifted, place, giver, taker, layers)))
+    found.sort(key=lambda one: one[:2])
+    yield from (move for _, _, move in found[:MOST_SHIFTS])
 
 
 def _shifted(place: Place, giver: int, taker: int, count: int) -> Plan:
@@ -65,9 +89,8 @@ def _shifted(place: Place, giver: int, taker: int, count: int) -> Plan:
     return place.put(changed)
 
 
-def shardings(plan: Plan) -> Iterator[Move]:
+def shardings(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Another sharding: of all stages, then of one."""
-    taken_apart = places(plan)
     for means in Sharding:
         yield partial(_sharded, taken_apart, means, None)
     stages = sum(len(place.stages) for place in taken_apart)
@@ -92,9 +115,9 @@ def _with_sharding(means: Sharding, strategy: Strategy) -> Strategy:
     return replace(strategy, sharding=means)
 
 
-def savings(plan: Plan) -> Iterator[Move]:
+def savings(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """In one stage a layer, or half of them, recomputed or sharded more or less; and none, or all, recomputed everywhere."""
-    for place in places(plan):
+    for place in taken_apart:
         if any(layer.recompute for stage in place.stages for layer in stage.layers):
             yield partial(_recomputed_everywhere, place, value=False)
         yield partial(_recomputed_everywhere, place, value=True)
@@ -139,10 +162,10 @@ def _recomputed_everywhere(place: Place, *, value: bool) -> Plan:
     )
 
 
-def batches(plan: Plan) -> Iterator[Move]:
+def batches(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Micro-batches of twice, three times, half or a third of the rows, in every pipeline by itself."""
-    for place in places(plan):
-        pipeline = plan.pipelines[place.index]
+    for place in taken_apart:
+        pipeline = place.plan.pipelines[place.index]
         for factor in (2, 3):
             if pipeline.micro_batches % factor == 0:
                 size = pipeline.micro_batch_size * factor
@@ -158,9 +181,9 @@ def _resized(place: Place, size: int, micro_batches: int) -> Plan:
     return with_setups(place.plan, place.index, stages, micro_batches)
 
 
-def degrees(plan: Plan) -> Iterator[Move]:
+def degrees(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Twice or half the tensor degree in one stage: of all layers, of the first or last, of the half at either end."""
-    for place in places(plan):
+    for place in taken_apart:
         for number, stage in enumerate(place.stages):
             count = len(stage.layers)
             parts = [range(count)]
@@ -183,9 +206,9 @@ def _regrouped(place: Place, number: int, part: range, tensor: int) -> Plan:
     return place.put({number: replace(stage, layers=layers)})
 
 
-def seats(plan: Plan) -> Iterator[Move]:
+def seats(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Devices handed to a neighbouring stage, a half, a quarter or a tensor group; or two stages that change places."""
-    for place in places(plan):
+    for place in taken_apart:
         stages = place.stages
         for number in range(len(stages) - 1):
             for giver, taker in ((number, number + 1), (number + 1, number)):
@@ -214,9 +237,9 @@ def _swapped(place: Place, number: int) -> Plan:
     return place.put({number: other.of_size(len(other.layers)), number + 1: one.of_size(len(one.layers))})
 
 
-def splits(plan: Plan) -> Iterator[Move]:
+def splits(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Two neighbouring stages made one, or one made two of about half the layers and devices."""
-    for place in places(plan):
+    for place in taken_apart:
         for number, stage in enumerate(place.stages):
             if number + 1 < len(place.stages):
                 following = place.stages[number + 1]
@@ -248,9 +271,9 @@ def _split(place: Place, number: int) -> Plan:
     return with_setups(place.plan, place.index, stages)
 
 
-def row_shifts(plan: Plan) -> Iterator[Move]:
+def row_shifts(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """A row from one replica to another: between the first and the last ones of every number of rows."""
-    for place in places(plan):
+    for place in taken_apart:
         for number, stage in enumerate(place.stages):
             rows = stage.layers[0].rows
             if len({layer.rows for layer in stage.layers}) > 1 or len({device.node for device in stage.devices}) == 1:
@@ -278,7 +301,7 @@ def _extremes(rows: Sequence[int]) -> list[int]:
     return list(dict.fromkeys(found.values()))
 
 
-NEIGHBOURHOODS: tuple[Callable[[Plan], Iterator[Move]], ...] = (
+NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
     shifts,
     shardings,
     savings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -37,17 +37,21 @@ class Place:
 
 @dataclass
 class Places:
-    """The places of a line; what does not depend on rows."""
+    """The places of a line; what does not depend on rows.
+
+    Attributes:
+        most_tensor: tensor groups reach beyond a node up to so many devices.
+    """
 
     cells: Cells
     line: Line
-    _cells: dict[tuple[int, int, int], tuple[Cell, ...] | None] = field(default_factory=dict)
+    most_tensor: int = 0
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
-        """Tensor degrees that the limits and the profiles allow, inside nodes."""
+        """Tensor degrees that the limits and the profiles allow."""
         problem = self.cells.problem
-        largest = max(problem.cluster.node(device.node).devices for device in self.line.devices)
+        largest = max(self.most_tensor, *(problem.cluster.node(device.node).devices for device in self.line.devices))
         most = min(problem.limits.max_tensor_degree or largest, largest)
         powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
         found = sorted({degree for size in {*powers, most} for degree in tensor_degrees(problem.model, size, most)})
