@@ -12,17 +12,19 @@ tensor parallel) of the runtime.
 
 Beyond those equations, so that every plan can be judged that the planner may find: rows that were not measured lie on
 the line between those that were; each replica computes and sends its own rows; optimizer state that is sharded is
-divided; layers that are recomputed take another forward and keep their inputs. `Verdict.beyond` says when that was needed.
+divided; layers that are recomputed take another forward and keep their inputs; runs of layers of one stage with degrees
+of their own go one after the other (moving rows between them is not counted). `Verdict.beyond` says when that was needed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from opt_350m_tables import DEVICES_PER_NODE, MEMORY_BYTES, Curve, Tables
+from opt_350m_tables import DEVICES_PER_NODE, MEMORY_BYTES, Tables, ring_seconds
 
 from trainwright.cluster import Cluster
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
@@ -32,8 +34,6 @@ STATE_BYTES = 24
 """For each value: weight, gradient, two moments, a buffer to communicate, a copy that DeepSpeed keeps; 4 bytes each."""
 OPTIMIZER_BYTES = 8
 RUNTIME_BYTES, TENSOR_PARALLEL_RUNTIME_BYTES = 2e9, 3e9
-BUCKET_BYTES = 5e8
-"""Gradients are summed in buckets of that size."""
 DEEP_PIPELINE = 3
 """Beyond so many stages the first one's sending counts twice."""
 
@@ -55,7 +55,6 @@ class Verdict:
 
     @property
     def per_second(self) -> float:
-        """Iterations."""
         return 1 / self.seconds
 
     @property
@@ -109,8 +108,8 @@ class Simulator:
                 len(judged),
                 self.tables.between(replica.accelerators[0], 1, replica.accelerators[0], 1),
             )
-            for stage, replicas in zip(deepest.pipeline.stages, deepest.replicas, strict=True)
-            for replica in replicas
+            for stage, runs in zip(deepest.pipeline.stages, deepest.replicas, strict=True)
+            for replica in runs[0]
         )
 
     def weight_bytes(self, first: int, end: int) -> float:
@@ -121,11 +120,8 @@ class Simulator:
         """Of one row."""
         return VALUE_BYTES * self.tables.layers["1"][str(layer)]["act_output_floats"]
 
-    def replicas(self, stage: Stage) -> tuple[_Replica, ...]:
-        """Raises ValueError where the layers of a stage do not share degrees."""
-        run = stage.layers[0]
-        if any((other.tensor, other.rows, other.order) != (run.tensor, run.rows, run.order) for other in stage.layers):
-            raise ValueError("the simulator knows one tensor degree and one split of the rows for each stage")
+    def replicas(self, stage: Stage, run: LayerRun) -> tuple[_Replica, ...]:
+        """The data replicas of some layers of a stage."""
         found = []
         for rows, group in zip(run.rows, run.tensor_groups(stage.devices), strict=True):
             names = dict.fromkeys(self.cluster.accelerator_of(device).name for device in group)
@@ -155,17 +151,6 @@ def _neighbours(measured: list[int], rows: int) -> tuple[int, int]:
     return next(((low, high) for low, high in pairwise(measured) if rows < high), (measured[-2], measured[-1]))
 
 
-def ring_seconds(message_bytes: float, members: int, curve: Curve) -> float:
-    """An all-reduce in buckets: for each 2 (n − 1) messages of its n-th part, one after the other."""
-    if members < 2:
-        return 0.0
-    full, rest = divmod(message_bytes, BUCKET_BYTES)
-    seconds = full * curve.seconds(BUCKET_BYTES / members) if full else 0.0
-    if rest:
-        seconds += curve.seconds(rest / members)
-    return 2 * (members - 1) * seconds
-
-
 @dataclass(frozen=True)
 class _Judged:
     """One pipeline of a plan."""
@@ -174,31 +159,41 @@ class _Judged:
     pipeline: Pipeline
 
     @cached_property
-    def replicas(self) -> tuple[tuple[_Replica, ...], ...]:
-        """By stage."""
-        return tuple(self.simulator.replicas(stage) for stage in self.pipeline.stages)
+    def replicas(self) -> tuple[tuple[tuple[_Replica, ...], ...], ...]:
+        """By stage, by run of layers."""
+        replicas = self.simulator.replicas
+        return tuple(tuple(replicas(stage, run) for run in stage.layers) for stage in self.pipeline.stages)
+
+    @property
+    def _runs(self) -> Iterator[tuple[int, LayerRun, tuple[_Replica, ...]]]:
+        """Number of the stage, layers, replicas."""
+        for number, stage in enumerate(self.pipeline.stages):
+            for run, replicas in zip(stage.layers, self.replicas[number], strict=True):
+                yield number, run, replicas
 
     @property
     def seconds(self) -> float:
-        compute = [self._compute_seconds(number) for number in range(len(self.replicas))]
+        compute = [0.0] * len(self.replicas)
+        for number, run, replicas in self._runs:
+            compute[number] += self._compute_seconds(run, replicas)
         sending = [self._sending_seconds(number) for number in range(len(self.replicas))]
         slowest = max(c + s for c, s in zip(compute, sending, strict=True))
         update = max(
             self.simulator.layer_seconds(replica, stage.first, column=2)
-            for stage, replicas in zip(self.pipeline.stages, self.replicas, strict=True)
-            for replica in replicas
+            for stage, runs in zip(self.pipeline.stages, self.replicas, strict=True)
+            for replica in runs[0]
         )
         return (self.pipeline.micro_batches - 1) * slowest + sum(compute) + sum(sending) + update
 
-    def _compute_seconds(self, number: int) -> float:
+    def _compute_seconds(self, run: LayerRun, replicas: tuple[_Replica, ...]) -> float:
         """Forward and backward of one micro-batch on the slowest replica."""
         return max(
             sum(
                 (1 + run.recompute) * self.simulator.layer_seconds(replica, layer, column=0)
                 + self.simulator.layer_seconds(replica, layer, column=1)
-                for run, layer in _layers(self.pipeline.stages[number])
+                for layer in _layers(run)
             )
-            for replica in dict.fromkeys(self.replicas[number])
+            for replica in dict.fromkeys(replicas)
         )
 
     def _sending_seconds(self, number: int) -> float:
@@ -206,68 +201,81 @@ class _Judged:
 
         The first stage counts its outputs (twice in deep pipelines), the last one twice its gradients, the others both.
         """
-        last = len(self.replicas) - 1
-        stage = self.pipeline.stages[number]
-        outputs = self._to(number, number + 1, stage.end - 1) if number < last else 0.0
-        gradients = self._to(number, number - 1, stage.first) if number > 0 else 0.0
+        last, stage, here = len(self.replicas) - 1, self.pipeline.stages[number], self.replicas[number]
+        outputs = self._to(here[-1], self.replicas[number + 1][0], stage.end - 1) if number < last else 0.0
+        gradients = self._to(here[0], self.replicas[number - 1][-1], stage.first) if number > 0 else 0.0
         if 0 < number < last:
             return outputs + gradients
         if number == last:
             return 2 * gradients
         return outputs if last + 1 <= DEEP_PIPELINE else 2 * outputs
 
-    def _to(self, number: int, other: int, layer: int) -> float:
+    def _to(self, senders: tuple[_Replica, ...], receivers: tuple[_Replica, ...], layer: int) -> float:
         """The slowest message; the j-th replica sends to the j-th of the other stage, modulo how many it has."""
-        receivers = self.replicas[other]
         return max(
             self.simulator.tables.between(*sender.at_link, *receivers[index % len(receivers)].at_link).seconds(
                 self.simulator.output_bytes(layer) * sender.rows
             )
-            for index, sender in enumerate(self.replicas[number])
+            for index, sender in enumerate(senders)
         )
 
     @property
     def gradient_seconds(self) -> float:
-        """The slowest stage's ring; in it the slowest pair of neighbours decides."""
-        return max(
-            ring_seconds(
-                self.simulator.weight_bytes(stage.first, stage.end) / min(DEVICES_PER_NODE, replicas[0].tensor),
-                len(replicas),
-                self.simulator.tables.between(one.accelerators[0], 1, other.accelerators[0], 1),
+        """The slowest stage's rings, one for the layers of each degree; in each the slowest pair of neighbours decides."""
+        held: Counter[tuple[int, tuple[_Replica, ...]]] = Counter()
+        for number, run, replicas in self._runs:
+            held[number, replicas] += round(self.simulator.weight_bytes(run.first, run.first + run.count))
+        rings = [0.0] * len(self.replicas)
+        for (number, replicas), weights in held.items():
+            part = weights / min(DEVICES_PER_NODE, replicas[0].tensor)
+            pairs = [*pairwise(replicas), (replicas[0], replicas[0])]
+            rings[number] += max(
+                ring_seconds(
+                    part, len(replicas), self.simulator.tables.between(a.accelerators[0], 1, b.accelerators[0], 1)
+                )
+                for a, b in pairs
             )
-            for stage, replicas in zip(self.pipeline.stages, self.replicas, strict=True)
-            for one, other in [*pairwise(replicas), (replicas[0], replicas[0])]
-        )
+        return max(rings)
 
     @property
     def lacking_bytes(self) -> float:
-        return max(
-            self._held_bytes(number, replica) - min(MEMORY_BYTES[name] for name in replica.accelerators)
-            for number, replicas in enumerate(self.replicas)
-            for replica in dict.fromkeys(replicas)
-        )
+        """Of stages with several runs of layers, as if one device had the most rows of each."""
+        return max(self._held_bytes(number, name) - MEMORY_BYTES[name] for number, name in self._kinds())
 
-    def _held_bytes(self, number: int, replica: _Replica) -> float:
-        known = self.simulator.tables.layers[str(replica.tensor)]
+    def _kinds(self) -> Iterator[tuple[int, str]]:
+        """Stages and accelerators in them."""
+        for number, runs in enumerate(self.replicas):
+            for name in dict.fromkeys(name for replica in runs[0] for name in replica.accelerators):
+                yield number, name
+
+    def _held_bytes(self, number: int, accelerator: str) -> float:
         in_flight = len(self.replicas) - number
         state = kept = largest = 0.0
-        for run, layer in _layers(self.pipeline.stages[number]):
-            state += _state_bytes(run) * known[str(layer)]["params_floats"]
-            activations: float = VALUE_BYTES * replica.rows * known[str(layer)]["act_mem_floats"]
-            if run.recompute:
-                largest = max(largest, activations)
-                activations = replica.rows * self.simulator.output_bytes(max(layer - 1, 0))
-            kept += in_flight * activations
-        runtime = RUNTIME_BYTES if replica.tensor == 1 else TENSOR_PARALLEL_RUNTIME_BYTES
-        return state + kept + largest + runtime
+        stage = self.pipeline.stages[number]
+        for run, replicas in zip(stage.layers, self.replicas[number], strict=True):
+            rows = max(replica.rows for replica in replicas if accelerator in replica.accelerators)
+            for layer in _layers(run):
+                known = self.simulator.tables.layers[str(run.tensor)][str(layer)]
+                state += _state_bytes(run) * known["params_floats"]
+                activations: float = VALUE_BYTES * rows * known["act_mem_floats"]
+                if run.recompute:
+                    largest = max(largest, activations)
+                    activations = rows * self.simulator.output_bytes(max(layer - 1, 0))
+                kept += in_flight * activations
+        is_tensor_parallel = any(run.tensor > 1 for run in stage.layers)
+        return state + kept + largest + (TENSOR_PARALLEL_RUNTIME_BYTES if is_tensor_parallel else RUNTIME_BYTES)
 
     @property
     def beyond(self) -> Iterator[str]:
         """What the simulator's own equations do not know."""
         runs = [run for stage in self.pipeline.stages for run in stage.layers]
-        every = [replica for replicas in self.replicas for replica in replicas]
-        if len({replica.rows for replica in every}) > 1:
+        every = [replica for _, _, replicas in self._runs for replica in replicas]
+        if any(len({(run.tensor, run.rows, run.order) for run in stage.layers}) > 1 for stage in self.pipeline.stages):
+            yield "degrees that change inside a stage"
+        if any(len({replica.rows for replica in replicas}) > 1 for _, _, replicas in self._runs):
             yield "replicas with different rows"
+        if len({self.replicas[number][0][0].rows for number in range(len(self.replicas))}) > 1:
+            yield "stages with different rows"
         if not all(self.simulator.was_measured(replica) for replica in every):
             yield "rows that were not measured"
         if any(len(replica.accelerators) > 1 for replica in every):
@@ -278,10 +286,8 @@ class _Judged:
             yield "recomputed layers"
 
 
-def _layers(stage: Stage) -> Iterator[tuple[LayerRun, int]]:
-    for run in stage.layers:
-        for layer in range(run.first, run.first + run.count):
-            yield run, layer
+def _layers(run: LayerRun) -> range:
+    return range(run.first, run.first + run.count)
 
 
 def _state_bytes(run: LayerRun) -> float:

@@ -38,6 +38,8 @@ tensor degrees), and 8 more bytes for each value; told as a constant, of the who
 
 NETWORK_BYTES = (2e6, 64e6)
 """Messages between nodes that matter here: boundaries of one to eight rows are 8 to 67 MB, steps of rings 1 to 60."""
+BUCKET_BYTES = 5e8
+"""Gradients are summed in buckets of that size."""
 INSIDE_BYTES = (2e6, 34e6)
 """Steps of the rings of tensor groups: boundaries of one to eight rows, a half or a quarter of them."""
 
@@ -62,6 +64,17 @@ class Curve:
         if alpha < 0:
             alpha, per_byte = 0.0, float(np.sum(columns[:, 1]) / np.sum(columns[:, 1] ** 2))
         return Port(float(alpha), 1 / float(per_byte))
+
+
+def ring_seconds(message_bytes: float, members: int, curve: Curve) -> float:
+    """An all-reduce in buckets: for each 2 (n − 1) messages of its n-th part, one after the other."""
+    if members < 2:
+        return 0.0
+    full, rest = divmod(message_bytes, BUCKET_BYTES)
+    seconds = full * curve.seconds(BUCKET_BYTES / members) if full else 0.0
+    if rest:
+        seconds += curve.seconds(rest / members)
+    return 2 * (members - 1) * seconds
 
 
 @dataclass(frozen=True)

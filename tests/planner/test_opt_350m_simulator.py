@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from opt_350m_simulator import BUCKET_BYTES, Simulator, ring_seconds
+from opt_350m_simulator import Simulator
 from opt_350m_splits import best_fitting
-from opt_350m_tables import VARIABLE, Curve, Tables
+from opt_350m_tables import BUCKET_BYTES, VARIABLE, Curve, Tables, ring_seconds
 
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
@@ -176,11 +176,23 @@ def test_pipelines_sum_whole_gradients_across(simulator):
     assert both.beyond == ("pipelines with different shares of the batch",)
 
 
-def test_degrees_inside_a_stage_are_refused(simulator):
+def test_runs_of_layers_with_their_own_degrees_go_one_after_the_other(simulator):
     devices = tuple(Device(f"{FAST}-0", slot) for slot in range(2))
     mixed = Stage(devices, (LayerRun(0, 1, 2, 1, (2,)), LayerRun(1, 2, 1, 2, (1, 1))))
-    with pytest.raises(ValueError, match="one tensor degree"):
-        simulator.judge(plan(mixed))
+    verdict = simulator.judge(plan(mixed))
+    one = sum(seconds(FAST, 2, 2, 0)[:2]) + sum(sum(seconds(FAST, 1, 1, layer)[:2]) for layer in (1, 2))
+    assert verdict.pipeline_seconds == pytest.approx(4 * one + seconds(FAST, 2, 2, 0)[2])
+    assert verdict.gradient_seconds == pytest.approx(4 * (VALUES[1] + VALUES[2]) / 1e9)
+    assert verdict.beyond == ("degrees that change inside a stage",)
+    # Layers of one strategy in two runs are what they are in one.
+    whole = simulator.judge(plan(stage(FAST, 1, (1, 1), 0, 3)))
+    cut = Stage(devices, (LayerRun(0, 2, 1, 2, (1, 1)), LayerRun(2, 1, 1, 2, (1, 1))))
+    halves = simulator.judge(plan(cut))
+    assert (halves.seconds, halves.lacking_bytes) == pytest.approx((whole.seconds, whole.lacking_bytes))
+    assert halves.beyond == ()
+
+
+def test_degrees_that_were_not_measured_are_refused(simulator):
     with pytest.raises(ValueError, match="not measured at tensor degree 4"):
         simulator.judge(plan(stage(FAST, 4, (2,), 0, 3)))
 
