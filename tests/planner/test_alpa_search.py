@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from trainwright.accelerators import cluster_of, estimate_profiles
+from trainwright.cli import app
 from trainwright.cluster import Cluster
-from trainwright.documents import dumps
+from trainwright.documents import dumps, parse
 from trainwright.families import T5, Family, Gpt, Moe, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Sharding, Stage
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
 from trainwright.search.alpa.intra import SpanSpecs
+from trainwright.training import Training
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -144,3 +149,18 @@ def test_what_comes_closest_is_told_where_nothing_fits(make_problem: MakeProblem
         run("alpa", make_problem(make_cluster(memory=2**20)))
     with pytest.raises(NoFeasiblePlan, match="no plan uses all 7 devices with 4 layers, a global batch of 3 rows"):
         run("alpa", make_problem(make_cluster((("fast", 7),)), layers=2, batch=3))
+
+
+def test_the_command_line_plans_with_it_and_exports_the_operators(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(dumps(cluster_of({"p3.8xlarge": 1})))
+    (tmp_path / "model.yaml").write_text(dumps(Training(32, moe=FAMILIES[0][0], dtype=Dtype.FLOAT16)))  # type: ignore[arg-type]
+    inputs = ["--cluster", str(tmp_path / "cluster.yaml"), "--model", str(tmp_path / "model.yaml")]
+    result = CliRunner().invoke(app, ["plan", *inputs, "--planner", "alpa", "--top", "50", "--output", "json"])
+    assert result.exit_code == 0, result.output
+    candidates = json.loads(result.stdout)["candidates"]
+    assert [one["rank"] for one in candidates] == list(range(1, len(candidates) + 1))
+    given = [one for one in candidates if "operators" in one]
+    assert given
+    specs = [specs for one in given for specs in one["operators"] if specs is not None]
+    assert all(one["document"] == "SpanSpecs" for one in specs)
+    assert parse(specs[0], SpanSpecs).layers

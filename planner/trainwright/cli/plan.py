@@ -100,6 +100,13 @@ def _run(planner: str, problem: Problem, control: Control, top: int | None) -> l
     return run(planner, problem, top=top, control=control)
 
 
+def _operator_fields(candidate: Candidate) -> dict[str, Any]:
+    """By stage, how every operator runs where the plan's degrees cannot say it."""
+    if not candidate.operators:
+        return {}
+    return {"operators": [None if specs is None else documents.dump(specs) for specs in candidate.operators]}
+
+
 def found(candidates: Sequence[Candidate], problem: Problem) -> dict[str, Any]:
     """The candidates for programs; says so where their times follow from estimated profiles."""
     ranked = [
@@ -110,6 +117,7 @@ def found(candidates: Sequence[Candidate], problem: Problem) -> dict[str, Any]:
             **({} if problem.limits.objective is Objective.TIME else {"price_per_row": candidate.price_per_row}),
             **report.preference_fields(candidate, problem),
             "plan": documents.dump(candidate.plan),
+            **_operator_fields(candidate),
         }
         for number, candidate in enumerate(candidates, 1)
     ]

@@ -14,6 +14,7 @@ from trainwright.fitting import Trials
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
+from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.training import Training
 
 DOCUMENTS: dict[str, Any] = {
@@ -23,6 +24,7 @@ DOCUMENTS: dict[str, Any] = {
     "plan": Plan,
     "runtime": Runtime,
     "trials": Trials,
+    "operators": SpanSpecs,
 }
 """The documents that the command line reads and writes, by the name that people know them under."""
 

@@ -29,9 +29,9 @@ from trainwright.search.random_search import random_search
 from trainwright.search.subsets import MAX_SUBSETS, cheapest
 
 SEARCHES: Mapping[str, Search] = {
-    "alpa": alpa,
     "amp": amp,
     "amp-annealing": amp_annealing,
+    "alpa": alpa,
     "auto": auto,
     "galvatron-base": galvatron_base,
     "galvatron-bmw": galvatron_bmw,

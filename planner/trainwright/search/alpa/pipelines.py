@@ -125,15 +125,15 @@ class MicroBatch:
     def options_of(self, submesh: Submesh) -> Options | None:
         """The options of a submesh."""
         if submesh not in self._options:
-            self._options[submesh] = self.intra.options(submesh, self.rows, self.count)
+            options = self._options[submesh] = self.intra.options(submesh, self.rows, self.count)
+            if options is not None:
+                self._strategies[submesh] = options.strategy
         return self._options[submesh]
 
     def _edges_of(self, submesh: Submesh) -> Edges | None:
         if submesh not in self._edges:
             options = self.options_of(submesh)
             self._edges[submesh] = None if options is None else self._front(submesh, options)
-            if options is not None:
-                self._strategies[submesh] = options.strategy
             if not self.keeps_tables:
                 del self._options[submesh]
         return self._edges[submesh]
