@@ -53,9 +53,10 @@ class Effort:
 
 FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, 8)
 MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, 3)
+LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, 1)
 DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, 2)
-FEW_DEVICES = 16
-"""Up to so many, the first effort."""
+FEW_DEVICES, MANY_DEVICES = 16, 64
+"""Up to so many, the first effort, and the second."""
 DEEP_STAGES = 6
 """Where the model fills so many devices, the last: memory asks for many stages, and coarse units have no room for them."""
 SEEDS: tuple[tuple[Search, int, int], ...] = ((amp, 64, 64), (galvatron_bmw, 16, 64))
@@ -66,8 +67,8 @@ LEADERS = 4
 """Candidates that are descended from."""
 MOST_DISTURBED = 24
 """How often the best is disturbed and descended from again."""
-REPLAYED_DEVICES = 2**21
-"""So many by the square of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
+REPLAYED_DEVICES = 2**27
+"""So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1200
 _STEPS = 100
 """What progress is counted in; so many are the drafts, as many the descent."""
@@ -84,7 +85,7 @@ def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]
 class _Run:
     def __init__(self, problem: Problem, control: Control) -> None:
         self.problem, self.control = problem, control
-        replays = min(max(REPLAYED_DEVICES // len(problem.devices) ** 2, LEAST_REPLAYS), MOST_REPLAYS)
+        replays = min(max(REPLAYED_DEVICES // len(problem.devices) ** 3, LEAST_REPLAYS), MOST_REPLAYS)
         self.judge = Judge(problem, control, replays)
         self.drafts: list[tuple[float, Plan]] = []
 
@@ -136,7 +137,7 @@ class _Run:
         elif self._is_deep:
             yield DEEP
         else:
-            yield MANY
+            yield MANY if len(self.problem.devices) <= MANY_DEVICES else LARGE
             if not self.judge.feasible():
                 yield DEEP
 
@@ -157,7 +158,8 @@ class _Run:
         for plan in drafts:
             first.setdefault(tuple(len(pipeline.stages) for pipeline in plan.pipelines), plan)
             first.setdefault(plan.pipelines[0].micro_batch_size, plan)
-        for plan in (*list(first.values())[: DRAFTS // 2], *drafts[:DRAFTS]):
+        most = min(DRAFTS, self.judge.left // 3)
+        for plan in (*list(first.values())[: most // 2], *drafts[:most]):
             self.judge.cost(plan)
             if self._is_over:
                 break
@@ -229,6 +231,8 @@ def _outwards(known: dict[int, float], count: int, patience: int, *, from_first:
             yield index
             worse = 0 if known[index] < best else worse + 1
             index += way
+    # The whole batch at once is a kind of its own: no pipeline to fill, and sharded gradients never come together.
+    yield from (index for index in range(max(count - 2, 0), count) if index not in known)
 
 
 def _leaders(candidates: list[Candidate]) -> Iterator[Candidate]:

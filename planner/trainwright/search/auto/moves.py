@@ -302,10 +302,10 @@ def _extremes(rows: Sequence[int]) -> list[int]:
 
 
 NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
-    shifts,
     shardings,
-    savings,
     batches,
+    shifts,
+    savings,
     seats,
     degrees,
     splits,

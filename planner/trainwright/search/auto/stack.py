@@ -89,17 +89,31 @@ class Stack:
     @cached_property
     def base(self) -> Array:
         """[means, option, span] seconds of a micro-batch, nothing recomputed; sharded weights collected."""
-        setting = self.cells.problem.setting
         base = self._slowest("seconds")
-        gather = self.held * (setting.model.dtype.num_bytes * self._ring / 2)
-        slowdown = setting.runtime.overlap_slowdown_ratio - 1
-        collected = base
-        for compute in (base - self.backward, self.backward):
-            hidden = np.minimum(compute, gather)
-            collected = collected + gather - hidden + slowdown * hidden
-        found = np.stack([base, base, collected])
+        found = np.stack([base, base, base + self._collecting(base)])
         found[1:, self._data[:, 0] == 1] = np.inf
         return found
+
+    def _collecting(self, base: Array) -> Array:
+        """[option, span] seconds that collecting sharded weights adds to a micro-batch.
+
+        A piece between two cuts is collected while the piece before it (in the backward: behind it) computes.
+        """
+        setting = self.cells.problem.setting
+        first, end = self.spans
+        piece = np.flatnonzero(end == first + 1)
+        gather = self.held[:, piece] * (setting.model.dtype.num_bytes * self._ring / 2)
+        slowdown = setting.runtime.overlap_slowdown_ratio - 1
+        backward = self.backward[:, piece]
+        forward = base[:, piece] - backward
+        nothing = np.zeros((len(gather), 1))
+        added = nothing
+        for beside in (np.hstack([nothing, forward[:, :-1]]), np.hstack([backward[:, 1:], nothing])):
+            hidden = np.minimum(gather, beside)
+            added = added + gather - hidden + slowdown * hidden
+        sums = np.hstack([nothing, np.cumsum(added, axis=1)])
+        result: Array = sums[:, end] - sums[:, first]
+        return result
 
     @cached_property
     def tail(self) -> Array:
