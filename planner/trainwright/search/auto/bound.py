@@ -14,7 +14,9 @@ _MARGIN = 1e-9
 """For rounding."""
 _FARTHEST = 8
 """How many times the work alone a bound is looked for."""
-_PRECISION = 1e-3
+_PRECISION = 2e-3
+_MOST_SPENT = 3_000_000
+"""Options of intervals looked at before other prices are given up."""
 _FIRST_FACTOR, _LAST_FACTOR = 4.0, 1.1
 """By which prices are changed in turn."""
 _EXACT_MICRO_BATCHES, _MICRO_BATCHES_RATIO = 8, 1.3
@@ -30,18 +32,24 @@ def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = N
     constant = problem.runtime.constant_seconds
     highest = (incumbent_seconds - constant) if incumbent_seconds else _FARTHEST * work
     terms, lanes = Terms(problem, options), _lanes(problem)
-    found, binding = _least_possible(Chains(terms, prices), lanes, work, max(highest, work))
+    chains = Chains(terms, prices)
+    found, binding = _least_possible(chains, lanes, work, max(highest, work))
+    spent = chains.spent
     factor = _FIRST_FACTOR
-    while len(prices) > 1 and factor > _LAST_FACTOR and found < highest * (1 - _PRECISION):
+    while len(prices) > 1 and factor > _LAST_FACTOR and found < highest * (1 - _PRECISION) and spent < _MOST_SPENT:
         better = False
         for number in range(len(prices)):
             for by in (factor, 1 / factor):
                 tried = prices.copy()
                 tried[number] *= by
                 chains = Chains(terms, tried)
+                if spent > _MOST_SPENT:
+                    break
                 if binding is not None and chains.possible(found * (1 + _PRECISION), binding):
+                    spent += chains.spent
                     continue
                 seconds, holder = _least_possible(chains, lanes, found, max(highest, work))
+                spent += chains.spent
                 if seconds > found * (1 + _PRECISION):
                     found, binding, prices, better = seconds, holder, tried, True
                     break

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from trainwright.search.auto.bound_options import Array, Options
 from trainwright.search.auto.bound_terms import Terms
 
-_ROUNDS = 4
+_ROUNDS = 3
+_WEIGHTS = (1.0, 3.0)
+"""Of latency beside costs, in their proportion."""
 _PROGRESS = 1e-3
 _BEHIND = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 5), (6, 8), (9, 13), (14, 21), (22, 34), (35, 2000))
 """Numbers of stages behind a stage that share one table: with the memory of the fewest and the slack of the most."""
@@ -60,6 +62,7 @@ class Chains:
         self.cost = self.prices[options.accelerator] * options.density
         slow = problem.runtime.overlap_slowdown_ratio - 1
         self.hidden = min(slow, 1.0)
+        self.spent = 0
         self._prepared: dict[tuple[int, bool], _Choices] = {}
 
     def choices(self, lane: Lane) -> _Choices:
@@ -79,12 +82,12 @@ class Chains:
 
 
 class _Choices:
-    """The options of a lane that no other one beats at every layer, with their tables [option, interval]."""
+    """The options of a lane, with their tables [option, interval]."""
 
     def __init__(self, chains: Chains, most_rows: int, *, single: bool) -> None:
         terms, options = chains.terms, chains.terms.options
         self.single, self.most_rows = single, most_rows
-        kept = _undominated(options, chains.cost, most_rows)
+        kept = np.flatnonzero(options.low <= most_rows)
         self.options = kept
         self.cost = chains.cost[kept]
         self.tensor = options.tensor[kept]
@@ -93,6 +96,8 @@ class _Choices:
         self.cost = self.cost * options.high[kept] / np.maximum(self.high, 1)
         self.accelerator = options.accelerator[kept]
         self.crosses = options.crosses[kept]
+        most = np.minimum(len(terms.problem.devices) // self.tensor, most_rows - self.low + 1)
+        self.replicas = np.maximum(most, 1)
         self.forward = terms.summed(options.forward[kept])
         self.backward = terms.summed(options.backward[kept])
         shares = {tensor: terms.updated_share(tensor) for tensor in set(self.tensor.tolist())}
@@ -120,14 +125,13 @@ class _Choices:
         forward = terms.options.forward[self.options]
         rate = (kept * activation / np.maximum(forward, 1e-300)).max(axis=1)
         held = terms.summed(activation)
-        needed = np.empty_like(held)
-        for number in range(len(self.cost)):
-            tensor, low = int(self.tensor[number]), int(self.low[number])
-            replicas = max(min(len(problem.devices) // tensor, self.most_rows), 1)
-            state = terms.state_bytes(tensor, replicas, single=self.single)
-            needed[number] = state + kept * held[number] + low * terms.moving_bytes(kept)
-            needed[number] += terms.loss_bytes(tensor, low)
-            needed[number] += problem.runtime.constant_bytes - memory[names[self.accelerator[number]]]
+        limit = np.array([memory[name] for name in names], dtype=np.float64)[self.accelerator]
+        needed = kept * held + self.low[:, None] * terms.moving_bytes(kept)[None, :]
+        needed += (problem.runtime.constant_bytes - limit)[:, None]
+        for tensor in set(self.tensor.tolist()):
+            mine = self.tensor == tensor
+            needed[mine] += terms.state_bytes(tensor, self.replicas[mine], single=self.single)
+            needed[mine] += self.low[mine][:, None] * terms.loss_bytes(tensor)[None, :]
         saved = kept * terms.summed_layers(
             np.maximum(activation[:, terms.kind_of] - self.low[:, None] * terms.input_bytes[None, :], 0.0)
         )
@@ -135,25 +139,6 @@ class _Choices:
         found: Array = np.where(needed > saved + _ROUNDING_BYTES, _NEVER, again)
         return found
 
-
-def _undominated(options: Options, cost: Array, most_rows: int) -> NDArray[np.intp]:
-    """Numbers of the options with no other one that costs no more, is as fast at every layer and holds no more."""
-    allowed = np.flatnonzero(options.low <= most_rows)
-    order = allowed[np.argsort(cost[allowed], kind="stable")]
-    kept: list[int] = []
-    for index in order.tolist():
-        mine = kept and np.array(
-            [k for k in kept if options.accelerator[k] == options.accelerator[index]], dtype=np.intp
-        )
-        if isinstance(mine, np.ndarray) and len(mine):
-            faster = (options.forward[mine] <= options.forward[index]).all(axis=1)
-            faster &= (options.backward[mine] <= options.backward[index]).all(axis=1)
-            faster &= (options.activation[mine] <= options.activation[index]).all(axis=1)
-            faster &= options.tensor[mine] == options.tensor[index]
-            if faster.any():
-                continue
-        kept.append(index)
-    return np.array(kept, dtype=np.intp)
 
 
 class _Trial:
@@ -172,23 +157,27 @@ class _Trial:
         nodes = np.ceil(chains.batch * terms.node_seconds / self.seconds * (1 - 1e-9))
         rates = terms.ring_rates
         spanned = np.clip(nodes, 1, len(rates) - 1).astype(np.intp)
-        inside_rate = np.array([reach.inside * ratio for reach in terms.options.reach])
+        inside_rate = np.array([reach.inside * ratio for reach in terms.options.reach])[choices.accelerator]
         values = terms.own_values * (1 - 1e-6)
-        crossing = np.where(nodes > 1, 2 * (nodes - 1) / np.maximum(nodes, 1) / rates[spanned], 0.0) * values
-        if not lane.alone:
-            crossing = np.where(nodes > 1, self._apart * values / rates[min(2, len(rates) - 1)], 0.0)
-        per_value = np.where(
-            (nodes > 1)[None, :],
-            crossing[None, :] / np.where(choices.crosses, choices.tensor, 1)[:, None],
-            values[None, :] / (choices.tensor * inside_rate[choices.accelerator])[:, None],
-        )
+        within = values[None, :] / (choices.tensor * inside_rate)[:, None]
+        if lane.alone:
+            crossing = 2 * (spanned - 1) / spanned / rates[spanned] * values
+        else:
+            crossing = self._apart * values / rates[min(2, len(rates) - 1)]
+        crossing = crossing[None, :] / np.where(choices.crosses, choices.tensor, 1)[:, None]
+        # Where a node has no room for two replicas, there are two nodes, whatever their devices could do.
+        ranks = 2 * choices.tensor if lane.alone else choices.tensor + 1
+        roomy = choices.crosses | (ranks <= max(reach.group for reach in terms.options.reach))
+        apart = values / rates[2] if len(rates) > 2 else np.zeros_like(values)
+        least = np.where(roomy[:, None], 0.0, apart[None, :])
+        per_value = np.where((nodes > 1)[None, :], np.maximum(crossing, least), np.where(roomy[:, None], within, least))
         grad, weight = problem.setting.gradient_dtype.num_bytes, problem.model.dtype.num_bytes
         hidden = chains.hidden
         backward = choices.backward + (choices.forward if self._is_tight else 0.0)
         scattered = grad / 2 * per_value
         gathered = per_value * min(weight / 2, hidden * weight * lane.least)
         sharded = np.maximum(scattered - (1 - hidden) * backward, hidden * scattered) + gathered
-        replicas = np.clip(len(problem.devices) // choices.tensor, 1, max(choices.most_rows, 1))
+        replicas = choices.replicas
         sharded = sharded + choices.update / replicas[:, None]
         plain = grad * per_value
         if runtime.overlaps_gradients and lane.alone:
@@ -274,11 +263,12 @@ class _Trial:
             return False
         for _ in range(_ROUNDS):
             before = latency
-            weight = self.budget / max(latency, 1e-300)
-            least = self._cheapest(latency, weight)
-            if math.isinf(least):
-                return False
-            latency = max(latency, (least - self.budget) / weight)
+            for factor in _WEIGHTS:
+                weight = factor * self.budget / max(before, 1e-300)
+                least = self._cheapest(latency, weight)
+                if math.isinf(least):
+                    return False
+                latency = max(latency, (least - self.budget) / weight)
             if latency > self.seconds:
                 return False
             if latency <= before * (1 + _PROGRESS):
@@ -312,31 +302,62 @@ class _Trial:
                 break
         return found
 
+    @cached_property
+    def _pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Options and intervals that may keep within the seconds and the budget at all, and where each interval starts."""
+        choices, least = self.choices, self.lane.least
+        steady = least * choices.backward + max(least - self.size, 1) * choices.forward
+        affordable = choices.cost <= self.budget * (1 + _ROUNDING)
+        kept = (steady <= self.seconds) & (self.after <= self.seconds) & affordable[:, None]
+        interval, option = np.nonzero(kept.T)
+        starts = np.flatnonzero(np.diff(interval, prepend=-1))
+        return option, interval, starts
+
+    @cached_property
+    def _gathered(self) -> tuple[Array, Array, Array, Array, Array, Array]:
+        """[pair] forward, backward, sums behind, of shared weights, messages, and cost."""
+        option, interval, _ = self._pairs
+        choices = self.choices
+        messages = np.broadcast_to(self.messages, choices.forward.shape)
+        tables = (choices.forward, choices.backward, self.after, self.shared, messages)
+        first, second, third, fourth, fifth = (table[option, interval] for table in tables)
+        return first, second, third, fourth, fifth, choices.cost[option]
+
     def _edges(self, latency: float, weight: float, least_behind: int, most_behind: int) -> Array:
         """[first, end] the cheapest stage of these layers with so many stages behind it."""
-        choices, terms, least = self.choices, self.terms, self.lane.least
-        again = choices.recompute_seconds(min(least, least_behind + 1))
-        both = choices.forward + choices.backward + again
-        steady = (least - 1) * both - min(least - 1, most_behind) * choices.forward
-        slack = np.where(terms.first == 0, 0.0, self.share)[None, :]
-        own = (1 - slack) * latency + slack * both + steady + self.after
-        up = latency + steady
+        terms, least = self.terms, self.lane.least
+        option, interval, starts = self._pairs
+        matrix = np.full((self.size, self.size + 1), np.inf)
+        self.chains.spent += len(option)
+        if not len(option):
+            return matrix
+        forward, backward, after, shared, messages, cost = self._gathered
+        again = self.choices.recompute_seconds(min(least, least_behind + 1))[option, interval]
+        both = forward + backward + again
+        up = latency + (least - 1) * both - min(least - 1, most_behind) * forward
+        at_first = (terms.first == 0)[interval]
+        slack = np.where(at_first, 0.0, self.share)
+        own = up - slack * (latency - both) + after
         if self.holds_all is not None:
-            at_first, apart = terms.first == 0, terms.apart_values > 0
+            apart = (terms.apart_values > 0)[interval]
             if self.holds_all:
                 excluded = at_first & apart
             else:
                 excluded = at_first & ~apart
-                first = self.shared[:, at_first & apart]
-                up = up + (float(first.min()) if first.size else 0.0)
-                own = own + np.where(at_first[None, :], self.shared, 0.0)
-            own = np.where(excluded[None, :], np.inf, own)
-        allowed = (up <= self.seconds) & (own <= self.seconds)
-        spent = choices.cost[:, None] + weight * (both + self.messages) if weight else self._whole_cost[:, None]
-        total = np.where(allowed, spent, np.inf)
-        matrix = np.full((self.size, self.size + 1), np.inf)
-        matrix[terms.first, terms.end] = total.min(axis=0)
+                up = up + self._first_shared
+                own = own + np.where(at_first, shared, 0.0)
+            own = np.where(excluded, np.inf, own)
+        spent = cost + weight * (both + messages) if weight else self._whole_cost[option]
+        total = np.where((up <= self.seconds) & (own <= self.seconds), spent, np.inf)
+        met = interval[starts]
+        matrix[terms.first[met], terms.end[met]] = np.minimum.reduceat(total, starts)
         return matrix
+
+    @cached_property
+    def _first_shared(self) -> float:
+        """Least seconds of summing the weights that the first stage shares with others."""
+        first = self.shared[:, (self.terms.first == 0) & (self.terms.apart_values > 0)]
+        return float(first.min()) if first.size else 0.0
 
     @cached_property
     def _is_tight(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,8 +15,11 @@ from trainwright.search.protocol import Problem
 
 Array = NDArray[np.float64]
 
-_EXACT_ROWS = 32
-"""Up to here every number of rows is an option of its own; beyond, rows that differ by less than 1/32 share one."""
+_FINENESS = (32, 24, 16, 12, 8)
+"""Up to so many every number of rows is an option of its own; beyond, rows that differ by less than one part of it share
+one."""
+_MOST_PAIRS = 400_000
+"""Options times intervals of layers: the fineness is the first that has no more."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Options:
 def options_of(problem: Problem) -> Options:
     """The options that some plan of the problem may use."""
     reach = _reaches(problem)
-    grid = _row_grid(problem)
+    grid = _row_grid(problem, reach)
     kinds = problem.model.kinds
     low, high = grid[:, 0], grid[:, 1]
     columns: dict[str, list[Array]] = {name: [] for name in ("forward", "backward", "update", "activation")}
@@ -121,13 +124,21 @@ def _degrees(problem: Problem, accelerator: str) -> Iterator[int]:
                 yield degree
 
 
-def _row_grid(problem: Problem) -> NDArray[np.intp]:
+def _row_grid(problem: Problem, reach: Mapping[str, Reach]) -> NDArray[np.intp]:
     """[option, (first, last)] rows, gapless from 1 to the global batch; no interval has profiled rows inside."""
+    size = len(problem.model.layers)
+    heads = sum(1 + (degree > 1) for name in reach for degree in _degrees(problem, name))
+    grids = [_grid(problem, fineness) for fineness in _FINENESS]
+    pairs = heads * size * (size + 1) // 2
+    return next((grid for grid in grids if len(grid) * pairs <= _MOST_PAIRS), grids[-1])
+
+
+def _grid(problem: Problem, fineness: int) -> NDArray[np.intp]:
     batch = problem.global_batch_size
-    starts = set(range(1, min(batch, _EXACT_ROWS) + 1))
-    row = float(_EXACT_ROWS)
+    starts = set(range(1, min(batch, fineness) + 1))
+    row = float(fineness)
     while row < batch:
-        row *= 1 + 1 / _EXACT_ROWS
+        row *= 1 + 1 / fineness
         starts.add(int(row))
     for profile in problem.profiles.layers:
         starts.update((profile.rows, profile.rows + 1))

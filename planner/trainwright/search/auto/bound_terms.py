@@ -17,7 +17,7 @@ from trainwright.search.auto.bound_options import Array, Options
 from trainwright.search.protocol import Problem
 
 Indices = NDArray[np.intp]
-_TINY = 1e-12
+_MANY_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,14 @@ class Terms:
         size = len(model.layers)
         return np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(size - 1)), 0.0])
 
-    def state_bytes(self, tensor: int, replicas: float, *, single: bool) -> Array:
-        """[interval] weights, gradients and optimizer state of a rank, everything sharded over so many replicas."""
+    def state_bytes(self, tensor: int, replicas: Indices, *, single: bool) -> Array:
+        """[count, interval] weights, gradients and optimizer state of a rank, all sharded over so many replicas [count]."""
         setting, model = self.problem.setting, self.problem.model
         divided = model.dtype.num_bytes + master_bytes(model) + OPTIMIZER_BYTES[self.problem.optimizer]
         whole = setting.gradient_dtype.num_bytes
         if single:
             divided, whole = divided + whole, 0
-        found: Array = self.held_values(tensor) * (whole + divided / replicas)
+        found: Array = self.held_values(tensor)[None, :] * (whole + divided / replicas)[:, None]
         return found
 
     def moving_bytes(self, kept: int) -> Array:
@@ -184,11 +184,10 @@ class Terms:
         found: Array = (kept + RECEIVED_AHEAD) * self.outgoing + RECEIVED_AHEAD * self.incoming
         return found
 
-    def loss_bytes(self, tensor: int, rows: int) -> Array:
-        """[interval] of the loss, where it is there."""
-        size = len(self.problem.model.layers)
-        found: Array = (self.end == size) * float(loss_bytes(self.problem.setting, tensor, rows))
-        return found
+    def loss_bytes(self, tensor: int) -> Array:
+        """[interval] of the loss for each row, where it is there."""
+        each = max(loss_bytes(self.problem.setting, tensor, _MANY_ROWS) - 1, 0) / _MANY_ROWS
+        return (self.end == len(self.problem.model.layers)) * each
 
 
 def ring_rates(problem: Problem) -> Array:
