@@ -104,18 +104,40 @@ class OperatorOptions:
         open_here = self._open(mesh, rows)
         if not open_here:
             return (), False
+        tensors = self._tensors(degrees, open_here)
         found: list[LayerRun] = []
-        kept = True
-        for one in degrees:
-            tensor = min(open_here, key=lambda degree: (abs(math.log(degree / one.tensor)), degree))
+        for one, tensor in zip(degrees, tensors, strict=True):
             data = mesh.devices // tensor
-            kept = kept and (tensor, data) == (one.tensor, one.data)
             run = LayerRun(one.first, one.count, tensor, data, even_rows(rows, data), one.order, one.sharding)
             if found and replace(found[-1], first=run.first, count=run.count) == run:
                 before = found.pop()
                 run = replace(before, count=before.count + run.count)
             found.append(run)
-        return tuple(found), kept
+        return tuple(found), tensors == [one.tensor for one in degrees]
+
+    def _tensors(self, degrees: Sequence[Degrees], open_here: Sequence[int]) -> list[int]:
+        """The nearest open tensor degree of each run.
+
+        Layers that no tensor degree divides (embeddings and heads, often) every tensor rank would compute whole: where
+        their operators are divided all the same, they take the degree of a neighbour.
+        """
+        nearest: list[int | None] = [
+            min(open_here, key=lambda degree: (abs(math.log(degree / one.tensor)), degree))
+            if self._is_divided(one)
+            else None
+            for one in degrees
+        ]
+        known = [tensor for tensor in nearest if tensor is not None]
+        if not known:
+            return [min(open_here)] * len(degrees)
+        found: list[int] = []
+        for tensor in nearest:
+            found.append(tensor if tensor is not None else found[-1] if found else known[0])
+        return found
+
+    def _is_divided(self, run: Degrees) -> bool:
+        counts = self.problem.setting.kind_counts(run.first, run.first + run.count)
+        return all(self.problem.setting.divides(kind, run.tensor) for kind, _ in counts)
 
     def _open(self, mesh: LogicalMesh, rows: int) -> list[int]:
         """Tensor degrees that the limits, the profiles and the rows allow on so many devices."""

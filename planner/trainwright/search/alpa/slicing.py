@@ -49,7 +49,7 @@ class Slicing:
     _limit: float = math.inf
 
     def solve(self, limit_seconds: float = math.inf) -> list[Assignment]:
-        """The pipelines found, best first: the best one, and by number of stages others that are not much worse.
+        """The pipelines found, best first: the best one, and by number of stages others that were met on the way.
 
         Empty where there is none of at most `limit_seconds`.
         """
