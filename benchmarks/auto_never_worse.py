@@ -173,7 +173,9 @@ def losses(found: Iterable[Outcome]) -> list[str]:
 
 
 def regressions(found: Sequence[Outcome]) -> list[str]:
-    """What got worse since the table was written: CPU seconds over AMP's, and slower plans."""
+    """What got worse since the table was written (nothing, where there is none): CPU seconds over AMP's, slower plans."""
+    if not RESULTS.exists():
+        return []
     with RESULTS.open(encoding="utf-8", newline="") as file:
         rows = {int(row["case"]): row for row in csv.DictReader(file)}
     known = [(one, rows[one.case.number]) for one in found if one.case.number in rows]
