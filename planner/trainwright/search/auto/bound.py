@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwright.search.auto.bound_chains import Chains, Lane
+from trainwright.search.auto.bound_chains import Chains
 from trainwright.search.auto.bound_options import Array, Options, options_of
 from trainwright.search.auto.bound_terms import Terms, geometric
+from trainwright.search.auto.bound_trial import Lane
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
@@ -15,7 +16,9 @@ _MARGIN = 1e-9
 _FARTHEST = 8
 """How many times the work alone a bound is looked for."""
 _PRECISION = 2e-3
-_MOST_SPENT = 3_000_000
+_MOST_PAIRS = 1_500_000
+"""Options times intervals of layers: beyond, the work alone is the bound."""
+_MOST_SPENT = 10_000_000
 """Options of intervals looked at before other prices are given up."""
 _FIRST_FACTOR, _LAST_FACTOR = 4.0, 1.1
 """By which prices are changed in turn."""
@@ -27,11 +30,13 @@ def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = N
 
     Where an incumbent is given, the bound is looked for below its seconds only: it is at most that.
     """
+    prices, work = _work_seconds(problem, options_of(problem, finest=True))
     options = options_of(problem)
-    prices, work = _work_seconds(problem, options)
     constant = problem.runtime.constant_seconds
     highest = (incumbent_seconds - constant) if incumbent_seconds else _FARTHEST * work
     terms, lanes = Terms(problem, options), _lanes(problem)
+    if len(options.low) * len(terms.first) > _MOST_PAIRS:
+        return (min(work, max(highest, 0.0)) + constant) * (1 - _MARGIN)
     chains = Chains(terms, prices)
     found, binding = _least_possible(chains, lanes, work, max(highest, work))
     spent = chains.spent
@@ -78,7 +83,8 @@ def _least_possible(chains: Chains, lanes: list[Lane], lowest: float, highest: f
             middle = (lane.least + lane.most) // 2
             waiting += [Lane(middle + 1, lane.most, lane.alone), Lane(lane.least, middle, lane.alone)]
             continue
-        low, high = lowest, highest * (1 - _PRECISION)
+        low: float = lowest
+        high: float = highest * (1 - _PRECISION)
         while high > low * (1 + _PRECISION):
             middle = (low + high) / 2
             low, high = (low, middle) if chains.possible(middle, lane) else (middle, high)

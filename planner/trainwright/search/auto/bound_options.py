@@ -15,7 +15,7 @@ from trainwright.search.protocol import Problem
 
 Array = NDArray[np.float64]
 
-_FINENESS = (32, 24, 16, 12, 8)
+_FINENESS = (32, 24, 16, 12, 8, 4)
 """Up to so many every number of rows is an option of its own; beyond, rows that differ by less than one part of it share
 one."""
 _MOST_PAIRS = 400_000
@@ -74,10 +74,10 @@ class Options:
         return found
 
 
-def options_of(problem: Problem) -> Options:
-    """The options that some plan of the problem may use."""
+def options_of(problem: Problem, *, finest: bool = False) -> Options:
+    """The options that some plan of the problem may use; finest: however many they are."""
     reach = _reaches(problem)
-    grid = _row_grid(problem, reach)
+    grid = _grid(problem, _FINENESS[0]) if finest else _row_grid(problem, reach)
     kinds = problem.model.kinds
     low, high = grid[:, 0], grid[:, 1]
     columns: dict[str, list[Array]] = {name: [] for name in ("forward", "backward", "update", "activation")}
@@ -107,7 +107,10 @@ def options_of(problem: Problem) -> Options:
         np.tile(low, len(heads)),
         np.tile(high, len(heads)),
         repeated[:, 2].astype(np.bool_),
-        *(np.concatenate(columns[name]) for name in ("forward", "backward", "update", "activation")),
+        np.concatenate(columns["forward"]),
+        np.concatenate(columns["backward"]),
+        np.concatenate(columns["update"]),
+        np.concatenate(columns["activation"]),
         tuple(reach.values()),
     )
 
@@ -135,7 +138,7 @@ def _row_grid(problem: Problem, reach: Mapping[str, Reach]) -> NDArray[np.intp]:
 
 def _grid(problem: Problem, fineness: int) -> NDArray[np.intp]:
     batch = problem.global_batch_size
-    starts = set(range(1, min(batch, fineness) + 1))
+    starts = {*range(1, min(batch, fineness) + 1), batch}
     row = float(fineness)
     while row < batch:
         row *= 1 + 1 / fineness

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from trainwright.cost.links import links_of
 from trainwright.cost.memory import OPTIMIZER_BYTES, RECEIVED_AHEAD, loss_bytes, master_bytes
-from trainwright.layer import LayerKind
 from trainwright.search.auto.bound_options import Array, Options
 from trainwright.search.protocol import Problem
 
@@ -144,6 +142,16 @@ class Terms:
         return result
 
     @cached_property
+    def backward_sync_share(self) -> float:
+        """The largest share that backwards have of tensor all-reduces."""
+        shares = [0.5]
+        for kind in self.problem.model.kinds:
+            there = sum(segment.forward_all_reduce_elements_per_row for segment in kind.segments)
+            back = sum(segment.backward_all_reduce_elements_per_row for segment in kind.segments)
+            shares += [back / (there + back)] if there + back else []
+        return max(shares)
+
+    @cached_property
     def ring_rates(self) -> Array:
         """[number of nodes] bytes per second of the slowest step of a ring over so many, at best; the last for all more."""
         return ring_rates(self.problem)
@@ -187,7 +195,8 @@ class Terms:
     def loss_bytes(self, tensor: int) -> Array:
         """[interval] of the loss for each row, where it is there."""
         each = max(loss_bytes(self.problem.setting, tensor, _MANY_ROWS) - 1, 0) / _MANY_ROWS
-        return (self.end == len(self.problem.model.layers)) * each
+        found: Array = (self.end == len(self.problem.model.layers)) * each
+        return found
 
 
 def ring_rates(problem: Problem) -> Array:
@@ -196,14 +205,9 @@ def ring_rates(problem: Problem) -> Array:
     indices = [index for index, node in enumerate(cluster.nodes) if node.name in used]
     ratio = problem.runtime.link_ratio
     if not any(link.source != link.target for link in cluster.links):
-        cards = sorted(
-            (cluster.nodes[i].network.bandwidth_bytes_per_second for i in indices if cluster.nodes[i].network),
-            reverse=True,
-        )  # type: ignore[union-attr]
-        return (
-            np.array([np.inf, cards[min(1, len(cards) - 1)], *cards[1:]][: len(indices) + 1] if cards else [np.inf])
-            * ratio
-        )
+        ports = [cluster.nodes[index].network for index in indices]
+        cards = sorted((port.bandwidth_bytes_per_second for port in ports if port is not None), reverse=True)
+        return np.array([np.inf, np.inf, *cards[1:]]) * ratio
     table = links_of(cluster).bandwidth[np.ix_(indices, indices)]
     mutual = np.maximum(table, table.T)
     upper = np.triu_indices(len(indices), 1)
