@@ -80,11 +80,10 @@ def _least_possible(chains: Chains, lanes: list[Lane], lowest: float, highest: f
         if not chains.possible(highest * (1 - _PRECISION), lane):
             continue
         if lane.most > lane.least * (1 + _PRECISION):
-            middle = (lane.least + lane.most) // 2
-            waiting += [Lane(middle + 1, lane.most, lane.alone), Lane(lane.least, middle, lane.alone)]
+            half = (lane.least + lane.most) // 2
+            waiting += [Lane(half + 1, lane.most, lane.alone), Lane(lane.least, half, lane.alone)]
             continue
-        low: float = lowest
-        high: float = highest * (1 - _PRECISION)
+        low, high = lowest, highest * (1 - _PRECISION)
         while high > low * (1 + _PRECISION):
             middle = (low + high) / 2
             low, high = (low, middle) if chains.possible(middle, lane) else (middle, high)

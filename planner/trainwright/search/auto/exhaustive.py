@@ -26,7 +26,7 @@ Shape = tuple[PipelineShape, ...]
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether `exhaustive` ends within about a second."""
+    """Whether `exhaustive` ends soon: mostly within a second, within some where memory or slow links leave much open."""
     return (
         len(problem.devices) <= MOST_DEVICES
         and len(problem.model.layers) <= MOST_LAYERS
