@@ -133,22 +133,25 @@ class Tables:
         return Curve((a, b, c))
 
     def cluster(self, devices: Mapping[str, int]) -> Cluster:
-        """So many devices of each accelerator, told by ports.
-
-        A card carries what four devices reach together; a single flow reaches a third of that, which ports cannot say.
-        """
+        """So many devices of each accelerator, told by ports."""
         nodes = tuple(
             Node(
                 f"{name.lower()}-{number}",
                 name,
                 DEVICES_PER_NODE,
-                network=self.between(name, DEVICES_PER_NODE, name, DEVICES_PER_NODE).port(NETWORK_BYTES),
+                network=self.network(name),
                 inside=self.inside(name).port(INSIDE_BYTES),
             )
             for name, count in devices.items()
             for number in range(count // DEVICES_PER_NODE)
         )
         return Cluster(tuple(Accelerator(name, MEMORY_BYTES[name]) for name in devices), nodes)
+
+    def network(self, name: str) -> Port:
+        """A card carries what four devices reach together; a single flow a third of that."""
+        together = self.between(name, DEVICES_PER_NODE, name, DEVICES_PER_NODE).port(NETWORK_BYTES)
+        alone = self.between(name, 1, name, 1).port(NETWORK_BYTES)
+        return Port(alone.latency_seconds, together.bandwidth_bytes_per_second, alone.bandwidth_bytes_per_second)
 
     @cached_property
     def profiles(self) -> Profiles:
@@ -167,6 +170,7 @@ class Tables:
         return Profiles(tuple(layer for profiles in found for layer in profiles.layers))
 
     def problem(self, devices: Mapping[str, int]) -> Problem:
-        """Tensor groups stay inside a node, as they were measured; the runtime holds the memory that it was seen to."""
-        limits, runtime = Limits(max_tensor_degree=DEVICES_PER_NODE), Runtime(constant_bytes=RUNTIME_BYTES)
+        """Tensor groups stay inside a node, as they were measured; the runtime is Megatron's."""
+        limits = Limits(max_tensor_degree=DEVICES_PER_NODE)
+        runtime = Runtime(constant_bytes=RUNTIME_BYTES, splits_boundaries=True)
         return Problem(self.cluster(devices), MODEL, self.profiles, GLOBAL_BATCH_SIZE, limits, runtime=runtime)

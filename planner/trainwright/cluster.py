@@ -77,14 +77,27 @@ class Accelerator:
             )
 
 
+def _check_flow(bytes_per_second: float | None) -> None:
+    if bytes_per_second is not None and bytes_per_second < 1:
+        raise ValueError(f"flow_bytes_per_second must be at least 1, got {bytes_per_second}; leave it out instead")
+
+
 @dataclass(frozen=True, slots=True)
 class Port:
-    """How fast a node talks where its links are not given one by one: to other nodes, or between its own devices."""
+    """How fast a node talks where its links are not given one by one: to other nodes, or between its own devices.
+
+    Attributes:
+        bandwidth_bytes_per_second: of all that passes at the same time.
+        flow_bytes_per_second: what a single transfer reaches, where that is less (between cloud machines a third or a
+            quarter of what several reach together); None: all of the bandwidth.
+    """
 
     latency_seconds: float
     bandwidth_bytes_per_second: float
+    flow_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
+        _check_flow(self.flow_bytes_per_second)
         if self.latency_seconds < 0 or self.bandwidth_bytes_per_second < 1:
             raise ValueError(
                 "a port needs a latency of at least 0 and a bandwidth of at least 1, got "
@@ -117,14 +130,19 @@ class Link:
     """A directed link between two nodes, or between the devices of one node where source and target are the same.
 
     A message of n bytes takes latency_seconds + n / bandwidth_bytes_per_second (the α–β model).
+
+    Attributes:
+        flow_bytes_per_second: what a single message reaches, where that is less than what several reach together.
     """
 
     source: str
     target: str
     latency_seconds: float
     bandwidth_bytes_per_second: float
+    flow_bytes_per_second: float | None = None
 
     def __post_init__(self) -> None:
+        _check_flow(self.flow_bytes_per_second)
         if self.latency_seconds < 0 or self.bandwidth_bytes_per_second < 1:
             raise ValueError(
                 f"link {self.source} -> {self.target} needs a latency of at least 0 and a bandwidth of at least 1, got "
@@ -214,6 +232,7 @@ class Cluster:
             target,
             max(port.latency_seconds for port in given),
             min(port.bandwidth_bytes_per_second for port in given),
+            min((port.flow_bytes_per_second for port in given if port.flow_bytes_per_second is not None), default=None),
         )
 
     @cached_property

@@ -37,6 +37,8 @@ class Runtime:
         activation_ratio: held over profiled activation bytes.
         gradient_dtype: the number format in which gradients are kept and summed, whatever that of the weights (Megatron
             and torchtitan: float32; DeepSpeed's: that of the weights).
+        splits_boundaries: whether each rank of a tensor group is sent its part of a boundary and the group gathers it
+            (Megatron's scatter and gather), in place of a whole copy for every rank.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -48,6 +50,7 @@ class Runtime:
     constant_bytes: int = 0
     activation_ratio: float = 1.0
     gradient_dtype: Dtype = Dtype.FLOAT32
+    splits_boundaries: bool = False
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio"):

@@ -52,6 +52,30 @@ def test_four_rings_over_the_same_two_cards_take_four_times_as_long(make_cluster
     assert four.ways[0].cards["out", "node-1"] == pytest.approx(4e-6)
 
 
+def test_a_single_flow_may_reach_less_than_the_card() -> None:
+    """Cards of 4 B/s of which one flow reaches 1: a ring alone takes as long as four at once."""
+    nodes = tuple(Node(name, "x", 4, Port(0.0, 4.0, flow_bytes_per_second=1.0), Port(0.0, 1e9)) for name in "ab")
+    cluster = Cluster((Accelerator("x", 1),), nodes)
+    fabric = Fabric(cluster)
+    collectives = Collectives(fabric)
+    assert [collectives.all_reduce((("a", "b"),) * rings).seconds(1.0) for rings in (1, 4, 8)] == [1.0, 1.0, 2.0]
+    message = ("a", "b", 1.0)
+    assert [fabric.seconds_at_once([message] * count)[message] for count in (1, 4, 8)] == [1.0, 1.0, 2.0]
+    # Four members a node reduce inside first, and their ring between the nodes is one flow.
+    assert collectives.all_reduce((("a",) * 4 + ("b",) * 4,)).seconds(1.0) == pytest.approx(1.0)
+    assert Fabric(cluster, link_ratio=0.5).seconds_at_once([message])[message] == 2.0
+
+
+def test_links_of_ports_take_the_slower_flow() -> None:
+    flows = {"a": 1.0, "b": 2.0, "c": None}
+    nodes = tuple(Node(name, "x", 1, Port(0.0, 4.0, flow_bytes_per_second=flow)) for name, flow in flows.items())
+    cluster = Cluster((Accelerator("x", 1),), nodes)
+    assert [cluster.link("a", other).flow_bytes_per_second for other in "bc"] == [1.0, 1.0]
+    assert cluster.link("b", "c").flow_bytes_per_second == 2.0
+    with pytest.raises(ValueError, match="flow_bytes_per_second must be at least 1"):
+        Port(0.0, 4.0, flow_bytes_per_second=0.0)
+
+
 def test_reducing_inside_the_nodes_first_crosses_the_cards_with_less() -> None:
     """8 ranks on 2 nodes: between them 2 (N - 1) / N · M at 1 B/s, inside 2 (g - 1) / g · M at 10 B/s."""
     cluster = ported(latency=0.001)

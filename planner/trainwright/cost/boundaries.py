@@ -31,12 +31,15 @@ class Boundary(NamedTuple):
     cards: Mapping[Card, float]
 
 
-def boundary(senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric) -> Boundary:
+def boundary(senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric, *, is_split: bool = False) -> Boundary:
     """What goes over a boundary for every micro-batch.
 
     Replicas are alike and send at about the same time, so the pieces of a boundary share the cards. The receiver with
-    tensor index k reads from the sender with index k modulo the sender's tensor degree.
+    tensor index k reads from the sender with index k modulo the sender's tensor degree: a whole copy or, where
+    boundaries are split, its part, which the group then gathers.
     """
+    whole_bytes = row_bytes
+    row_bytes = row_bytes / receivers.tensor if is_split else row_bytes
     pairs = list(overlaps(senders, receivers))
     # Pieces between the same nodes are alike: looked at once, however many there are.
     alike = Counter((senders.replicas[a], receivers.replicas[b], rows) for a, b, rows in pairs)
@@ -53,12 +56,22 @@ def boundary(senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric)
     durations = {
         key: (
             max(seconds[*edge, key[2] * row_bytes] for edge in used),
-            max(fabric.link(edge)[0] for edge in used),
+            max(fabric.link(edge)[0] for edge in used)
+            + (_gather_seconds(key[1], key[2] * whole_bytes, fabric) if is_split else 0.0),
         )
         for key, used in edges.items()
     }
     found = tuple(Piece(a, b, *durations[senders.replicas[a], receivers.replicas[b], rows]) for a, b, rows in pairs)
     return Boundary(found, fabric.card_seconds(fabric.load(load)))
+
+
+def _gather_seconds(nodes: tuple[str, ...], whole_bytes: float, fabric: Fabric) -> float:
+    """An all-gather over a ring of the members on these nodes: n - 1 steps of the n-th part."""
+    size = len(nodes)
+    if size == 1:
+        return 0.0
+    steps = [fabric.link(edge) for edge in set(zip(nodes, (*nodes[1:], nodes[0]), strict=True))]
+    return (size - 1) * max(alpha + whole_bytes / size / bandwidth for alpha, bandwidth in steps)
 
 
 def missing_rows(old: Seats, new: Seats) -> Iterator[tuple[int, int, int]]:

@@ -135,7 +135,8 @@ class Collectives:
     def _hierarchical(self, groups: tuple[Nodes, ...], load: Mapping[Card, float]) -> Way:
         """Reduce-scatter inside the nodes, rings between them on the shards, all-gather inside.
 
-        The shards of a node's members cross its card at once: together they are one message between nodes.
+        The shards of a node's members cross its card at once: together they are one message between nodes, and one flow,
+        as rings enter and leave a node once.
         """
         inside = latency_inside = between = latency_between = 0.0
         cards = self.fabric.card_seconds(load)
@@ -158,9 +159,8 @@ class Collectives:
         """Seconds per byte on the slowest edge or card, and the largest latency."""
         per_byte = latency = 0.0
         for edge in edges:
-            alpha, bandwidth = self.fabric.link(edge)
-            latency = max(latency, alpha)
-            per_byte = max(per_byte, 1 / bandwidth)
+            latency = max(latency, self.fabric.link(edge)[0])
+            per_byte = max(per_byte, 1 / self.fabric.flow(edge))
             for card in self.fabric.cards(edge):
                 per_byte = max(per_byte, cards.get(card, 0.0))
         return per_byte, latency

@@ -35,6 +35,7 @@ class Fabric:
     cluster: Cluster
     link_ratio: float = 1.0
     _links: dict[Edge, tuple[float, float]] = field(default_factory=dict)
+    _flows: dict[Edge, float] = field(default_factory=dict)
 
     @property
     def knows_hierarchical_rings(self) -> bool:
@@ -66,6 +67,14 @@ class Fabric:
         if found is None:
             link = self.cluster.link(*edge)
             found = self._links[edge] = link.latency_seconds, link.bandwidth_bytes_per_second * self.link_ratio
+        return found
+
+    def flow(self, edge: Edge) -> float:
+        """Bytes per second of a single transfer."""
+        found = self._flows.get(edge)
+        if found is None:
+            alone, bandwidth = self.cluster.link(*edge).flow_bytes_per_second, self.link(edge)[1]
+            found = self._flows[edge] = bandwidth if alone is None else min(alone * self.link_ratio, bandwidth)
         return found
 
     def cards(self, edge: Edge) -> tuple[Card, ...]:
@@ -101,7 +110,7 @@ class Fabric:
         found = {}
         for source, target, size in counts:
             edge = (source, target)
-            seconds = size / self.link(edge)[1]
+            seconds = size / self.flow(edge)
             for card in self.cards(edge):
                 through = sum(count * min(size, other) for other, count in shared[card].items())
                 seconds = max(seconds, through / self._capacity[card])

@@ -99,7 +99,8 @@ def node_classes(cluster: Cluster) -> tuple[int, ...]:
 def _signature(node: Node, index: int, links: Links) -> tuple[object, ...]:
     """What nodes of one class have in common; cheap to compare, but not the whole condition."""
     rows = (links.bandwidth[index], links.bandwidth[:, index], links.latency[index], links.latency[:, index])
-    return node.accelerator, node.devices, *(np.sort(np.delete(row, index)).tobytes() for row in rows)
+    flow = None if node.network is None else node.network.flow_bytes_per_second
+    return node.accelerator, node.devices, flow, *(np.sort(np.delete(row, index)).tobytes() for row in rows)
 
 
 def _are_twins(a: int, b: int, links: Links) -> bool:

@@ -40,10 +40,11 @@ class Cards:
         upper, lower = nodes[:-1], nodes[1:]
         ways = [self._way(upper, lower), self._way(lower, upper)]
         busy = ways[0][2] + ways[1][2]
+        parts = nodes.shape[2] if self.problem.runtime.splits_boundaries else 1
         return Crossings(
-            np.stack([drain for drain, _, _ in ways]),
+            np.stack([drain for drain, _, _ in ways]) / parts,
             np.stack([latency for _, latency, _ in ways]),
-            busy[:, busy.any(axis=0)],
+            busy[:, busy.any(axis=0)] / parts,
         )
 
     def _way(self, source: NDArray[np.intp], target: NDArray[np.intp]) -> tuple[Array, Array, Array]:

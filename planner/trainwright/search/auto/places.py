@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,14 +131,16 @@ class Places:
         nodes = np.array(list(dict.fromkeys(self._node_numbers[a:z])))
         links, ratio = links_of(self.cells.problem.cluster), self.cells.problem.runtime.link_ratio
         inside = float(links.bandwidth[nodes, nodes].min()) * ratio
-        between = np.inf
+        between = flow = np.inf
         if len(nodes) > 1:
+            names = [self.cells.problem.cluster.nodes[number].name for number in nodes.tolist()]
+            flow = min(map(self.cells.problem.setting.fabric.flow, pairwise([*names, names[0]])))
             following = np.roll(nodes, -1)
             between = (
                 float(np.maximum(links.bandwidth[nodes, following], links.bandwidth[following, nodes]).min()) * ratio
             )
         members = max((z - a) // len(nodes), 1)
-        return Rings(len(nodes), members, inside if members > 1 else np.inf, between)
+        return Rings(len(nodes), members, inside if members > 1 else np.inf, between, flow)
 
     @cached_property
     def _node_numbers(self) -> tuple[int, ...]:

@@ -37,7 +37,11 @@ def levelled(cluster: Cluster, tolerance: float) -> Cluster:
     def port(given: Port | None, *, outside: bool) -> Port | None:
         if given is None:
             return None
-        return Port(latency[outside](given.latency_seconds), bandwidth[outside](given.bandwidth_bytes_per_second))
+        return replace(
+            given,
+            latency_seconds=latency[outside](given.latency_seconds),
+            bandwidth_bytes_per_second=bandwidth[outside](given.bandwidth_bytes_per_second),
+        )
 
     found = replace(
         cluster,

@@ -118,8 +118,13 @@ class Programme:
         numbers = tables.places.numbers[unit, unit + 1 :]
         best = tables.best(tables.kept(level + 1))
         seconds = np.where((numbers >= 0)[:, None, None], best.seconds[numbers], np.inf)
-        messages = self._messages[unit, unit + 1 :][:, None, :] * np.where(np.isinf(seconds), 1.0, best.tensor[numbers])
+        copies = np.where(np.isinf(seconds), 1.0, best.tensor[numbers])
+        messages = self._messages[unit, unit + 1 :][:, None, :] * (1.0 if self._is_split else copies)
         return seconds, messages, best.tail[numbers], best.backward[numbers]
+
+    @property
+    def _is_split(self) -> bool:
+        return self.tables.places.cells.problem.runtime.splits_boundaries
 
     @cached_property
     def _messages(self) -> Array:
@@ -221,5 +226,6 @@ class Programme:
         number = tables.places.numbers[section.first_unit, section.end_unit]
         best = tables.best(tables.kept(level + 1))
         where = number, section.first, section.end
-        message = float(self._messages[section.first_unit, section.end_unit, section.end] * best.tensor[where])
+        copies = 1.0 if self._is_split else float(best.tensor[where])
+        message = float(self._messages[section.first_unit, section.end_unit, section.end]) * copies
         return max(float(best.seconds[where]), message / 2)

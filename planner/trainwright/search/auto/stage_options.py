@@ -22,12 +22,14 @@ class Rings:
         nodes: how many nodes the stage spans.
         members: its devices on one node.
         inside, between: bytes per second inside a node, and of the slowest step from node to node.
+        flow: of that step where a single ring takes it.
     """
 
     nodes: int
     members: int
     inside: float
     between: float
+    flow: float
 
     def seconds_per_byte(self, tensor: int, devices: int) -> float:
         """Of an all-reduce of the gradients on one rank, by hierarchical rings; all tensor parts at once."""
@@ -39,7 +41,7 @@ class Rings:
             found += 2 * (local - 1) / local / self.inside
         if self.nodes > 1:
             across = max(self.nodes * self.members // max(tensor, self.members), 2)
-            found += 2 * (across - 1) / across * min(tensor, self.members) / self.between
+            found += 2 * (across - 1) / across * max(min(tensor, self.members) / self.between, 1 / self.flow)
         return found
 
 

@@ -117,7 +117,7 @@ class Workbench:
             return devices
         places = tuple(nodes.index(device.node) for device in devices)
         links = tuple(
-            (link.latency_seconds, link.bandwidth_bytes_per_second)
+            (link.latency_seconds, link.bandwidth_bytes_per_second, link.flow_bytes_per_second)
             for link in (cluster.link(a, b) for a in nodes for b in nodes if a != b or places.count(nodes.index(a)) > 1)
         )
         return tuple(cluster.accelerator_of(device).name for device in devices), places, links

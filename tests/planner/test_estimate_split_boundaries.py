@@ -1,0 +1,44 @@
+"""Boundaries of which every tensor rank is sent a part, and which the group gathers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainwright.cluster import Accelerator, Cluster, Node, Port
+from trainwright.cost.boundaries import boundary
+from trainwright.cost.fabric import Fabric
+from trainwright.cost.layout import Seats
+from trainwright.plan import Order
+from trainwright.runtime import Runtime
+from trainwright.search import Problem, run
+
+CARD, INSIDE = Port(0.5, 2.0), Port(0.25, 8.0)
+CLUSTER = Cluster((Accelerator("x", 10**12),), tuple(Node(name, "x", 4, CARD, INSIDE) for name in "ab"))
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_the_card_carries_a_boundary_once(tensor):
+    fabric = Fabric(CLUSTER)
+    upper, lower = (Seats((name,) * tensor, tensor, 1, Order.TENSOR_INNER, (3,)) for name in "ab")
+    whole, parts = (boundary(upper, lower, 16.0, fabric, is_split=split) for split in (False, True))
+    assert whole.cards["out", "a"] == pytest.approx(tensor * 3 * 16 / 2)
+    assert parts.cards["out", "a"] == pytest.approx(3 * 16 / 2)
+    (piece,) = parts.pieces
+    assert piece.drain_seconds == pytest.approx(3 * 16 / 2)
+    assert piece.latency_seconds == pytest.approx(0.5 + (tensor - 1) * (0.25 + 3 * 16 / tensor / 8))
+    assert whole.pieces[0].latency_seconds == 0.5
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_searches_that_look_at_few_plans_find_the_best_all_the_same(make_cluster, make_problem, is_split):
+    """What AMP leaves out by its bounds is no better; with single flows and split boundaries, too."""
+    plain = make_cluster((("fast", 4), ("slow", 4)))
+    card = Port(1e-4, 4e6, flow_bytes_per_second=1e6)
+    nodes = tuple(replace(node, network=card, inside=Port(1e-5, 1e9)) for node in plain.nodes)
+    problem: Problem = make_problem(Cluster(plain.accelerators, nodes))
+    problem = replace(problem, runtime=Runtime(splits_boundaries=is_split))
+    first, every = run("amp", problem, top=1), run("amp", problem)
+    assert len(every) > 10
+    assert first[0].estimate.iteration_seconds == min(one.estimate.iteration_seconds for one in every)
