@@ -18,10 +18,10 @@ from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
 from trainwright.cost.setting import Setting
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
 from trainwright.search import Limits, NoFeasiblePlan, Preference, Problem, run
-from trainwright.search.auto.keep import keep_order, moved_bytes, moved_seconds
-from trainwright.search.auto.keep_adaption import adapted
-from trainwright.search.auto.keep_alignment import aligned
-from trainwright.search.auto.keep_stages import in_proportion
+from trainwright.search.preference.adaption import adapted
+from trainwright.search.preference.alignment import aligned
+from trainwright.search.preference.keep import keep_order, moved_bytes, moved_seconds
+from trainwright.search.preference.stages import in_proportion
 from trainwright.search.ranking import candidate_of
 
 MakeProblem = Callable[..., Problem]

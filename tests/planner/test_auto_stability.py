@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from trainwright.cluster import Cluster, Link, Port
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.search import Candidate, Limits, Objective, Preference, Problem, run
-from trainwright.search.auto.preference import Simplicity, prefer
-from trainwright.search.auto.preference_links import GAP, WIDTH, levelled
-from trainwright.search.auto.preference_order import diverse, preferred
-from trainwright.search.auto.preference_tidy import even, with_even_rows
 from trainwright.search.distinct import Roles
+from trainwright.search.preference.links import GAP, WIDTH, levelled
+from trainwright.search.preference.order import diverse, preferred
+from trainwright.search.preference.simplicity import Simplicity, prefer
+from trainwright.search.preference.tidy import even, with_even_rows
 from trainwright.search.ranking import candidate_of
 
 MakeProblem = Callable[..., Problem]

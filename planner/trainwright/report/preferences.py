@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.report import units
 from trainwright.search import Candidate, Problem
-from trainwright.search.auto.keep import moved_bytes, moved_seconds
+from trainwright.search.preference.keep import moved_bytes, moved_seconds
 
 
 def preference_sentences(candidates: Sequence[Candidate], problem: Problem) -> list[str]:

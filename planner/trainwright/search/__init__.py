@@ -8,12 +8,12 @@ from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
 from trainwright.search.auto.auto import auto
-from trainwright.search.auto.preference_order import CHOICES, as_searched, diverse, preferred
 from trainwright.search.galvatron.base import galvatron_base
 from trainwright.search.galvatron.bmw import galvatron_bmw
 from trainwright.search.megatron import megatron
 from trainwright.search.needed import NeededProfile, needed_profiles
 from trainwright.search.pareto import pareto
+from trainwright.search.preference.order import CHOICES, as_searched, diverse, preferred
 from trainwright.search.protocol import (
     Candidate,
     Control,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import Plan
+from trainwright.plan import LayerRun, Plan, Sharding
 from trainwright.search.amp import amp
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
@@ -18,9 +18,10 @@ from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
 from trainwright.search.auto.several import Several
 from trainwright.search.auto.tables import LineTables
-from trainwright.search.choice import check_profiled
+from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.bmw import galvatron_bmw
+from trainwright.search.preference.adaption import adapted
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem, Search
 from trainwright.search.ranking import in_order
 
@@ -97,9 +98,14 @@ class _Run:
         self._descend()
         found = in_order(self.judge.feasible())
         if not found:
-            raise NoFeasiblePlan("no plan fits into memory")
+            raise self._refusal()
         self._step(2 * _STEPS)
-        return found
+        return _different(found)
+
+    def _refusal(self) -> NoFeasiblePlan:
+        """With the draft that comes closest to fitting, where there is one; else with AMP's plan that does."""
+        plans = [plan for _, plan in sorted(self.drafts, key=lambda one: one[0])[:DRAFTS]]
+        return why_nothing_fits(self.problem, plans or Drafting.of(self.problem).unlimited_plans())
 
     def _descend(self) -> None:
         """From the leaders to what no small move betters; what is left is spent on the best, disturbed."""
@@ -165,6 +171,10 @@ class _Run:
                 break
 
     def _seed(self) -> None:
+        """What other searches find, and what can be made of the plan that runs now."""
+        if self.problem.preference.keep is not None:
+            for plan in adapted(self.problem.preference.keep, self.problem)[:DRAFTS]:
+                self.judge.cost(plan)
         for search, most, most_deep in SEEDS:
             if len(self.problem.devices) <= (most_deep if self._is_deep else most) and not self._is_over:
                 try:
@@ -233,6 +243,23 @@ def _outwards(known: dict[int, float], count: int, patience: int, *, from_first:
             index += way
     # The whole batch at once is a kind of its own: no pipeline to fill, and sharded gradients never come together.
     yield from (index for index in range(max(count - 2, 0), count) if index not in known)
+
+
+def _different(candidates: list[Candidate]) -> list[Candidate]:
+    """The best of every choice of degrees, rows and what saves memory: plans that only deal layers out otherwise are left out."""
+    first: dict[object, Candidate] = {}
+    for candidate in candidates:
+        choice = tuple(
+            (one.micro_batch_size, tuple(dict.fromkeys(_means(run) for stage in one.stages for run in stage.layers)))
+            for one in candidate.plan.pipelines
+        )
+        stages = tuple(len(one.stages) for one in candidate.plan.pipelines)
+        first.setdefault((stages, choice), candidate)
+    return list(first.values())
+
+
+def _means(run: LayerRun) -> tuple[int, int, Sharding, bool]:
+    return run.data, run.tensor, run.sharding, run.recompute
 
 
 def _leaders(candidates: list[Candidate]) -> Iterator[Candidate]:

@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound_choices import Choices
-from trainwright.search.auto.bound_options import Array
-from trainwright.search.auto.bound_terms import Terms
+from trainwright.search.auto.bound.choices import Choices
+from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.terms import Terms
 
 _WEIGHTS = (1.0, 3.0, 1.0, 2.0)
 """Of latency beside costs, in their proportion, one after the other."""

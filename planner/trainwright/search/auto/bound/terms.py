@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost.links import links_of
 from trainwright.cost.memory import OPTIMIZER_BYTES, RECEIVED_AHEAD, loss_bytes, master_bytes
-from trainwright.search.auto.bound_options import Array, Options
+from trainwright.search.auto.bound.options import Array, Options
 from trainwright.search.protocol import Problem
 
 Indices = NDArray[np.intp]

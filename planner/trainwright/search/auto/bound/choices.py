@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwright.search.auto.bound_options import Array
-from trainwright.search.auto.bound_terms import Terms
+from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.terms import Terms
 
 _ROUNDING_BYTES = 16
 _NEVER = 1e30

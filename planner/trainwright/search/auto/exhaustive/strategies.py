@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainwright.cost.memory import OPTIMIZER_BYTES, boundary_bytes, loss_bytes, master_bytes
 from trainwright.cost.setting import Setting
 from trainwright.plan import Sharding
-from trainwright.search.auto.exhaustive_shapes import Shapes, StageShape
+from trainwright.search.auto.exhaustive.shapes import Shapes, StageShape
 
 Array = NDArray[np.float64]
 Choices = tuple[tuple[Sharding, bool], ...]

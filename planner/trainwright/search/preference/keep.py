@@ -11,9 +11,9 @@ import numpy as np
 from trainwright.cost.links import links_of
 from trainwright.cost.setting import Setting
 from trainwright.plan import Plan
-from trainwright.search.auto import keep_state
-from trainwright.search.auto.keep_alignment import aligned
-from trainwright.search.auto.preference import Measure, iteration_seconds
+from trainwright.search.preference import state
+from trainwright.search.preference.alignment import aligned
+from trainwright.search.preference.simplicity import Measure, iteration_seconds
 from trainwright.search.protocol import Candidate, Preference, Problem
 
 
@@ -23,7 +23,7 @@ def moved_bytes(old: Plan, new: Plan, setting: Setting) -> int:
     A device holds what the old plan put there, and nothing where it took no part in it. Raises ValueError where the
     plans are for different models.
     """
-    return sum(keep_state.by_node(old, new, setting).values())
+    return sum(state.by_node(old, new, setting).values())
 
 
 def moved_seconds(old: Plan, new: Plan, setting: Setting) -> float:
@@ -36,7 +36,7 @@ def moved_seconds(old: Plan, new: Plan, setting: Setting) -> float:
     number = {node.name: index for index, node in enumerate(cluster.nodes)}
     links = links_of(cluster)
     seconds = 0.0
-    for name, size in keep_state.by_node(old, new, setting).items():
+    for name, size in state.by_node(old, new, setting).items():
         column = links.bandwidth[:, number[name]]
         card = column[number[name]] if len(column) == 1 else np.delete(column, number[name]).max()
         seconds = max(seconds, size / (card * setting.runtime.link_ratio) if size else 0.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwright.search.auto.bound_chains import Chains
-from trainwright.search.auto.bound_options import Array, Options, options_of
-from trainwright.search.auto.bound_terms import Terms, geometric
-from trainwright.search.auto.bound_trial import Lane
+from trainwright.search.auto.bound.chains import Chains
+from trainwright.search.auto.bound.options import Array, Options, options_of
+from trainwright.search.auto.bound.terms import Terms, geometric
+from trainwright.search.auto.bound.trial import Lane
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 from trainwright.cluster import Device
 from trainwright.cost.layout import check_plan
 from trainwright.plan import Pipeline, Plan, Stage
-from trainwright.search.auto.keep_stages import in_proportion, on_devices_left, sharing, with_counts, with_more, without
+from trainwright.search.preference.stages import (
+    in_proportion,
+    on_devices_left,
+    sharing,
+    with_counts,
+    with_more,
+    without,
+)
 from trainwright.search.protocol import Problem
 
 MOST_PLACES = 8

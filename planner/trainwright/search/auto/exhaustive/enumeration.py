@@ -13,8 +13,8 @@ from trainwright.cost.pace import Paces
 from trainwright.cost.pipelines import replay_pipelines
 from trainwright.cost.setting import Setting
 from trainwright.plan import Plan, Schedule
-from trainwright.search.auto.exhaustive_shapes import PipelineShape, Places, Shapes, compositions
-from trainwright.search.auto.exhaustive_strategies import Choices, Strategies, Surroundings, strategies
+from trainwright.search.auto.exhaustive.shapes import PipelineShape, Places, Shapes, compositions
+from trainwright.search.auto.exhaustive.strategies import Choices, Strategies, Surroundings, strategies
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
 from trainwright.search.ranking import candidate_of, in_order
 

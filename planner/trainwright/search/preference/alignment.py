@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainwright.cluster import Device
 from trainwright.cost.links import node_classes
 from trainwright.plan import Plan
-from trainwright.search.auto.keep_state import WHOLE, Moves, Seat, seats
+from trainwright.search.preference.state import WHOLE, Moves, Seat, seats
 from trainwright.search.protocol import Problem
 
 MOST_PAIRS = 20_000

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.search.auto.bound_choices import Choices
-from trainwright.search.auto.bound_options import Array
-from trainwright.search.auto.bound_terms import Terms
-from trainwright.search.auto.bound_trial import Lane, Trial
+from trainwright.search.auto.bound.choices import Choices
+from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.terms import Terms
+from trainwright.search.auto.bound.trial import Lane, Trial
 
 
 @dataclass

@@ -7,12 +7,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from trainwright.plan import Plan
-from trainwright.search.auto.keep import keep_order, moved_bytes
-from trainwright.search.auto.keep_adaption import adapted
-from trainwright.search.auto.preference import Measure, Simplicity, iteration_seconds, prefer, trade
-from trainwright.search.auto.preference_links import levelled
-from trainwright.search.auto.preference_tidy import with_even_rows
 from trainwright.search.distinct import Roles
+from trainwright.search.preference.adaption import adapted
+from trainwright.search.preference.keep import keep_order, moved_bytes
+from trainwright.search.preference.links import levelled
+from trainwright.search.preference.simplicity import Measure, Simplicity, iteration_seconds, prefer, trade
+from trainwright.search.preference.tidy import with_even_rows
 from trainwright.search.protocol import Candidate, Objective, Problem
 from trainwright.search.ranking import candidate_of
 
