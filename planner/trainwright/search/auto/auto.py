@@ -42,6 +42,7 @@ class Effort:
     Attributes:
         most_tensor: tensor groups reach beyond a node up to so many devices.
         patience: sizes of micro-batches in a row that may be worse before a line is left.
+        follows: whether lines after the first are looked at only near the size that was best on the first.
         choices: lines and sizes, the best by a coarse look, that are looked at finely.
     """
 
@@ -49,13 +50,14 @@ class Effort:
     fine: tuple[Grain, ...]
     most_tensor: int
     patience: int
+    follows: bool
     choices: int
 
 
-FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, 8)
-MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, 3)
-LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, 1)
-DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, 2)
+FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, follows=False, choices=8)
+MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, follows=False, choices=3)
+LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=1)
+DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, follows=False, choices=2)
 FEW_DEVICES, MANY_DEVICES = 16, 64
 """Up to so many, the first effort, and the second."""
 DEEP_STAGES = 6
@@ -70,7 +72,7 @@ MOST_DISTURBED = 24
 """How often the best is disturbed and descended from again."""
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
-LEAST_REPLAYS, MOST_REPLAYS = 64, 1200
+LEAST_REPLAYS, MOST_REPLAYS = 64, 900
 _STEPS = 100
 """What progress is counted in; so many are the drafts, as many the descent."""
 
@@ -198,10 +200,14 @@ class _Run:
         cells = Cells(self.problem, coarse.cuts)
         choices: list[tuple[float, int, int]] = []
         coarse_lines = lines(self.problem, coarse.units, coarse.orders)
+        near: list[int] = []
         for number, line in enumerate(coarse_lines):
             places = Places(cells, line, effort.most_tensor)
             known: dict[int, float] = {}
-            for index in _outwards(known, len(sizes), effort.patience, from_first=effort is DEEP):
+            order = _outwards(known, len(sizes), effort.patience, from_first=effort is DEEP)
+            if effort.follows and number and near:
+                order = iter(sorted({*near, len(sizes) - 1}))
+            for index in order:
                 found = list(self._plans(places, sizes[index], is_rough=True))
                 known[index] = found[0][0] if found else float("inf")
                 choices += [(seconds, number, sizes[index]) for seconds, _ in found[:1]]
@@ -209,6 +215,8 @@ class _Run:
                     self.judge.cost(found[0][1])
                 self.drafts += found
                 yield
+            best = min(known, key=lambda index: known[index])
+            near = near or [index for index in (best - 1, best, best + 1) if 0 <= index < len(sizes)]
             self._step(_STEPS * (number + 1) // (2 * len(coarse_lines)))
         if len(set(coarse_lines[0].classes)) > 1:
             self.drafts += Several(cells, coarse_lines[0]).drafts()
