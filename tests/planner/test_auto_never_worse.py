@@ -1,0 +1,47 @@
+"""Our own search is never slower than another one, on small cases of one to four types of device."""
+
+from __future__ import annotations
+
+import pytest
+from auto_cases import Case, cases
+
+from trainwright.cost.estimate import estimate_in
+from trainwright.search import SEARCHES, NoFeasiblePlan, run
+
+QUICK = (0, 30, 76, 84, 88, 114, 204)
+"""Numbers of cases that all searches together answer within two seconds; `make bench` has all of them."""
+OTHERS = [name for name in SEARCHES if name not in {"auto", "alpa"}]
+"""What plans of alpa cost beyond the plan document is not compared; the benchmark compares its plans, too."""
+
+
+@pytest.mark.parametrize("number", QUICK)
+def test_auto_is_never_slower(number: int) -> None:
+    case = cases()[number]
+    problem = case.problem()
+    found = run("auto", problem, top=1)[0]
+    assert found.estimate == estimate_in(found.plan, problem.setting)
+    assert found.estimate.feasible
+    for search in OTHERS:
+        try:
+            other = run(search, case.problem(), top=1)[0]
+        except NoFeasiblePlan:
+            continue
+        assert found.estimate.iteration_seconds <= other.estimate.iteration_seconds * (1 + 1e-9), (
+            f"{case}: {search} has {other.plan.summary()}, auto {found.plan.summary()}"
+        )
+
+
+def test_cases_are_always_the_same_and_as_varied_as_they_claim() -> None:
+    every = cases()
+    assert every == cases()
+    assert len(every) >= 200
+    assert len(set(map(str, every))) == len(every)
+    assert {case.types for case in every} == {1, 2, 3, 4}
+    assert min(case.devices for case in every) == 2
+    assert max(case.devices for case in every) == 1024
+    assert sum(case.devices <= 64 for case in every) > 150
+    assert all(_counts_are_those_of_the_cluster(case) for case in every)
+
+
+def _counts_are_those_of_the_cluster(case: Case) -> bool:
+    return case.devices == len(case.cluster.devices) and case.types == len(case.cluster.accelerators)
