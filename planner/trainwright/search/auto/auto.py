@@ -56,7 +56,7 @@ class Effort:
 
 FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, follows=False, choices=8)
 MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, follows=False, choices=3)
-LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=1)
+LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=3)
 DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, follows=False, choices=2)
 FEW_DEVICES, MANY_DEVICES = 16, 64
 """Up to so many, the first effort, and the second."""
