@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import LayerRun, Plan, Sharding
+from trainwright.plan import Pipeline, Plan
 from trainwright.search.amp import amp
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
@@ -72,13 +72,24 @@ MOST_DISTURBED = 24
 """How often the best is disturbed and descended from again."""
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
-LEAST_REPLAYS, MOST_REPLAYS = 64, 900
+LEAST_REPLAYS, MOST_REPLAYS = 64, 1200
 _STEPS = 100
 """What progress is counted in; so many are the drafts, as many the descent."""
 
 
 def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
-    """Candidates of any shape that the plan document expresses, best first by the exact replay."""
+    """Candidates of any shape that the plan document expresses, the best of each choice, best first by the exact replay.
+
+    Devices are laid out in lines (`line`): kinds of nodes one after the other, in several orders, or evenly mixed. On each
+    line, and for each size of micro-batches, a dynamic programme (`programme`) cuts layers and devices into stages at
+    once, each stage with the degrees, sharding and recompute that suit its devices (`stack`); rows follow the devices'
+    speeds (`rows`). Kinds of nodes may make pipelines of their own instead (`several`). Where devices are few, AMP's and
+    Galvatron-BMW's answers join in. The best drafts are costed exactly, and descended from by small moves (`descent`).
+    Tiny problems are looked at whole (`exhaustive`).
+
+    The same seed gives the same answer, but for a budget of time. Raises NoFeasiblePlan, with what comes closest, where
+    nothing fits.
+    """
     check_profiled(problem)
     if is_small(problem):
         return exhaustive(problem, control, top)
@@ -254,20 +265,19 @@ def _outwards(known: dict[int, float], count: int, patience: int, *, from_first:
 
 
 def _different(candidates: list[Candidate]) -> list[Candidate]:
-    """The best of every choice of degrees, rows and what saves memory: plans that only deal layers out otherwise are left out."""
+    """The best of every choice of degrees, rows and means to save memory: near twins tell nothing new."""
     first: dict[object, Candidate] = {}
     for candidate in candidates:
-        choice = tuple(
-            (one.micro_batch_size, tuple(dict.fromkeys(_means(run) for stage in one.stages for run in stage.layers)))
-            for one in candidate.plan.pipelines
-        )
-        stages = tuple(len(one.stages) for one in candidate.plan.pipelines)
-        first.setdefault((stages, choice), candidate)
+        first.setdefault(tuple(map(_choice, candidate.plan.pipelines)), candidate)
     return list(first.values())
 
 
-def _means(run: LayerRun) -> tuple[int, int, Sharding, bool]:
-    return run.data, run.tensor, run.sharding, run.recompute
+def _choice(pipeline: Pipeline) -> tuple[object, ...]:
+    runs = [[(run.data, run.tensor) for run in stage.layers] for stage in pipeline.stages]
+    degrees = tuple(tuple(dict.fromkeys(stage)) for stage in runs)
+    shardings = frozenset(run.sharding for stage in pipeline.stages for run in stage.layers)
+    recomputes = any(run.recompute for stage in pipeline.stages for run in stage.layers)
+    return pipeline.micro_batch_size, degrees, shardings, recomputes
 
 
 def _leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
