@@ -8,7 +8,9 @@ from functools import cached_property
 
 from trainwright.cost.memory import parameter_bytes
 from trainwright.plan import Pipeline, Plan
+from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
+from trainwright.search.annealing import amp_annealing
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
 from trainwright.search.auto.drafting import pipeline_of
@@ -62,8 +64,15 @@ FEW_DEVICES, MANY_DEVICES = 16, 64
 """Up to so many, the first effort, and the second."""
 DEEP_STAGES = 6
 """Where the model fills so many devices, the last: memory asks for many stages, and coarse units have no room for them."""
-SEEDS: tuple[tuple[Search, int, int], ...] = ((amp, 64, 64), (galvatron_bmw, 16, 64))
+SEEDS: tuple[tuple[Search, int, int], ...] = (
+    (amp, 64, 64),
+    (amp_annealing, 64, 64),
+    (galvatron_bmw, 16, 64),
+    (alpa, 8, 8),
+)
 """Searches whose best plans are descended from, up to so many devices, and up to so many where memory is short."""
+MOST_SEEDED = 2**11
+"""Devices × layers up to which others are asked: what they take grows faster than that."""
 DRAFTS = 24
 """Plans of the programme that are costed exactly."""
 LEADERS = 4
@@ -188,8 +197,11 @@ class _Run:
         if self.problem.preference.keep is not None:
             for plan in adapted(self.problem.preference.keep, self.problem)[:DRAFTS]:
                 self.judge.cost(plan)
+        devices = len(self.problem.devices)
+        if devices * len(self.problem.model.layers) > MOST_SEEDED:
+            return
         for search, most, most_deep in SEEDS:
-            if len(self.problem.devices) <= (most_deep if self._is_deep else most) and not self._is_over:
+            if devices <= (most_deep if self._is_deep else most) and not self._is_over:
                 try:
                     found = search(self.problem, replace(self.control, report=None), 2)
                 except NoFeasiblePlan:
