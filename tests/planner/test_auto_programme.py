@@ -1,0 +1,131 @@
+"""The parts of our own search: rows by speed, shares of the batch, and the programme over layers and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.cluster import Cluster
+from trainwright.cost.estimate import estimate_in
+from trainwright.plan import Plan
+from trainwright.search import Problem
+from trainwright.search.auto.cells import Cell, Cells
+from trainwright.search.auto.drafting import pipeline_of
+from trainwright.search.auto.line import lines
+from trainwright.search.auto.places import Places, Section
+from trainwright.search.auto.programme import Programme
+from trainwright.search.auto.rows import rows_of, shares
+from trainwright.search.auto.several import Several, partitions
+from trainwright.search.auto.tables import LineTables
+
+MakeCluster = Callable[..., Cluster]
+MakeProblem = Callable[..., Problem]
+KINDS = [Cell(("fast",), ("a",)), Cell(("middle",), ("b",)), Cell(("slow",), ("c",))]
+
+
+@given(
+    counts=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    paces=st.lists(st.floats(0.1, 10), min_size=3, max_size=3),
+    floors=st.lists(st.floats(0, 5), min_size=3, max_size=3),
+    rows=st.integers(1, 24),
+)
+def test_rows_go_where_they_are_done_first(
+    counts: list[int], paces: list[float], floors: list[float], rows: int
+) -> None:
+    """All rows are dealt out, each replica has one, and moving a row from the slowest to any other does not help."""
+    cells = [cell for cell, count in zip(KINDS, counts, strict=False) for _ in range(count)]
+
+    def seconds(cell: Cell, given_rows: int) -> float:
+        kind = KINDS.index(cell)
+        return floors[kind] + paces[kind] * given_rows
+
+    shared = shares(dict(zip(KINDS, counts, strict=False)), rows, seconds)
+    if rows < len(cells):
+        assert shared is None
+        return
+    assert shared is not None
+    found = rows_of(cells, shared)
+    assert sum(found) == rows
+    assert min(found) >= 1
+    taken = [seconds(cell, count) for cell, count in zip(cells, found, strict=True)]
+    if len(set(floors[: len(counts)])) == 1:  # without floors, speed is the same at any number of rows
+        slowest = max(range(len(cells)), key=lambda replica: taken[replica])
+        others = [seconds(cells[other], found[other] + 1) for other in range(len(cells)) if other != slowest]
+        assert found[slowest] == 1 or all(later >= taken[slowest] * (1 - 1e-9) for later in others)
+
+
+def _chains(units: int, size: int, unit: int = 0, first: int = 0) -> Iterator[tuple[Section, ...]]:
+    """Every way to cut layers and units into stages; units may be left out."""
+    if first == size - 1:
+        yield ()
+    for start in range(unit, units):
+        for end_unit in range(start + 1, units + 1):
+            for end in range(first + 1, size):
+                for rest in _chains(units, size, end_unit, end):
+                    yield (Section(start, end_unit, first, end), *rest)
+
+
+@pytest.mark.parametrize("memory", [None, 9_000_000])
+@pytest.mark.parametrize("rows", [2, 4])
+def test_the_longest_stage_is_as_short_as_can_be(
+    make_cluster: MakeCluster, make_problem: MakeProblem, memory: int | None, rows: int
+) -> None:
+    """Beside every chain there is: the first chain's longest stage is the least."""
+    problem = make_problem(make_cluster((("fast", 1), ("slow", 2)), memory=memory), layers=3, batch=8)
+    looked_at = 0
+    for line in lines(problem, 8, 4):
+        tables = LineTables(Places(Cells(problem, 28), line), rows, 8 // rows)
+        size, units = len(tables.places.cells.cuts), line.units
+        least = np.inf
+        for chain in _chains(units, size):
+            paces = []
+            for behind, section in enumerate(reversed(chain), start=1):
+                best = tables.best(tables.kept(behind))
+                number = tables.places.numbers[section.first_unit, section.end_unit]
+                where = number, section.first, section.end
+                message = Programme(tables)._messages[section.first_unit, section.end_unit, section.end]
+                paces.append(max(best.seconds[where], message * best.tensor[where] / 2 if paces else 0.0))
+            least = min(least, max(paces))
+        found = Programme(tables).chains()
+        if np.isfinite(least):
+            assert min(chain.longest_seconds for chain in found) == pytest.approx(least)
+            looked_at += 1
+        for chain in found:
+            cuts = [(section.first, section.end) for section in chain.sections]
+            assert [cut[0] for cut in cuts] == [0, *(cut[1] for cut in cuts[:-1])]
+            assert cuts[-1][1] == size - 1
+    assert looked_at
+
+
+def test_drafts_can_be_run_and_take_about_what_the_programme_says(
+    make_cluster: MakeCluster, make_problem: MakeProblem
+) -> None:
+    problem = make_problem(make_cluster((("fast", 2), ("fast", 2), ("slow", 2))), layers=6, batch=12)
+    ratios = []
+    for line, rows in product(lines(problem, 8, 4), (2, 4, 6)):
+        tables = LineTables(Places(Cells(problem, 28), line), rows, 12 // rows)
+        for chain in Programme(tables).chains():
+            plan = Plan(8, 12, (pipeline_of(chain, tables, 12 // rows),))
+            ratios.append(estimate_in(plan, problem.setting).iteration_seconds / chain.seconds(12 // rows))
+    assert len(ratios) > 10
+    assert 0.7 < np.median(ratios) < 1.5
+
+
+def test_pipelines_of_their_own_share_the_whole_batch(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+    problem = make_problem(make_cluster((("fast", 2), ("slow", 2))), layers=4, batch=12)
+    drafts = Several(Cells(problem, 28), lines(problem, 8, 4)[0]).drafts()
+    assert drafts
+    for _, plan in drafts:
+        assert [len({device.node for device in pipeline.devices}) for pipeline in plan.pipelines] == [1, 1]
+        assert sum(pipeline.micro_batches * pipeline.micro_batch_size for pipeline in plan.pipelines) == 12
+
+
+def test_every_way_to_deal_out_is_there_once() -> None:
+    found = [frozenset(groups) for groups in partitions([0, 1, 2, 3])]
+    assert len(found) == len(set(found)) == 15  # Bell's number
+    assert all(sorted(item for group in groups for item in group) == [0, 1, 2, 3] for groups in found)
