@@ -60,7 +60,7 @@ class _Search:
         for done, rows in enumerate(sizes, start=1):
             batch = MicroBatch(self.problem, self._degrees, rows, self.spans)
             solutions = self._solutions(batch)
-            if solutions or not self.found:
+            if self._has_graphs and (solutions or not self.found):
                 solutions += self._solutions(batch.beside(self._operators))
             self._cost(solutions)
             if self.found and self.control.expired():
@@ -82,6 +82,12 @@ class _Search:
     @cached_property
     def _degrees(self) -> Intra:
         return DegreeOptions(self.problem, self.spans, self._devices)
+
+    @property
+    def _has_graphs(self) -> bool:
+        """Whether the model begins as its family's does: graphs of layers are wired for what a family puts first."""
+        layers = self.problem.model.layers
+        return layers[0] not in layers[1:]
 
     @cached_property
     def _operators(self) -> Intra:

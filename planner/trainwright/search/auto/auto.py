@@ -82,6 +82,8 @@ MOST_DISTURBED = 24
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1200
+TINY_BEST, TINY_REPLAYS = 8, 200
+"""Of problems that are looked at whole: how many of the best plans are kept, and plans that are costed near them."""
 _STEPS = 100
 """What progress is counted in; so many are the drafts, as many the descent."""
 
@@ -94,14 +96,12 @@ def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     once, each stage with the degrees, sharding and recompute that suit its devices (`stack`); rows follow the devices'
     speeds (`rows`). Kinds of nodes may make pipelines of their own instead (`several`). Where devices are few, AMP's and
     Galvatron-BMW's answers join in. The best drafts are costed exactly, and descended from by small moves (`descent`).
-    Tiny problems are looked at whole (`exhaustive`).
+    Tiny problems are looked at whole first (`exhaustive`).
 
     The same seed gives the same answer, but for a budget of time. Raises NoFeasiblePlan, with what comes closest, where
     nothing fits.
     """
     check_profiled(problem)
-    if is_small(problem):
-        return exhaustive(problem, control, top)
     return _Run(problem, control).candidates()[:top]
 
 
@@ -113,8 +113,11 @@ class _Run:
         self.drafts: list[tuple[float, Plan]] = []
 
     def candidates(self) -> list[Candidate]:
-        for effort in self._efforts():
-            self._draft_until_over(effort, divisors(self.problem.global_batch_size))
+        if is_small(self.problem):
+            self._look_at_all()
+        else:
+            for effort in self._efforts():
+                self._draft_until_over(effort, divisors(self.problem.global_batch_size))
         self._seed()
         self._look_deeper()
         self._descend()
@@ -128,6 +131,15 @@ class _Run:
         """With the draft that comes closest to fitting, where there is one; else with AMP's plan that does."""
         plans = [plan for _, plan in sorted(self.drafts, key=lambda one: one[0])[:DRAFTS]]
         return why_nothing_fits(self.problem, plans or Drafting.of(self.problem).unlimited_plans())
+
+    def _look_at_all(self) -> None:
+        """Every plan whose stages have one degree each; those that mix degrees inside a stage are found by the descent."""
+        self.judge.left = TINY_REPLAYS
+        try:
+            for candidate in exhaustive(self.problem, self.control, TINY_BEST):
+                self.judge.add(candidate)
+        except NoFeasiblePlan:
+            self.judge.left = 0
 
     def _descend(self) -> None:
         """From the leaders to what no small move betters; what is left is spent on the best, disturbed."""
