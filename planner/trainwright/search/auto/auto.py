@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from trainwright.cost.links import node_classes
 from trainwright.cost.memory import parameter_bytes
 from trainwright.plan import Pipeline, Plan
 from trainwright.search.alpa.search import alpa
@@ -14,6 +15,7 @@ from trainwright.search.annealing import amp_annealing
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
 from trainwright.search.auto.drafting import pipeline_of
+from trainwright.search.auto.efforts import DEEP, DEEP_STAGES, FEW, FEW_DEVICES, LARGE, MANY, MANY_DEVICES, Effort
 from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.line import Line, lines
 from trainwright.search.auto.places import Places
@@ -27,43 +29,6 @@ from trainwright.search.preference.adaption import adapted
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem, Search
 from trainwright.search.ranking import in_order
 
-
-@dataclass(frozen=True, slots=True)
-class Grain:
-    """How finely the programme looks: units of a line, cuts between layers, orders of the kinds of nodes."""
-
-    units: int
-    cuts: int
-    orders: int
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is looked at.
-
-    Attributes:
-        most_tensor: tensor groups reach beyond a node up to so many devices.
-        patience: sizes of micro-batches in a row that may be worse before a line is left.
-        follows: whether lines after the first are looked at only near the size that was best on the first.
-        choices: lines and sizes, the best by a coarse look, that are looked at finely.
-    """
-
-    coarse: Grain
-    fine: tuple[Grain, ...]
-    most_tensor: int
-    patience: int
-    follows: bool
-    choices: int
-
-
-FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, follows=False, choices=8)
-MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, follows=False, choices=3)
-LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=3)
-DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, follows=False, choices=2)
-FEW_DEVICES, MANY_DEVICES = 16, 64
-"""Up to so many, the first effort, and the second."""
-DEEP_STAGES = 6
-"""Where the model fills so many devices, the last: memory asks for many stages, and coarse units have no room for them."""
 SEEDS: tuple[tuple[Search, int, int], ...] = (
     (amp, 64, 64),
     (amp_annealing, 64, 64),
@@ -71,8 +36,10 @@ SEEDS: tuple[tuple[Search, int, int], ...] = (
     (alpa, 8, 8),
 )
 """Searches whose best plans are descended from, up to so many devices, and up to so many where memory is short."""
-MOST_SEEDED = 2**11
+MOST_SEEDED = 3000
 """Devices × layers up to which others are asked: what they take grows faster than that."""
+VAST_DEVICES, VAST_KINDS = 1000, 4
+"""From so many devices on, of so few kinds of nodes, AMP takes little beside ours: it is asked again."""
 DRAFTS = 24
 """Plans of the programme that are costed exactly."""
 LEADERS = 4
@@ -164,12 +131,14 @@ class _Run:
         self._cost_drafts()
 
     def _look_deeper(self) -> None:
-        """Where the best has more stages than coarse units have room for, its size of micro-batches once more."""
+        """Where the best has about as many stages as coarse units have room for, its size of micro-batches and smaller ones."""
         if self._is_deep or len(self.problem.devices) <= FEW_DEVICES or not self.judge.feasible() or self._is_over:
             return
         pipeline = in_order(self.judge.feasible())[0].plan.pipelines[0]
         if len(pipeline.stages) > MANY.coarse.units // 2:
-            self._draft_until_over(DEEP, [pipeline.micro_batch_size])
+            sizes = divisors(self.problem.global_batch_size)
+            here = max(index for index, size in enumerate(sizes) if size <= pipeline.micro_batch_size)
+            self._draft_until_over(DEEP, sizes[max(here - 2, 0) : here + 1])
 
     def _efforts(self) -> Iterator[Effort]:
         if len(self.problem.devices) <= FEW_DEVICES:
@@ -209,17 +178,22 @@ class _Run:
         if self.problem.preference.keep is not None:
             for plan in adapted(self.problem.preference.keep, self.problem)[:DRAFTS]:
                 self.judge.cost(plan)
+        for search in self._asked():
+            if self._is_over:
+                break
+            try:
+                found = search(self.problem, replace(self.control, report=None), 2)
+            except NoFeasiblePlan:
+                continue
+            for candidate in found[:2]:
+                self.judge.add(candidate)
+
+    def _asked(self) -> Iterator[Search]:
         devices = len(self.problem.devices)
-        if devices * len(self.problem.model.layers) > MOST_SEEDED:
-            return
-        for search, most, most_deep in SEEDS:
-            if devices <= (most_deep if self._is_deep else most) and not self._is_over:
-                try:
-                    found = search(self.problem, replace(self.control, report=None), 2)
-                except NoFeasiblePlan:
-                    continue
-                for candidate in found[:2]:
-                    self.judge.add(candidate)
+        if devices * len(self.problem.model.layers) <= MOST_SEEDED:
+            yield from (one for one, most, deep in SEEDS if devices <= (deep if self._is_deep else most))
+        elif devices >= VAST_DEVICES and len(set(node_classes(self.problem.cluster))) <= VAST_KINDS:
+            yield amp
 
     @property
     def _is_over(self) -> bool:
@@ -282,7 +256,7 @@ def _outwards(known: dict[int, float], count: int, patience: int, *, from_first:
         while 0 <= index < count and worse < patience:
             best = min(known.values())
             yield index
-            worse = 0 if known[index] < best else worse + 1
+            worse = 0 if known[index] < best or best == float("inf") else worse + 1
             index += way
     # The whole batch at once is a kind of its own: no pipeline to fill, and sharded gradients never come together.
     yield from (index for index in range(max(count - 2, 0), count) if index not in known)
