@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -25,6 +26,7 @@ from trainwright.search.auto.tables import LineTables
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.bmw import galvatron_bmw
+from trainwright.search.megatron import megatron
 from trainwright.search.preference.adaption import adapted
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem, Search
 from trainwright.search.ranking import in_order
@@ -83,6 +85,7 @@ class _Run:
         if is_small(self.problem):
             self._look_at_all()
         else:
+            self._begin()
             for effort in self._efforts():
                 self._draft_until_over(effort, divisors(self.problem.global_batch_size))
         self._seed()
@@ -98,6 +101,17 @@ class _Run:
         """With the draft that comes closest to fitting, where there is one; else with AMP's plan that does."""
         plans = [plan for _, plan in sorted(self.drafts, key=lambda one: one[0])[:DRAFTS]]
         return why_nothing_fits(self.problem, plans or Drafting.of(self.problem).unlimited_plans())
+
+    @property
+    def _has_none(self) -> bool:
+        return not self.judge.feasible()
+
+    def _begin(self) -> None:
+        """A first answer at once: the usual heuristic's, where it fits."""
+        with suppress(NoFeasiblePlan):
+            for candidate in megatron(self.problem, Control(), 1)[:1]:
+                self.judge.add(candidate)
+                self._step(0)
 
     def _look_at_all(self) -> None:
         """Every plan whose stages have one degree each; those that mix degrees inside a stage are found by the descent."""
@@ -220,8 +234,9 @@ class _Run:
                 found = list(self._plans(places, sizes[index], is_rough=True))
                 known[index] = found[0][0] if found else float("inf")
                 choices += [(seconds, number, sizes[index]) for seconds, _ in found[:1]]
-                if not self.drafts and found:
+                if found and self._has_none:
                     self.judge.cost(found[0][1])
+                    self._step(0)
                 self.drafts += found
                 yield
             best = min(known, key=lambda index: known[index])
