@@ -112,10 +112,13 @@ class Trial:
 
     @cached_property
     def messages(self) -> Array:
-        """[option, interval] least seconds of its first layer's input, and of that one's gradient, where every device is a node."""
+        """[option, interval] least seconds of its first layer's input, and of that one's gradient, where every device is a node.
+
+        Nothing where boundaries are sent in parts.
+        """
         choices, terms = self.choices, self.terms
         reaches = terms.options.reach
-        if max(reach.group for reach in reaches) > 1:
+        if max(reach.group for reach in reaches) > 1 or terms.problem.runtime.splits_boundaries:
             return np.zeros((1, len(terms.first)))
         rate = np.array([reach.between for reach in reaches]) * terms.problem.runtime.link_ratio
         # Of the pieces of a message the one along the chain may have a single row.
