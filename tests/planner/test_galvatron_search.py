@@ -14,7 +14,7 @@ import pytest
 from trainwright.cost.galvatron import estimate_seconds
 from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
-from trainwright.search import SEARCHES, Control, Limits, NoFeasiblePlan
+from trainwright.search import Control, Limits, NoFeasiblePlan
 from trainwright.search.batch_size import best_batch_size
 from trainwright.search.galvatron.balance import PartitionTables, balance_degree, best_partition
 from trainwright.search.galvatron.base import balanced_solutions, galvatron_base
@@ -22,6 +22,7 @@ from trainwright.search.galvatron.bmw import adjusted_solutions, galvatron_bmw
 from trainwright.search.galvatron.exploration import Exploration
 from trainwright.search.galvatron.partitions import CutTables, memory_balanced_partition
 from trainwright.search.galvatron.pipelines import Workbench
+from trainwright.search.places import PLACES, loaded
 
 MIB = 2**20
 searches = pytest.mark.parametrize("search", [galvatron_base, galvatron_bmw])
@@ -51,7 +52,7 @@ def runs(candidate):
 
 
 def test_both_are_known_by_name():
-    assert (SEARCHES["galvatron-base"], SEARCHES["galvatron-bmw"]) == (galvatron_base, galvatron_bmw)
+    assert [loaded(PLACES[name]) for name in ("galvatron-base", "galvatron-bmw")] == [galvatron_base, galvatron_bmw]
 
 
 def test_a_solutions_seconds_are_eight_of_its_plan(tight):

@@ -7,7 +7,6 @@ from typing import Any
 
 from trainwright.report import units
 from trainwright.search import Candidate, Objective, Problem
-from trainwright.search.auto.bound import lower_bound_seconds
 
 
 @dataclass
@@ -21,6 +20,8 @@ class Gaps:
         """No plan for the candidate's batch takes less; None where it is not time that is least in the best plan."""
         if self.problem.limits.objective is not Objective.TIME:
             return None
+        from trainwright.search.auto.bound import lower_bound_seconds  # noqa: PLC0415 - few commands need it
+
         rows = candidate.plan.global_batch_size
         if rows not in self._bounds:
             self._bounds[rows] = lower_bound_seconds(replace(self.problem, global_batch_size=rows))

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainwright.search.alpa.search import alpa
-from trainwright.search.amp import amp
-from trainwright.search.annealing import amp_annealing
-from trainwright.search.auto.auto import auto
-from trainwright.search.galvatron.base import galvatron_base
-from trainwright.search.galvatron.bmw import galvatron_bmw
-from trainwright.search.megatron import megatron
 from trainwright.search.needed import NeededProfile, needed_profiles
 from trainwright.search.pareto import pareto
+from trainwright.search.places import PLACES, Named, loaded
 from trainwright.search.preference.order import CHOICES, as_searched, diverse, preferred
 from trainwright.search.protocol import (
     Candidate,
@@ -25,19 +19,9 @@ from trainwright.search.protocol import (
     Progress,
     Search,
 )
-from trainwright.search.random_search import random_search
 from trainwright.search.subsets import MAX_SUBSETS, cheapest
 
-SEARCHES: Mapping[str, Search] = {
-    "amp": amp,
-    "amp-annealing": amp_annealing,
-    "alpa": alpa,
-    "auto": auto,
-    "galvatron-base": galvatron_base,
-    "galvatron-bmw": galvatron_bmw,
-    "megatron": megatron,
-    "random": random_search,
-}
+SEARCHES: Mapping[str, Search] = {name: Named(place) for name, place in PLACES.items()}
 
 LEAVES_DEVICES_OUT = frozenset({"auto"})
 """Searches that use as few of the devices as is best; to plan for cost they need not be asked about so many parts."""
@@ -56,8 +40,20 @@ __all__ = [
     "Progress",
     "Search",
     "needed_profiles",
+    "ready",
     "run",
 ]
+
+
+def ready(planner: str) -> None:
+    """Load a planner's search, so that no clock counts it. Raises ValueError for a planner that is not known."""
+    _check_known(planner)
+    loaded(PLACES[planner])
+
+
+def _check_known(planner: str) -> None:
+    if planner not in SEARCHES:
+        raise ValueError(f"there is no planner {planner!r}; choose one of {', '.join(SEARCHES)}")
 
 
 def run(planner: str, problem: Problem, *, top: int | None = None, control: Control | None = None) -> list[Candidate]:
@@ -67,8 +63,7 @@ def run(planner: str, problem: Problem, *, top: int | None = None, control: Cont
     Raises ValueError for a planner that is not known and for devices without a price where cost is the objective,
     NoFeasiblePlan where nothing can run.
     """
-    if planner not in SEARCHES:
-        raise ValueError(f"there is no planner {planner!r}; choose one of {', '.join(SEARCHES)}")
+    _check_known(planner)
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     control = control or Control()
