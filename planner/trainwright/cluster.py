@@ -121,6 +121,8 @@ class Node:
     inside: Port | None = None
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a node needs a name, got an empty one")
         if self.devices < 1:
             raise ValueError(f"node {self.name} needs at least one device, got {self.devices}; leave it out instead")
 

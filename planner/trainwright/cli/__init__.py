@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -53,6 +54,10 @@ class _Commands(TyperGroup):
         """As Typer does, but what is wrong with the options is told in one sentence, as everything else is."""
         if not more.get("standalone_mode", True):
             return super().main(*arguments, **more)
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal that has no sign for × shows another one instead of the answer's end.
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="replace")
         try:
             status = super().main(*arguments, **{**more, "standalone_mode": False})
         except TyperException as refusal:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -25,15 +27,32 @@ class Output(StrEnum):
 OutputOption = Annotated[Output, typer.Option("--output", help="A table for people or JSON for programs.")]
 
 
+WIDTH = 80
+"""Where the environment says that a terminal has no columns, which would show nothing at all."""
+
+
+def screen(*, to_error: bool = False) -> Console:
+    """Where people read, as wide as their terminal."""
+    console = Console(file=sys.stderr if to_error else sys.stdout, highlight=False)
+    if console.width < 1:
+        console.width = WIDTH
+    return console
+
+
 def show(*parts: Any, to_error: bool = False) -> None:
     """Print tables, texts and lines in the width of the terminal; a table that needs more is not cut off."""
-    console = Console(file=sys.stderr if to_error else sys.stdout, highlight=False)
+    console = screen(to_error=to_error)
     for part in parts:
         console.print(part, markup=False, crop=False)
 
 
 def show_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=not _takes_every_sign()))
+
+
+def _takes_every_sign() -> bool:
+    """Whether standard output can show names in any script; what programs read is escaped otherwise."""
+    return (sys.stdout.encoding or "").lower().startswith("utf")
 
 
 def note(sentence: str) -> None:
@@ -43,11 +62,26 @@ def note(sentence: str) -> None:
 
 def write_document(noun: object, path: Path | None) -> None:
     """A document as JSON into a file, or onto standard output where there is none."""
-    text = json.dumps(documents.dump(noun), indent=2, ensure_ascii=False)
     if path is None:
-        typer.echo(text)
+        show_json(documents.dump(noun))
         return
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(json.dumps(documents.dump(noun), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def refuse_no_place_for(path: Path | None) -> None:
+    """Raises OSError where no file can be written: better said before a long search than after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise _refusal(errno.EISDIR, path)
+    if not path.parent.is_dir():
+        raise _refusal(errno.ENOENT, path)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _refusal(errno.EACCES, path)
+
+
+def _refusal(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
 
 
 class Format(StrEnum):
@@ -66,7 +100,7 @@ def show_document(noun: object, form: Format, *, comment: str) -> None:
     if form is Format.JSON:
         show_json(data)
         return
-    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=_takes_every_sign(), width=120)
     typer.echo(f"# {comment}\n{text}", nl=False)
 
 

@@ -42,5 +42,5 @@ def cluster(
 def _counted(given: str) -> tuple[str, int]:
     name, _, number = given.partition("=")
     if not name or not number.isascii() or not number.isdigit() or len(number) > 4:
-        raise ValueError(f"expected a machine and how many of it, for example p3.8xlarge=3, got {given!r}")
+        raise ValueError(f"expected a machine and how many of it, up to 9999, for example p3.8xlarge=3, got {given!r}")
     return name, int(number)

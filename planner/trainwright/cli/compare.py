@@ -13,7 +13,7 @@ from trainwright.cli.command import command
 from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.plan import searched
 from trainwright.cli.progress import watched
-from trainwright.search import SEARCHES, NoFeasiblePlan, Problem
+from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, ready
 
 app = typer.Typer(add_completion=False)
 
@@ -41,6 +41,8 @@ def compare(  # noqa: PLR0913 - one group of options each
 ) -> None:
     """Run several searches and show the best plan of each side by side."""
     chosen = planners or [BASELINE, *(name for name in SEARCHES if name != BASELINE)]
+    for planner in chosen:
+        ready(planner)
     problem = inputs.problem(limits.limits, preferences.preference)
     answers = [_answer(planner, inputs, problem, search) for planner in dict.fromkeys(chosen)]
     if all(answer.candidate is None for answer in answers):

@@ -80,10 +80,15 @@ def estimate(
 
 
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
-    """The plan in a file. Raises DocumentError where it is for another batch."""
+    """The plan in a file. Raises DocumentError where it is for another batch or another model."""
     if inputs.searches_batch:
         raise ValueError("the plan has a batch size of its own; --global-batch-size search goes with a planner")
     given: Plan = read(file, Plan)
+    if given.model_layers != len(problem.model.layers):
+        raise documents.DocumentError(
+            f"{file}: the plan is for a model of {given.model_layers} layers, but that of {inputs.model} has "
+            f"{len(problem.model.layers)}; give the model that the plan was made for"
+        )
     if given.global_batch_size != problem.global_batch_size:
         asks = inputs.model if inputs.global_batch_size is None else "--global-batch-size"
         raise documents.DocumentError(

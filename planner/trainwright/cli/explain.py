@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from trainwright import documents, report
-from trainwright.cli.answers import Output, OutputOption, show, show_json
+from trainwright.cli.answers import Output, OutputOption, screen, show, show_json
 from trainwright.cli.command import command
 from trainwright.cli.estimate import plan_of
 from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions
-from trainwright.cli.plan import PlannerOption, bound_sentences, searched
+from trainwright.cli.plan import PlannerOption, bound_sentences, searched, stopped_sentences
 from trainwright.cli.progress import watched
 from trainwright.cost.estimate import estimate_in
+from trainwright.search import ready
 
 app = typer.Typer(add_completion=False)
 
@@ -35,6 +35,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell why a plan takes as long as it does: bottleneck, bubble, communication, memory, and a timeline."""
+    ready(planner)
     problem = inputs.problem(limits.limits, preferences.preference)
     behind: list[str] = []
     if plan_file is None:
@@ -45,6 +46,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             *report.runner_up(candidates),
             *report.preference_sentences(candidates, problem),
             *bound_sentences(planner, candidates, problem),
+            *stopped_sentences(control),
         ]
     else:
         plan = plan_of(plan_file, problem, inputs)
@@ -54,7 +56,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     if output is Output.JSON:
         show_json(_fields(told, sentences))
         return
-    width = Console().width
+    width = screen().width
     picture = report.timeline(told.tracks, estimate.iteration_seconds, width)
     spaced = "\n".join(sentences)
     show(Text(spaced), "", told.stage_table(), Text("Timeline, by the slowest devices of each stage", style="bold"))

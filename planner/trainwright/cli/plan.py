@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from trainwright import documents, report
-from trainwright.cli.answers import Output, OutputOption, show, show_json, write_document
+from trainwright.cli.answers import Output, OutputOption, refuse_no_place_for, screen, show, show_json, write_document
 from trainwright.cli.command import command
 from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.progress import watched
-from trainwright.search import Candidate, Control, Objective, Problem, run
+from trainwright.search import SEARCHES, Candidate, Control, Objective, Problem, ready, run
 from trainwright.search.batch_size import best_batch_size
 
 app = typer.Typer(add_completion=False)
@@ -26,7 +26,7 @@ BOUNDED = "auto"
 """The planner whose plans a lower bound is told beside: it may return any plan that the bound is about."""
 
 PlannerOption = Annotated[
-    str, typer.Option("--planner", autocompletion=planner_names, help="The search: amp, megatron, …; TAB shows all.")
+    str, typer.Option("--planner", autocompletion=planner_names, help=f"The search: one of {', '.join(SEARCHES)}.")
 ]
 
 
@@ -51,6 +51,8 @@ def plan(  # noqa: PLR0913 - one group of options each
     planner: PlannerOption = "amp",
 ) -> None:
     """Find the plans that train fastest, best first."""
+    ready(planner)
+    refuse_no_place_for(answer.write_plan)
     problem = inputs.problem(limits.limits, preferences.preference)
     started = time.perf_counter()
     with watched(f"searching with {planner}", search) as control:
@@ -66,12 +68,25 @@ def plan(  # noqa: PLR0913 - one group of options each
         return
     show(report.candidate_table(candidates, problem, planner=planner, searched=search_seconds))
     if problem.limits.objective is Objective.PARETO:
-        show("", report.front_plot(candidates, Console().width))
+        show("", _front(candidates, answer.top))
     told = [*report.preference_sentences(candidates, problem), *bound_sentences(planner, candidates, problem)]
-    if control.stopped.is_set():
-        told.append("The search was stopped by its budget; it may have left better plans out.")
+    told += stopped_sentences(control)
     if told:
         show("", *told)
+
+
+def _front(candidates: Sequence[Candidate], top: int) -> Text | str:
+    """A picture of the front; a sentence where it has one plan alone."""
+    if len(candidates) == 1 < top:
+        return "One plan is both the fastest and the cheapest that was found."
+    return report.front_plot(candidates, screen().width)
+
+
+def stopped_sentences(control: Control) -> list[str]:
+    """That a budget cut the search short, where one did."""
+    return (
+        ["The search was stopped by its budget; it may have left better plans out."] if control.stopped.is_set() else []
+    )
 
 
 def bound_sentences(planner: str, candidates: Sequence[Candidate], problem: Problem) -> list[str]:

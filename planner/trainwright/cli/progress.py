@@ -19,6 +19,8 @@ def watched(what: str, search: SearchOptions) -> Iterator[Control]:
     """The control of a search; on a terminal its progress is shown, and gone when it ends."""
     if search.budget_seconds is not None and not search.budget_seconds >= 0:  # NaN, too
         raise ValueError(f"--budget-seconds must be at least 0, got {search.budget_seconds}")
+    if search.seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {search.seed}")
     if not sys.stderr.isatty():
         yield Control.within(search.budget_seconds, seed=search.seed)
         return

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from trainwright import documents
-from trainwright.cli.answers import Output, OutputOption, show, show_json, write_document
+from trainwright.cli.answers import Output, OutputOption, refuse_no_place_for, show, show_json, write_document
 from trainwright.cli.command import command
 from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions, read
 from trainwright.cli.plan import PlannerOption
@@ -18,7 +18,7 @@ from trainwright.experiment import REGRET_BELOW, Doubts, Proposal, Rule, Study, 
 from trainwright.fitting import Trials
 from trainwright.plan import Plan
 from trainwright.report.proposal import proposal_fields, proposal_report
-from trainwright.search import Problem, run
+from trainwright.search import Problem, ready, run
 
 MOST_CANDIDATES: Final = 500
 """Every candidate is estimated a dozen times, and each may depend on every other."""
@@ -34,6 +34,10 @@ class ListedCandidate:
     rank: int | None = None
     predicted_seconds: float | None = None
     peak_memory_bytes: int | None = None
+    price_per_row: float | None = None
+    traded: str | None = None
+    moved_bytes: float | None = None
+    operators: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Candidates:
     candidates: tuple[ListedCandidate, ...]
     planner: str | None = None
     search_seconds: float | None = None
+    stopped_by_budget: bool = False
+    lower_bound_seconds: float | None = None
+    gap: float | None = None
     profiles: str | None = None
 
 
@@ -74,6 +81,8 @@ def propose_trial(
     """Propose the trial with which the expected regret falls most, or say that none is worth it any more."""
     if inputs.searches_batch:
         raise ValueError("plans of different batches are no rivals; --global-batch-size search goes with `plan`")
+    ready(planner)
+    refuse_no_place_for(choosing.write_plan)
     problem, rule = inputs.problem(limits.limits), Rule(regret_below=choosing.stop_below)
     trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
     if choosing.candidates is None:

@@ -17,6 +17,9 @@ from trainwright.report.origin import origin_fields, origin_words
 from trainwright.report.tables import add_row, new_table, rows_per_second, titled
 from trainwright.search import Candidate, Problem
 
+ALIKE = 0.0005
+"""A share that would be told as 0.0%."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -44,7 +47,8 @@ def runner_up(candidates: Sequence[Candidate]) -> list[str]:
         what = f"with {other[2]} (rows × micro-batches) in place of {told[2]}"
     else:
         what = f"{other[0]} with layers {other[1]}"
-    return [f"The next best plan, {what}, takes {later:.1%} longer."]
+    slower = "takes about as long" if abs(later) < ALIKE else f"takes {later:.1%} longer"
+    return [f"The next best plan, {what}, {slower}."]
 
 
 def _in_words(plan: Plan) -> tuple[str, str, str]:

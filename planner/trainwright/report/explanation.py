@@ -117,7 +117,7 @@ class Explanation:
         stages, batches = len(pipeline.stages), pipeline.micro_batches
         told = (
             f"Bubble: a stage waits {units.share(idle, whole)} of the iteration for work, on average. Filling and "
-            f"draining {stages} equal stages with {batches} micro-batches would take "
+            f"draining {stages} equal stages with {_counted(batches, 'micro-batch')} would take "
             f"{units.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages, of messages on their "
             "way and of what follows the last backward."
         )
@@ -199,7 +199,7 @@ def _stages(plan: Plan) -> list[Stage]:
 
 
 def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    return f"{number} {what}" + ("" if number == 1 else "es" if what.endswith("ch") else "s")
 
 
 def _place(track: Track, plan: Plan) -> str:

@@ -172,5 +172,5 @@ def why_nothing_fits(problem: Problem, plans: Iterable[Plan]) -> NoFeasiblePlan:
             "number of devices or the limits"
         )
     free = problem.limits.memory_headroom_ratio
-    headroom = f" with {free:.0%} of it left free" if free else ""
+    headroom = f" with {100 * free:.4g}% of it left free" if free else ""
     return NoFeasiblePlan(f"no plan fits into memory{headroom}; the closest is {closest[1]}, and there {closest[2]}")
