@@ -1,0 +1,64 @@
+"""ViT's layers: embedding of patches, block, classifier; blocks whole or as one tensor-parallel part."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.families import BLOCK, EMBEDDING, HEAD, Vit
+from trainwright.layer import Attention
+from trainwright_worker.batches import weight_generator
+from trainwright_worker.layers.image_block import BlockShape, ImageBlock
+from trainwright_worker.layers.images import Classifier, LabelledImages, Patches
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.weights import normal
+
+
+class Embedding(Layer):
+    """Images to (rows, 1 + patches, hidden): a class token before the patches, and learned positions."""
+
+    reads = ("images",)
+
+    def __init__(self, vit: Vit, generator: torch.Generator) -> None:
+        super().__init__()
+        self.patches = Patches(vit.channels, vit.patch_size, vit.hidden_size, generator)
+        self.class_token = nn.Parameter(normal(generator, vit.hidden_size))
+        self.positions = nn.Parameter(normal(generator, vit.sequence_length, vit.hidden_size))
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del boundary
+        found = self.patches(data["images"])
+        token = self.class_token.expand(len(found), 1, -1)
+        return Output((torch.cat((token, found), 1) + self.positions,))
+
+
+class VitLayers:
+    """ViT by its family's numbers."""
+
+    def __init__(self, vit: Vit) -> None:
+        self.vit = vit
+        self.kinds = vit.stack(Attention.FUSED).layers
+        self.images = LabelledImages(vit.channels, vit.image_size, vit.classes)
+
+    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        del shared
+        vit, generator = self.vit, weight_generator(seed, f"layer {layer}")
+        match self.kinds[layer]:
+            case kind if kind == EMBEDDING:
+                return Embedding(vit, generator)
+            case kind if kind == BLOCK:
+                shape = BlockShape(vit.hidden_size, vit.heads, vit.intermediate_size or 4 * vit.hidden_size)
+                return ImageBlock(shape, generator, shard)
+            case kind if kind == HEAD:
+                return Classifier(vit.hidden_size, vit.classes, generator, mean=False)
+            case kind:
+                raise ValueError(f"family vit has no layer kind {kind!r}")
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
+        is_last = layer == len(self.kinds) - 1
+        return () if is_last else ((self.vit.sequence_length, self.vit.hidden_size),)
+
+    def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+        """`images` (count, channels, side, side) and their classes as `targets` (count)."""
+        return self.images.rows(fields, seed=seed, iteration=iteration, first=first, count=count)

@@ -1,0 +1,47 @@
+"""A family's layers one after another, and their weights in another library's modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainwright.model import Model
+from trainwright_worker.layers.layer import Data, Layer
+from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+
+def made(model: Model, *, seed: int = 1) -> list[Layer]:
+    """All layers of a model, whole, with something in every bias, as after some training."""
+    family, shared = layers_of(model), {}
+    layers = [family.make(layer, seed=seed, shard=TensorShard(), shared=shared) for layer in range(len(model.layers))]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in layers:
+            for parameter in layer.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return layers
+
+
+def run(layers: list[Layer], rows: Data) -> torch.Tensor:
+    """The sum of the rows' losses."""
+    boundary, losses = (), []
+    for layer in layers:
+        boundary, loss = layer(boundary, rows)
+        if loss is not None:
+            losses.append(loss)
+    assert boundary == ()
+    return torch.stack(losses).sum()
+
+
+def copy_linear(theirs: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Our weight and bias into a linear layer or a convolution."""
+    theirs.weight.copy_(weight)
+    assert (theirs.bias is None) == (bias is None)
+    if bias is not None:
+        theirs.bias.copy_(bias)
+
+
+def copy_norm(theirs: nn.Module, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    theirs.weight.copy_(weight)
+    theirs.bias.copy_(bias)
