@@ -1,0 +1,161 @@
+"""Swin's layers: embedding of patches, blocks of window attention, merges of patches, classifier."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainwright.families import EMBEDDING, HEAD, Swin
+from trainwright.layer import Attention
+from trainwright_worker.batches import weight_generator
+from trainwright_worker.layers.image_block import BlockShape, ImageBlock
+from trainwright_worker.layers.images import Classifier, LabelledImages, Patches
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.weights import normal
+from trainwright_worker.layers.windows import Windows
+
+HEAD_WIDTH = 32
+"""Values of a head where the family does not give the heads."""
+
+
+class Embedding(Layer):
+    """Images to normalised patches (rows, patches, hidden)."""
+
+    reads = ("images",)
+
+    def __init__(self, swin: Swin, generator: torch.Generator) -> None:
+        super().__init__()
+        self.patches = Patches(swin.channels, swin.patch_size, swin.hidden_size, generator)
+        self.norm_weight = nn.Parameter(torch.ones(swin.hidden_size))
+        self.norm_bias = nn.Parameter(torch.zeros(swin.hidden_size))
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del boundary
+        found = self.patches(data["images"])
+        return Output((functional.layer_norm(found, found.shape[-1:], self.norm_weight, self.norm_bias),))
+
+
+class Block(ImageBlock):
+    """Attention in windows, with a learned bias for each place that two patches of a window can have to each other.
+
+    Where the windows are shifted, patches from opposite edges of the image share windows, but do not attend to each
+    other. Heads, and with them the biases, are divided by a tensor degree.
+    """
+
+    split_dimensions: ClassVar = {**ImageBlock.split_dimensions, "position_biases": 1}
+
+    position_biases: nn.Parameter
+    places: Tensor
+    apart: Tensor | None
+
+    def __init__(
+        self, shape: BlockShape, windows: Windows, largest: int, generator: torch.Generator, shard: TensorShard
+    ) -> None:
+        super().__init__(shape, generator, shard)
+        shard.register(self, {"position_biases": normal(generator, (2 * largest - 1) ** 2, shape.heads)})
+        self.register_buffer("places", windows.relative_places(largest), persistent=False)
+        self.register_buffer("apart", windows.apart() if windows.shift else None, persistent=False)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Where windows are shifted: (rows, window², windows, width), as fused attention lays its result out."""
+        biases = functional.embedding(self.places, self.position_biases).permute(2, 0, 1)
+        if self.apart is None:
+            mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=biases[None])
+            return mixed.transpose(1, 2).flatten(2)
+        # Every window has a mask of its own, the same in all rows. With the windows beside the heads, where attention
+        # mixes nothing either, that mask need not be written out (and kept) for each row.
+        masked = biases.masked_fill(self.apart[:, None], float("-inf")).flatten(0, 1)[None]
+        windows = len(self.apart)
+        query, key, value = (_windows_beside_heads(part, windows) for part in (query, key, value))
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=masked)
+        return torch.unflatten(mixed.transpose(1, 2), 2, (windows, -1)).flatten(3)
+
+    def join(self, made: Tensor) -> Tensor:
+        return super().join(made if self.apart is None else made.transpose(1, 2).flatten(0, 1))
+
+
+def _windows_beside_heads(part: Tensor, windows: int) -> Tensor:
+    """From (rows × windows, heads, window², size) to (rows, windows × heads, window², size).
+
+    In memory a row's positions come first, so that attention's result, laid out likewise, is read without a copy.
+    """
+    positions_first = torch.unflatten(part, 0, (-1, windows)).permute(0, 3, 1, 2, 4)
+    return positions_first.flatten(2, 3).transpose(1, 2)
+
+
+class Merge(Layer):
+    """Each square of four patches beside each other, normalised, and made half as wide: (rows, patches / 4, 2 × width)."""
+
+    def __init__(self, side: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.norm_weight = nn.Parameter(torch.ones(4 * width))
+        self.norm_bias = nn.Parameter(torch.zeros(4 * width))
+        self.merge_weight = nn.Parameter(normal(generator, 2 * width, 4 * width))
+        self.side = side
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del data
+        (hidden,) = boundary
+        image = torch.unflatten(hidden, 1, (self.side, self.side))
+        neighbours = [image[:, down::2, across::2] for across in (0, 1) for down in (0, 1)]
+        joint = torch.cat(neighbours, -1).flatten(1, 2)
+        normed = functional.layer_norm(joint, joint.shape[-1:], self.norm_weight, self.norm_bias)
+        return Output((functional.linear(normed, self.merge_weight),))
+
+
+class SwinLayers:
+    """Swin by its family's numbers."""
+
+    def __init__(self, swin: Swin) -> None:
+        self.swin = swin
+        self.kinds = swin.stack(Attention.FUSED).layers
+        self.images = LabelledImages(swin.channels, swin.image_size, swin.classes)
+
+    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        del shared
+        swin, generator = self.swin, weight_generator(seed, f"layer {layer}")
+        kind = self.kinds[layer]
+        name, _, number = kind.partition("_")
+        if kind == EMBEDDING:
+            return Embedding(swin, generator)
+        if kind == HEAD:
+            return Classifier(self._width(len(swin.layers) - 1), swin.classes, generator, mean=True)
+        stage = int(number)
+        if name == "merge":
+            return Merge(self._side(stage), self._width(stage), generator)
+        if name == "block":
+            windows = self._windows(stage, layer - self.kinds.index(kind))
+            width = self._width(stage)
+            shape = BlockShape(width, self._heads(stage), 4 * width, windows)
+            return Block(shape, windows, swin.window_size, generator, shard)
+        raise ValueError(f"family swin has no layer kind {kind!r}")
+
+    def _windows(self, stage: int, number: int) -> Windows:
+        """Of the stage's block with that number: every second one is shifted, if there is more than one window."""
+        side = self._side(stage)
+        window = min(self.swin.window_size, side)
+        return Windows(side, window, window // 2 if number % 2 and window < side else 0)
+
+    def _heads(self, stage: int) -> int:
+        heads = self.swin.heads
+        return max(1, self._width(stage) // HEAD_WIDTH) if heads is None else heads[stage]
+
+    def _side(self, stage: int) -> int:
+        return int(self.swin.image_size // self.swin.patch_size // 2**stage)
+
+    def _width(self, stage: int) -> int:
+        return int(self.swin.hidden_size * 2**stage)
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
+        if layer == len(self.kinds) - 1:
+            return ()
+        stage = sum(kind.startswith("merge") for kind in self.kinds[: layer + 1])
+        return ((self._side(stage) ** 2, self._width(stage)),)
+
+    def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+        """`images` (count, channels, side, side) and their classes as `targets` (count)."""
+        return self.images.rows(fields, seed=seed, iteration=iteration, first=first, count=count)
