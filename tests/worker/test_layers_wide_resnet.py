@@ -1,0 +1,83 @@
+"""Wide-ResNet's layers compute what torchvision's wide_resnet50_2 computes with the same weights."""
+
+from __future__ import annotations
+
+import torch
+from layer_runs import copy_linear, copy_norm, made, run
+from torch import nn
+from torchvision.models import resnet
+
+from trainwright.families import WideResnet
+from trainwright.model import Model
+from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+MODEL = Model.of(WideResnet(50, 2, "both", base_channels=8, image_size=64, classes=10))
+ROWS = 3
+
+
+class Narrow(resnet.ResNet):
+    """torchvision's wide_resnet50_2 with an eighth of its channels."""
+
+    def __init__(self) -> None:
+        super().__init__(resnet.Bottleneck, [3, 4, 6, 3], num_classes=10, width_per_group=128)
+        self.conv1 = nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.fc = nn.Linear(2048 // 8, 10)
+
+    def _make_layer(self, block, planes, *others, **more):
+        if planes == 64:
+            self.inplanes = 8
+        return super()._make_layer(block, planes // 8, *others, **more)
+
+
+def copy_normed(convolution, norm, ours) -> None:
+    copy_linear(convolution, ours.weight, None)
+    copy_norm(norm, ours.norm_weight, ours.norm_bias)
+
+
+def test_the_loss_and_the_gradients_are_torchvisions_in_training() -> None:
+    """In float64: normalising by a handful of values makes rounding grow from layer to layer."""
+    layers = [layer.double() for layer in made(MODEL)]
+    theirs = Narrow().double()
+    stem, *ours, head = layers
+    blocks = [*theirs.layer1, *theirs.layer2, *theirs.layer3, *theirs.layer4]
+    with torch.no_grad():
+        copy_normed(theirs.conv1, theirs.bn1, stem.first)
+        for block, layer in zip(blocks, ours, strict=True):
+            copy_normed(block.conv1, block.bn1, layer.reduce)
+            copy_normed(block.conv2, block.bn2, layer.convolve)
+            copy_normed(block.conv3, block.bn3, layer.expand)
+            assert (block.downsample is None) == (layer.project is None)
+            if layer.project is not None:
+                copy_normed(*block.downsample, layer.project)
+        copy_linear(theirs.fc, head.class_weight, head.class_bias)
+    rows = layers_of(MODEL).rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    rows["images"] = rows["images"].double()
+    loss = run(layers, rows) / ROWS
+    expected = torch.nn.functional.cross_entropy(theirs.train()(rows["images"]), rows["targets"])
+    torch.testing.assert_close(loss, expected.float())
+    loss.backward()
+    expected.backward()
+    for convolution, layer in (
+        (theirs.conv1, stem.first),
+        (blocks[3].downsample[0], ours[3].project),
+        (blocks[7].conv2, ours[7].convolve),
+        (blocks[15].conv1, ours[15].reduce),
+    ):
+        torch.testing.assert_close(layer.weight.grad, convolution.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_single_row_of_a_single_pixel_is_trained_on() -> None:
+    """The last stage of a 32-pixel image has one pixel: normalised it is the bias, whatever it was."""
+    model = Model.of(WideResnet(50, 1, base_channels=4, image_size=32, classes=10))
+    rows = layers_of(model).rows(("images", "targets"), seed=1, iteration=0, first=0, count=1)
+    loss = run(made(model), rows)
+    loss.backward()
+    assert loss.isfinite()
+
+
+def test_only_the_three_by_three_is_widened_where_told() -> None:
+    model = Model.of(WideResnet(50, 3, "second", base_channels=4, image_size=32, classes=10))
+    block = layers_of(model).make(2, seed=1, shard=TensorShard(), shared={})
+    assert block.convolve.weight.shape == (12, 4, 3, 3)
