@@ -1,0 +1,142 @@
+"""The layers of TransGAN's generator: embedding of latents, blocks, growing images, and the distance to an image."""
+
+from __future__ import annotations
+
+from math import tau
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainwright.families import EMBEDDING, HEAD, TransGan
+from trainwright.layer import Attention
+from trainwright_worker.batches import each_row, weight_generator
+from trainwright_worker.layers.image_block import BlockShape, ImageBlock
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.weights import normal
+from trainwright_worker.layers.windows import Windows
+
+IMAGE_CHANNELS = 3
+FIRST_SHUFFLED = 3
+"""From this stage on, pixels take the place of channels; before it, images are interpolated."""
+
+
+class Embedding(Layer):
+    """Latents (rows, latent) to a small image (rows, positions, hidden): a product, and learned positions."""
+
+    reads = ("latents",)
+
+    def __init__(self, latent: int, positions: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.latent_weight = nn.Parameter(normal(generator, positions * width, latent))
+        self.latent_bias = nn.Parameter(torch.zeros(positions * width))
+        self.positions = nn.Parameter(normal(generator, positions, width))
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del boundary
+        made = functional.linear(data["latents"], self.latent_weight, self.latent_bias)
+        return Output((torch.unflatten(made, 1, self.positions.shape) + self.positions,))
+
+
+class Grow(Layer):
+    """From (rows, side², width) to twice the side, plus learned positions.
+
+    Interpolated (bicubic) it keeps its width; shuffled, a quarter of it is left, the rest having become pixels.
+    """
+
+    def __init__(self, side: int, width: int, generator: torch.Generator, *, shuffles: bool) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(normal(generator, 4 * side**2, width // 4 if shuffles else width))
+        self.side, self.shuffles = side, shuffles
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del data
+        (hidden,) = boundary
+        image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
+        if self.shuffles:
+            grown = functional.pixel_shuffle(image, 2)
+        else:
+            grown = functional.interpolate(image, scale_factor=2, mode="bicubic")
+        # In this order the sum lies in memory as the positions do, and is sent without a copy.
+        return Output((self.positions + grown.flatten(2).transpose(1, 2),))
+
+
+class Head(Layer):
+    """Each position's pixel (rows, 3, side, side), and its squared distance to the wanted image's, the row's mean."""
+
+    reads = ("images",)
+
+    def __init__(self, side: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.image_weight = nn.Parameter(normal(generator, IMAGE_CHANNELS, width, 1, 1))
+        self.image_bias = nn.Parameter(torch.zeros(IMAGE_CHANNELS))
+        self.side = side
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        (hidden,) = boundary
+        image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
+        made = functional.conv2d(image, self.image_weight, self.image_bias)
+        distances = functional.mse_loss(made, data["images"], reduction="none")
+        # The sum over an image's pixels leaves what float16 can hold.
+        return Output((), distances.sum(dtype=torch.float32) / distances[0].numel())
+
+
+class TransGanLayers:
+    """TransGAN's generator by its family's numbers."""
+
+    def __init__(self, gan: TransGan) -> None:
+        self.gan = gan
+        self.kinds = gan.stack(Attention.FUSED).layers
+
+    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        del shared
+        gan, generator = self.gan, weight_generator(seed, f"layer {layer}")
+        kind = self.kinds[layer]
+        name, _, number = kind.partition("_")
+        if kind == EMBEDDING:
+            return Embedding(gan.latent_size, gan.bottom_width**2, gan.hidden_size, generator)
+        if kind == HEAD:
+            last = len(gan.layers) - 1
+            return Head(self._side(last), self._width(last), generator)
+        stage = int(number)
+        if name == "grow":
+            return Grow(self._side(stage - 1), self._width(stage - 1), generator, shuffles=stage >= FIRST_SHUFFLED)
+        if name == "block":
+            width = self._width(stage)
+            return ImageBlock(BlockShape(width, gan.heads, 4 * width, self._windows(stage)), generator, shard)
+        raise ValueError(f"family trans_gan has no layer kind {kind!r}")
+
+    def _windows(self, stage: int) -> Windows | None:
+        side, window = self._side(stage), self.gan.window_size
+        return Windows(side, window) if side > window else None
+
+    def _side(self, stage: int) -> int:
+        return int(self.gan.bottom_width * 2**stage)
+
+    def _width(self, stage: int) -> int:
+        return int(self.gan.hidden_size // 4 ** max(0, stage + 1 - FIRST_SHUFFLED))
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
+        if layer == len(self.kinds) - 1:
+            return ()
+        stage = sum(kind.startswith("grow") for kind in self.kinds[: layer + 1])
+        return ((self._side(stage) ** 2, self._width(stage)),)
+
+    def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+        """`latents` (count, latent size) and the `images` (count, 3, side, side) to be made of them."""
+        draws = {"latents": self._latents, "images": self._image}
+        return {
+            field: each_row(draws[field], seed=seed, iteration=iteration, first=first, count=count) for field in fields
+        }
+
+    def _latents(self, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.gan.latent_size, generator=generator)
+
+    def _image(self, generator: torch.Generator) -> Tensor:
+        """A wave in each channel, of which the row's own latents say how high it is."""
+        heights = self._latents(generator).repeat(IMAGE_CHANNELS)[:IMAGE_CHANNELS].tanh()
+        side = self._side(len(self.gan.layers) - 1)
+        place = torch.arange(side) * (tau / side)
+        waves = [torch.cos(channel * place[:, None] + place) for channel in range(IMAGE_CHANNELS)]
+        return heights[:, None, None] * torch.stack(waves)
