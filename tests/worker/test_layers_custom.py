@@ -1,0 +1,178 @@
+"""A user's own model is loaded from its entry point, cut as he cut it; what is wrong with it is said in a sentence."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+from transformers import DistilBertModel
+
+from trainwright_worker.layers.custom import CustomModel, custom_layers
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+ROWS = 4
+
+
+def made(layers, *, seed: int = 1) -> list:
+    return [layers.make(layer, seed=seed, shard=TensorShard(), shared={}) for layer in range(len(layers))]
+
+
+def run(layers, modules: list) -> torch.Tensor:
+    boundary = ()
+    for place, module in enumerate(modules):
+        data = layers.rows(module.reads, seed=1, iteration=0, first=0, count=ROWS)
+        boundary, loss = module(boundary, data)
+        assert tuple(value.shape[1:] for value in boundary) == layers.boundary(place)
+    return loss
+
+
+def test_torchvisions_resnet_cut_into_layers_has_its_loss_and_gradients() -> None:
+    layers = custom_layers("outside_models:resnet18")
+    modules = made(layers)
+    theirs = resnet18(num_classes=10)
+    blocks = [*theirs.layer1, *theirs.layer2, *theirs.layer3, *theirs.layer4]
+    theirs.conv1.load_state_dict(modules[0].module[0].state_dict())
+    for block, layer in zip(blocks, modules[1:-1], strict=True):
+        block.load_state_dict(layer.module.state_dict())
+    theirs.fc.load_state_dict(modules[-1].module.fc.state_dict())
+    rows = layers.rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    loss = run(layers, modules)
+    expected = nn.functional.cross_entropy(theirs(rows["images"]), rows["targets"])
+    torch.testing.assert_close(loss / ROWS, expected)
+    (loss / ROWS).backward()
+    expected.backward()
+    torch.testing.assert_close(modules[7].module.conv1.weight.grad, blocks[6].conv1.weight.grad, rtol=1e-3, atol=1e-6)
+    assert layers.boundary(0) == ((64, 16, 16),)
+    assert layers.boundary(8) == ((512, 2, 2),)
+    assert layers.boundary(9) == ()
+
+
+def test_several_inputs_and_boundaries_of_several_tensors() -> None:
+    """Hugging Face's DistilBERT, whose mask goes from layer to layer beside the hidden states."""
+    layers = custom_layers("outside_models:distilbert")
+    modules = made(layers)
+    import outside_models
+
+    theirs = DistilBertModel(outside_models.SMALL_BERT)
+    theirs.embeddings.load_state_dict(modules[0].module.inner.state_dict())
+    for block, layer in zip(theirs.transformer.layer, modules[1:-1], strict=True):
+        block.load_state_dict(layer.module.inner.state_dict())
+    rows = layers.rows(("tokens", "mask", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    hidden = theirs(input_ids=rows["tokens"], attention_mask=rows["mask"]).last_hidden_state
+    logits = modules[-1].module.classes(hidden[:, 0])
+    torch.testing.assert_close(run(layers, modules) / ROWS, nn.functional.cross_entropy(logits, rows["targets"]))
+    assert layers.boundary(1) == ((12, 32), (12,))
+    assert modules[0].reads == ("tokens", "mask")
+
+
+def test_weights_follow_from_seed_and_place_and_leave_torchs_random_numbers_alone() -> None:
+    layers = custom_layers("outside_models:distilbert")
+    torch.manual_seed(5)
+    expected = torch.randn(3)
+    torch.manual_seed(5)
+    first = made(layers)
+    assert torch.equal(torch.randn(3), expected)
+    torch.manual_seed(6)
+    again, other = made(layers), made(layers, seed=2)
+
+    def weight(module) -> torch.Tensor:
+        return module.module.inner.ffn.lin1.weight
+
+    assert torch.equal(weight(first[2]), weight(again[2]))
+    assert not torch.equal(weight(first[2]), weight(other[2]))
+    assert not torch.equal(weight(first[1]), weight(first[2]))
+
+
+def rows(seed: int, iteration: int, first: int, count: int) -> dict[str, torch.Tensor]:
+    return {"inputs": torch.ones(count, 4), "targets": torch.zeros(count, 2)}
+
+
+class Distance(nn.Module):
+    def forward(self, made: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (made - targets).square().mean(1)
+
+
+class ByValue(nn.Module):
+    """Needs its input's values, which the meta device has not."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs[:, : int(inputs.sum().item() / len(inputs)) // 2]
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """An entry point that returns this."""
+
+    def of(result) -> str:
+        module = ModuleType("users_module")
+        module.model = lambda: result
+        monkeypatch.setitem(sys.modules, "users_module", module)
+        return "users_module:model"
+
+    return of
+
+
+def test_a_layer_that_needs_values_is_tried_on_the_cpu(entry) -> None:
+    layers = custom_layers(entry(CustomModel([ByValue, Distance], rows)))
+    assert layers.boundary(0) == ((2,),)
+
+
+def test_a_model_of_one_layer(entry) -> None:
+    def pairs(seed: int, iteration: int, first: int, count: int) -> dict[str, torch.Tensor]:
+        return {"inputs": torch.ones(count, 2), "targets": torch.zeros(count, 2)}
+
+    layers = custom_layers(entry(CustomModel([Distance], pairs)))
+    (only,) = made(layers)
+    assert only.reads == ("inputs", "targets")
+    assert run(layers, [only]) == ROWS
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("not a model", "model.. must return a CustomModel, got str"),
+        (CustomModel([], rows), "layers must be a list of at least one function"),
+        (CustomModel([linear(), Distance], rows), r"layer 0 is a module \(Linear\).* lambda: Linear"),
+        (CustomModel([linear, 3], rows), "layer 1 must be a function that makes a module, got 3"),
+        (CustomModel([linear, lambda: 3], rows), "layer 1 must be made as a torch module, got int"),
+        (CustomModel([nn.Linear, Distance], rows), "layer 0 cannot be made: TypeError"),
+        (CustomModel([lambda: nn.Linear(5, 2), Distance], rows), r"layer 0 fails on float32 \(2, 4\): RuntimeError"),
+        (CustomModel([linear, lambda: nn.Flatten(0), Distance], rows), r"layer 1 must return .*float32 \(4,\)"),
+        (CustomModel([nn.Identity, linear, nn.PairwiseDistance, Distance], rows), "layer 2 fails"),
+        (CustomModel([linear, nn.MSELoss], rows), r"each row's mean loss, .* got float32 \(\)"),
+        (CustomModel([linear, Distance], lambda **which: {"inputs": torch.ones(2, 4)}), "no field 'targets'"),
+        (CustomModel([linear, Distance], lambda **which: torch.ones(2, 4)), "must return a dict of tensors"),
+        (CustomModel([linear, Distance], lambda **which: {"targets": torch.ones(3)}), "first dimension is the count 2"),
+        (CustomModel([linear, Distance], lambda count: {}), r"rows\(\) fails for 2 rows: TypeError"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said(entry, model, told: str) -> None:
+    with pytest.raises(ValueError, match=told) as failure:
+        custom_layers(entry(model))
+    assert str(failure.value).startswith("entry point users_module:model: ")
+    assert "\n" not in str(failure.value)
+
+
+def test_an_entry_point_that_is_not_there(monkeypatch, tmp_path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "breaks_on_import.py").write_text("1 / 0\n")
+    (tmp_path / "breaks_when_called.py").write_text("def model():\n    1 / 0\n")
+    for entrypoint, told in (
+        ("nowhere", "must be written package.module:function"),
+        (":model", "must be written package.module:function"),
+        ("nowhere.at_all:model", "no module nowhere; install its package"),
+        ("outside_models:vgg", "has no function vgg; change the name behind the colon"),
+        ("outside_models:SMALL_BERT", "has no function SMALL_BERT"),
+        ("breaks_on_import:model", "importing breaks_on_import fails: ZeroDivisionError"),
+        ("breaks_when_called:model", "model.. fails: ZeroDivisionError"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            custom_layers(entrypoint)
