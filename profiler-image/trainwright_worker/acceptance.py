@@ -10,12 +10,11 @@ from pathlib import Path
 
 from trainwright import documents
 from trainwright.cluster import EMULATED_PREFIX
-from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, TrialOrder, WorkerOrder
-from trainwright.plan import LayerRun, Plan, Sharding
+from trainwright.plan import Plan
 from trainwright_worker.failures import WorkerError
-from trainwright_worker.family import gpt_of
+from trainwright_worker.layers.of_model import families
 from trainwright_worker.seat import gang_devices
 
 
@@ -75,12 +74,13 @@ def _links_problems(order: LinksOrder) -> Iterator[str]:
 
 
 def _model_problems(model: Model) -> Iterator[str]:
-    if gpt_of(model).dropout:
-        yield "gpt.dropout cannot be run: this worker's layers drop nothing; leave it out"
-    if model.dtype is not Dtype.FLOAT32:
-        yield f"model.dtype {model.dtype} cannot be run: this worker trains in {Dtype.FLOAT32}; order that"
+    family = model.family.family
+    if family not in families():
+        yield f"model.family {family} cannot be run: this worker has layers of {', '.join(families())}; order one of them"
+    if getattr(model.family, "dropout", False):
+        yield f"{family}.dropout cannot be run: this worker's layers drop nothing; leave it out"
     if Model.of(model.family, model.dtype) != model:
-        yield f"the model's layers are not those that family {model.family.family} builds; build it from its family"
+        yield f"the model's layers are not those that family {family} builds; build it from its family"
 
 
 def _profile_problems(order: ProfileOrder) -> Iterator[str]:
@@ -107,28 +107,17 @@ def _trial_problems(order: TrialOrder) -> Iterator[str]:
 
 
 def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
-    if len(plan.pipelines) > 1:
-        yield f"the plan has {len(plan.pipelines)} pipelines; this worker runs plans of one pipeline"
-    for number, stage in enumerate(plan.pipelines[0].stages):
-        if len({_strategy(run) for run in stage.layers}) > 1:
-            yield f"stage {number} changes its degrees, order or rows between layer runs; give a stage one strategy"
-        for run in stage.layers:
-            where = f"stage {number}, layers {run.first}…{run.first + run.count - 1}"
-            if run.sharding is not Sharding.NONE:
-                yield f"{where}: sharding {run.sharding} cannot be run by this worker; use {Sharding.NONE}"
-            if run.recompute:
-                yield f"{where}: recompute cannot be run by this worker; leave it out"
-            if problem := _degree_problem(model, run.tensor):
-                yield f"{where}: {problem}"
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            for run in stage.layers:
+                if problem := _degree_problem(model, run.tensor):
+                    yield (
+                        f"pipeline {index}, stage {number}, layers {run.first}…{run.first + run.count - 1}: {problem}"
+                    )
 
 
 def _degree_problem(model: Model, tensor: int) -> str | None:
     """Why the layers cannot be split into that many equal parts, or None where they can."""
-    heads = gpt_of(model).heads
-    if heads % tensor:
-        return f"tensor degree {tensor} does not divide the {heads} attention heads"
+    if model.max_tensor_degree % tensor:
+        return f"tensor degree {tensor} does not divide {model.max_tensor_degree}, the highest that this model allows"
     return None
-
-
-def _strategy(run: LayerRun) -> tuple[object, ...]:
-    return run.tensor, run.data, run.order, run.rows

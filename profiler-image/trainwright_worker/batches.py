@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-
-from trainwright.families import Gpt
 
 _STEP = 7
 _RESTART_SHARE = 0.1
@@ -22,23 +22,31 @@ def _seed(*parts: int) -> int:
     return state >> 1
 
 
-def token_rows(gpt: Gpt, *, seed: int, iteration: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens and next tokens of the rows `first … first + count - 1` of an iteration's batch, each (count, sequence).
+def each_row(draw: Callable[[torch.Generator], Tensor], *, seed: int, iteration: int, first: int, count: int) -> Tensor:
+    """What `draw` makes of each row's own random numbers, for the rows `first … first + count - 1` of a batch."""
+    numbers = range(first, first + count)
+    return torch.stack([draw(torch.Generator().manual_seed(_seed(seed, iteration, row))) for row in numbers])
+
+
+def token_rows(  # noqa: PLR0913 (what a row is, and which rows)
+    length: int, vocabulary: int, *, seed: int, iteration: int, first: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Tokens and next tokens of the rows `first … first + count - 1` of an iteration's batch, each (count, length).
 
     Out of a few tokens of the vocabulary, each token is followed by a fixed other one, but for one in ten, which is
     random: the loss falls quickly from ln(vocabulary) to that of the few tokens, and on as the rule is learnt.
     """
-    sequence, used = gpt.sequence_length, min(gpt.vocabulary_size, _USED_TOKENS)
-    rows = []
-    for row in range(first, first + count):
-        generator = torch.Generator().manual_seed(_seed(seed, iteration, row))
-        restart = torch.rand(sequence + 1, generator=generator) < _RESTART_SHARE
+    used = min(vocabulary, _USED_TOKENS)
+
+    def draw(generator: torch.Generator) -> Tensor:
+        restart = torch.rand(length + 1, generator=generator) < _RESTART_SHARE
         restart[0] = True
-        random = torch.randint(0, used, (sequence + 1,), generator=generator)
-        position = torch.arange(sequence + 1)
+        random = torch.randint(0, used, (length + 1,), generator=generator)
+        position = torch.arange(length + 1)
         since = torch.where(restart, position, 0).cummax(0).values
-        rows.append((random[since] + _STEP * (position - since)) % used)
-    tokens = torch.stack(rows)
+        return (random[since] + _STEP * (position - since)) % used
+
+    tokens = each_row(draw, seed=seed, iteration=iteration, first=first, count=count)
     return tokens[:, :-1].clone(), tokens[:, 1:].clone()
 
 

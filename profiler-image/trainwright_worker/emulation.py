@@ -45,16 +45,6 @@ def backward_pieces(forward: Sequence[Piece]) -> tuple[Piece, ...]:
     return tuple(Piece(2 * piece.seconds, piece.ends_in_all_reduce) for piece in reversed(forward))
 
 
-def chunks(pieces: Sequence[Piece]) -> tuple[float, ...]:
-    """Seconds between all-reduces: pieces without an all-reduce in between count as one; the last chunk may be 0."""
-    lengths = [0.0]
-    for piece in pieces:
-        lengths[-1] += piece.seconds
-        if piece.ends_in_all_reduce:
-            lengths.append(0.0)
-    return tuple(lengths)
-
-
 class Pacer:
     """Stretches computation to the emulated device's time; without a device table it does nothing.
 
@@ -117,6 +107,9 @@ class Pacer:
         length = self._chunks[self._next]
         due = self._begin + length
         self._next += 1
+        if length == 0:  # one communication follows upon another
+            self._due = self._begin
+            return
         self.paced += 1
         self._due = due
         # Behind an earlier late chunk a chunk may end late through no fault of its own: its own time counts.

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -22,7 +23,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.now_bytes = 0
         self.peak_bytes = 0
-        self._known: set[int] = set()
+        self._known: dict[int, int] = {}
+        self._resize = torch.UntypedStorage.resize_
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         for tensor in existing:
             self._watch(tensor)
@@ -45,21 +47,36 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata  # noqa: SLF001 (the storage's identity; its address would be 0 for empty ones)
         if key in self._known:
             return
-        self._known.add(key)
-        size = storage.nbytes()
+        size = self._known[key] = storage.nbytes()
         self.now_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.now_bytes)
-        self._finalizers.append(weakref.finalize(storage, self._forget, key, size))
+        self._finalizers.append(weakref.finalize(storage, self._forget, key))
 
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now_bytes -= size
+    def _forget(self, key: int) -> None:
+        self.now_bytes -= self._known.pop(key, 0)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Sharded weights are collected into, and let go from, a storage that lives on."""
+        key = storage._cdata  # noqa: SLF001
+        if key in self._known:
+            self.now_bytes += storage.nbytes() - self._known[key]
+            self._known[key] = storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
     def __exit__(self, *exception: object) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for finalizer in self._finalizers:
             finalizer.detach()
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
+        original = self._resize
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
         return self

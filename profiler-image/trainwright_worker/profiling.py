@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.cluster import Emulation
-from trainwright.families import EMBEDDING, HEAD
 from trainwright.layer import LayerKind
-from trainwright.model import Model
 from trainwright.orders import ProfileOrder, ProfileReport
 from trainwright.profiles import LayerProfile
 from trainwright_worker import output
-from trainwright_worker.batches import token_rows, weight_generator
+from trainwright_worker.batches import weight_generator
 from trainwright_worker.device import synchronize
 from trainwright_worker.emulation import Pacer, backward_pieces, forward_pieces
-from trainwright_worker.executor.parameters import Optimizer, ParameterBuffer, make_optimizer
-from trainwright_worker.family import gpt_of
-from trainwright_worker.layers.gpt import make_layer
+from trainwright_worker.executor.optimizer import Optimizer, make_optimizer
+from trainwright_worker.executor.stage import TORCH_DTYPES
+from trainwright_worker.executor.unit import Replicas, Unit, Weight
+from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output
+from trainwright_worker.layers.of_model import layers_of
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.seat import Seat
 from trainwright_worker.watchdog import Watchdog
@@ -51,9 +51,9 @@ class _Bench:
 
     kind: LayerKind
     rows: int
-    layer: nn.Module
-    inputs: tuple[Tensor, ...]
-    batch_tokens: int
+    layer: Layer
+    boundary: Boundary
+    data: Data
     optimizer: Optimizer
     device: torch.device
     emulation: Emulation | None
@@ -63,19 +63,45 @@ class _Bench:
     def of(
         cls, order: ProfileOrder, kind: LayerKind, rows: int, device: torch.device, emulation: Emulation | None
     ) -> _Bench:
-        model = order.model
-        shard = TensorShard(0, order.tensor_degree)
+        model, family = order.model, layers_of(order.model)
         number = model.layers.index(kind.name)
-        layer = make_layer(model, number, seed=0, shard=shard, shared={}).to(device)
-        optimizer = make_optimizer(order.optimizer, [ParameterBuffer(list(layer.parameters()))], 1e-4)
-        inputs = tuple(value.to(device) for value in _inputs(model, kind, rows))
-        tokens = rows * gpt_of(model).sequence_length
-        return cls(kind, rows, layer, inputs, tokens, optimizer, device, emulation, order.tensor_degree)
+        shard = TensorShard(0, order.tensor_degree)
+        layer = family.make(number, seed=0, shard=shard, shared={}).to(device)
+        dtype = TORCH_DTYPES[model.dtype]
+        weights = [Weight(name, parameter) for name, parameter in layer.named_parameters()]
+        units = [Unit(weights, Replicas(), dtype=dtype, device=device)] if weights else []
+        optimizer = make_optimizer(order.optimizer, units, 1e-4)
+        data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
+        data = {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in data.items()}
+        boundary = _boundary(family, number, rows, dtype, device)
+        return cls(kind, rows, layer, boundary, data, optimizer, device, emulation, order.tensor_degree)
 
-    def forward(self) -> Tensor:
-        if self.kind.name == HEAD:
-            return self.layer(*self.inputs, self.batch_tokens)  # type: ignore[no-any-return]
-        return self.layer(*self.inputs)  # type: ignore[no-any-return]
+    def forward(self) -> Output:
+        for unit in self.optimizer.units:
+            unit.expect()
+        output: Output = self.layer(self.boundary, self.data)
+        return output
+
+    def backward(self, output: Output, gradients: Boundary) -> None:
+        roots, seeds = list(output.boundary), list(gradients)
+        if output.loss is not None:
+            roots.append(output.loss)
+            seeds.append(torch.ones_like(output.loss))
+        torch.autograd.backward(roots, seeds)
+        for unit in self.optimizer.units:
+            unit.collect()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        for unit in self.optimizer.units:
+            unit.publish()
+
+    def clear(self) -> None:
+        """As before a first micro-batch."""
+        for value in self.boundary:
+            value.grad = None
+        for unit in self.optimizer.units:
+            unit.begin()
 
     def paces(self) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
         """Seconds of forward, backward and update on the emulated device, piece by piece; empty on a real one."""
@@ -88,32 +114,27 @@ class _Bench:
         return [sum(forward)], [sum(backward)], [self.emulation.update_seconds(values)]
 
 
-def _inputs(model: Model, kind: LayerKind, rows: int) -> tuple[Tensor, ...]:
-    """What a layer of this kind reads: tokens, hidden states that want a gradient, or both for the head."""
-    gpt = gpt_of(model)
-    tokens, targets = token_rows(gpt, seed=0, iteration=0, first=0, count=rows)
-    if kind.name == EMBEDDING:
-        return (tokens,)
+def _boundary(family: FamilyLayers, layer: int, rows: int, dtype: torch.dtype, device: torch.device) -> Boundary:
+    """What a layer reads of the one before: values that want a gradient; nothing for the first layer."""
+    if layer == 0:
+        return ()
     generator = weight_generator(0, "profiling")
-    hidden = torch.randn(rows, gpt.sequence_length, gpt.hidden_size, generator=generator)
-    hidden.requires_grad_()
-    return (hidden, targets) if kind.name == HEAD else (hidden,)
+    found = [torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer - 1)]
+    return tuple(value.requires_grad_() for value in found)
 
 
 def _profile(order: ProfileOrder, bench: _Bench, accelerator: str, watchdog: Watchdog) -> LayerProfile:
     pacer = Pacer(active=bench.emulation is not None)
     forward_pace, backward_pace, update_pace = bench.paces()
     forwards, backwards, updates = [], [], []
-    gradient = torch.randn_like(bench.forward().detach())
+    gradients = tuple(torch.randn_like(value) for value in bench.forward().boundary)
     for number in range(order.warmup_iterations + order.iterations):
         watchdog.beat(f"profiling {bench.kind.name} with {bench.rows} rows")
-        outputs: list[Tensor] = []
+        outputs: list[Output] = []
         forward = _timed(bench.device, pacer, forward_pace, partial(_keep_forward, bench, outputs))
-        backward = _timed(bench.device, pacer, backward_pace, partial(outputs.pop().backward, gradient))
-        update = _timed(bench.device, pacer, update_pace, bench.optimizer.step)
-        for value in bench.inputs:
-            value.grad = None
-        bench.optimizer.buffers[0].clear()
+        backward = _timed(bench.device, pacer, backward_pace, partial(bench.backward, outputs.pop(), gradients))
+        update = _timed(bench.device, pacer, update_pace, _summed_update(bench))
+        bench.clear()
         if number >= order.warmup_iterations:
             forwards.append(forward)
             backwards.append(backward)
@@ -127,14 +148,21 @@ def _profile(order: ProfileOrder, bench: _Bench, accelerator: str, watchdog: Wat
         forward_seconds=statistics.median(forwards),
         backward_seconds=statistics.median(backwards),
         update_seconds=statistics.median(updates),
-        activation_bytes=activation_bytes(bench.forward, bench.layer, bench.inputs),
+        activation_bytes=activation_bytes(bench.forward, bench.layer, (*bench.boundary, *bench.data.values())),
         parameter_bytes=sum(parameter.nbytes for parameter in bench.layer.parameters()),
         samples=order.iterations,
         relative_spread=relative_spread(both),
     )
 
 
-def _keep_forward(bench: _Bench, outputs: list[Tensor]) -> None:
+def _summed_update(bench: _Bench) -> Callable[[], None]:
+    """The update, with gradients that need no sum: there is one replica."""
+    for unit in bench.optimizer.units:
+        unit.take_whole()
+    return bench.update
+
+
+def _keep_forward(bench: _Bench, outputs: list[Output]) -> None:
     outputs.append(bench.forward())
 
 
@@ -149,7 +177,7 @@ def _timed(device: torch.device, pacer: Pacer, pace: Sequence[float], work: Call
     return time.perf_counter() - begin
 
 
-def activation_bytes(forward: Callable[[], Tensor], layer: nn.Module, inputs: Sequence[Tensor]) -> int:
+def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Sequence[Tensor]) -> int:
     """Bytes that a forward keeps for its backward: each storage once, without the weights, with the input."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     kept = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in inputs}

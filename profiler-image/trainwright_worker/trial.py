@@ -88,7 +88,7 @@ def _track_memory(order: TrialOrder, seat: Seat, executor: Executor) -> tuple[Ra
         executor.run(batch)
         peak = torch.cuda.max_memory_allocated(executor.device)
     else:
-        with LiveBytes([*executor.optimizer.held_tensors(), *batch.tokens, *batch.targets]) as live:
+        with LiveBytes([*executor.held_tensors(), *batch.tensors]) as live:
             executor.run(batch)
         peak = live.peak_bytes
     own = RankMemory(seat.device.node, seat.device.slot, peak)

@@ -1,6 +1,7 @@
 """Eight processes that run many plans in turn and compare them with one process on the whole batch.
 
-Run as a program: `python equivalence_gang.py RESULT_FILE`. The result is a JSON object: plan name -> errors.
+Run as a program: `python equivalence_gang.py CASES_FILE RESULT_FILE`. The cases are a JSON list of objects with the
+fields of `Case`; the result is a list of as many objects: errors, or what went wrong.
 """
 
 from __future__ import annotations
@@ -9,163 +10,188 @@ import json
 import multiprocessing
 import os
 import sys
+import time
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from trainwright.cluster import Device
-from trainwright.families import Gpt
+sys.path.append(str(Path(__file__).with_name("oracles")))
+from one_process import OneProcess
+
+from trainwright import documents
+from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Order, Pipeline, Plan, Schedule, Stage
-from trainwright_worker.batches import token_rows
+from trainwright.plan import Plan
+from trainwright.training import Training as TrainingDocument
+from trainwright_worker.executor.groups import Groups, wanted_groups
 from trainwright_worker.executor.iteration import Executor, Host, Training
-from trainwright_worker.layers.gpt import Block, make_layer
-from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.executor.mesh import Mesh
+from trainwright_worker.executor.unit import Unit
 
 WORLD = 8
-STEPS = 10
-GPT = Gpt(layers=6, hidden_size=32, heads=8, sequence_length=16, vocabulary_size=64)
-MODEL = Model.of(GPT)
-BATCH = 24
 
 
-def plan(*stages, micro_batches: int = 4, schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD) -> Plan:
-    """Stages as (layers, data, tensor, rows, order); devices are numbered through."""
-    first = device = 0
-    made = []
-    for layers, data, tensor, rows, *order in stages:
-        devices = tuple(Device("node", device + i) for i in range(data * tensor))
-        made.append(Stage(devices, (LayerRun(first, layers, tensor, data, rows, *order),)))
-        first, device = first + layers, device + data * tensor
-    return Plan(8, BATCH, (Pipeline(micro_batches, BATCH // micro_batches, tuple(made)),), schedule)
+@dataclass(frozen=True)
+class Case:
+    """A plan to run.
+
+    Attributes:
+        model: a training document without its batch.
+        steps: iterations; gradients are compared after the first one, weights and losses after all.
+        by_piece: whether the reference computes the plan's pieces of rows apart (batch normalisation).
+    """
+
+    name: str
+    plan: Plan
+    model: dict
+    steps: int = 1
+    optimizer: str = "sgd"
+    learning_rate: float = 0.05
+    clip_norm: float | None = None
+    by_piece: bool = False
 
 
-INNER, OUTER, GPIPE = Order.TENSOR_INNER, Order.DATA_INNER, Schedule.GPIPE
-PLANS = {
-    "pipeline": plan(*[(1, 1, 1, (6,))] * 8),
-    "pipeline-gpipe": plan(*[(1, 1, 1, (6,))] * 8, schedule=GPIPE),
-    "data-uneven-rows": plan((8, 8, 1, (3, 2, 2, 1, 1, 1, 1, 1)), micro_batches=2),
-    "tensor": plan((8, 1, 8, (6,))),
-    "uneven-stages": plan((1, 2, 1, (3, 3)), (4, 2, 1, (3, 3)), (2, 2, 1, (3, 3)), (1, 2, 1, (3, 3))),
-    "all-three": plan((4, 2, 2, (3, 3), INNER), (4, 2, 2, (3, 3), INNER)),
-    "all-three-uneven-data-inner-gpipe": plan((3, 2, 2, (4, 2), OUTER), (5, 2, 2, (1, 5), OUTER), schedule=GPIPE),
-    "mixed-degrees": plan((2, 3, 1, (3, 2, 1)), (4, 2, 2, (1, 5), OUTER), (2, 1, 1, (6,))),
-    "tied-across-tensor-degrees": plan((2, 1, 2, (6,)), (4, 1, 4, (6,)), (2, 2, 1, (2, 4))),
-    "growing-tensor-degree": plan((3, 2, 1, (5, 1)), (2, 1, 2, (6,)), (3, 1, 4, (6,)), schedule=GPIPE),
-    "one-micro-batch": plan((4, 4, 1, (6,) * 4), (4, 2, 2, (12, 12)), micro_batches=1),
-}
-TRAININGS = {"adam": ("mixed-degrees", 1e-3), "sgd": ("all-three-uneven-data-inner-gpipe", 0.05)}
+def optimizer_of(case: Case, parameters: list) -> torch.optim.Optimizer:
+    if case.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=case.learning_rate)
+    return torch.optim.SGD(parameters, lr=case.learning_rate, momentum=0.9)
 
 
-def reference(training: Training, steps: int) -> tuple[list[float], dict, dict]:
-    """One process, one forward and one backward of the whole batch a step: losses, first gradients, last weights."""
-    shared: dict = {}
-    layers = [make_layer(MODEL, i, seed=training.seed, shard=TensorShard(), shared=shared) for i in range(8)]
-    parameters = list({id(p): p for layer in layers for p in layer.parameters()}.values())
-    if training.optimizer == "adam":
-        optimizer = torch.optim.Adam(parameters, lr=training.learning_rate)
-    else:
-        optimizer = torch.optim.SGD(parameters, lr=training.learning_rate, momentum=0.9)
+def expected(case: Case, model: Model) -> dict:
+    """Losses, first gradients, last weights and last optimizer states of one process."""
+    one = OneProcess(model, seed=3)
+    named = one.named()
+    optimizer = optimizer_of(case, list(named.values()))
     losses, gradients = [], {}
-    for step in range(steps):
-        tokens, targets = token_rows(GPT, seed=training.seed, iteration=step, first=0, count=BATCH)
-        hidden = tokens
-        for layer in layers[:-1]:
-            hidden = layer(hidden)
-        loss = layers[-1](hidden, targets, BATCH * GPT.sequence_length)
+    for step in range(case.steps):
         optimizer.zero_grad()
+        loss = one.loss(step, case.plan.global_batch_size, case.plan if case.by_piece else None)
         loss.backward()
         if step == 0:
-            gradients = {key: p.grad.clone() for key, p in named(layers, 0).items()}
+            gradients = {name: parameter.grad.clone() for name, parameter in named.items()}
+        if case.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(list(named.values()), case.clip_norm)
         optimizer.step()
         losses.append(loss.item())
-    return losses, gradients, {key: p.detach().clone() for key, p in named(layers, 0).items()}
-
-
-def named(layers, first: int) -> dict:
-    return {(first + i, name): p for i, layer in enumerate(layers) for name, p in layer.named_parameters()}
-
-
-def whole_weights(executor: Executor, *, gradients: bool) -> list[dict]:
-    """Every replica's weights (or gradients) put together from its tensor parts, one mapping for each replica."""
-    mine = {
-        key: (p.grad if gradients else p.detach())
-        for key, p in named(executor.layers.layers, executor.stage.first).items()
+    states = {
+        name: [value for value in optimizer.state[parameter].values() if value is not None and value.numel() > 1]
+        for name, parameter in named.items()
     }
-    everyone: list = [None] * WORLD
-    dist.all_gather_object(everyone, mine)
-    found = []
-    for stage in executor.mesh.stages:
-        for replica in stage.replicas:
-            parts = [everyone[rank] for rank in replica]
-            for key in parts[0]:
-                dimension = Block.SPLIT_DIMENSION.get(key[1])
-                if dimension is None:
-                    found += [{key: part[key]} for part in parts]
-                else:
-                    found.append({key: torch.cat([part[key] for part in parts], dimension)})
+    weights = {name: parameter.detach() for name, parameter in named.items()}
+    return {"losses": losses, "gradients": gradients, "weights": weights, "states": states}
+
+
+def own_part(unit: Unit, whole: dict[str, torch.Tensor], place, run) -> torch.Tensor:
+    """What this rank's part of the unit should hold, from whole tensors by name."""
+    parts = []
+    for weight in unit.weights:
+        value = whole[weight.name]
+        if weight.split is not None:
+            value = value.chunk(run.tensor, weight.split)[place.tensor]
+        parts.append(value.flatten())
+    flat = torch.zeros(unit.part * unit.replicas.count)
+    torch.cat(parts, out=flat[: unit.size])
+    return flat[unit.low : unit.high]
+
+
+def scales(whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """For every value the largest of its weight, but at least a thousandth of the largest of all.
+
+    Some gradients are zero but for rounding (a bias of keys), and have no digits to compare.
+    """
+    least = 1e-3 * max(value.abs().max() for value in whole.values())
+    return {name: torch.full_like(value, max(value.abs().max(), least)) for name, value in whole.items()}
+
+
+class Comparison:
+    """The largest errors of one rank, each relative to the largest value of the same weight."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.seen: set[str] = set()
+
+    def error(self, found: list[torch.Tensor], whole: dict[str, torch.Tensor]) -> float:
+        executor, scale = self.executor, scales(whole)
+        worst = 0.0
+        for unit, value in zip(executor.stage.units, found, strict=True):
+            self.seen |= {weight.name for weight in unit.weights}
+            run = self._run_of(unit)
+            place = run.position(executor.rank)
+            want, least = own_part(unit, whole, place, run), own_part(unit, scale, place, run)
+            worst = max(worst, ((value - want).abs() / least.clamp_min(1e-30)).max().item())
+        return worst
+
+    def _run_of(self, unit: Unit):
+        for layer in self.executor.stage.layers:
+            if any(held.unit is unit for held in layer.held):
+                return layer.run
+        raise AssertionError("a unit that no layer holds")
+
+
+def run_case(case: Case, model: Model, want: dict, rank: int, groups: Groups) -> dict:
+    """What a member finds; ranks beyond the plan's devices only help to make groups."""
+    found = {"losses": [], "gradient_error": 0.0, "weight_error": 0.0, "state_error": 0.0, "seen": set()}
+    mesh = Mesh.of(case.plan)
+    if rank not in mesh.ranks:
+        groups.make(wanted_groups(mesh, model))
+        return {**found, "losses": [0.0] * case.steps}
+    training = Training(case.optimizer, case.learning_rate, 3, case.clip_norm)
+    host = Host(rank, torch.device("cpu"), timeout=timedelta(seconds=60))
+    executor = Executor(case.plan, model, training, host, groups)
+    comparison = Comparison(executor)
+    for step in range(case.steps):
+        found["losses"].append(executor.run(executor.prepare(step)))
+        if step == 0 and case.clip_norm is None:
+            gradients = [unit.gradient for unit in executor.stage.units]  # float16's are unscaled by now
+            found["gradient_error"] = comparison.error(gradients, want["gradients"])
+    units = executor.stage.units
+    found["weight_error"] = comparison.error([unit.master for unit in units], want["weights"])
+    for number in range(len(executor.optimizer.states[0])):
+        whole = {name: states[number] for name, states in want["states"].items()}
+        error = comparison.error([states[number] for states in executor.optimizer.states], whole)
+        found["state_error"] = max(found["state_error"], error)
+    found["seen"] = comparison.seen
     return found
 
 
-def worst(found: list[dict], expected: dict) -> tuple[float, int]:
-    """The largest error relative to the largest value of the same weight, and how many weights were compared."""
-    seen = {key for weights in found for key in weights}
-    assert seen == set(expected), seen ^ set(expected)
-    errors = [
-        ((value - expected[key]).abs().max() / expected[key].abs().max()).item()
-        for weights in found
-        for key, value in weights.items()
-    ]
-    return max(errors), len(errors)
+def gathered(found: dict, want: dict, seconds: float) -> dict:
+    """All members' findings as one answer."""
+    everyone: list = [None] * WORLD
+    dist.all_gather_object(everyone, found)
+    losses = [sum(values) for values in zip(*(one["losses"] for one in everyone), strict=True)]
+    pairs = zip(losses, want["losses"], strict=True)
+    return {
+        "loss_error": max(abs(loss / wanted - 1) for loss, wanted in pairs),
+        **{name: max(one[name] for one in everyone) for name in ("gradient_error", "weight_error", "state_error")},
+        "missing": sorted(set(want["gradients"]) - set().union(*(one["seen"] for one in everyone))),
+        "losses": losses,
+        "seconds": seconds,
+    }
 
 
-def absolute(found: list[dict], expected: dict) -> float:
-    return max((value - expected[key]).abs().max().item() for weights in found for key, value in weights.items())
-
-
-def run(name: str, training: Training, rank: int, steps: int) -> tuple[list[float], list[dict], list[dict]]:
-    executor = Executor(PLANS[name], MODEL, training, Host(rank, torch.device("cpu"), timeout=timedelta(seconds=60)))
-    losses, gradients = [], []
-    for step in range(steps):
-        loss = torch.tensor([executor.run(executor.prepare(step))], dtype=torch.float64)
-        dist.all_reduce(loss)
-        losses.append(loss.item())
-        if step == 0:
-            gradients = whole_weights(executor, gradients=True)
-    weights = whole_weights(executor, gradients=False)
-    dist.barrier()
-    executor.close()
-    return losses, gradients, weights
-
-
-def member(rank: int, port: int, result: str) -> None:
+def member(rank: int, port: int, cases_file: str, result: str) -> None:
     torch.set_num_threads(1)
+    cases = [
+        Case(**{**case, "plan": documents.parse(case["plan"], Plan)})
+        for case in json.loads(Path(cases_file).read_text(encoding="utf-8"))
+    ]
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
-    answers: dict = {"plans": {}, "trainings": {}}
-    losses, gradients, _ = reference(Training("sgd"), 1)
-    for name in PLANS:
-        found_losses, found, _ = run(name, Training("sgd"), rank, 1)
-        error, compared = worst(found, gradients)
-        answers["plans"][name] = {
-            "loss_error": abs(found_losses[0] / losses[0] - 1),
-            "gradient_error": error,
-            "compared": compared,
-        }
-    for optimizer, (name, rate) in TRAININGS.items():
-        training = Training(optimizer, rate, seed=3)
-        expected_losses, _, expected = reference(training, STEPS)
-        found_losses, _, found = run(name, training, rank, STEPS)
-        answers["trainings"][optimizer] = {
-            "weight_error": absolute(found, expected),
-            "losses": found_losses,
-            "expected_losses": expected_losses,
-        }
+    groups = Groups(timedelta(seconds=60))
+    answers = []
+    for case in cases:
+        model = documents.parse({**case.model, "global_batch_size": 1}, TrainingDocument).model
+        want = expected(case, replace(model, dtype=Dtype.FLOAT32))
+        begin = time.perf_counter()
+        found = run_case(case, model, want, rank, groups)
+        answers.append({"name": case.name, **gathered(found, want, time.perf_counter() - begin)})
+        if rank == 0:
+            Path(result).write_text(json.dumps(answers), encoding="utf-8")
     dist.barrier()
-    if rank == 0:
-        Path(result).write_text(json.dumps(answers), encoding="utf-8")
+    groups.close()
     dist.destroy_process_group()
 
 
@@ -173,12 +199,13 @@ def main() -> int:
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainwright_worker.process"])
-    processes = [context.Process(target=member, args=(rank, store.port, sys.argv[1])) for rank in range(WORLD)]
+    context.set_forkserver_preload(["trainwright_worker.executor.iteration"])
+    arguments = [(rank, store.port, *sys.argv[1:]) for rank in range(WORLD)]
+    processes = [context.Process(target=member, args=one) for one in arguments]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(200)
+    while any(process.is_alive() for process in processes) and not any(process.exitcode for process in processes):
+        time.sleep(0.1)
     codes = [process.exitcode for process in processes]
     for process in processes:
         process.kill()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from trainwright.cluster import Emulation
+from trainwright.cluster import Device, Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright_worker.emulation import Pacer, backward_pieces, chunks, forward_pieces
-from trainwright_worker.executor.stage import StagePace
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright_worker.emulation import Pacer, backward_pieces, forward_pieces
+from trainwright_worker.executor.mesh import Mesh
+from trainwright_worker.executor.pace import StagePace
 
 EMULATION = Emulation(1e9, 0.004, 1e8)
 MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
@@ -33,29 +36,74 @@ def test_kinds_that_are_not_tensor_parallel_take_their_whole_time_on_every_rank(
     assert forward_pieces(EMULATION, HEAD, rows=2, tensor=4) == forward_pieces(EMULATION, HEAD, rows=2, tensor=1)
 
 
-def test_without_tensor_parallelism_a_pass_is_one_chunk() -> None:
-    pace = StagePace.of(EMULATION, [EMBEDDING, BLOCK, HEAD], rows=2, tensor=1, values=1000)
-    assert len(pace.forward) == len(pace.backward) == 1
-    assert pace.backward[0] == pytest.approx(2 * pace.forward[0])
+def stage(*runs: tuple[LayerRun, list[str]]) -> SimpleNamespace:
+    """What a pace asks of a rank's stage, on a single node; by run the properties of each layer."""
+    devices = tuple(Device("node", slot) for slot in range(runs[0][0].tensor * runs[0][0].data))
+    plan = Plan(4, 2, (Pipeline(1, 2, (Stage(devices, tuple(run for run, _ in runs)),)),))
+    meshes = Mesh.of(plan).pipelines[0][0].runs
+    made = tuple(
+        tuple(
+            SimpleNamespace(
+                number=run.first + place,
+                run=mesh,
+                gathers="gathers" in words,
+                recomputes=run.recompute,
+                reduces_beside_backward="reduces" in words,
+            )
+            for place in range(run.count)
+        )
+        for (run, words), mesh in zip(runs, meshes, strict=True)
+    )
+    return SimpleNamespace(runs=made, layers=[layer for run in made for layer in run], updated_values=1000)
+
+
+def pace_of(*runs: tuple[LayerRun, list[str]]) -> StagePace:
+    return StagePace.of(EMULATION, MODEL, stage(*runs), 0)
+
+
+def seconds(kind, tensor: int = 1, rows: int = 2) -> list[float]:
+    return [piece.seconds for piece in forward_pieces(EMULATION, kind, rows=rows, tensor=tensor)]
+
+
+E, B, H = (sum(seconds(kind)) for kind in (EMBEDDING, BLOCK, HEAD))
+
+
+def test_without_communication_a_pass_is_one_chunk() -> None:
+    pace = pace_of((LayerRun(0, 4, 1, 1, (2,)), []))
+    assert pace.forward == pytest.approx((E + 2 * B + H,))
+    assert pace.backward == pace.last_backward == pytest.approx((2 * (E + 2 * B + H),))
     assert pace.update == (1e-5,)
 
 
 def test_with_tensor_parallelism_a_pass_is_cut_at_its_all_reduces() -> None:
-    pace = StagePace.of(EMULATION, [EMBEDDING, BLOCK, BLOCK], rows=2, tensor=2, values=1)
-    embedding = forward_pieces(EMULATION, EMBEDDING, rows=2, tensor=2)[0].seconds
-    a, b = (piece.seconds for piece in forward_pieces(EMULATION, BLOCK, rows=2, tensor=2))
-    assert pace.forward == pytest.approx((embedding + a, b, a, b, 0))
-    assert pace.backward == pytest.approx((2 * b, 2 * a, 2 * b, 2 * a, 2 * embedding))
+    pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), []))
+    a, b = seconds(BLOCK, tensor=2)
+    assert pace.forward == pytest.approx((E + a, b, a, b, H))
+    assert pace.backward == pytest.approx((2 * (H + b), 2 * a, 2 * b, 2 * a, 2 * E))
+
+
+def test_recomputed_layers_compute_twice_in_the_backward() -> None:
+    pace = pace_of((LayerRun(0, 4, 1, 1, (2,), recompute=True), []))
+    assert pace.backward == pytest.approx((3 * (E + 2 * B + H),))
+
+
+def test_a_pass_is_cut_where_rows_move_between_its_layers() -> None:
+    pace = pace_of((LayerRun(0, 2, 1, 2, (1, 1)), []), (LayerRun(2, 2, 2, 1, (2,)), []))
+    one = sum(seconds(EMBEDDING, rows=1)) + sum(seconds(BLOCK, rows=1))
+    a, b = seconds(BLOCK, tensor=2)
+    assert pace.forward == pytest.approx((one, a, b, H))
+    assert pace.backward == pytest.approx((2 * (H + b), 2 * a, 0, 2 * one))
+
+
+def test_a_pass_is_cut_where_weights_are_collected_and_gradients_leave() -> None:
+    pace = pace_of((LayerRun(0, 4, 1, 1, (2,)), ["gathers", "reduces"]))
+    assert pace.forward == pytest.approx((0, E, B, B, H))
+    assert pace.backward == pytest.approx((0, 2 * H, 2 * B, 2 * B, 2 * E))
+    assert pace.last_backward == pytest.approx((0, 2 * H, 0, 2 * B, 0, 2 * B, 0, 2 * E, 0))
 
 
 def test_a_real_device_has_no_pace() -> None:
-    assert StagePace.of(None, [BLOCK], rows=1, tensor=1, values=1) == StagePace()
-
-
-def test_chunks_without_all_reduces_lie_together() -> None:
-    assert chunks(forward_pieces(EMULATION, BLOCK, rows=1, tensor=1)) == (
-        sum(piece.seconds for piece in forward_pieces(EMULATION, BLOCK, rows=1, tensor=1)),
-    )
+    assert StagePace.of(None, MODEL, stage((LayerRun(0, 4, 1, 1, (2,)), [])), 0) == StagePace()
 
 
 class Clock:

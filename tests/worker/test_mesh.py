@@ -1,78 +1,154 @@
-"""Who sends which rows to whom, and who meets in which group."""
+"""Who sends which rows to whom, who meets in which group, and which weights are summed together."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_plans import random_plan
 
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Order, Pipeline, Stage
-from trainwright_worker.executor.mesh import Mesh, StageMesh, Transfer, transfers
+from trainwright.families import T5, Gpt
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
+from trainwright_worker.executor.groups import wanted_groups
+from trainwright_worker.executor.mesh import Mesh, Transfer, rearrangement, transfers
+from trainwright_worker.executor.units import shared_spans, spans
+
+LAYERS = 6
+MODEL = Model.of(Gpt(4, 32, 8, 16, 64))
+plans = st.integers(0, 10**6).map(
+    lambda seed: random_plan(seed, layers=LAYERS, tensor_degrees=(1, 2, 4, 8), devices=16)
+)
 
 
-@st.composite
-def two_stages(draw: st.DrawFn) -> tuple[Mesh, int]:
-    """Two stages with any degrees and any split of the same rows."""
-    size = draw(st.integers(6, 12))
-    stages, device = [], 0
-    for first in (0, 1):
-        data, tensor = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-        cuts = sorted(draw(st.sets(st.integers(1, size - 1), min_size=data - 1, max_size=data - 1)))
-        rows = tuple(stop - start for start, stop in zip([0, *cuts], [*cuts, size], strict=True))
-        devices = tuple(Device("node", device + i) for i in range(data * tensor))
-        stages.append(Stage(devices, (LayerRun(first, 1, tensor, data, rows, draw(st.sampled_from(Order))),)))
-        device += len(devices)
-    return Mesh.of(Pipeline(1, size, tuple(stages))), size
+def stage(count: int, first: int, *runs: LayerRun) -> Stage:
+    return Stage(tuple(Device("node", first + index) for index in range(count)), runs)
 
 
-@given(two_stages())
-def test_every_receiver_gets_each_of_its_rows_exactly_once(case: tuple[Mesh, int]) -> None:
-    mesh, _ = case
-    for source, target in (mesh.stages, mesh.stages[::-1]):
-        found = transfers(source, target)
-        for rank in target.ranks:
-            start, stop = target.interval(target.position(rank)[0])
-            rows = sorted(row for t in found if t.target == rank for row in range(t.start, t.stop))
-            assert rows == list(range(start, stop))
+def mesh_of(*stages: Stage) -> Mesh:
+    rows = sum(stages[0].layers[0].rows)
+    return Mesh.of(Plan(stages[-1].end, rows, (Pipeline(1, rows, stages),)))
 
 
-@given(two_stages())
-def test_senders_send_rows_that_they_own(case: tuple[Mesh, int]) -> None:
-    source, target = case[0].stages
-    for transfer in transfers(source, target):
-        replica, index = source.position(transfer.source)
-        start, stop = source.interval(replica)
-        assert start <= transfer.start < transfer.stop <= stop
-        assert index == target.position(transfer.target)[1] % source.tensor
+def neighbours(mesh: Mesh):
+    for stages in mesh.pipelines:
+        for before, behind in pairwise(stages):
+            yield before.runs[-1], behind.runs[0]
+            yield behind.runs[0], before.runs[-1]
 
 
-@given(two_stages())
-def test_groups_partition_a_stages_ranks(case: tuple[Mesh, int]) -> None:
-    for stage in case[0].stages:
-        assert sorted(rank for group in stage.replicas for rank in group) == list(stage.ranks)
-        assert sorted(rank for group in stage.data_groups for rank in group) == list(stage.ranks)
-        assert all(len(set(replica) & set(group)) == 1 for replica in stage.replicas for group in stage.data_groups)
+@given(plans)
+def test_every_receiver_gets_each_of_its_rows_exactly_once(plan: Plan) -> None:
+    mesh = Mesh.of(plan)
+    inside = [(old, new) for stages in mesh.pipelines for one in stages for old in one.runs for new in one.runs]
+    for rule, pairs in ((transfers, neighbours(mesh)), (rearrangement, inside)):
+        for source, target in pairs:
+            found = rule(source, target)
+            for rank in target.ranks:
+                rows = sorted(row for t in found if t.target == rank for row in range(t.start, t.stop))
+                assert rows == list(range(*target.rows_of(rank)))
+
+
+@given(plans)
+def test_senders_send_rows_that_they_own(plan: Plan) -> None:
+    mesh = Mesh.of(plan)
+    for source, target in neighbours(mesh):
+        for one in transfers(source, target):
+            start, stop = source.rows_of(one.source)
+            assert start <= one.start < one.stop <= stop
+            assert source.position(one.source).tensor == target.position(one.target).tensor % source.tensor
+
+
+@given(plans)
+def test_where_layers_are_arranged_anew_a_rank_keeps_the_rows_that_it_has(plan: Plan) -> None:
+    for stages in Mesh.of(plan).pipelines:
+        for one in stages:
+            for old, new in pairwise(one.runs):
+                for move in rearrangement(old, new):
+                    start, stop = old.rows_of(move.source)
+                    assert start <= move.start < move.stop <= stop
+                    has = old.rows_of(move.target)
+                    assert move.source == move.target or not has[0] <= move.start < has[1]
+
+
+@given(plans)
+def test_groups_partition_a_runs_ranks(plan: Plan) -> None:
+    for stages in Mesh.of(plan).pipelines:
+        for run in (run for one in stages for run in one.runs):
+            assert sorted(rank for group in run.replicas for rank in group) == list(run.ranks)
+            assert sorted(rank for group in run.data_groups for rank in group) == list(run.ranks)
+            assert all(len(set(replica) & set(group)) == 1 for replica in run.replicas for group in run.data_groups)
+
+
+@given(plans)
+def test_every_group_is_ascending_and_wanted_once(plan: Plan) -> None:
+    found = wanted_groups(Mesh.of(plan), MODEL)
+    assert len(set(found)) == len(found)
+    assert all(list(group) == sorted(set(group)) for group in found)
+
+
+@given(plans)
+def test_spans_cover_the_layers_and_their_slices_all_ranks_that_hold_them(plan: Plan) -> None:
+    mesh = Mesh.of(plan)
+    found = spans(mesh)
+    assert [span.first for span in found] == [0, *[span.end for span in found[:-1]]]
+    assert found[-1].end == LAYERS
+    for span in found:
+        assert len(span.holders) == len(plan.pipelines)
+        slices = [set(span.slice_ranks(number)) for number in range(span.slices)]
+        assert set().union(*slices) == {rank for run in span.holders for rank in run.ranks}
+
+
+@given(plans)
+def test_every_owner_of_a_shared_weight_is_in_one_group_and_every_row_counts_once(plan: Plan) -> None:
+    mesh = Mesh.of(plan)
+    (shared,) = shared_spans(mesh, MODEL)
+    owners = {rank for run in shared.holders for rank in run.ranks}
+    assert sorted(rank for group in shared.groups() for rank in group) == sorted(owners)
+    for group in shared.groups():
+        for run in shared.holders:
+            counted = [run.rows_of(rank) for rank in group if rank in run.ranks and shared.contributes(run, rank)]
+            assert sorted(counted) == sorted(run.interval(replica) for replica in range(run.data))
 
 
 def test_order_tells_which_degree_runs_over_neighbours() -> None:
-    devices = tuple(Device("node", slot) for slot in range(4))
-    inner = Stage(devices, (LayerRun(0, 1, 2, 2, (1, 1), Order.TENSOR_INNER),))
-    outer = Stage(devices, (LayerRun(0, 1, 2, 2, (1, 1), Order.DATA_INNER),))
-    assert StageMesh.of(inner, 4).replicas == ((4, 5), (6, 7))
-    assert StageMesh.of(outer, 4).replicas == ((4, 6), (5, 7))
+    for order, replicas in ((Order.TENSOR_INNER, ((0, 1), (2, 3))), (Order.DATA_INNER, ((0, 2), (1, 3)))):
+        mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (1, 1), order)))
+        assert mesh.stage_of(0).runs[0].replicas == replicas
 
 
 def test_uneven_rows_are_cut_at_every_border() -> None:
-    source = StageMesh(0, 1, (3, 3), ((0,), (1,)))
-    target = StageMesh(1, 2, (4, 2), ((2,), (3,)))
+    mesh = mesh_of(stage(2, 0, LayerRun(0, 1, 1, 2, (3, 3))), stage(2, 2, LayerRun(1, 1, 1, 2, (4, 2))))
+    source, target = (one.runs[0] for one in mesh.pipelines[0])
     assert transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
 
 
-def test_owners_of_a_shared_weight_meet_by_tensor_index_or_all_together() -> None:
-    first = StageMesh(0, 1, (3, 3), ((0, 1), (2, 3)))
-    same = StageMesh(1, 2, (6,), ((4, 5),))
-    other = StageMesh(1, 2, (6,), ((4,),))
-    assert Mesh((first, same)).shared_groups((0, 1)) == ((0, 2, 4), (1, 3, 5))
-    assert Mesh((first, other)).shared_groups((0, 1)) == ((0, 1, 2, 3, 4),)
-    assert Mesh((first, same)).owners((0, 1)) == (0, 1)
-    assert Mesh((first, same)).owners((0,)) == (0,)
+@pytest.mark.parametrize(
+    ("second", "groups"),
+    [((2, (6,)), ((0, 2, 4), (1, 3, 5))), ((1, (6,)), ((0, 1, 2, 3, 4),))],
+    ids=["one degree", "several degrees"],
+)
+def test_owners_of_a_shared_weight_meet_by_tensor_index_or_all_together(second, groups) -> None:
+    tensor, rows = second
+    last = stage(tensor, 4, LayerRun(1, 5, tensor, 1, rows))
+    mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (3, 3))), last)
+    assert shared_spans(mesh, MODEL)[0].groups() == groups
+
+
+def test_a_weight_inside_divided_layers_is_summed_over_all_of_its_ranks() -> None:
+    model = Model.of(T5(1, 32, 4, 16, 64))
+    mesh = mesh_of(stage(2, 0, LayerRun(0, len(model.layers), 2, 1, (4,))))
+    found = {shared.name: shared for shared in shared_spans(mesh, model)}
+    assert found["encoder_position_biases"].groups() == ((0, 1),)
+    assert found["token_embedding"].groups() == ((0,), (1,))
+
+
+def test_layers_are_summed_one_by_one_where_any_pipeline_shards_their_gradients() -> None:
+    plain = LayerRun(0, 6, 1, 2, (2, 2))
+    sharded = LayerRun(0, 6, 1, 2, (2, 2), sharding=Sharding.ZERO2)
+    pipelines = tuple(Pipeline(1, 4, (stage(2, 2 * place, run),)) for place, run in enumerate((plain, sharded)))
+    assert len(spans(Mesh.of(Plan(6, 8, pipelines)))) == 6
+    assert len(spans(Mesh.of(Plan(6, 8, (pipelines[0], Pipeline(1, 4, (stage(2, 2, plain),))))))) == 1

@@ -1,71 +1,78 @@
-"""The process groups of one plan, made by all ranks in the same order and always ascending by rank."""
+"""Process groups by their ranks: made once by all ranks in the same order, always ascending, and used again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from trainwright.model import Model
 from trainwright_worker.executor.mesh import Mesh, Ranks
+from trainwright_worker.executor.units import SharedSpan, Span, shared_spans, spans
 
 
-@dataclass
 class Groups:
-    """One rank's groups; None where it is alone.
+    """The process groups of one process.
+
+    Plans that run one after another in the same processes share their groups, since making one costs a meeting.
 
     Attributes:
-        forward_in, forward_out: with the stage before and behind, for activations. Each boundary and direction has a
-            group of its own: within it, messages between two ranks come in the order of the micro-batches.
-        backward_in, backward_out: with the stage behind and before, for gradients.
-        shared: by shared weight, the group that sums its gradient.
+        forward, backward: for messages between stages, activations and gradients apart: within a group, messages
+            between two ranks come in the order of the micro-batches, and with NCCL neither waits for the other.
+        inside: for rows that move within a stage.
     """
 
-    tensor: dist.ProcessGroup | None = None
-    data: dist.ProcessGroup | None = None
-    forward_in: dist.ProcessGroup | None = None
-    forward_out: dist.ProcessGroup | None = None
-    backward_in: dist.ProcessGroup | None = None
-    backward_out: dist.ProcessGroup | None = None
-    shared: dict[str, dist.ProcessGroup] = field(default_factory=dict)
-    _made: list[dist.ProcessGroup] = field(default_factory=list)
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._everyone: Ranks = tuple(range(dist.get_world_size()))
+        self._made: dict[Ranks, dist.ProcessGroup] = {}
+        self.forward = dist.new_group(timeout=timeout)
+        self.backward = dist.new_group(timeout=timeout)
+        self.inside = dist.new_group(timeout=timeout)
 
-    @classmethod
-    def create(cls, mesh: Mesh, shared_owners: dict[str, tuple[int, ...]], rank: int, timeout: timedelta) -> Groups:
-        """The groups of `rank`. `shared_owners` names the stages that own each weight shared between stages."""
-        groups = cls()
-        for number, stage in enumerate(mesh.stages):
-            for ranks in stage.replicas:
-                groups.tensor = groups._make(ranks, rank, timeout) or groups.tensor
-            for ranks in stage.data_groups:
-                groups.data = groups._make(ranks, rank, timeout) or groups.data
-            if number + 1 < len(mesh.stages):
-                behind = mesh.stages[number + 1].ranks
-                forward = groups._make(stage.ranks + behind, rank, timeout)
-                backward = groups._make(stage.ranks + behind, rank, timeout)
-                if rank in stage.ranks:
-                    groups.forward_out, groups.backward_in = forward, backward
-                elif rank in behind:
-                    groups.forward_in, groups.backward_out = forward, backward
-        for name, owners in sorted(shared_owners.items()):
-            for ranks in mesh.shared_groups(owners):
-                group = groups._make(ranks, rank, timeout)
-                if group is not None:
-                    groups.shared[name] = group
-        return groups
+    def make(self, wanted: Iterable[Ranks]) -> None:
+        """Make those that are not there yet. All ranks of the world call this, with the same groups in the same order."""
+        for ranks in wanted:
+            if len(ranks) > 1 and ranks != self._everyone and ranks not in self._made:
+                self._made[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
 
-    def _make(self, ranks: Ranks, rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
-        """A group of these ranks. Every rank of the world takes part in the making, whether it is in the group or not."""
-        if len(ranks) == 1:
+    def of(self, ranks: Ranks) -> dist.ProcessGroup | None:
+        """The group of these ranks, ascending; None for a rank by itself."""
+        if len(ranks) < 2:
             return None
-        group: dist.ProcessGroup = dist.new_group(sorted(ranks), timeout=timeout)
-        if rank not in ranks:
-            return None
-        self._made.append(group)
-        return group
+        return dist.group.WORLD if ranks == self._everyone else self._made[ranks]
 
     def close(self) -> None:
-        """Give the groups' connections back. All ranks do so when none of them uses a group any more."""
-        for group in self._made:
+        """Give the connections back. All ranks do so when none of them uses a group any more."""
+        for group in (*self._made.values(), self.forward, self.backward, self.inside):
             dist.destroy_process_group(group)
         self._made.clear()
+
+
+def wanted_groups(mesh: Mesh, model: Model) -> tuple[Ranks, ...]:
+    """Every group that a plan's collectives need, in one order for all ranks."""
+    found: dict[Ranks, None] = {mesh.ranks: None}
+    for stages in mesh.pipelines:
+        for run in (run for stage in stages for run in stage.runs):
+            found.update(dict.fromkeys(tuple(sorted(ranks)) for ranks in run.replicas))
+            found.update(dict.fromkeys(tuple(sorted(ranks)) for ranks in run.data_groups))
+    for span in spans(mesh):
+        found.update(dict.fromkeys(_across(span)))
+    for shared in shared_spans(mesh, model):
+        found.update(dict.fromkeys(_of_shared(shared)))
+    return tuple(found)
+
+
+def _across(span: Span) -> tuple[Ranks, ...]:
+    if len(span.holders) == 1:
+        return ()
+    if span.is_alike and span.is_sharded:
+        first = span.holders[0]
+        return tuple(span.twins(first, rank) for rank in first.ranks)
+    return tuple(span.slice_ranks(number) for number in range(span.slices))
+
+
+def _of_shared(shared: SharedSpan) -> tuple[Ranks, ...]:
+    homes = [one for one in shared.holders if shared.home(one.ranks[0]) is one]
+    return (*shared.groups(), *(tuple(sorted(ranks)) for one in homes for ranks in one.data_groups))

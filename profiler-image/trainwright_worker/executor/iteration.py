@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,35 +12,47 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.cluster import Emulation
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
-from trainwright_worker.batches import token_rows
 from trainwright_worker.emulation import Pacer
-from trainwright_worker.executor.boundary import Inbox, Outbox
-from trainwright_worker.executor.groups import Groups
-from trainwright_worker.executor.mesh import Mesh, transfers
-from trainwright_worker.executor.parameters import ParameterBuffer, make_optimizer
+from trainwright_worker.executor.boundaries import Boundaries
+from trainwright_worker.executor.groups import Groups, wanted_groups
+from trainwright_worker.executor.mesh import Mesh, RunMesh
+from trainwright_worker.executor.messages import Form
+from trainwright_worker.executor.optimizer import make_optimizer
+from trainwright_worker.executor.pace import StagePace
+from trainwright_worker.executor.passes import Passes
+from trainwright_worker.executor.precision import GradientNorm, LossScale
 from trainwright_worker.executor.schedule import Operation, operations, received_before
-from trainwright_worker.executor.stage import StageLayers, StagePace
-from trainwright_worker.family import gpt_of
-from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.executor.stage import TORCH_DTYPES, StageBuilder
+from trainwright_worker.layers.layer import Boundary, Data
+from trainwright_worker.layers.of_model import layers_of
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How the weights start and change: the same for every plan of a comparison."""
+    """How the weights start and change: the same for every plan of a comparison.
+
+    Attributes:
+        clip_norm: gradients are shrunk so that their norm over all weights is at most this; None leaves them.
+    """
 
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     seed: int = 0
+    clip_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one rank needs of an iteration's batch, by micro-batch: tokens in the first stage, targets in the last."""
+    """What one rank needs of an iteration's batch: by run of its stage and micro-batch, the fields that its layers read."""
 
-    tokens: tuple[Tensor, ...] = ()
-    targets: tuple[Tensor, ...] = ()
+    fields: tuple[tuple[Data, ...], ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for run in self.fields for data in run for tensor in data.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,167 +74,148 @@ class Host:
 
 
 class Executor:
-    """Runs one rank's part of a plan. All ranks of the plan make one and run the same iterations."""
+    """Runs one rank's part of a plan. All ranks of the plan make one and run the same iterations.
 
-    def __init__(self, plan: Plan, model: Model, training: Training, host: Host) -> None:
-        self.model, self.training = model, training
+    Args:
+        groups: those of an earlier plan in the same processes, if any; they stay open when this executor ends.
+    """
+
+    def __init__(self, plan: Plan, model: Model, training: Training, host: Host, groups: Groups | None = None) -> None:
+        self.plan, self.model, self.training = plan, model, training
         self.rank, self.device, self.beat = host.rank, host.device, host.beat
-        rank, device, emulation = host.rank, host.device, host.emulation
-        self.pipeline = plan.pipelines[0]
-        self.gpt = gpt_of(model)
-        self.batch_tokens = plan.global_batch_size * self.gpt.sequence_length
-        self.mesh = Mesh.of(self.pipeline)
-        self.stage_number = self.mesh.stage_of(rank)
-        self.stage = self.mesh.stages[self.stage_number]
-        self.replica, self.tensor_index = self.stage.position(rank)
-        self.first_row, stop = self.stage.interval(self.replica)
-        self.rows = stop - self.first_row
-        self.pacer = Pacer(active=emulation is not None)
-        split_owners = self._weights_shared_between_stages()
-        self.groups = Groups.create(self.mesh, split_owners, rank, host.timeout)
-        shard = TensorShard(self.tensor_index, self.stage.tensor, self._tensor_all_reduce)
-        first, end = self.stage.first, self.stage.end
-        self.layers = StageLayers(model, first, end, seed=training.seed, shard=shard).to(device)
-        self.buffers = self._parameter_buffers(split_owners)
-        self.optimizer = make_optimizer(training.optimizer, self.buffers, training.learning_rate)
-        self.pace = StagePace.of(
-            emulation,
-            [model.kind_of(layer) for layer in range(first, end)],
-            rows=self.rows,
-            tensor=self.stage.tensor,
-            values=self.layers.number_of_values,
+        self.mesh = Mesh.of(plan)
+        self._owns_groups = groups is None
+        self.groups = groups or Groups(host.timeout)
+        self.groups.make(wanted_groups(self.mesh, model))
+        self.family = layers_of(model)
+        self.pacer = Pacer(active=host.emulation is not None)
+        self.place = self.mesh.stage_of(self.rank)
+        self.pipeline = plan.pipelines[self.place.pipeline]
+        builder = StageBuilder(
+            model, self.family, self.mesh, self.rank, self.groups, self.device, self._tensor_all_reduce
         )
-        self._prepare_operations(plan)
-        self._prepare_boundaries()
+        self.stage = builder.build(training.seed)
+        self.optimizer = make_optimizer(training.optimizer, self.stage.units, training.learning_rate)
+        self.pace = StagePace.of(host.emulation, model, self.stage, self.rank)
+        self.passes = Passes(self.stage, self.rank, self.groups, self.pacer, self.device)
+        self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
+        self.norm = GradientNorm(self.stage.counted, self.groups.of(self.mesh.ranks), self.device)
+        self.boundaries = Boundaries.of(self.mesh, self.rank, self.groups, self._form_behind)
+        self._prepare_operations()
 
-    def _weights_shared_between_stages(self) -> dict[str, tuple[int, ...]]:
-        owners: dict[str, list[int]] = {}
-        for layer in range(len(self.model.layers)):
-            name = self.model.kind_of(layer).shared_weight
-            if name is not None:
-                owners.setdefault(name, []).append(layer)
-        stages = {name: self.mesh.owners(tuple(layers)) for name, layers in owners.items()}
-        return {name: numbers for name, numbers in stages.items() if len(numbers) > 1}
+    def _form_behind(self, layer: int) -> Form:
+        return Form(self.family.boundary(layer), TORCH_DTYPES[self.model.dtype], self.device)
 
-    def _parameter_buffers(self, split_owners: dict[str, tuple[int, ...]]) -> list[ParameterBuffer]:
-        """First a buffer of what the data replicas sum, then one for each weight owned by other stages too."""
-        apart = {name: weight for name, weight in self.layers.shared.items() if name in split_owners}
-        kept_apart = {id(weight) for weight in apart.values()}
-        own = [parameter for parameter in self.layers.parameters() if id(parameter) not in kept_apart]
-        buffers = [ParameterBuffer(own, self.groups.data)] if own else []
-        for name, weight in sorted(apart.items()):
-            degrees = {self.mesh.stages[number].tensor for number in split_owners[name]}
-            contributes = len(degrees) == 1 or self.tensor_index == 0
-            buffers.append(ParameterBuffer([weight], self.groups.shared[name], contributes=contributes))
-        return buffers
-
-    def _prepare_operations(self, plan: Plan) -> None:
-        stages, micro_batches = len(self.mesh.stages), self.pipeline.micro_batches
+    def _prepare_operations(self) -> None:
+        stages, micro_batches = len(self.pipeline.stages), self.pipeline.micro_batches
 
         def order(stage: int) -> tuple[Operation, ...]:
-            return operations(plan.schedule, stage=stage, stages=stages, micro_batches=micro_batches)
+            return operations(self.plan.schedule, stage=stage, stages=stages, micro_batches=micro_batches)
 
-        number = self.stage_number
+        number = self.place.number
         self.operations = order(number)
         self._before = order(number - 1) if number > 0 else ()
         self._behind = order(number + 1) if number + 1 < stages else ()
 
-    def _prepare_boundaries(self) -> None:
-        number, stages = self.stage_number, self.mesh.stages
-        shape = (self.rows, self.gpt.sequence_length, self.gpt.hidden_size)
-        self.activations_in, self.gradients_out = None, None
-        self.activations_out, self.gradients_in = None, None
-        groups = self.groups
-        if groups.forward_in is not None and groups.backward_out is not None:
-            before = stages[number - 1]
-            pieces = [piece for piece in transfers(before, self.stage) if piece.target == self.rank]
-            back = [piece for piece in transfers(self.stage, before) if piece.source == self.rank]
-            self.activations_in = Inbox(
-                groups.forward_in, pieces, first_row=self.first_row, shape=shape, device=self.device
-            )
-            self.gradients_out = Outbox(groups.backward_out, back, first_row=self.first_row)
-        if groups.forward_out is not None and groups.backward_in is not None:
-            behind = stages[number + 1]
-            pieces = [piece for piece in transfers(self.stage, behind) if piece.source == self.rank]
-            back = [piece for piece in transfers(behind, self.stage) if piece.target == self.rank]
-            self.activations_out = Outbox(groups.forward_out, pieces, first_row=self.first_row)
-            self.gradients_in = Inbox(
-                groups.backward_in, back, first_row=self.first_row, shape=shape, device=self.device
-            )
+    def _tensor_all_reduce(self, run: RunMesh) -> Callable[[Tensor], None]:
+        group = self.groups.of(tuple(sorted(run.replicas[run.position(self.rank).replica])))
 
-    def _tensor_all_reduce(self, tensor: Tensor) -> None:
-        self.pacer.interrupt()
-        self.beat("summing within the tensor group")
-        dist.all_reduce(tensor, group=self.groups.tensor)
-        self.pacer.resume()
+        def all_reduce(tensor: Tensor) -> None:
+            self.pacer.interrupt()
+            self.beat("summing within the tensor group")
+            dist.all_reduce(tensor, group=group)
+            self.pacer.resume()
+
+        return all_reduce
 
     def prepare(self, iteration: int) -> Batch:
-        """This rank's part of that iteration's batch."""
-        is_first, is_last = self.activations_in is None, self.activations_out is None
-        if not (is_first or is_last):
-            return Batch()
-        tokens, targets = [], []
-        for micro_batch in range(self.pipeline.micro_batches):
-            row_tokens, row_targets = token_rows(
-                self.gpt,
-                seed=self.training.seed,
-                iteration=iteration,
-                first=micro_batch * self.pipeline.micro_batch_size + self.first_row,
-                count=self.rows,
+        """This rank's part of that iteration's batch; row i of it is the same whatever the plan."""
+        found = []
+        for run in self.stage.runs:
+            fields = tuple(dict.fromkeys(field for layer in run for field in layer.module.reads))
+            start, stop = run[0].run.rows_of(self.rank)
+            first = self.mesh.first_row(self.place.pipeline) + start
+            found.append(
+                tuple(
+                    self._rows(fields, iteration, first + number * self.pipeline.micro_batch_size, stop - start)
+                    for number in range(self.pipeline.micro_batches)
+                )
             )
-            tokens.append(row_tokens.to(self.device))
-            targets.append(row_targets.to(self.device))
-        return Batch(tuple(tokens) if is_first else (), tuple(targets) if is_last else ())
+        return Batch(tuple(found))
+
+    def _rows(self, fields: tuple[str, ...], iteration: int, first: int, count: int) -> Data:
+        if not fields:
+            return {}
+        rows = self.family.rows(fields, seed=self.training.seed, iteration=iteration, first=first, count=count)
+        dtype = TORCH_DTYPES[self.model.dtype]
+        return {
+            field: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
+            for field, tensor in rows.items()
+        }
 
     def run(self, batch: Batch) -> float:
-        """One iteration. Returns this rank's share of the mean loss: 0 but on the last stage's first tensor ranks."""
-        for buffer in self.buffers:
-            buffer.clear()
-        self.pacer.synchronize()
-        loss = self._run_operations(batch)
-        for buffer in self.buffers:
-            self.beat("summing gradients")
-            buffer.reduce()
-        self.pacer.synchronize()
-        self.pacer.start(self.pace.update, waited_seconds=0.0)
-        self.optimizer.step()
-        self.pacer.finish()
-        for box in (self.activations_out, self.gradients_out):
-            if box is not None:
-                box.drain()
-        return float(loss) if self.tensor_index == 0 else 0.0
+        """One iteration. Returns this rank's share of the mean loss over the rows of the batch."""
+        for unit in self.stage.units:
+            unit.begin()
+        self.passes.clear_loss()
+        self._run_operations(batch)
+        self.beat("summing gradients")
+        self.passes.settle()
+        for reduction in self.stage.reductions:
+            reduction.finish()
+        if self._may_update():
+            self.pacer.synchronize()
+            self.pacer.start(self.pace.update, waited_seconds=0.0)
+            self.optimizer.step()
+            self.pacer.finish()
+            for unit in self.stage.units:
+                unit.publish()
+        self.boundaries.drain()
+        return float(self.passes.loss) / self.plan.global_batch_size
 
-    def _run_operations(self, batch: Batch) -> Tensor:
-        loss = torch.zeros((), device=self.device)
-        kept: dict[int, tuple[Tensor, Tensor]] = {}
+    def _may_update(self) -> bool:
+        """Unscale and clip the gradients where that is asked for; False where they overflowed and must not be used."""
+        limit = self.training.clip_norm
+        if limit is None and not self.loss_scale.active:
+            return True
+        factor = 1.0 / self.loss_scale.factor
+        norm = self.norm.of_all() * factor
+        overflowed = not math.isfinite(norm)
+        self.loss_scale.update(overflowed=overflowed)
+        if overflowed and self.loss_scale.active:
+            return False
+        if limit is not None and norm > limit:
+            factor *= limit / norm
+        if factor != 1.0:
+            self.norm.shrink(factor)
+        return True
+
+    def _run_operations(self, batch: Batch) -> None:
         self._post(self.operations[0])
         for number, operation in enumerate(self.operations):
             self.beat(str(operation))
             received, waited = self._take(operation)
-            if number + 1 < len(self.operations):
+            is_last = number + 1 == len(self.operations)
+            if not is_last:
                 self._post(self.operations[number + 1])
             if operation.is_forward:
-                kept[operation.micro_batch] = self._forward(operation.micro_batch, received, waited, batch)
-                if self.activations_out is None:
-                    loss += kept[operation.micro_batch][1].detach()
+                self._forward(operation.micro_batch, received, waited, batch)
             else:
-                activation, output = kept.pop(operation.micro_batch)
-                self._backward(operation.micro_batch, activation, output, received, waited)
-                del activation, output
-        return loss
+                self._backward(operation.micro_batch, received, waited, is_last=is_last)
 
     def _post(self, operation: Operation) -> None:
-        inbox = self.activations_in if operation.is_forward else self.gradients_in
+        inbox = self.boundaries.activations_in if operation.is_forward else self.boundaries.gradients_in
         if inbox is not None:
             inbox.post()
 
-    def _take(self, operation: Operation) -> tuple[Tensor | None, float]:
-        """The tensor that the operation needs from its neighbour, and the seconds waited for it."""
-        inbox, outbox, neighbour = self.gradients_in, self.activations_out, self._behind
+    def _take(self, operation: Operation) -> tuple[Boundary, float]:
+        """The boundary that the operation needs from its neighbour, and the seconds waited for it."""
+        ends = self.boundaries
+        inbox, outbox, neighbour = ends.gradients_in, ends.activations_out, self._behind
         if operation.is_forward:
-            inbox, outbox, neighbour = self.activations_in, self.gradients_out, self._before
+            inbox, outbox, neighbour = ends.activations_in, ends.gradients_out, self._before
         if inbox is None:
-            return None, 0.0
+            return (), 0.0
         received, waited = inbox.take()
         if outbox is not None:
             outbox.release(
@@ -229,27 +223,27 @@ class Executor:
             )
         return received, waited
 
-    def _forward(self, micro_batch: int, received: Tensor | None, waited: float, batch: Batch) -> tuple[Tensor, Tensor]:
-        activation = batch.tokens[micro_batch] if received is None else received.requires_grad_()
-        targets = batch.targets[micro_batch] if batch.targets else None
+    def _forward(self, micro_batch: int, received: Boundary, waited: float, batch: Batch) -> None:
         self.pacer.start(self.pace.forward, waited_seconds=waited)
-        output = self.layers(activation, targets, self.batch_tokens)
+        boundary = self.passes.forward(micro_batch, received, [run[micro_batch] for run in batch.fields])
         self.pacer.finish()
-        if self.activations_out is not None:
-            self.activations_out.send(micro_batch, output)
-        return activation, output
+        if self.boundaries.activations_out is not None:
+            self.boundaries.activations_out.send(micro_batch, boundary)
 
-    def _backward(
-        self, micro_batch: int, activation: Tensor, output: Tensor, received: Tensor | None, waited: float
-    ) -> None:
-        self.pacer.start(self.pace.backward, waited_seconds=waited)
-        torch.autograd.backward(output, received)
+    def _backward(self, micro_batch: int, received: Boundary, waited: float, *, is_last: bool) -> None:
+        self.pacer.start(self.pace.last_backward if is_last else self.pace.backward, waited_seconds=waited)
+        loss_gradient = self.loss_scale.factor / self.plan.global_batch_size
+        gradients = self.passes.backward(micro_batch, received, loss_gradient, is_last=is_last)
         self.pacer.finish()
-        if self.gradients_out is not None:
-            if activation.grad is None:
-                raise RuntimeError(f"backward {micro_batch} left no gradient for the stage before")
-            self.gradients_out.send(micro_batch, activation.grad)
+        if self.boundaries.gradients_out is not None:
+            self.boundaries.gradients_out.send(micro_batch, gradients)
+
+    def held_tensors(self) -> list[Tensor]:
+        """Weights, gradients and optimizer state: what lives between iterations."""
+        held = [tensor for unit in self.stage.units for tensor in unit.held_tensors]
+        return held + [state for states in self.optimizer.states for state in states]
 
     def close(self) -> None:
-        """Give the plan's process groups back; all ranks do so at the same point."""
-        self.groups.close()
+        """Give the plan's process groups back, where they are its own; all ranks do so at the same point."""
+        if self._owns_groups:
+            self.groups.close()

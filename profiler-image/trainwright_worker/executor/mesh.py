@@ -1,11 +1,13 @@
-"""Where the ranks of one pipeline stand: replicas, tensor parts, groups, and who sends which rows to whom. No torch."""
+"""Where the ranks of a plan stand: pipelines, stages, replicas, tensor parts, and who sends which rows to whom. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
-from trainwright.plan import LayerRun, Pipeline, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
 
 Ranks = tuple[int, ...]
 
@@ -21,33 +23,46 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class StageMesh:
-    """One stage's ranks.
+class Position:
+    """A rank's place in a run: its data replica and its tensor index."""
+
+    replica: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class RunMesh:
+    """The ranks of one layer run.
 
     Attributes:
         replicas: ranks by data replica; within a replica by tensor index.
-        first, end: its layers.
+        node_of: the node of each of them.
     """
 
-    first: int
-    end: int
-    rows: tuple[int, ...]
+    run: LayerRun
     replicas: tuple[Ranks, ...]
+    node_of: dict[int, str]
 
-    @classmethod
-    def of(cls, stage: Stage, first_rank: int) -> StageMesh:
-        run: LayerRun = stage.layers[0]
-        rank_of = {device: first_rank + place for place, device in enumerate(stage.devices)}
-        replicas = tuple(tuple(rank_of[device] for device in group) for group in run.tensor_groups(stage.devices))
-        return cls(stage.first, stage.end, run.rows, replicas)
+    @property
+    def first(self) -> int:
+        return self.run.first
+
+    @property
+    def end(self) -> int:
+        return self.run.first + self.run.count
 
     @property
     def tensor(self) -> int:
-        return len(self.replicas[0])
+        return self.run.tensor
 
     @property
     def data(self) -> int:
-        return len(self.replicas)
+        return self.run.data
+
+    @property
+    def sharding(self) -> Sharding:
+        """What replicas share out: nothing where there is but one."""
+        return self.run.sharding if self.data > 1 else Sharding.NONE
 
     @property
     def ranks(self) -> Ranks:
@@ -58,74 +73,144 @@ class StageMesh:
         """Ranks that hold the same part of the weights, by tensor index."""
         return tuple(zip(*self.replicas, strict=True))
 
+    @cached_property
+    def _positions(self) -> dict[int, Position]:
+        return {
+            rank: Position(replica, tensor)
+            for replica, ranks in enumerate(self.replicas)
+            for tensor, rank in enumerate(ranks)
+        }
+
+    def position(self, rank: int) -> Position:
+        """Raises KeyError where the rank has no part in this run."""
+        return self._positions[rank]
+
     def interval(self, replica: int) -> tuple[int, int]:
         """The rows of a micro-batch that a replica owns: start and stop."""
-        stops = list(accumulate(self.rows))
-        return stops[replica] - self.rows[replica], stops[replica]
+        stops = list(accumulate(self.run.rows))
+        return stops[replica] - self.run.rows[replica], stops[replica]
 
-    def position(self, rank: int) -> tuple[int, int]:
-        """Data replica and tensor index of a rank of this stage."""
-        for replica, ranks in enumerate(self.replicas):
-            if rank in ranks:
-                return replica, ranks.index(rank)
-        raise ValueError(f"rank {rank} is not in this stage, which has ranks {self.ranks}")
+    def rows_of(self, rank: int) -> tuple[int, int]:
+        """The rows of a micro-batch that a rank computes: start and stop."""
+        return self.interval(self.position(rank).replica)
+
+    def is_arranged_as(self, other: RunMesh) -> bool:
+        """Whether every rank holds the same rows and the same tensor index in both."""
+        return self.replicas == other.replicas and self.run.rows == other.run.rows
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
-    """All stages of a pipeline; ranks count through them in the order of the plan's devices."""
+class StageMesh:
+    """One stage of one pipeline, run by run."""
 
-    stages: tuple[StageMesh, ...]
+    pipeline: int
+    number: int
+    runs: tuple[RunMesh, ...]
+
+    @property
+    def first(self) -> int:
+        return self.runs[0].first
+
+    @property
+    def end(self) -> int:
+        return self.runs[-1].end
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.runs[0].ranks
+
+    def run_of(self, layer: int) -> RunMesh:
+        return next(run for run in self.runs if run.first <= layer < run.end)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """All stages of all pipelines; ranks count through them in the order of the plan's devices."""
+
+    pipelines: tuple[tuple[StageMesh, ...], ...]
+    plan: Plan
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> Mesh:
-        starts = accumulate((len(stage.devices) for stage in pipeline.stages), initial=0)
-        return cls(tuple(StageMesh.of(stage, start) for stage, start in zip(pipeline.stages, starts, strict=False)))
+    def of(cls, plan: Plan) -> Mesh:
+        starts = accumulate((len(pipeline.devices) for pipeline in plan.pipelines), initial=0)
+        return cls(tuple(_stages(number, *pair) for number, pair in enumerate(zip(plan.pipelines, starts, strict=False))), plan)  # fmt: skip
 
-    def stage_of(self, rank: int) -> int:
-        for number, stage in enumerate(self.stages):
-            if rank in stage.ranks:
-                return number
-        raise ValueError(f"rank {rank} is in no stage")
+    @property
+    def ranks(self) -> Ranks:
+        return tuple(range(len(self.plan.devices)))
 
-    def owners(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """The stages that hold any of these layers, ascending."""
+    @cached_property
+    def _stage_of(self) -> dict[int, StageMesh]:
+        return {rank: stage for stages in self.pipelines for stage in stages for rank in stage.ranks}
+
+    def stage_of(self, rank: int) -> StageMesh:
+        """Raises KeyError where the rank is in no stage."""
+        return self._stage_of[rank]
+
+    def runs_of(self, layer: int) -> tuple[RunMesh, ...]:
+        """The run that holds a layer, in every pipeline."""
         return tuple(
-            number
-            for number, stage in enumerate(self.stages)
-            if any(stage.first <= layer < stage.end for layer in layers)
+            stage.run_of(layer) for stages in self.pipelines for stage in stages if stage.first <= layer < stage.end
         )
 
-    def shared_groups(self, owners: tuple[int, ...]) -> tuple[Ranks, ...]:
-        """The groups that sum a shared weight's gradient, where several stages own it.
-
-        Owners of one tensor degree meet by tensor index. Otherwise there is one group of them all, to which only
-        tensor index 0 of each stage contributes (the others hold the same gradient).
-        """
-        stages = [self.stages[number] for number in owners]
-        if len({stage.tensor for stage in stages}) > 1:
-            return (tuple(sorted(rank for stage in stages for rank in stage.ranks)),)
-        return tuple(
-            tuple(sorted(rank for stage in stages for rank in stage.data_groups[index]))
-            for index in range(stages[0].tensor)
-        )
+    def first_row(self, pipeline: int) -> int:
+        """The first row of the global batch that passes through a pipeline; it takes consecutive ones."""
+        return sum(one.micro_batches * one.micro_batch_size for one in self.plan.pipelines[:pipeline])
 
 
-def transfers(source: StageMesh, target: StageMesh) -> tuple[Transfer, ...]:
-    """What every rank of `target` gets from `source`: the overlap of their rows, from one of the tensor ranks.
-
-    A boundary tensor is whole on every rank of a tensor group, so the receiver with tensor index k reads from the
-    sender with index k modulo the sender's tensor degree. The same rule serves gradients on their way back.
-    """
+def _stages(number: int, pipeline: Pipeline, first_rank: int) -> tuple[StageMesh, ...]:
     found = []
-    for receiver, target_ranks in enumerate(target.replicas):
+    for place, stage in enumerate(pipeline.stages):
+        rank_of = {device: first_rank + index for index, device in enumerate(stage.devices)}
+        node_of = {rank: device.node for device, rank in rank_of.items()}
+        runs = tuple(
+            RunMesh(
+                run,
+                tuple(tuple(rank_of[device] for device in group) for group in run.tensor_groups(stage.devices)),
+                node_of,
+            )
+            for run in stage.layers
+        )
+        found.append(StageMesh(number, place, runs))
+        first_rank += len(stage.devices)
+    return tuple(found)
+
+
+def _overlaps(source: RunMesh, target: RunMesh) -> Iterator[tuple[int, int, int, int]]:
+    """(replica of target, replica of source, start, stop) wherever their rows meet."""
+    for receiver in range(target.data):
         low, high = target.interval(receiver)
-        for sender, source_ranks in enumerate(source.replicas):
+        for sender in range(source.data):
             start, stop = source.interval(sender)
             start, stop = max(start, low), min(stop, high)
             if start < stop:
-                found += [
-                    Transfer(source_ranks[index % source.tensor], rank, start, stop)
-                    for index, rank in enumerate(target_ranks)
-                ]
+                yield receiver, sender, start, stop
+
+
+def transfers(source: RunMesh, target: RunMesh) -> tuple[Transfer, ...]:
+    """What every rank of `target` gets from `source`: the overlap of their rows, from one of the tensor ranks.
+
+    A boundary is whole on every rank of a tensor group, so the receiver with tensor index k reads from the sender
+    with index k modulo the sender's tensor degree. The same rule serves gradients on their way back.
+    """
+    return tuple(
+        Transfer(source.replicas[sender][index % source.tensor], rank, start, stop)
+        for receiver, sender, start, stop in _overlaps(source, target)
+        for index, rank in enumerate(target.replicas[receiver])
+    )
+
+
+def rearrangement(old: RunMesh, new: RunMesh) -> tuple[Transfer, ...]:
+    """What every rank of a stage needs where its layers are arranged anew; what it has itself has it as source, too.
+
+    A rank keeps the rows it has and gets others from one on its own node, where one has them, else from the one whose
+    tensor index is its own modulo the old degree. The cost model counts the same messages.
+    """
+    found = []
+    for receiver, sender, start, stop in _overlaps(old, new):
+        holders = old.replicas[sender]
+        for index, rank in enumerate(new.replicas[receiver]):
+            near = [holder for holder in holders if old.node_of[holder] == new.node_of[rank]]
+            source = near[index % len(near)] if near else holders[index % old.tensor]
+            found.append(Transfer(rank if rank in holders else source, rank, start, stop))
     return tuple(found)

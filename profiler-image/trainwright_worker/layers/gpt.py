@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Gpt
-from trainwright.model import Model
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.family import gpt_of
+from trainwright.layer import Attention
+from trainwright_worker.batches import token_rows, weight_generator
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.losses import mean_by_row
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.weights import normal
 
 TOKEN_EMBEDDING = "token_embedding"  # noqa: S105 (a weight's name)
-_SCALE = 0.02
-
-SharedWeights = dict[str, nn.Parameter]
-"""Weights that layers of one rank have in common, by name; filled by the first layer that holds one."""
-
-
-def _normal(generator: torch.Generator, *shape: int, scale: float = _SCALE) -> Tensor:
-    return torch.randn(*shape, generator=generator) * scale
 
 
 def _token_embedding(gpt: Gpt, seed: int, shared: SharedWeights) -> nn.Parameter:
     if TOKEN_EMBEDDING not in shared:
         generator = weight_generator(seed, TOKEN_EMBEDDING)
-        shared[TOKEN_EMBEDDING] = nn.Parameter(_normal(generator, gpt.vocabulary_size, gpt.hidden_size))
+        shared[TOKEN_EMBEDDING] = nn.Parameter(normal(generator, gpt.vocabulary_size, gpt.hidden_size))
     return shared[TOKEN_EMBEDDING]
 
 
-class Embedding(nn.Module):
+class Embedding(Layer):
     """Tokens (rows, sequence) to hidden states (rows, sequence, hidden): token plus learned position."""
+
+    reads = ("tokens",)
+    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
     def __init__(self, gpt: Gpt, seed: int, layer: int, shared: SharedWeights) -> None:
         super().__init__()
         generator = weight_generator(seed, f"layer {layer}")
         self.tokens = _token_embedding(gpt, seed, shared)
-        self.positions = nn.Parameter(_normal(generator, gpt.sequence_length, gpt.hidden_size))
+        self.positions = nn.Parameter(normal(generator, gpt.sequence_length, gpt.hidden_size))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.tokens) + self.positions
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del boundary
+        return Output((functional.embedding(data["tokens"], self.tokens) + self.positions,))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """Pre-normalised attention and feed-forward of 4 × hidden, each ending in one all-reduce (Megatron-LM's split).
 
     Queries, keys and values and the feed-forward's first matrix are split by output, attention's output and the
     feed-forward's second matrix by input; biases behind an all-reduce and normalisations are whole on every rank.
     """
 
-    SPLIT_DIMENSION = {  # noqa: RUF012 (a constant table; parameters not named here are whole on every rank)
+    split_dimensions: ClassVar = {
         "qkv_weight": 1,
         "qkv_bias": 1,
         "attention_weight": 1,
@@ -76,32 +76,31 @@ class Block(nn.Module):
         super().__init__()
         hidden = gpt.hidden_size
         generator = weight_generator(seed, f"layer {layer}")
-        narrow = _SCALE / (2 * gpt.layers) ** 0.5  # GPT-2: outputs into the residual stream start smaller
+        narrow = 0.02 / (2 * gpt.layers) ** 0.5  # GPT-2: outputs into the residual stream start smaller
         whole = {
             "first_norm_weight": torch.ones(hidden),
             "first_norm_bias": torch.zeros(hidden),
-            "qkv_weight": _normal(generator, 3, hidden, hidden),
+            "qkv_weight": normal(generator, 3, hidden, hidden),
             "qkv_bias": torch.zeros(3, hidden),
-            "attention_weight": _normal(generator, hidden, hidden, scale=narrow),
+            "attention_weight": normal(generator, hidden, hidden, scale=narrow),
             "attention_bias": torch.zeros(hidden),
             "second_norm_weight": torch.ones(hidden),
             "second_norm_bias": torch.zeros(hidden),
-            "expand_weight": _normal(generator, 4 * hidden, hidden),
+            "expand_weight": normal(generator, 4 * hidden, hidden),
             "expand_bias": torch.zeros(4 * hidden),
-            "contract_weight": _normal(generator, hidden, 4 * hidden, scale=narrow),
+            "contract_weight": normal(generator, hidden, 4 * hidden, scale=narrow),
             "contract_bias": torch.zeros(hidden),
         }
-        for name, weight in whole.items():
-            dimension = self.SPLIT_DIMENSION.get(name)
-            part = weight if dimension is None else shard.take(weight, dimension)
-            self.register_parameter(name, nn.Parameter(part))
+        shard.register(self, whole)
         self.shard = shard
         self.heads = gpt.heads // shard.degree
         self.width = (hidden,)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del data
+        (hidden,) = boundary
         hidden = hidden + self.shard.leave(self._attention(hidden)) + self.attention_bias
-        return hidden + self.shard.leave(self._feed_forward(hidden)) + self.contract_bias
+        return Output((hidden + self.shard.leave(self._feed_forward(hidden)) + self.contract_bias,))
 
     def _attention(self, hidden: Tensor) -> Tensor:
         rows, sequence, _ = hidden.shape
@@ -118,8 +117,11 @@ class Block(nn.Module):
         return functional.linear(functional.gelu(expanded), self.contract_weight)
 
 
-class Head(nn.Module):
+class Head(Layer):
     """Final normalisation, the product with the token embedding, and the loss against the next tokens."""
+
+    reads = ("targets",)
+    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
     def __init__(self, gpt: Gpt, seed: int, shared: SharedWeights) -> None:
         super().__init__()
@@ -128,20 +130,37 @@ class Head(nn.Module):
         self.tokens = _token_embedding(gpt, seed, shared)
         self.width = (gpt.hidden_size,)
 
-    def forward(self, hidden: Tensor, targets: Tensor, batch_tokens: int) -> Tensor:
-        """The cross-entropy summed over these rows, divided by the tokens of the global batch."""
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        (hidden,) = boundary
         normed = functional.layer_norm(hidden, self.width, self.norm_weight, self.norm_bias)
-        logits = functional.linear(normed, self.tokens)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / batch_tokens
+        return Output((), mean_by_row(functional.linear(normed, self.tokens), data["targets"]))
 
 
-def make_layer(model: Model, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> nn.Module:
-    """The model's layer with that index; kinds that are not tensor parallel are whole on every rank."""
-    gpt, kind = gpt_of(model), model.layers[layer]
-    if kind == EMBEDDING:
-        return Embedding(gpt, seed, layer, shared)
-    if kind == BLOCK:
-        return Block(gpt, seed, layer, shard)
-    if kind == HEAD:
-        return Head(gpt, seed, shared)
-    raise ValueError(f"family gpt has no layer kind {kind!r}; it has {EMBEDDING}, {BLOCK} and {HEAD}")
+class GptLayers:
+    """GPT-2 by its family's numbers."""
+
+    def __init__(self, gpt: Gpt) -> None:
+        self.gpt = gpt
+        self.kinds = gpt.stack(Attention.FUSED).layers
+
+    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        match self.kinds[layer]:
+            case kind if kind == EMBEDDING:
+                return Embedding(self.gpt, seed, layer, shared)
+            case kind if kind == BLOCK:
+                return Block(self.gpt, seed, layer, shard)
+            case kind if kind == HEAD:
+                return Head(self.gpt, seed, shared)
+            case kind:
+                raise ValueError(f"family gpt has no layer kind {kind!r}")
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
+        is_last = layer == len(self.kinds) - 1
+        return () if is_last else ((self.gpt.sequence_length, self.gpt.hidden_size),)
+
+    def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+        """`tokens` and the `targets` that follow them, each (count, sequence)."""
+        length, vocabulary = self.gpt.sequence_length, self.gpt.vocabulary_size
+        tokens, targets = token_rows(length, vocabulary, seed=seed, iteration=iteration, first=first, count=count)
+        found = {"tokens": tokens, "targets": targets}
+        return {field: found[field] for field in fields}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from trainwright_worker.layers.layer import Layer
 
 AllReduce = Callable[[Tensor], None]
 """Sums a tensor over the tensor group, in place."""
@@ -28,6 +31,13 @@ class TensorShard:
     def take(self, whole: Tensor, dimension: int) -> Tensor:
         """This rank's part of a whole weight."""
         return whole.chunk(self.degree, dimension)[self.index].clone()
+
+    def register(self, layer: Layer, whole: Mapping[str, Tensor]) -> None:
+        """Give the layer this rank's part of these whole weights, divided as its `split_dimensions` say."""
+        for name, weight in whole.items():
+            dimension = layer.split_dimensions.get(name)
+            part = weight if dimension is None else self.take(weight, dimension)
+            layer.register_parameter(name, nn.Parameter(part))
 
     def enter(self, activation: Tensor) -> Tensor:
         """f: hands the same activation to every rank; in the backward the ranks' gradients are summed."""

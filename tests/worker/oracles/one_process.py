@@ -1,0 +1,68 @@
+"""Training in one process, layer by layer on the whole batch: what every plan must equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trainwright.model import Model
+from trainwright.plan import Plan
+from trainwright_worker.layers.layer import Layer
+from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+
+@dataclass
+class OneProcess:
+    """The whole model, and torch's own optimizer."""
+
+    model: Model
+    seed: int
+    layers: list[Layer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.family = layers_of(self.model)
+        self.shared: dict = {}
+        self.layers = [
+            self.family.make(layer, seed=self.seed, shard=TensorShard(), shared=self.shared)
+            for layer in range(len(self.model.layers))
+        ]
+
+    def named(self) -> dict[str, torch.nn.Parameter]:
+        """Parameters by the names that the executor's units give them."""
+        found = {}
+        for number, layer in enumerate(self.layers):
+            for name, parameter in layer.named_parameters():
+                found[layer.shared_weights.get(name, f"{number}.{name}")] = parameter
+        return found
+
+    def loss(self, iteration: int, rows: int, plan: Plan | None = None) -> Tensor:
+        """The mean loss over the batch. With a plan, every layer computes the plan's pieces of rows apart."""
+        fields = tuple(dict.fromkeys(name for layer in self.layers for name in layer.reads))
+        data = self.family.rows(fields, seed=self.seed, iteration=iteration, first=0, count=rows)
+        total = torch.zeros(())
+        boundary: tuple[Tensor, ...] = ()
+        for number, layer in enumerate(self.layers):
+            outputs = []
+            for start, stop in pieces(plan, number) if plan else ((0, rows),):
+                part = tuple(tensor[start:stop] for tensor in boundary)
+                outputs.append(layer(part, {name: data[name][start:stop] for name in layer.reads}))
+            total = total + sum(output.loss for output in outputs if output.loss is not None)
+            boundary = tuple(torch.cat(tensors) for tensors in zip(*(one.boundary for one in outputs), strict=True))
+        return total / rows
+
+
+def pieces(plan: Plan, layer: int) -> list[tuple[int, int]]:
+    """The rows that each replica computes of each micro-batch of each pipeline at that layer, in order."""
+    found, first = [], 0
+    for pipeline in plan.pipelines:
+        run = next(
+            run for stage in pipeline.stages for run in stage.layers if run.first <= layer < run.first + run.count
+        )
+        for _ in range(pipeline.micro_batches):
+            for rows in run.rows:
+                found.append((first, first + rows))
+                first += rows
+    return found

@@ -1,0 +1,59 @@
+"""Plans drawn from everything that the plan document can say, for a few devices. No torch."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from trainwright.cluster import Device
+from trainwright.plan import LayerRun, Order, Pipeline, Plan, Schedule, Sharding, Stage
+
+MOST_ROWS = 12
+
+
+def random_plan(seed: int, *, layers: int, tensor_degrees: tuple[int, ...], devices: int) -> Plan:
+    """A plan of one to three pipelines on at most so many devices; tensor degrees are some of those given."""
+    draw = random.Random(seed)
+    used = draw.randint(1, devices)
+    shares = _parts(draw, used, min(draw.choice((1, 1, 1, 2, 2, 3)), used))
+    pipelines, first = [], 0
+    for share in shares:
+        pipelines.append(_pipeline(draw, first, share, layers, tensor_degrees))
+        first += share
+    batch = sum(one.micro_batches * one.micro_batch_size for one in pipelines)
+    return Plan(layers, batch, tuple(pipelines), draw.choice(tuple(Schedule)))
+
+
+def _pipeline(draw: random.Random, first: int, devices: int, layers: int, tensor_degrees: tuple[int, ...]) -> Pipeline:
+    stages = draw.randint(1, min(devices, layers))
+    sizes = _parts(draw, devices, stages)
+    counts = _parts(draw, layers, stages)
+    ways = [[_way(draw, size, tensor_degrees) for _ in range(min(draw.choice((1, 1, 2, 3)), count))]
+            for size, count in zip(sizes, counts, strict=True)]  # fmt: skip
+    least = max(data for stage in ways for _, data in stage)
+    rows = draw.randint(least, max(least, MOST_ROWS))
+    made, layer = [], 0
+    for size, count, stage in zip(sizes, counts, ways, strict=True):
+        places = tuple(Device(f"node-{(first + index) // 2}", (first + index) % 2) for index in range(size))
+        runs = []
+        for (tensor, data), length in zip(stage, _parts(draw, count, len(stage)), strict=True):
+            sharding = draw.choice((Sharding.NONE, *Sharding))
+            order, recompute = draw.choice(tuple(Order)), draw.random() < 0.3
+            runs.append(
+                LayerRun(layer, length, tensor, data, tuple(_parts(draw, rows, data)), order, sharding, recompute)
+            )
+            layer += length
+        made.append(Stage(places, tuple(runs)))
+        first += size
+    return Pipeline(draw.randint(1, 4), rows, tuple(made))
+
+
+def _way(draw: random.Random, size: int, tensor_degrees: tuple[int, ...]) -> tuple[int, int]:
+    tensor = draw.choice([degree for degree in tensor_degrees if size % degree == 0])
+    return tensor, size // tensor
+
+
+def _parts(draw: random.Random, total: int, count: int) -> list[int]:
+    """`count` positive numbers with that sum."""
+    cuts = sorted(draw.sample(range(1, total), count - 1))
+    return [end - start for start, end in pairwise((0, *cuts, total))]

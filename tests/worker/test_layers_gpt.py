@@ -1,0 +1,67 @@
+"""GPT-2's layers compute what Hugging Face's GPT-2 computes with the same weights, whole and in tensor parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensor_group import passes, run_group, whole_gradients
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright_worker.layers.layer import Layer
+from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+GPT = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
+MODEL = Model.of(GPT)
+ROWS = 3
+
+
+def made(shard: TensorShard | None = None) -> list[Layer]:
+    family, shared = layers_of(MODEL), {}
+    return [
+        family.make(layer, seed=1, shard=shard or TensorShard(), shared=shared) for layer in range(len(MODEL.layers))
+    ]
+
+
+def test_the_loss_is_hugging_faces_loss() -> None:
+    layers = made()
+    theirs = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+            activation_function="gelu",
+        )
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        theirs.transformer.wte.weight.copy_(layers[0].tokens)
+        theirs.transformer.wpe.weight.copy_(layers[0].positions)
+        for block, h in zip(layers[1:-1], theirs.transformer.h, strict=True):
+            h.ln_1.weight.copy_(block.first_norm_weight)
+            h.attn.c_attn.weight.copy_(block.qkv_weight.flatten(0, 1).T)
+            h.attn.c_proj.weight.copy_(block.attention_weight.T)
+            h.mlp.c_fc.weight.copy_(block.expand_weight.T)
+            h.mlp.c_proj.weight.copy_(block.contract_weight.T)
+            for linear in (h.attn.c_attn, h.attn.c_proj, h.mlp.c_fc, h.mlp.c_proj):
+                linear.bias.zero_()
+    rows = layers_of(MODEL).rows(("tokens", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    boundary = ()
+    for layer in layers:
+        boundary, loss = layer(boundary, rows)
+    logits = theirs(input_ids=rows["tokens"]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["targets"].flatten())
+    torch.testing.assert_close(loss / ROWS, expected)
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_tensor_parts_together_are_the_whole_block(degree: int) -> None:
+    family = layers_of(MODEL)
+    hidden, gradient = torch.randn(ROWS, 16, 32), torch.randn(ROWS, 16, 32)
+    outputs, inputs, gradients = passes(made()[1], (hidden,), {}, (gradient,))
+    ranks = run_group(lambda shard: family.make(1, seed=1, shard=shard, shared={}), degree, (hidden,), {}, (gradient,))
+    for _, part_outputs, part_inputs, _ in ranks:
+        torch.testing.assert_close(part_outputs, outputs)
+        torch.testing.assert_close(part_inputs, inputs)
+    found = whole_gradients(ranks)
+    for name, expected in gradients.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
