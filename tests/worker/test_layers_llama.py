@@ -1,0 +1,83 @@
+"""Llama's layers compute what Hugging Face's Llama computes with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hugging_face import Same, WholeModel, assert_same_training
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trainwright.families import Llama
+from trainwright.model import Model
+from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+ROWS = 3
+
+
+def pairs(ours: WholeModel, theirs: LlamaForCausalLM) -> Iterator[Same]:
+    embedding, *blocks, head = ours.layers
+    yield Same(theirs.model.embed_tokens.weight, embedding.tokens)
+    for block, layer in zip(blocks, theirs.model.layers, strict=True):
+        yield Same(layer.input_layernorm.weight, block.attention_norm_weight)
+        yield Same(layer.self_attn.q_proj.weight, block.query_weight)
+        yield Same(layer.self_attn.k_proj.weight, block.key_weight)
+        yield Same(layer.self_attn.v_proj.weight, block.value_weight)
+        yield Same(layer.self_attn.o_proj.weight, block.attention_weight)
+        yield Same(layer.post_attention_layernorm.weight, block.feed_forward_norm_weight)
+        yield Same(layer.mlp.gate_proj.weight, block.expand_weight, lambda w: w[0])
+        yield Same(layer.mlp.up_proj.weight, block.expand_weight, lambda w: w[1])
+        yield Same(layer.mlp.down_proj.weight, block.contract_weight)
+    yield Same(theirs.model.norm.weight, head.norm_weight)
+    yield Same(theirs.lm_head.weight, head.tokens)
+
+
+@pytest.mark.parametrize(
+    "llama",
+    [
+        Llama(2, 32, 4, 16, 64, intermediate_size=56, key_value_heads=2),
+        Llama(1, 32, 4, 16, 64, intermediate_size=40, tied_embeddings=True),
+    ],
+    ids=["grouped", "tied"],
+)
+def test_loss_and_gradients_are_hugging_faces(llama: Llama) -> None:
+    ours = WholeModel(llama)
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=llama.vocabulary_size,
+            hidden_size=llama.hidden_size,
+            intermediate_size=llama.feed_forward_size,
+            num_hidden_layers=llama.layers,
+            num_attention_heads=llama.heads,
+            num_key_value_heads=llama.key_value_heads,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=llama.tied_embeddings,
+            attn_implementation="eager",
+        )
+    )
+    same = tuple(pairs(ours, theirs))
+    for pair in same:
+        pair.copy()
+    rows = ours.rows(ROWS)
+    (loss,) = ours.losses(rows)
+    logits = theirs(input_ids=rows["tokens"]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["targets"].flatten())
+    assert_same_training(loss / ROWS, expected, same)
+
+
+def test_a_later_token_does_not_change_an_earlier_one() -> None:
+    ours = WholeModel(Llama(1, 32, 4, 16, 64, intermediate_size=40))
+    hidden = torch.randn(1, 16, 32)
+    changed = hidden.clone()
+    changed[:, 10:] += 1
+    before, after = (ours.layers[1]((values,), {}).boundary[0] for values in (hidden, changed))
+    torch.testing.assert_close(after[:, :10], before[:, :10])
+    assert not torch.allclose(after[:, 10:], before[:, 10:])
+
+
+def test_heads_of_odd_size_are_refused() -> None:
+    layers = layers_of(Model.of(Llama(1, 6, 2, 16, 64, intermediate_size=8)))
+    with pytest.raises(ValueError, match="even"):
+        layers.make(1, seed=1, shard=TensorShard(), shared={})
