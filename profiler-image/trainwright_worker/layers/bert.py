@@ -1,0 +1,210 @@
+"""BERT's layers: embedding, post-normalised encoder block, and the heads of its pre-training."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainwright.families import BLOCK, EMBEDDING, HEAD, Bert
+from trainwright.families.ends import TOKEN_EMBEDDING
+from trainwright.layer import Attention
+from trainwright_worker.batches import weight_generator
+from trainwright_worker.layers.heads import projected_by_head, side_by_side
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.losses import mean_by_row
+from trainwright_worker.layers.masked_tokens import UNMASKED, masked_sentences
+from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.token_ends import shared_table
+from trainwright_worker.layers.weights import normal
+
+EPSILON = 1e-12
+
+
+def _layer_norm(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.layer_norm(values, weight.shape, weight, bias, EPSILON)
+
+
+def _token_table(bert: Bert, seed: int, shared: SharedWeights) -> nn.Parameter:
+    return shared_table(TOKEN_EMBEDDING, (bert.vocabulary_size, bert.hidden_size), seed=seed, shared=shared)
+
+
+class Embedding(Layer):
+    """Tokens and their types, (rows, sequence) each, to hidden states (rows, sequence, hidden), normalised."""
+
+    reads = ("tokens", "token_types")
+    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
+
+    def __init__(self, bert: Bert, seed: int, layer: int, shared: SharedWeights) -> None:
+        super().__init__()
+        generator = weight_generator(seed, f"layer {layer}")
+        self.tokens = _token_table(bert, seed, shared)
+        self.positions = nn.Parameter(normal(generator, bert.sequence_length, bert.hidden_size))
+        self.types = nn.Parameter(normal(generator, bert.token_types, bert.hidden_size))
+        self.norm_weight = nn.Parameter(torch.ones(bert.hidden_size))
+        self.norm_bias = nn.Parameter(torch.zeros(bert.hidden_size))
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del boundary
+        tokens = functional.embedding(data["tokens"], self.tokens) + self.positions
+        typed = tokens + functional.embedding(data["token_types"], self.types)
+        return Output((_layer_norm(typed, self.norm_weight, self.norm_bias),))
+
+
+class Block(Layer):
+    """Attention to all positions and a feed-forward with GELU; each ends in one all-reduce, then the normalisation.
+
+    Split as Megatron-LM splits: heads and the feed-forward's width; biases behind an all-reduce and normalisations are
+    whole on every rank.
+    """
+
+    split_dimensions: ClassVar = {
+        "qkv_weight": 1,
+        "qkv_bias": 1,
+        "attention_weight": 1,
+        "expand_weight": 0,
+        "expand_bias": 0,
+        "contract_weight": 1,
+    }
+
+    qkv_weight: nn.Parameter
+    qkv_bias: nn.Parameter
+    attention_weight: nn.Parameter
+    attention_bias: nn.Parameter
+    attention_norm_weight: nn.Parameter
+    attention_norm_bias: nn.Parameter
+    expand_weight: nn.Parameter
+    expand_bias: nn.Parameter
+    contract_weight: nn.Parameter
+    contract_bias: nn.Parameter
+    feed_forward_norm_weight: nn.Parameter
+    feed_forward_norm_bias: nn.Parameter
+
+    def __init__(self, bert: Bert, seed: int, layer: int, shard: TensorShard) -> None:
+        super().__init__()
+        hidden, inner = bert.hidden_size, bert.feed_forward_size
+        generator = weight_generator(seed, f"layer {layer}")
+        whole = {
+            "qkv_weight": normal(generator, 3, hidden, hidden),
+            "qkv_bias": torch.zeros(3, hidden),
+            "attention_weight": normal(generator, hidden, hidden),
+            "attention_bias": torch.zeros(hidden),
+            "attention_norm_weight": torch.ones(hidden),
+            "attention_norm_bias": torch.zeros(hidden),
+            "expand_weight": normal(generator, inner, hidden),
+            "expand_bias": torch.zeros(inner),
+            "contract_weight": normal(generator, hidden, inner),
+            "contract_bias": torch.zeros(hidden),
+            "feed_forward_norm_weight": torch.ones(hidden),
+            "feed_forward_norm_bias": torch.zeros(hidden),
+        }
+        shard.register(self, whole)
+        self.shard = shard
+        self.heads = bert.heads // shard.degree
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del data
+        (hidden,) = boundary
+        attended = hidden + self.shard.leave(self._attention(hidden)) + self.attention_bias
+        hidden = _layer_norm(attended, self.attention_norm_weight, self.attention_norm_bias)
+        fed = hidden + self.shard.leave(self._feed_forward(hidden)) + self.contract_bias
+        return Output((_layer_norm(fed, self.feed_forward_norm_weight, self.feed_forward_norm_bias),))
+
+    def _attention(self, hidden: Tensor) -> Tensor:
+        entered = self.shard.enter(hidden)
+        query, key, value = projected_by_head(entered, self.qkv_weight, self.heads, self.qkv_bias)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        return functional.linear(side_by_side(mixed), self.attention_weight)
+
+    def _feed_forward(self, hidden: Tensor) -> Tensor:
+        expanded = functional.linear(self.shard.enter(hidden), self.expand_weight, self.expand_bias)
+        return functional.linear(functional.gelu(expanded), self.contract_weight)
+
+
+class MaskedHead(Layer):
+    """Says which tokens were masked: a dense layer with GELU, a normalisation, the product with the token embedding.
+
+    Every position is projected; `targets` (rows, sequence) are negative where nothing was masked, and a row's loss is
+    the mean over its masked positions.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("targets",)
+    shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
+
+    def __init__(self, bert: Bert, seed: int, layer: int, shared: SharedWeights) -> None:
+        super().__init__()
+        generator, hidden = weight_generator(seed, f"layer {layer}"), bert.hidden_size
+        self.transform_weight = nn.Parameter(normal(generator, hidden, hidden))
+        self.transform_bias = nn.Parameter(torch.zeros(hidden))
+        self.norm_weight = nn.Parameter(torch.ones(hidden))
+        self.norm_bias = nn.Parameter(torch.zeros(hidden))
+        self.tokens = _token_table(bert, seed, shared)
+        self.token_bias = nn.Parameter(torch.zeros(bert.vocabulary_size))
+        self._add_heads(bert, generator)
+
+    def _add_heads(self, bert: Bert, generator: torch.Generator) -> None:
+        """Further heads' weights."""
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        (hidden,) = boundary
+        return Output((), self._masked_loss(hidden, data["targets"]))
+
+    def _masked_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        active = functional.gelu(functional.linear(hidden, self.transform_weight, self.transform_bias))
+        normed = _layer_norm(active, self.norm_weight, self.norm_bias)
+        logits = functional.linear(normed, self.tokens, self.token_bias)
+        flat = logits.flatten(0, 1).float()
+        losses = functional.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=UNMASKED)
+        masked = (targets != UNMASKED).sum(1).clamp(min=1)
+        return (losses.view_as(targets).sum(1) / masked).sum()
+
+
+class PretrainingHead(MaskedHead):
+    """The same, and from the first position whether the row's second sentence follows its first (`next_sentence`)."""
+
+    reads = ("targets", "next_sentence")
+
+    def _add_heads(self, bert: Bert, generator: torch.Generator) -> None:
+        hidden = bert.hidden_size
+        self.pooler_weight = nn.Parameter(normal(generator, hidden, hidden))
+        self.pooler_bias = nn.Parameter(torch.zeros(hidden))
+        self.follows_weight = nn.Parameter(normal(generator, 2, hidden))
+        self.follows_bias = nn.Parameter(torch.zeros(2))
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        (hidden,) = boundary
+        masked = self._masked_loss(hidden, data["targets"])
+        pooled = torch.tanh(functional.linear(hidden[:, 0], self.pooler_weight, self.pooler_bias))
+        follows = functional.linear(pooled, self.follows_weight, self.follows_bias)
+        return Output((), masked + mean_by_row(follows, data["next_sentence"]))
+
+
+class BertLayers:
+    """BERT by its family's numbers."""
+
+    def __init__(self, bert: Bert) -> None:
+        self.bert = bert
+        self.kinds = bert.stack(Attention.FUSED).layers
+
+    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        match self.kinds[layer]:
+            case kind if kind == EMBEDDING:
+                return Embedding(self.bert, seed, layer, shared)
+            case kind if kind == BLOCK:
+                return Block(self.bert, seed, layer, shard)
+            case kind if kind == HEAD:
+                head = PretrainingHead if self.bert.next_sentence else MaskedHead
+                return head(self.bert, seed, layer, shared)
+            case kind:
+                raise ValueError(f"family bert has no layer kind {kind!r}")
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
+        is_last = layer == len(self.kinds) - 1
+        return () if is_last else ((self.bert.sequence_length, self.bert.hidden_size),)
+
+    def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
+        """`tokens`, `token_types` and `targets`, each (count, sequence), and `next_sentence` (count,)."""
+        found = masked_sentences(self.bert, seed=seed, iteration=iteration, first=first, count=count)
+        return {field: found[field] for field in fields}
