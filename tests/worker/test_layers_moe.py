@@ -1,0 +1,141 @@
+"""A mixture of experts computes what Hugging Face's Mixtral and Switch Transformers compute with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hugging_face import Same, WholeModel, assert_same_training
+from transformers import MixtralConfig, MixtralForCausalLM, SwitchTransformersConfig
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersLayerFF
+
+from trainwright.families import Moe
+from trainwright_worker.layers import moe as moe_layers
+
+ROWS = 3
+
+
+def mixtral(moe: Moe) -> MixtralForCausalLM:
+    return MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=moe.vocabulary_size,
+            hidden_size=moe.hidden_size,
+            intermediate_size=moe.feed_forward_size,
+            num_hidden_layers=moe.layers,
+            num_attention_heads=moe.heads,
+            num_key_value_heads=moe.key_value_heads or moe.heads,
+            num_local_experts=moe.experts,
+            num_experts_per_tok=moe.experts_per_token,
+            rms_norm_eps=1e-6,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            tie_word_embeddings=moe.tied_embeddings,
+            attn_implementation="eager",
+        )
+    )
+
+
+def pairs(ours: WholeModel, theirs: MixtralForCausalLM) -> Iterator[Same]:
+    embedding, *blocks, head = ours.layers
+    yield Same(theirs.model.embed_tokens.weight, embedding.tokens)
+    for block, layer in zip(blocks, theirs.model.layers, strict=True):
+        yield Same(layer.input_layernorm.weight, block.attention_norm_weight)
+        yield Same(layer.self_attn.q_proj.weight, block.query_weight)
+        yield Same(layer.self_attn.k_proj.weight, block.key_weight)
+        yield Same(layer.self_attn.v_proj.weight, block.value_weight)
+        yield Same(layer.self_attn.o_proj.weight, block.attention_weight)
+        yield Same(layer.post_attention_layernorm.weight, block.feed_forward_norm_weight)
+        yield Same(layer.mlp.gate.weight, block.router_weight)
+        yield Same(layer.mlp.experts.gate_up_proj, block.expand_weight)
+        yield Same(layer.mlp.experts.down_proj, block.contract_weight)
+    yield Same(theirs.model.norm.weight, head.norm_weight)
+    yield Same(theirs.lm_head.weight, head.tokens)
+
+
+@pytest.mark.parametrize(
+    "moe",
+    [
+        Moe(2, 32, 4, 16, 64, experts=4, intermediate_size=24, key_value_heads=2),
+        Moe(1, 32, 4, 16, 64, experts=6, experts_per_token=3, intermediate_size=24, tied_embeddings=True),
+    ],
+    ids=["two of four", "three of six"],
+)
+def test_loss_and_gradients_are_mixtrals(moe: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe_layers, "BALANCE", 0.0)
+    ours, theirs = WholeModel(moe), mixtral(moe)
+    same = tuple(pairs(ours, theirs))
+    for pair in same:
+        pair.copy()
+    rows = ours.rows(ROWS)
+    loss = sum(ours.losses(rows))
+    logits = theirs(input_ids=rows["tokens"]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows["targets"].flatten())
+    assert_same_training(loss / ROWS, expected, same)
+
+
+def test_the_balance_loss_of_a_row_is_mixtrals_by_choice() -> None:
+    """Mixtral counts each of a token's k choices as one, so that its loss is k times as large."""
+    moe = Moe(1, 32, 4, 16, 64, experts=4, intermediate_size=24)
+    ours, theirs = WholeModel(moe), mixtral(moe)
+    for pair in pairs(ours, theirs):
+        pair.copy()
+    total = 0
+    for row in range(ROWS):
+        rows = {field: values[row : row + 1] for field, values in ours.rows(ROWS).items()}
+        balance, _ = ours.losses(rows)
+        logits = theirs(input_ids=rows["tokens"], output_router_logits=True).router_logits
+        expected = load_balancing_loss_func(logits, moe.experts, moe.experts_per_token)
+        torch.testing.assert_close(balance, 0.01 * expected / moe.experts_per_token)
+        total += balance
+    together, _ = ours.losses(ours.rows(ROWS))
+    torch.testing.assert_close(together, total)
+
+
+def test_the_balance_loss_teaches_the_router() -> None:
+    block = WholeModel(Moe(1, 32, 4, 16, 64, experts=4, intermediate_size=24)).layers[1]
+    loss = block((torch.randn(ROWS, 16, 32),), {}).loss
+    loss.backward()
+    assert block.router_weight.grad.abs().sum() > 0
+    assert block.expand_weight.grad is None
+
+
+def switch_feed_forward(moe: Moe, *, sparse: bool) -> SwitchTransformersLayerFF:
+    return SwitchTransformersLayerFF(
+        SwitchTransformersConfig(
+            d_model=moe.hidden_size,
+            d_ff=moe.feed_forward_size,
+            num_experts=moe.experts,
+            expert_capacity=1000,
+            dropout_rate=0,
+            router_jitter_noise=0,
+        ),
+        is_sparse=sparse,
+    )
+
+
+def test_one_expert_a_token_is_switch_transformers() -> None:
+    moe = Moe(2, 32, 4, 16, 64, experts=6, experts_per_token=1, expert_every=2, intermediate_size=24, gated=False)
+    _, plain, block, _ = WholeModel(moe).layers
+    theirs = switch_feed_forward(moe, sparse=True)
+    same = [
+        Same(theirs.layer_norm.weight, block.feed_forward_norm_weight),
+        Same(theirs.mlp.router.classifier.weight, block.router_weight),
+    ]
+    for number, expert in enumerate(theirs.mlp.experts.values()):
+        same.append(Same(expert.wi.weight, block.expand_weight, lambda w, number=number: w[number, 0]))
+        same.append(Same(expert.wo.weight, block.contract_weight, lambda w, number=number: w[number]))
+    dense = switch_feed_forward(moe, sparse=False)
+    same_dense = [
+        Same(dense.layer_norm.weight, plain.feed_forward_norm_weight),
+        Same(dense.mlp.wi.weight, plain.expand_weight),
+        Same(dense.mlp.wo.weight, plain.contract_weight),
+    ]
+    for layer, reference, matching in ((block, theirs, same), (plain, dense, same_dense)):
+        for pair in matching:
+            pair.copy()
+        hidden, gradient = torch.randn(ROWS, 16, 32), torch.randn(ROWS, 16, 32)
+        with torch.no_grad():
+            layer.attention_weight.zero_()  # leaves the feed-forward alone
+        loss = (layer((hidden,), {}).boundary[0] * gradient).sum()
+        assert_same_training(loss, (reference(hidden) * gradient).sum(), matching)
