@@ -117,7 +117,41 @@ class TrialOrder:
     kind: Literal["trial"] = "trial"
 
 
-WorkerOrder = LinksOrder | ProfileOrder | TrialOrder
+@dataclass(frozen=True, slots=True)
+class SeriesOrder:
+    """Several trials in one gang, one after another, since starting one takes longer than most trials.
+
+    Attributes:
+        plans: each uses some of the gang's devices, in any order; the other devices wait meanwhile.
+    """
+
+    gang: Gang
+    model: Model
+    plans: tuple[Plan, ...]
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    warmup_iterations: int = 3
+    iterations: int = 10
+    track_memory: bool = True
+    kind: Literal["series"] = "series"
+
+    def trial(self, number: int) -> TrialOrder:
+        """The trial of one of the plans."""
+        return TrialOrder(
+            self.gang,
+            self.model,
+            self.plans[number],
+            self.optimizer,
+            self.learning_rate,
+            self.seed,
+            self.warmup_iterations,
+            self.iterations,
+            self.track_memory,
+        )
+
+
+WorkerOrder = LinksOrder | ProfileOrder | TrialOrder | SeriesOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +208,15 @@ class TrialReport:
     kind: Literal["trial"] = "trial"
 
 
-WorkerReport = LinksReport | ProfileReport | TrialReport
+@dataclass(frozen=True, slots=True)
+class SeriesReport:
+    """The measurements of a series' trials, in the order of its plans."""
+
+    trials: tuple[TrialReport, ...]
+    kind: Literal["series"] = "series"
+
+
+WorkerReport = LinksReport | ProfileReport | TrialReport | SeriesReport
 
 
 class FailureReason(StrEnum):

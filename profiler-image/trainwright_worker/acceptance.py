@@ -11,7 +11,7 @@ from pathlib import Path
 from trainwright import documents
 from trainwright.cluster import EMULATED_PREFIX
 from trainwright.model import Model
-from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, TrialOrder, WorkerOrder
+from trainwright.orders import FailureReason, Gang, LinksOrder, ProfileOrder, SeriesOrder, TrialOrder, WorkerOrder
 from trainwright.plan import Plan
 from trainwright_worker.failures import WorkerError
 from trainwright_worker.layers.of_model import families
@@ -45,7 +45,13 @@ def _problems(order: WorkerOrder) -> Iterator[str]:
             f"iterations must be at least 1 and warmup_iterations at least 0, got {order.iterations} and "
             f"{order.warmup_iterations}"
         )
-    yield from _profile_problems(order) if isinstance(order, ProfileOrder) else _trial_problems(order)
+    match order:
+        case ProfileOrder():
+            yield from _profile_problems(order)
+        case TrialOrder():
+            yield from _trial_problems(order)
+        case SeriesOrder():
+            yield from _series_problems(order)
 
 
 def _gang_problems(gang: Gang) -> Iterator[str]:
@@ -95,18 +101,27 @@ def _profile_problems(order: ProfileOrder) -> Iterator[str]:
 
 
 def _trial_problems(order: TrialOrder) -> Iterator[str]:
-    plan, model = order.plan, order.model
-    if plan.model_layers != len(model.layers):
-        yield f"the plan is for {plan.model_layers} layers, but the model has {len(model.layers)}"
-    planned, present = set(plan.devices), set(gang_devices(order.gang))
+    planned, present = set(order.plan.devices), set(gang_devices(order.gang))
     if planned != present:
         odd = min(planned ^ present)
         where = "in the plan, but not in the gang" if odd in planned else "in the gang, but not in the plan"
         yield f"device {odd} is {where}; a trial's gang holds exactly the plan's devices"
-    yield from _plan_problems(plan, model)
+    yield from _plan_problems(order.plan, order.model)
+
+
+def _series_problems(order: SeriesOrder) -> Iterator[str]:
+    if not order.plans:
+        yield "plans must hold at least one plan"
+    present = set(gang_devices(order.gang))
+    for number, plan in enumerate(order.plans):
+        if absent := set(plan.devices) - present:
+            yield f"plan {number}: device {min(absent)} is in the plan, but not in the gang"
+        yield from (f"plan {number}: {problem}" for problem in _plan_problems(plan, order.model))
 
 
 def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
+    if plan.model_layers != len(model.layers):
+        yield f"the plan is for {plan.model_layers} layers, but the model has {len(model.layers)}"
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:

@@ -17,6 +17,7 @@ from trainwright.orders import (
     FailureReason,
     LinksOrder,
     ProfileOrder,
+    SeriesOrder,
     TrialOrder,
     WorkerOrder,
     WorkerReport,
@@ -105,6 +106,8 @@ def _do(
     match order:
         case TrialOrder():
             return trial.run(order, seat, own_device, watchdog, timeout)
+        case SeriesOrder():
+            return trial.run_series(order, seat, own_device, watchdog, timeout)
         case ProfileOrder():
             return profiling.run(order, seat, own_device, watchdog)
         case LinksOrder():

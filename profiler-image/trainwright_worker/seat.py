@@ -12,7 +12,7 @@ from trainwright_worker.failures import WorkerError
 
 
 def devices(order: WorkerOrder) -> tuple[Device, ...]:
-    """The order's devices by logical rank: the plan's order for a trial, the gang's otherwise."""
+    """The order's devices by logical rank: in the plan's order for a trial, in the gang's otherwise."""
     if isinstance(order, TrialOrder):
         return order.plan.devices
     return gang_devices(order.gang)
@@ -46,9 +46,10 @@ class Seat:
 
     Attributes:
         device: node and slot.
-        rank: logical rank, the place of the device in the plan.
+        rank: logical rank, the place of the device among `devices`.
         torchrun_rank: rank given by torchrun; the process with 0 runs on the gang's first node and speaks for all.
         local_rank: place among the node's processes.
+        devices: of all processes, by logical rank.
     """
 
     device: Device
@@ -56,6 +57,7 @@ class Seat:
     torchrun_rank: int
     local_rank: int
     world_size: int
+    devices: tuple[Device, ...] = ()
 
     @property
     def is_speaker(self) -> bool:
@@ -77,4 +79,5 @@ class Seat:
                 f"rank {expected} of {len(everything)}; the pods do not stand as the order wants",
             )
         device = everything[rank]
-        return cls(device, devices(order).index(device), rank, local, world)
+        logical = devices(order)
+        return cls(device, logical.index(device), rank, local, world, logical)

@@ -1,4 +1,4 @@
-"""A trial: training by a plan for some iterations, timed from a barrier to the slowest rank's end."""
+"""Trials: training by a plan for some iterations, timed from a barrier to the slowest rank's end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from trainwright.orders import RankMemory, TrialOrder, TrialReport
+from trainwright.orders import RankMemory, SeriesOrder, SeriesReport, TrialOrder, TrialReport
 from trainwright_worker import output
 from trainwright_worker.device import synchronize
-from trainwright_worker.executor.iteration import Executor, Host, Training
+from trainwright_worker.executor.groups import Groups, wanted_groups
+from trainwright_worker.executor.iteration import Batch, Executor, Host, Training
+from trainwright_worker.executor.mesh import Mesh
 from trainwright_worker.memory import LiveBytes
 from trainwright_worker.seat import Seat
 from trainwright_worker.watchdog import Watchdog
@@ -20,40 +22,75 @@ from trainwright_worker.watchdog import Watchdog
 
 def run(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, timeout: timedelta) -> TrialReport:
     """Train and measure. Every rank returns the same report."""
+    groups = Groups(timeout)
+    report = measure(order, seat, device, watchdog, groups)
+    groups.close()
+    return report
+
+
+def run_series(
+    order: SeriesOrder, seat: Seat, device: torch.device, watchdog: Watchdog, timeout: timedelta
+) -> SeriesReport:
+    """The trials one after another; they share their process groups."""
+    groups = Groups(timeout)
+    reports = []
+    for number in range(len(order.plans)):
+        reports.append(measure(order.trial(number), seat, device, watchdog, groups))
+        if seat.is_speaker:
+            output.progress(number + 1, len(order.plans), "trials")
+    groups.close()
+    return SeriesReport(tuple(reports))
+
+
+def measure(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, groups: Groups) -> TrialReport:
+    """One plan's measurement. A rank that the plan does not use takes part in the meetings alone."""
     watchdog.beat("making the plan's process groups and layers")
-    accelerator = next(node.accelerator for node in order.gang.nodes if node.name == seat.device.node)
-    executor = Executor(
-        order.plan,
-        order.model,
-        Training(order.optimizer, order.learning_rate, order.seed),
-        Host(seat.rank, device, order.gang.emulation_of(accelerator), timeout, watchdog.beat),
-    )
-    seconds, losses = _iterations(order, seat, executor, watchdog)
-    paced, late = _sum_over_ranks([executor.pacer.paced, executor.pacer.late], device)
-    memory = _track_memory(order, seat, executor) if order.track_memory else ()
-    executor.close()
+    executor = _executor(order, seat, device, watchdog, groups)
+    seconds, losses = _iterations(order, seat, executor, device, watchdog)
+    counts = [float(executor.pacer.paced), float(executor.pacer.late)] if executor else [0.0, 0.0]
+    paced, late = _sum_over_ranks(counts, device)
+    memory = _track_memory(order, seat, executor, device) if order.track_memory else ()
     return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late))
 
 
+def _executor(
+    order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, groups: Groups
+) -> Executor | None:
+    """This rank's executor; None where the plan does not use its device."""
+    mesh = Mesh.of(order.plan, seat.devices)
+    if seat.rank not in mesh.ranks:
+        groups.make(wanted_groups(mesh, order.model))
+        return None
+    accelerator = next(node.accelerator for node in order.gang.nodes if node.name == seat.device.node)
+    emulation = order.gang.emulation_of(accelerator)
+    return Executor(
+        order.plan,
+        order.model,
+        Training(order.optimizer, order.learning_rate, order.seed),
+        Host(seat.rank, device, seat.devices, emulation, watchdog.beat),
+        groups,
+    )
+
+
 def _iterations(
-    order: TrialOrder, seat: Seat, executor: Executor, watchdog: Watchdog
+    order: TrialOrder, seat: Seat, executor: Executor | None, device: torch.device, watchdog: Watchdog
 ) -> tuple[list[float], list[float]]:
     """Seconds of each measured iteration (the slowest rank's), and the mean loss of every iteration."""
     seconds, losses = [], []
     total = order.warmup_iterations + order.iterations
     for number in range(total):
-        if number == order.warmup_iterations:
+        if executor and number == order.warmup_iterations:
             executor.pacer.reset_counts()
-        batch = executor.prepare(number)
+        batch = executor.prepare(number) if executor else None
         watchdog.beat(f"waiting for all ranks before iteration {number}")
         dist.barrier()
         begin = time.perf_counter()
-        loss = executor.run(batch)
-        synchronize(executor.device)
+        loss = executor.run(batch) if executor and batch else 0.0
+        synchronize(device)
         elapsed = time.perf_counter() - begin
         watchdog.beat(f"gathering the times of iteration {number}")
-        losses += _sum_over_ranks([loss], executor.device)
-        slowest = torch.tensor([elapsed], dtype=torch.float64, device=executor.device)
+        losses += _sum_over_ranks([loss], device)
+        slowest = torch.tensor([elapsed], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         if number >= order.warmup_iterations:
             seconds.append(slowest.item())
@@ -78,20 +115,26 @@ def _sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
     return summed.tolist()
 
 
-def _track_memory(order: TrialOrder, seat: Seat, executor: Executor) -> tuple[RankMemory, ...]:
-    """Peak bytes of every rank in one further, untimed and unpaced iteration."""
-    executor.pacer.active = False
-    batch = executor.prepare(order.warmup_iterations + order.iterations)
+def _track_memory(
+    order: TrialOrder, seat: Seat, executor: Executor | None, device: torch.device
+) -> tuple[RankMemory, ...]:
+    """Peak bytes of every rank of the plan in one further, untimed and unpaced iteration."""
+    batch = executor.prepare(order.warmup_iterations + order.iterations) if executor else None
     dist.barrier()
-    if executor.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(executor.device)
-        executor.run(batch)
-        peak = torch.cuda.max_memory_allocated(executor.device)
-    else:
-        with LiveBytes([*executor.held_tensors(), *batch.tensors]) as live:
-            executor.run(batch)
-        peak = live.peak_bytes
-    own = RankMemory(seat.device.node, seat.device.slot, peak)
+    own = None
+    if executor and batch:
+        own = RankMemory(seat.device.node, seat.device.slot, _peak_bytes(executor, batch, device))
     everyone: list[RankMemory | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
     return tuple(memory for memory in everyone if memory is not None)
+
+
+def _peak_bytes(executor: Executor, batch: Batch, device: torch.device) -> int:
+    executor.pacer.active = False
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        executor.run(batch)
+        return torch.cuda.max_memory_allocated(device)
+    with LiveBytes([*executor.held_tensors(), *batch.tensors]) as live:
+        executor.run(batch)
+    return live.peak_bytes

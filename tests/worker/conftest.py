@@ -24,6 +24,7 @@ from trainwright.orders import (
     LinksReport,
     ProfileReport,
     Progress,
+    SeriesReport,
     TrialOrder,
     TrialReport,
     WorkerOrder,
@@ -50,7 +51,7 @@ class Outcome:
         for line in output.splitlines():
             marker, _, body = line.partition(" ")
             if marker == REPORT_MARKER:
-                outcome.reports.append(documents.loads(body, TrialReport | ProfileReport | LinksReport))
+                outcome.reports.append(documents.loads(body, TrialReport | SeriesReport | ProfileReport | LinksReport))
             elif marker == FAILURE_MARKER:
                 outcome.failures.append(documents.parse(json.loads(body), Failure))
             elif marker == PROGRESS_MARKER:

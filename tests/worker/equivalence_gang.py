@@ -139,7 +139,7 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: Groups) ->
         groups.make(wanted_groups(mesh, model))
         return {**found, "losses": [0.0] * case.steps}
     training = Training(case.optimizer, case.learning_rate, 3, case.clip_norm)
-    host = Host(rank, torch.device("cpu"), timeout=timedelta(seconds=60))
+    host = Host(rank, torch.device("cpu"))
     executor = Executor(case.plan, model, training, host, groups)
     comparison = Comparison(executor)
     for step in range(case.steps):

@@ -17,6 +17,7 @@ from trainwright.orders import (
     LinksReport,
     ProfileOrder,
     ProfileReport,
+    SeriesOrder,
     TrialReport,
 )
 from trainwright_worker.seat import gang_devices
@@ -219,3 +220,18 @@ def test_text_that_is_no_order_is_refused(worker, make) -> None:
     outcome = worker.local("{")
     assert outcome.code != 0
     assert [failure.reason for failure in outcome.failures] == ["OrderInvalid"]
+
+
+def test_a_series_runs_plans_on_any_of_the_gangs_devices(worker, make) -> None:
+    gang = make.gang(2, 1)
+    a, b, c = gang_devices(gang)
+    plans = (make.plan((a, b, c)), make.plan((c, a), data=2), make.plan((b,)))
+    outcome = worker.local(SeriesOrder(gang, make.model, plans, warmup_iterations=1, iterations=2))
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert [{(m.node, m.slot) for m in trial.memory} for trial in report.trials] == [
+        {(device.node, device.slot) for device in plan.devices} for plan in plans
+    ]
+    first, second, third = report.trials
+    assert first.losses == pytest.approx(third.losses, rel=1e-5)
+    assert second.losses == pytest.approx(third.losses, rel=1e-5)

@@ -55,8 +55,8 @@ def wanted_groups(mesh: Mesh, model: Model) -> tuple[Ranks, ...]:
     found: dict[Ranks, None] = {mesh.ranks: None}
     for stages in mesh.pipelines:
         for run in (run for stage in stages for run in stage.runs):
-            found.update(dict.fromkeys(tuple(sorted(ranks)) for ranks in run.replicas))
-            found.update(dict.fromkeys(tuple(sorted(ranks)) for ranks in run.data_groups))
+            found.update(dict.fromkeys(run.replica_ranks(replica[0]) for replica in run.replicas))
+            found.update(dict.fromkeys(run.data_ranks(tensor) for tensor in range(run.tensor)))
     for span in spans(mesh):
         found.update(dict.fromkeys(_across(span)))
     for shared in shared_spans(mesh, model):
@@ -75,4 +75,4 @@ def _across(span: Span) -> tuple[Ranks, ...]:
 
 def _of_shared(shared: SharedSpan) -> tuple[Ranks, ...]:
     homes = [one for one in shared.holders if shared.home(one.ranks[0]) is one]
-    return (*shared.groups(), *(tuple(sorted(ranks)) for one in homes for ranks in one.data_groups))
+    return (*shared.groups(), *(one.data_ranks(tensor) for one in homes for tensor in range(one.tensor)))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainwright.cluster import Emulation
+from trainwright.cluster import Device, Emulation
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -60,32 +59,30 @@ class Host:
     """The process that an executor runs in.
 
     Attributes:
-        rank: logical rank: the place of this process's device in the plan.
+        rank: of this process: the place of its device among `devices`.
+        devices: of all processes, by rank; None where they are the plan's own, in its order.
         emulation: the device's table where its speed is emulated.
-        timeout: of each collective.
         beat: called with a word whenever something begins.
     """
 
     rank: int
     device: torch.device
+    devices: tuple[Device, ...] | None = None
     emulation: Emulation | None = None
-    timeout: timedelta = timedelta(minutes=2)
     beat: Callable[[str], None] = lambda _doing: None
 
 
 class Executor:
     """Runs one rank's part of a plan. All ranks of the plan make one and run the same iterations.
 
-    Args:
-        groups: those of an earlier plan in the same processes, if any; they stay open when this executor ends.
+    Other ranks of the world make the same groups meanwhile: `groups.make(wanted_groups(…))`.
     """
 
-    def __init__(self, plan: Plan, model: Model, training: Training, host: Host, groups: Groups | None = None) -> None:
+    def __init__(self, plan: Plan, model: Model, training: Training, host: Host, groups: Groups) -> None:
         self.plan, self.model, self.training = plan, model, training
         self.rank, self.device, self.beat = host.rank, host.device, host.beat
-        self.mesh = Mesh.of(plan)
-        self._owns_groups = groups is None
-        self.groups = groups or Groups(host.timeout)
+        self.mesh = Mesh.of(plan, host.devices)
+        self.groups = groups
         self.groups.make(wanted_groups(self.mesh, model))
         self.family = layers_of(model)
         self.pacer = Pacer(active=host.emulation is not None)
@@ -118,7 +115,7 @@ class Executor:
         self._behind = order(number + 1) if number + 1 < stages else ()
 
     def _tensor_all_reduce(self, run: RunMesh) -> Callable[[Tensor], None]:
-        group = self.groups.of(tuple(sorted(run.replicas[run.position(self.rank).replica])))
+        group = self.groups.of(run.replica_ranks(self.rank))
 
         def all_reduce(tensor: Tensor) -> None:
             self.pacer.interrupt()
@@ -242,8 +239,3 @@ class Executor:
         """Weights, gradients and optimizer state: what lives between iterations."""
         held = [tensor for unit in self.stage.units for tensor in unit.held_tensors]
         return held + [state for states in self.optimizer.states for state in states]
-
-    def close(self) -> None:
-        """Give the plan's process groups back, where they are its own; all ranks do so at the same point."""
-        if self._owns_groups:
-            self.groups.close()

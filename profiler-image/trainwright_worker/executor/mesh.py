@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
 
 Ranks = tuple[int, ...]
@@ -85,6 +86,14 @@ class RunMesh:
         """Raises KeyError where the rank has no part in this run."""
         return self._positions[rank]
 
+    def replica_ranks(self, rank: int) -> Ranks:
+        """The tensor group of a rank, ascending."""
+        return tuple(sorted(self.replicas[self.position(rank).replica]))
+
+    def data_ranks(self, tensor: int) -> Ranks:
+        """The data group of a tensor index, ascending: in this order its ranks hold the parts of sharded weights."""
+        return tuple(sorted(self.data_groups[tensor]))
+
     def interval(self, replica: int) -> tuple[int, int]:
         """The rows of a micro-batch that a replica owns: start and stop."""
         stops = list(accumulate(self.run.rows))
@@ -125,19 +134,21 @@ class StageMesh:
 
 @dataclass(frozen=True)
 class Mesh:
-    """All stages of all pipelines; ranks count through them in the order of the plan's devices."""
+    """All stages of all pipelines."""
 
     pipelines: tuple[tuple[StageMesh, ...], ...]
     plan: Plan
 
     @classmethod
-    def of(cls, plan: Plan) -> Mesh:
-        starts = accumulate((len(pipeline.devices) for pipeline in plan.pipelines), initial=0)
-        return cls(tuple(_stages(number, *pair) for number, pair in enumerate(zip(plan.pipelines, starts, strict=False))), plan)  # fmt: skip
+    def of(cls, plan: Plan, devices: tuple[Device, ...] | None = None) -> Mesh:
+        """The mesh of a plan among processes whose rank is their place in `devices`: without them, in the plan's own."""
+        rank_of = {device: rank for rank, device in enumerate(devices or plan.devices)}
+        return cls(tuple(_stages(*numbered, rank_of) for numbered in enumerate(plan.pipelines)), plan)
 
     @property
     def ranks(self) -> Ranks:
-        return tuple(range(len(self.plan.devices)))
+        """All ranks that the plan uses, ascending."""
+        return tuple(sorted(self._stage_of))
 
     @cached_property
     def _stage_of(self) -> dict[int, StageMesh]:
@@ -158,11 +169,10 @@ class Mesh:
         return sum(one.micro_batches * one.micro_batch_size for one in self.plan.pipelines[:pipeline])
 
 
-def _stages(number: int, pipeline: Pipeline, first_rank: int) -> tuple[StageMesh, ...]:
+def _stages(number: int, pipeline: Pipeline, rank_of: dict[Device, int]) -> tuple[StageMesh, ...]:
     found = []
     for place, stage in enumerate(pipeline.stages):
-        rank_of = {device: first_rank + index for index, device in enumerate(stage.devices)}
-        node_of = {rank: device.node for device, rank in rank_of.items()}
+        node_of = {rank_of[device]: device.node for device in stage.devices}
         runs = tuple(
             RunMesh(
                 run,
@@ -172,7 +182,6 @@ def _stages(number: int, pipeline: Pipeline, first_rank: int) -> tuple[StageMesh
             for run in stage.layers
         )
         found.append(StageMesh(number, place, runs))
-        first_rank += len(stage.devices)
     return tuple(found)
 
 

@@ -42,7 +42,7 @@ class Reduction(ABC):
 def reduction_of(span: Span, unit: Unit, run: RunMesh, rank: int, groups: Groups) -> Reduction:
     """The reduction of a span's unit on a rank, whose pipeline holds it in `run`."""
     place = run.position(rank)
-    partial = _Partial(unit, groups.of(tuple(sorted(run.replicas[place.replica]))))
+    partial = _Partial(unit, groups.of(run.replica_ranks(rank)))
     if not span.is_alike:
         parts = span.slices // run.tensor
         numbers = range(place.tensor * parts, (place.tensor + 1) * parts)

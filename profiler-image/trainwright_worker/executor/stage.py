@@ -163,9 +163,8 @@ class StageBuilder:
     def _unit(self, weights: list[Weight], run: RunMesh | None, *, is_shared: bool) -> Unit:
         replicas = Replicas()
         if run is not None and run.sharding is not Sharding.NONE:
-            place = run.position(self.rank)
-            group = self.groups.of(tuple(sorted(run.data_groups[place.tensor])))
-            replicas = Replicas(run.sharding, group, place.replica, run.data)
+            ranks = run.data_ranks(run.position(self.rank).tensor)
+            replicas = Replicas(run.sharding, self.groups.of(ranks), ranks.index(self.rank), run.data)
         dtype = TORCH_DTYPES[self.model.dtype]
         return Unit(weights, replicas, dtype=dtype, device=self.device, is_shared=is_shared)
 

@@ -48,9 +48,10 @@ class Span:
         return tuple(sorted(rank for group in groups for rank in group))
 
     def twins(self, holder: RunMesh, rank: int) -> Ranks:
-        """Where pipelines are alike: the ranks with the same place as `rank`, one of each pipeline."""
-        place = holder.position(rank)
-        return tuple(sorted(one.replicas[place.replica][place.tensor] for one in self.holders))
+        """Where pipelines are alike: the ranks that hold the same part of the weights as `rank`, one of each pipeline."""
+        tensor = holder.position(rank).tensor
+        part = holder.data_ranks(tensor).index(rank)
+        return tuple(sorted(one.data_ranks(tensor)[part] for one in self.holders))
 
 
 def spans(mesh: Mesh) -> tuple[Span, ...]:
