@@ -7,18 +7,16 @@ fields of `Case`; the result is a list of as many objects: errors, or what went 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
 import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).with_name("oracles")))
+from eight_processes import WORLD, join, leave, start
 from one_process import OneProcess
 
 from trainwright import documents
@@ -30,8 +28,6 @@ from trainwright_worker.executor.groups import Groups, wanted_groups
 from trainwright_worker.executor.iteration import Executor, Host, Training
 from trainwright_worker.executor.mesh import Mesh
 from trainwright_worker.executor.unit import Unit
-
-WORLD = 8
 
 
 @dataclass(frozen=True)
@@ -173,14 +169,11 @@ def gathered(found: dict, want: dict, seconds: float) -> dict:
 
 
 def member(rank: int, port: int, cases_file: str, result: str) -> None:
-    torch.set_num_threads(1)
     cases = [
         Case(**{**case, "plan": documents.parse(case["plan"], Plan)})
         for case in json.loads(Path(cases_file).read_text(encoding="utf-8"))
     ]
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
-    groups = Groups(timedelta(seconds=60))
+    groups = join(rank, port)
     answers = []
     for case in cases:
         model = documents.parse({**case.model, "global_batch_size": 1}, TrainingDocument).model
@@ -190,27 +183,8 @@ def member(rank: int, port: int, cases_file: str, result: str) -> None:
         answers.append({"name": case.name, **gathered(found, want, time.perf_counter() - begin)})
         if rank == 0:
             Path(result).write_text(json.dumps(answers), encoding="utf-8")
-    dist.barrier()
-    groups.close()
-    dist.destroy_process_group()
-
-
-def main() -> int:
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainwright_worker.executor.iteration"])
-    arguments = [(rank, store.port, *sys.argv[1:]) for rank in range(WORLD)]
-    processes = [context.Process(target=member, args=one) for one in arguments]
-    for process in processes:
-        process.start()
-    while any(process.is_alive() for process in processes) and not any(process.exitcode for process in processes):
-        time.sleep(0.1)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    return 0 if codes == [0] * WORLD else 1
+    leave(groups)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start(member, tuple(sys.argv[1:]), "trainwright_worker.executor.iteration"))

@@ -1,0 +1,49 @@
+"""Eight processes of one gloo group on loopback, for programs that compare plans with one process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from trainwright_worker.executor.groups import Groups
+
+WORLD = 8
+TIMEOUT = timedelta(seconds=60)
+
+
+def start(member: Callable[..., None], arguments: tuple[str, ...], preload: str) -> int:
+    """Run `member(rank, port, *arguments)` in each; 0 where all of them end well. One that fails ends the others."""
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload])
+    processes = [context.Process(target=member, args=(rank, store.port, *arguments)) for rank in range(WORLD)]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes) and not any(process.exitcode for process in processes):
+        time.sleep(0.1)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return 0 if codes == [0] * WORLD else 1
+
+
+def join(rank: int, port: int) -> Groups:
+    """Meet the others."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=TIMEOUT)
+    return Groups(TIMEOUT)
+
+
+def leave(groups: Groups) -> None:
+    """Part from the others, all at once."""
+    dist.barrier()
+    groups.close()
+    dist.destroy_process_group()
