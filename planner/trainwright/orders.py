@@ -18,6 +18,7 @@ from trainwright.cluster import Emulation, Link
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import LayerProfile
+from trainwright.timeline import Timeline
 
 PROGRESS_MARKER = "TRAINWRIGHT-PROGRESS"
 REPORT_MARKER = "TRAINWRIGHT-REPORT"
@@ -102,6 +103,7 @@ class TrialOrder:
         track_memory: run one further, untimed iteration that tracks live bytes where the device has no counter of its own.
         fault: a fault to rehearse: `crash` ends rank 0's process after the first iteration, `hang` stops it there,
             `mute` finishes without a report. None in real use.
+        timeline: run one further iteration, of which every rank tells what it did when.
     """
 
     gang: Gang
@@ -114,6 +116,7 @@ class TrialOrder:
     iterations: int = 10
     track_memory: bool = True
     fault: Literal["crash", "hang", "mute"] | None = None
+    timeline: bool = False
     kind: Literal["trial"] = "trial"
 
 
@@ -123,6 +126,7 @@ class SeriesOrder:
 
     Attributes:
         plans: each uses some of the gang's devices, in any order; the other devices wait meanwhile.
+        timeline: of every plan.
     """
 
     gang: Gang
@@ -134,6 +138,7 @@ class SeriesOrder:
     warmup_iterations: int = 3
     iterations: int = 10
     track_memory: bool = True
+    timeline: bool = False
     kind: Literal["series"] = "series"
 
     def trial(self, number: int) -> TrialOrder:
@@ -148,6 +153,7 @@ class SeriesOrder:
             self.warmup_iterations,
             self.iterations,
             self.track_memory,
+            timeline=self.timeline,
         )
 
 
@@ -198,6 +204,7 @@ class TrialReport:
         memory: by rank; empty where it was not tracked.
         paced_segments, late_segments: of emulated devices: computations that were paced, and those among them whose
             real computation took longer than the emulated device would (above 1 % the trial is void).
+        timeline: where it was asked for.
     """
 
     iteration_seconds: tuple[float, ...]
@@ -205,6 +212,7 @@ class TrialReport:
     memory: tuple[RankMemory, ...] = ()
     paced_segments: int = 0
     late_segments: int = 0
+    timeline: Timeline | None = None
     kind: Literal["trial"] = "trial"
 
 

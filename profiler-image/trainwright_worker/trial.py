@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from trainwright.cluster import Device
 from trainwright.orders import RankMemory, SeriesOrder, SeriesReport, TrialOrder, TrialReport
+from trainwright.timeline import RankTimeline, Timeline
 from trainwright_worker import output
 from trainwright_worker.device import synchronize
 from trainwright_worker.executor.groups import Groups, wanted_groups
@@ -18,6 +21,9 @@ from trainwright_worker.executor.mesh import Mesh
 from trainwright_worker.memory import LiveBytes
 from trainwright_worker.seat import Seat
 from trainwright_worker.watchdog import Watchdog
+
+MOST_MOMENTS = 8_000
+"""Of all ranks in a report: about 30 bytes each, which leaves room for everything else."""
 
 
 def run(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, timeout: timedelta) -> TrialReport:
@@ -35,7 +41,9 @@ def run_series(
     groups = Groups(timeout)
     reports = []
     for number in range(len(order.plans)):
-        reports.append(measure(order.trial(number), seat, device, watchdog, groups))
+        report = measure(order.trial(number), seat, device, watchdog, groups)
+        timeline = report.timeline and report.timeline.at_most(MOST_MOMENTS // len(order.plans))
+        reports.append(replace(report, timeline=timeline))
         if seat.is_speaker:
             output.progress(number + 1, len(order.plans), "trials")
     groups.close()
@@ -49,8 +57,9 @@ def measure(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watch
     seconds, losses = _iterations(order, seat, executor, device, watchdog)
     counts = [float(executor.pacer.paced), float(executor.pacer.late)] if executor else [0.0, 0.0]
     paced, late = _sum_over_ranks(counts, device)
+    timeline = _timeline(order, seat, executor, device) if order.timeline else None
     memory = _track_memory(order, seat, executor, device) if order.track_memory else ()
-    return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late))
+    return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline)
 
 
 def _executor(
@@ -107,6 +116,26 @@ def _rehearse(order: TrialOrder, watchdog: Watchdog) -> None:
     if order.fault == "hang":
         watchdog.beat("hanging after the first iteration, as ordered for a rehearsal")
         threading.Event().wait()
+
+
+def _timeline(order: TrialOrder, seat: Seat, executor: Executor | None, device: torch.device) -> Timeline:
+    """One further iteration, timed and paced like those before, of which every rank tells what it did when."""
+    batch = executor.prepare(order.warmup_iterations + order.iterations) if executor else None
+    dist.barrier()
+    begin = time.perf_counter()
+    if executor and batch:
+        executor.recorder.begin()
+        executor.run(batch)
+    synchronize(device)
+    elapsed = time.perf_counter() - begin
+    own = None
+    if executor:
+        own = RankTimeline(seat.device.node, seat.device.slot, tuple(executor.recorder.end()))
+    everyone: list[tuple[float, RankTimeline | None]] = [(0.0, None)] * dist.get_world_size()
+    dist.all_gather_object(everyone, (elapsed, own))
+    found = {Device(one.node, one.slot): one for _, one in everyone if one is not None}
+    whole = Timeline(max(seconds for seconds, _ in everyone), tuple(found[one] for one in order.plan.devices))
+    return whole.at_most(MOST_MOMENTS)
 
 
 def _sum_over_ranks(values: list[float], device: torch.device) -> list[float]:

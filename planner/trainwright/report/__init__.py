@@ -7,6 +7,7 @@ from trainwright.report.explanation import Explanation
 from trainwright.report.fitted import fit_account
 from trainwright.report.front import front_plot
 from trainwright.report.gaps import Gaps
+from trainwright.report.measured import chrome_trace, measured_timeline
 from trainwright.report.origin import origin_fields, origin_words
 from trainwright.report.preferences import preference_fields, preference_sentences
 from trainwright.report.sheets import accelerator_table, machine_table, sheet_lines
@@ -21,11 +22,13 @@ __all__ = [
     "breakdown_table",
     "candidate_table",
     "comparison_fields",
+    "chrome_trace",
     "comparison_table",
     "fit_account",
     "front_plot",
     "machine_table",
     "origin_fields",
+    "measured_timeline",
     "origin_words",
     "preference_fields",
     "preference_sentences",

@@ -14,6 +14,7 @@ from trainwright.cluster import Device, Emulation
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
+from trainwright.timeline import Action
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundaries import Boundaries
 from trainwright_worker.executor.groups import Groups, wanted_groups
@@ -25,6 +26,7 @@ from trainwright_worker.executor.passes import Passes
 from trainwright_worker.executor.precision import GradientNorm, LossScale
 from trainwright_worker.executor.schedule import Operation, operations, received_before
 from trainwright_worker.executor.stage import TORCH_DTYPES, StageBuilder
+from trainwright_worker.executor.timeline import Recorder
 from trainwright_worker.layers.layer import Boundary, Data
 from trainwright_worker.layers.of_model import layers_of
 
@@ -86,6 +88,7 @@ class Executor:
         self.groups.make(wanted_groups(self.mesh, model))
         self.family = layers_of(model)
         self.pacer = Pacer(active=host.emulation is not None)
+        self.recorder = Recorder(self.device)
         self.place = self.mesh.stage_of(self.rank)
         self.pipeline = plan.pipelines[self.place.pipeline]
         builder = StageBuilder(
@@ -94,7 +97,7 @@ class Executor:
         self.stage = builder.build(training.seed)
         self.optimizer = make_optimizer(training.optimizer, self.stage.units, training.learning_rate)
         self.pace = StagePace.of(host.emulation, model, self.stage, self.rank)
-        self.passes = Passes(self.stage, self.rank, self.groups, self.pacer, self.device)
+        self.passes = Passes(self.stage, self.rank, self.groups, self.pacer, self.recorder)
         self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
         self.norm = GradientNorm(self.stage.counted, self.groups.of(self.mesh.ranks), self.device)
         self.boundaries = Boundaries.of(self.mesh, self.rank, self.groups, self._form_behind)
@@ -120,7 +123,8 @@ class Executor:
         def all_reduce(tensor: Tensor) -> None:
             self.pacer.interrupt()
             self.beat("summing within the tensor group")
-            dist.all_reduce(tensor, group=group)
+            with self.recorder.action(Action.TENSOR_SUM):
+                dist.all_reduce(tensor, group=group)
             self.pacer.resume()
 
         return all_reduce
@@ -155,20 +159,29 @@ class Executor:
         for unit in self.stage.units:
             unit.begin()
         self.passes.clear_loss()
+        self.pacer.synchronize()
         self._run_operations(batch)
         self.beat("summing gradients")
-        self.passes.settle()
-        for reduction in self.stage.reductions:
-            reduction.finish()
+        with self.recorder.action(Action.GRADIENTS):
+            self.passes.settle()
+        for number, reduction in enumerate(self.stage.reductions):
+            with self.recorder.action(Action.GRADIENTS, number):
+                reduction.finish()
         if self._may_update():
-            self.pacer.synchronize()
+            self._update()
+        with self.recorder.action(Action.WAIT):
+            self.boundaries.drain()
+        return float(self.passes.loss) / self.plan.global_batch_size
+
+    def _update(self) -> None:
+        self.pacer.synchronize()
+        with self.recorder.action(Action.UPDATE):
             self.pacer.start(self.pace.update, waited_seconds=0.0)
             self.optimizer.step()
             self.pacer.finish()
+        with self.recorder.action(Action.GATHER):
             for unit in self.stage.units:
                 unit.publish()
-        self.boundaries.drain()
-        return float(self.passes.loss) / self.plan.global_batch_size
 
     def _may_update(self) -> bool:
         """Unscale and clip the gradients where that is asked for; False where they overflowed and must not be used."""
@@ -176,7 +189,8 @@ class Executor:
         if limit is None and not self.loss_scale.active:
             return True
         factor = 1.0 / self.loss_scale.factor
-        norm = self.norm.of_all() * factor
+        with self.recorder.action(Action.GRADIENTS):
+            norm = self.norm.of_all() * factor
         overflowed = not math.isfinite(norm)
         self.loss_scale.update(overflowed=overflowed)
         if overflowed and self.loss_scale.active:
@@ -191,7 +205,8 @@ class Executor:
         self._post(self.operations[0])
         for number, operation in enumerate(self.operations):
             self.beat(str(operation))
-            received, waited = self._take(operation)
+            with self.recorder.action(Action.WAIT, operation.micro_batch):
+                received, waited = self._take(operation)
             is_last = number + 1 == len(self.operations)
             if not is_last:
                 self._post(self.operations[number + 1])
@@ -221,17 +236,19 @@ class Executor:
         return received, waited
 
     def _forward(self, micro_batch: int, received: Boundary, waited: float, batch: Batch) -> None:
-        self.pacer.start(self.pace.forward, waited_seconds=waited)
-        boundary = self.passes.forward(micro_batch, received, [run[micro_batch] for run in batch.fields])
-        self.pacer.finish()
+        with self.recorder.action(Action.FORWARD, micro_batch):
+            self.pacer.start(self.pace.forward, waited_seconds=waited)
+            boundary = self.passes.forward(micro_batch, received, [run[micro_batch] for run in batch.fields])
+            self.pacer.finish()
         if self.boundaries.activations_out is not None:
             self.boundaries.activations_out.send(micro_batch, boundary)
 
     def _backward(self, micro_batch: int, received: Boundary, waited: float, *, is_last: bool) -> None:
-        self.pacer.start(self.pace.last_backward if is_last else self.pace.backward, waited_seconds=waited)
         loss_gradient = self.loss_scale.factor / self.plan.global_batch_size
-        gradients = self.passes.backward(micro_batch, received, loss_gradient, is_last=is_last)
-        self.pacer.finish()
+        with self.recorder.action(Action.BACKWARD, micro_batch):
+            self.pacer.start(self.pace.last_backward if is_last else self.pace.backward, waited_seconds=waited)
+            gradients = self.passes.backward(micro_batch, received, loss_gradient, is_last=is_last)
+            self.pacer.finish()
         if self.boundaries.gradients_out is not None:
             self.boundaries.gradients_out.send(micro_batch, gradients)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainwright.timeline import Action
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.groups import Groups
 from trainwright_worker.executor.mesh import rearrangement
@@ -21,6 +22,7 @@ from trainwright_worker.executor.messages import Mover
 from trainwright_worker.executor.pace import moves
 from trainwright_worker.executor.reduction import Reduction
 from trainwright_worker.executor.stage import RankLayer, RankStage
+from trainwright_worker.executor.timeline import Recorder
 from trainwright_worker.layers.layer import Boundary, Data, Output
 
 
@@ -40,13 +42,13 @@ class Passes:
         loss: of this rank's rows so far, summed; zeros where another rank of the tensor group counts them.
     """
 
-    def __init__(self, stage: RankStage, rank: int, groups: Groups, pacer: Pacer, device: torch.device) -> None:
-        self._stage, self._rank, self._pacer = stage, rank, pacer
+    def __init__(self, stage: RankStage, rank: int, groups: Groups, pacer: Pacer, recorder: Recorder) -> None:
+        self._stage, self._rank, self._pacer, self._recorder = stage, rank, pacer, recorder
         self._layers = stage.layers
         self._place = {layer.number: place for place, layer in enumerate(self._layers)}
         self._kept: dict[int, list[_Kept]] = {}
         self._started: Reduction | None = None
-        self.loss = torch.zeros((), device=device)
+        self.loss = torch.zeros((), device=recorder.device)
         self._ahead: dict[int, Mover] = {}
         self._back: dict[int, Mover] = {}
         for place in range(1, len(stage.runs)):
@@ -66,7 +68,7 @@ class Passes:
         kept: list[_Kept] = []
         for place, run in enumerate(self._stage.runs):
             if place in self._ahead:
-                with self._communication():
+                with self._communication(Action.MOVE):
                     boundary = self._ahead[place].move(boundary)
             for layer in run:
                 boundary = self._forward_layer(layer, boundary, data[place], kept)
@@ -94,7 +96,7 @@ class Passes:
                 if is_last:
                     self._start_reductions(layer)
             if place in self._back:
-                with self._communication():
+                with self._communication(Action.MOVE):
                     gradients = self._back[place].move(gradients)
         return gradients
 
@@ -102,7 +104,7 @@ class Passes:
         self._make_whole(layer, self._place[layer.number] - 1)
         output = kept.output
         if output is None:
-            with torch.enable_grad():
+            with torch.enable_grad(), self._recorder.action(Action.RECOMPUTE):
                 output = layer.module(kept.inputs, kept.data)
         for held in layer.held:
             held.unit.expect()
@@ -125,7 +127,7 @@ class Passes:
         """Collect the layer's weights, and begin to collect those of the layer that computes next."""
         if not layer.gathers:
             return
-        with self._communication():
+        with self._communication(Action.GATHER):
             for held in layer.held:
                 held.unit.wait()
             if 0 <= neighbour < len(self._layers):
@@ -140,7 +142,7 @@ class Passes:
     def _start_reductions(self, layer: RankLayer) -> None:
         if not layer.reduces_beside_backward:
             return
-        with self._communication():
+        with self._communication(Action.GRADIENTS):
             for held in layer.held:
                 if held.reduction is not None and held.reduction.is_beside_backward:
                     if self._started is not None:
@@ -155,8 +157,9 @@ class Passes:
             self._started = None
 
     @contextmanager
-    def _communication(self) -> Iterator[None]:
+    def _communication(self, action: Action) -> Iterator[None]:
         """Time that is not computation: an emulated device's pace stands still."""
         self._pacer.interrupt()
-        yield
+        with self._recorder.action(action):
+            yield
         self._pacer.resume()

@@ -1,0 +1,169 @@
+"""Timelines of measured iterations: what every rank did when, and what a message proves about two ranks' clocks."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from trainwright import documents
+from trainwright.cluster import Emulation
+from trainwright.orders import MAX_REPORT_BYTES, SeriesOrder
+from trainwright.plan import Pipeline, Plan, Sharding, Stage
+from trainwright.report import chrome_trace, measured_timeline
+from trainwright.timeline import Action, Moment, RankTimeline, Timeline, at_most, outermost
+from trainwright_worker import trial
+from trainwright_worker.executor.timeline import Recorder
+from trainwright_worker.seat import gang_devices
+
+SLOW = Emulation(1e12, 0.03, 1e9)
+"""A device on which every layer takes 30 ms forwards and 60 ms backwards, whatever its rows."""
+
+
+def emulated(gang):
+    nodes = tuple(replace(node, accelerator="emulated-x") for node in gang.nodes)
+    return replace(gang, nodes=nodes, emulations=(("emulated-x", SLOW),))
+
+
+def of(rank: RankTimeline, *actions: Action) -> list[Moment]:
+    return [moment for moment in rank.moments if moment.action in actions]
+
+
+def with_runs(plan: Plan, **fields) -> Plan:
+    """The plan with other fields in all of its layer runs."""
+    stages = tuple(
+        Stage(stage.devices, tuple(replace(run, **fields) for run in stage.layers))
+        for stage in plan.pipelines[0].stages
+    )
+    return replace(plan, pipelines=(Pipeline(2, 4, stages),))
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_a_pipelines_ranks_tell_what_they_did_when(worker, make) -> None:
+    """Two stages of two layers, two micro-batches."""
+    gang = emulated(make.gang(1, 1))
+    outcome = worker.local(make.trial(gang, track_memory=False, timeline=True, iterations=2))
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert len(report.iteration_seconds) == 2
+    timeline = report.timeline
+    assert timeline.iteration_seconds > 0.9 * min(report.iteration_seconds)
+    first, second = timeline.ranks
+    assert [(rank.node, rank.slot, rank.omitted) for rank in timeline.ranks] == [("node-a", 0, 0), ("node-b", 0, 0)]
+    passes = (Action.FORWARD, Action.BACKWARD)
+    assert [moment[:2] for moment in of(first, *passes)] == [
+        ("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)
+    ]  # fmt: skip
+    assert [moment[:2] for moment in of(second, *passes)] == [
+        ("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)
+    ]  # fmt: skip
+    for rank in timeline.ranks:
+        outer = outermost(rank.moments)
+        for before, after in pairwise(outer):
+            assert before.end_microseconds <= after.start_microseconds + 1
+        assert outer[-1].end_microseconds <= 1e6 * timeline.iteration_seconds + 1
+        # What nothing is told of is what the loop itself costs.
+        told = sum(moment.length_microseconds for moment in outer)
+        assert told > 0.8 * (outer[-1].end_microseconds - outer[0].start_microseconds)
+        for moment in of(rank, Action.FORWARD):
+            assert moment.length_microseconds > 0.97 * 2 * 30_000
+        for moment in of(rank, Action.BACKWARD):
+            assert moment.length_microseconds > 0.97 * 4 * 30_000
+        assert len(of(rank, Action.UPDATE)) == 1
+    # The clocks start behind a barrier, and a device computes far longer than the barrier lets them differ.
+    forwards, backwards = of(first, Action.FORWARD), of(second, Action.BACKWARD)
+    for sent, used in zip(forwards, of(second, Action.FORWARD), strict=True):
+        assert used.start_microseconds > sent.end_microseconds - 20_000
+    for sent, used in zip(backwards, of(first, Action.BACKWARD), strict=True):
+        assert used.start_microseconds > sent.end_microseconds - 20_000
+    # The second stage waits for its first micro-batch as long as the first stage computes it.
+    waited = of(second, Action.WAIT)[0]
+    assert waited.number == 0
+    assert waited.length_microseconds > forwards[0].length_microseconds - 20_000
+    _pictures_agree(timeline)
+
+
+def _pictures_agree(timeline: Timeline) -> None:
+    top, bottom = measured_timeline(timeline, 100).plain.splitlines()[:2]
+    assert top.startswith("node-a:0 |F")
+    assert bottom.startswith("node-b:0 |.")
+    # Both stages compute 6 times as long forwards as the second waits at the start.
+    for line in (top, bottom):
+        assert line.count("B") > 1.5 * line.count("F") > 0
+    events = chrome_trace(timeline)["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == sum(len(rank.moments) for rank in timeline.ranks)
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"node-a", "node-b"}
+    json.dumps(events)
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_what_lies_within_passes_is_told_where_a_plan_has_it(worker, make) -> None:
+    gang = emulated(make.gang(2))
+    devices = gang_devices(gang)
+    replicas, halves = make.plan(devices, data=2), make.plan(devices, tensor=2)
+    plans = (with_runs(replicas, sharding=Sharding.ZERO3, recompute=True), replicas, halves)
+    order = SeriesOrder(gang, make.model, plans, warmup_iterations=1, iterations=1, track_memory=False, timeline=True)
+    outcome = worker.local(order)
+    assert outcome.code == 0, outcome.errors
+    saving, plain, divided = (trial.timeline for trial in outcome.reports[0].trials)
+    for rank in saving.ranks:
+        assert len(of(rank, Action.RECOMPUTE)) == 2 * 4  # micro-batches × layers
+        passes = of(rank, Action.FORWARD, Action.BACKWARD)
+        for inner in of(rank, Action.GATHER, Action.RECOMPUTE):
+            assert any(
+                outer.start_microseconds <= inner.start_microseconds <= inner.end_microseconds <= outer.end_microseconds
+                for outer in passes
+            )
+        assert of(rank, Action.GATHER)
+    for rank in plain.ranks:
+        assert of(rank, Action.GRADIENTS)
+        assert not of(rank, Action.RECOMPUTE, Action.TENSOR_SUM)
+    for rank in divided.ranks:
+        # Two blocks of two sums, forwards and backwards of two micro-batches; the ends have sums of their own or none.
+        assert len(of(rank, Action.TENSOR_SUM)) >= 2 * 2 * 2 * 2 - 4
+        assert not of(rank, Action.GATHER)
+
+
+def test_a_recorder_that_was_not_asked_records_nothing() -> None:
+    recorder = Recorder(torch.device("cpu"))
+    with recorder.action(Action.FORWARD, 0):
+        pass
+    recorder.begin()
+    with recorder.action(Action.FORWARD, 1), recorder.action(Action.GATHER):
+        time.sleep(0.001)
+    with recorder.action(Action.WAIT, 0):
+        pass
+    forward, gather = recorder.end()
+    assert forward[:2] == (Action.FORWARD, 1)
+    assert 1_000 <= gather.length_microseconds <= forward.length_microseconds
+    with recorder.action(Action.FORWARD, 2):
+        pass
+    assert recorder.end() == []
+
+
+def test_too_many_moments_lose_their_insides_first_and_then_their_middle() -> None:
+    moments = []
+    for number in range(10):
+        moments.append(Moment(Action.FORWARD, number, 100 * number, 100))
+        moments.append(Moment(Action.TENSOR_SUM, -1, 100 * number + 50, 50))
+    assert at_most(moments, 20) == moments
+    assert [moment.number for moment in at_most(moments, 19)] == list(range(10))
+    assert [moment.number for moment in at_most(moments, 5)] == [0, 1, 2, 8, 9]
+    whole = Timeline(0.1, tuple(RankTimeline("node-a", slot, tuple(moments)) for slot in range(2)))
+    assert [rank.omitted for rank in whole.at_most(40).ranks] == [0, 0]
+    assert [(len(rank.moments), rank.omitted) for rank in whole.at_most(20).ranks] == [(10, 10), (10, 10)]
+    assert [(len(rank.moments), rank.omitted) for rank in whole.at_most(20).at_most(18).ranks] == [(9, 11), (9, 11)]
+
+
+def test_the_largest_timeline_fits_into_a_report() -> None:
+    moments = tuple(Moment(Action.TENSOR_SUM, 1000, 10_000_000 + n, 1_000_000) for n in range(trial.MOST_MOMENTS // 16))
+    timeline = Timeline(100.0, tuple(RankTimeline("node-a", slot, moments) for slot in range(16)))
+    text = documents.dumps(timeline)
+    assert len(text) < MAX_REPORT_BYTES / 2
+    assert documents.loads(text, Timeline) == timeline
