@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "Run several searches and show the best plan of each side by side.",
     "explain": "Tell why a plan takes as long as it does, with a timeline.",
     "calibrate": "Fit the cost model to measured trials.",
+    "trial": "Tell how a measured trial went, with its timeline.",
     "propose": "Propose the next trial, or say that none is worth it.",
     "cluster": "Write a cluster document from machines by name and number.",
     "machines": "List the machines that `cluster` knows.",

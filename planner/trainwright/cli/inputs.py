@@ -30,6 +30,11 @@ SEARCHED = "search"
 
 def read(path: Path, noun: Any) -> Any:
     """The noun in a file. Raises DocumentError with one sentence."""
+    return documents.loads(content_of(path), noun, source=str(path))
+
+
+def content_of(path: Path) -> bytes:
+    """What stands in a file. Raises DocumentError with one sentence."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_DOCUMENT_BYTES + 1)
@@ -37,7 +42,7 @@ def read(path: Path, noun: Any) -> Any:
         raise documents.DocumentError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MAX_DOCUMENT_BYTES:
         raise documents.DocumentError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; this is not such a document")
-    return documents.loads(content, noun, source=str(path))
+    return content
 
 
 def planner_names(incomplete: str) -> list[str]:

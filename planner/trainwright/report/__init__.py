@@ -13,6 +13,7 @@ from trainwright.report.preferences import preference_fields, preference_sentenc
 from trainwright.report.sheets import accelerator_table, machine_table, sheet_lines
 from trainwright.report.tables import breakdown_table, candidate_table
 from trainwright.report.timeline import timeline
+from trainwright.report.trial import trial_fields, trial_table
 
 __all__ = [
     "Answer",
@@ -35,4 +36,6 @@ __all__ = [
     "runner_up",
     "sheet_lines",
     "timeline",
+    "trial_fields",
+    "trial_table",
 ]

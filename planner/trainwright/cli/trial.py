@@ -1,0 +1,75 @@
+"""`trainwright trial`: how a measured trial went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from trainwright import documents, report
+from trainwright.cli.answers import Output, OutputOption, note, refuse_no_place_for, screen, show, show_json
+from trainwright.cli.command import command
+from trainwright.cli.estimate import plan_of
+from trainwright.cli.inputs import Inputs, content_of
+from trainwright.cost.estimate import estimate_in
+from trainwright.orders import REPORT_MARKER, TrialReport
+from trainwright.throughput import throughput
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@command
+def trial(
+    *,
+    inputs: Inputs,
+    plan_file: Annotated[Path, typer.Option("--plan", help="The plan that was tried.")],
+    measured: Annotated[
+        Path, typer.Option("--report", help="The worker's report of the trial, or its log, which holds the report.")
+    ],
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the measured timeline into this file; chrome://tracing and Perfetto open it."),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Tell how a measured trial went: throughput, utilisation, how far the prediction was off, and what each device did when."""
+    refuse_no_place_for(trace)
+    problem = inputs.problem()
+    plan = plan_of(plan_file, problem, inputs)
+    answer = _report_in(measured)
+    timeline = answer.timeline
+    if trace is not None and timeline is None:
+        raise documents.DocumentError(f"{measured}: the trial recorded no timeline; order one with `timeline: true`")
+    found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
+    predicted = estimate_in(plan, problem.setting)
+    if trace is not None and timeline is not None:
+        trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
+    if output is Output.JSON:
+        show_json(report.trial_fields(found, answer, predicted, problem))
+        return
+    show(report.trial_table(found, answer, predicted, plan, problem))
+    if timeline is None:
+        note("the trial recorded no timeline")
+        return
+    width = screen().width
+    tracks = report.Explanation.of(problem, plan, predicted).tracks
+    show("", Text("As measured, device by device", style="bold"), report.measured_timeline(timeline, width))
+    show("", Text("As predicted, by the slowest devices of each stage", style="bold"))
+    show(report.timeline(tracks, predicted.iteration_seconds, width))
+
+
+def _report_in(path: Path) -> TrialReport:
+    """The report in a file of its own or among the lines of a log. Raises DocumentError where there is none."""
+    content = content_of(path)
+    marker = f"{REPORT_MARKER} ".encode()
+    marked = [line.removeprefix(marker) for line in content.splitlines() if line.startswith(marker)]
+    if len(marked) > 1:
+        raise documents.DocumentError(f"{path}: holds {len(marked)} reports; leave the one that is meant")
+    found: TrialReport = documents.loads(marked[0] if marked else content, TrialReport, source=str(path))
+    if not found.iteration_seconds:
+        raise documents.DocumentError(f"{path}: the trial measured no iteration")
+    return found

@@ -1,0 +1,84 @@
+"""How well a plan trained: rows, tokens and model FLOPs a second, from the seconds of its measured iterations."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainwright.accelerators.sheet import data_sheet, has_data_sheet
+from trainwright.cluster import Accelerator, Cluster
+from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Plan
+
+PASSES = 3
+"""A backward computes twice as much as its forward: gradients of inputs and of weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """The figures of a trial.
+
+    Attributes:
+        iteration_seconds: median of the measured iterations.
+        spread_seconds: from the shortest to the longest of them.
+        relative_spread: that, over the median.
+        tokens_per_second: None where rows are not sequences of tokens.
+        model_flops_per_second: what the model needs by the operators of its layers; what a plan computes a second time
+            (recompute) does not count.
+        utilisation: that over the peak of all devices of the plan in the model's number format (PaLM's model FLOP
+            utilisation); None where a device's peak is not known.
+    """
+
+    iteration_seconds: float
+    spread_seconds: float
+    relative_spread: float
+    rows_per_second: float
+    tokens_per_second: float | None
+    model_flops_per_second: float
+    utilisation: float | None
+
+
+def throughput(iteration_seconds: Sequence[float], plan: Plan, model: Model, cluster: Cluster) -> Throughput:
+    """The figures of a plan whose iterations took so long. Raises ValueError where there is none of them."""
+    if not iteration_seconds or min(iteration_seconds) <= 0:
+        raise ValueError("a throughput needs at least one measured iteration, each longer than 0 s")
+    median = statistics.median(iteration_seconds)
+    spread = max(iteration_seconds) - min(iteration_seconds)
+    rows = plan.global_batch_size / median
+    tokens = tokens_per_row(model.family)
+    flops = rows * flops_per_row(model)
+    peaks = [peak_flops_per_second(cluster.accelerator_of(device), model.dtype) for device in plan.devices]
+    known = [peak for peak in peaks if peak is not None]
+    return Throughput(
+        iteration_seconds=median,
+        spread_seconds=spread,
+        relative_spread=spread / median,
+        rows_per_second=rows,
+        tokens_per_second=None if tokens is None else rows * tokens,
+        model_flops_per_second=flops,
+        utilisation=flops / sum(known) if len(known) == len(peaks) else None,
+    )
+
+
+def flops_per_row(model: Model) -> float:
+    """FLOPs of one row's forward and backward through all layers, 2 for each multiply-add."""
+    return PASSES * sum(model.kind_of(layer).forward_flops_per_row for layer in range(len(model.layers)))
+
+
+def tokens_per_row(family: Family) -> int | None:
+    """Tokens that are read in one row (by encoder and decoder together); None where rows hold none."""
+    if isinstance(family, T5):
+        return family.sequence_length + family.decoder_tokens
+    if isinstance(family, Gpt | Llama | Bert | Moe):
+        return family.sequence_length
+    return None
+
+
+def peak_flops_per_second(accelerator: Accelerator, dtype: Dtype) -> float | None:
+    """Peak of dense matrix products: the emulated device's, or the data sheet's without TF32; None where neither is there."""
+    if accelerator.emulation is not None:
+        return accelerator.emulation.flops_per_second
+    return data_sheet(accelerator.name).flops_per_second(dtype) if has_data_sheet(accelerator.name) else None
