@@ -9,7 +9,48 @@ REFUSALS = {
         {"model.gpt.hiddenSize": 9},
         "hiddenSize must be a multiple of heads, since every head takes an equal part; change one of the two",
     ),
-    "no family": ({"model": {}}, "model needs exactly one family; set model.gpt"),
+    "no family": ({"model": {}}, "model needs exactly one family; set one of model.gpt, model.llama"),
+    "two families": (
+        {"model.vit": {"layers": 2, "hiddenSize": 8, "heads": 2}},
+        "model needs exactly one family; set one of model.gpt, model.llama",
+    ),
+    "heads that share no keys equally": (
+        {"model": {"llama": {"layers": 2, "hiddenSize": 8, "heads": 4, "sequenceLength": 8, "keyValueHeads": 3}}},
+        "heads must be a multiple of keyValueHeads, since each of these serves equally many heads; change one of the two",
+    ),
+    "patches that do not tile": (
+        {"model": {"vit": {"layers": 2, "hiddenSize": 8, "heads": 2, "imageSize": 30}}},
+        "imageSize must be a multiple of patchSize, since patches tile the image; change one of the two",
+    ),
+    "heads for too few stages": (
+        {"model": {"swin": {"layers": [1, 1], "hiddenSize": 32, "heads": [1]}}},
+        "heads must give one number for each stage, as many as layers does; make the two lists equally long",
+    ),
+    "more stages' layers than are planned": (
+        {"model": {"swin": {"layers": [1000, 1000], "hiddenSize": 32}}},
+        "layers must sum to 1024 at most; leave some out",
+    ),
+    "a decoder that is too deep": (
+        {"model": {"t5": {"layers": 512, "decoderLayers": 513, "hiddenSize": 8, "heads": 2}}},
+        "layers and decoderLayers must sum to 1024 at most; lower one of the two",
+    ),
+    "more experts a token than there are": (
+        {"model": {"moe": {"layers": 2, "hiddenSize": 8, "heads": 2, "sequenceLength": 8, "experts": 1}}},
+        "expertsPerToken cannot be more than experts; lower it, or raise experts",
+    ),
+    "no block with experts": (
+        {"model": {"moe": {"layers": 2, "hiddenSize": 8, "heads": 2, "sequenceLength": 8, "expertEvery": 3}}},
+        "expertEvery leaves no block with experts; lower it to layers at most",
+    ),
+    "a depth that no ResNet has": ({"model": {"wideResNet": {"depth": 51}}}, 'supported values: "50", "101", "152"'),
+    "an image that cannot be halved five times": (
+        {"model": {"wideResNet": {"imageSize": 40}}},
+        "imageSize must be a multiple of 32, since it is halved five times; change it",
+    ),
+    "a generator without layers": (
+        {"model": {"transGan": {"layers": [0, 0]}}},
+        "layers must sum to 1 … 1024; change some of them",
+    ),
     "no model": ({"model": ...}, "spec.model: Required value"),
     "no batch": ({"training": {}}, "spec.training.globalBatchSize: Required value"),
     "no layers": ({"model.gpt.layers": 0}, "should be greater than or equal to 1"),
@@ -20,9 +61,27 @@ REFUSALS = {
         {"training.globalBatchSize": 1_000_001},
         "should be less than or equal to 1000000",
     ),
-    "another number format": ({"training.dtype": "float8"}, 'supported values: "float32"'),
+    "another number format": ({"training.dtype": "float8"}, 'supported values: "float32", "bfloat16", "float16"'),
     "another optimizer": ({"training.optimizer": "lion"}, 'supported values: "adam", "sgd"'),
-    "another planner": ({"search.planner": "Magic"}, 'supported values: "Amp", "AmpAnnealing", "Random", "Megatron"'),
+    "another planner": (
+        {"search.planner": "Magic"},
+        'supported values: "Auto", "Amp", "AmpAnnealing", "GalvatronBase", "GalvatronBmw", "Alpa", "Megatron", "Random"',
+    ),
+    "another objective": ({"search.objective": "Glory"}, 'supported values: "Time", "Cost"'),
+    "cost without prices": (
+        {"search.objective": "Cost", "devices.max": 2},
+        "search.objective Cost needs the price of every accelerator; set devices.pricesPerHour, or choose Time",
+    ),
+    "cost and regret": (
+        {
+            "search.objective": "Cost",
+            "devices.pricesPerHour": {"Tesla-T4": 0.35},
+            "trials.stopWhenRegretBelow": 0.01,
+        },
+        "trials.stopWhenRegretBelow weighs seconds, not cost; leave it out, or choose search.objective Time",
+    ),
+    "a tolerance that is no share": ({"search.tolerance": 0.6}, "tolerance is a share, 0.5 at most"),
+    "no time to search": ({"search.budgetSeconds": 0}, "should be greater than or equal to 1"),
     "no device": ({"devices.max": 0}, "should be greater than or equal to 1"),
     "the processor as device": (
         {"devices.resourceName": "cpu"},
@@ -126,6 +185,16 @@ def test_a_field_that_does_not_exist_is_refused(api_server, training_plan, path,
         {"devices.max": 1},
         {"devices.resourceName": "habana.ai/gaudi"},
         {"model.gpt": {"layers": 1, "hiddenSize": 1, "heads": 1, "sequenceLength": 1, "vocabularySize": 1}},
+        {"model": {"llama": {"layers": 2, "hiddenSize": 8, "heads": 4, "sequenceLength": 8, "keyValueHeads": 2}}},
+        {"model": {"bert": {"layers": 2, "hiddenSize": 8, "heads": 2}}},
+        {"model": {"vit": {"layers": 2, "hiddenSize": 8, "heads": 2}}},
+        {"model": {"swin": {"layers": [2, 2, 6, 2], "hiddenSize": 96}}},
+        {"model": {"t5": {"layers": 512, "hiddenSize": 8, "heads": 2}}},
+        {"model": {"moe": {"layers": 2, "hiddenSize": 8, "heads": 2, "sequenceLength": 8}}},
+        {"model": {"wideResNet": {}}},
+        {"model": {"transGan": {}}},
+        {"search.objective": "Cost", "devices.pricesPerHour": {"Tesla-T4": 0.35}},
+        {"search.planner": "GalvatronBmw", "search.tolerance": 0, "training.dtype": "float16"},
     ],
 )
 def test_the_edge_of_what_is_allowed_is_accepted(api_server, training_plan, changes) -> None:

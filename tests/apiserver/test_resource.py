@@ -73,6 +73,7 @@ STATUS = {
         "predictedSeconds": 0.81234567,
         "measuredSeconds": 0.8,
         "speedupOverBaseline": 1.5376,
+        "pricePerSample": 1.25e-05,
         "emulated": True,
         "plan": {"document": "Plan", "pipelines": [{"stages": [{"devices": [{"node": "node-1", "slot": 0}]}]}]},
     },
@@ -89,8 +90,10 @@ def patch_status(api_server, name: str, namespace: str, status: dict[str, object
 
 def test_defaults_appear_where_the_spec_is_silent(api_server, training_plan) -> None:
     kept = api_server.create(training_plan())["spec"]
-    assert kept["devices"] == {"resourceName": "nvidia.com/gpu", "products": [], "nodeSelector": {}}
-    assert kept["search"] == {"planner": "Amp", "limits": {}}
+    devices = {"resourceName": "nvidia.com/gpu", "products": [], "nodeSelector": {}, "pricesPerHour": {}}
+    assert kept["devices"] == devices
+    search = {"planner": "Auto", "objective": "Time", "tolerance": 0.03, "budgetSeconds": 600, "limits": {}}
+    assert kept["search"] == search
     assert kept["training"] == {"globalBatchSize": 4, "dtype": "float32", "optimizer": "adam"}
     assert kept["links"] == {"deadlineSeconds": 300}
     assert kept["profiling"] == {"deadlineSeconds": 600, "warmupIterations": 3, "iterations": 10}
@@ -188,7 +191,7 @@ def test_a_list_of_plans_reads_well(api_server, training_plan, namespace) -> Non
     assert untouched.split()[0] == "untouched"
     wide = api_server.kubectl("get", "trainingplans", "--namespace", namespace, "--output", "wide").splitlines()
     assert " ".join(wide[0].split()).endswith("AGE WINNER PREDICTED PLANNER DEVICES")
-    assert " ".join(wide[1].split()).endswith("pp3 dp1 tp1 mb4×1 [2 1 1] 0.81235 Amp 3")
+    assert " ".join(wide[1].split()).endswith("pp3 dp1 tp1 mb4×1 [2 1 1] 0.81235 Auto 3")
 
 
 def test_plans_are_among_all_and_ml(api_server, training_plan, namespace) -> None:

@@ -17,7 +17,9 @@ NAMED = {
 
 def small() -> World:
     """A world whose plan is answered in few passes."""
-    spec = spec_of(search={"limits": {"maxTensorDegree": 1}}, trials={"topK": 1, "pendingDeadlineSeconds": 60})
+    spec = spec_of(
+        search={"planner": "Amp", "limits": {"maxTensorDegree": 1}}, trials={"topK": 1, "pendingDeadlineSeconds": 60}
+    )
     return World(spec=spec, nodes=(node("n1", devices=1), node("n2", devices=1)))
 
 

@@ -60,6 +60,6 @@ def test_the_planning_deadline_survives_restarts_of_the_operator() -> None:
     assert world.condition("Planned").reason == "PlanningTimedOut"
     assert 1800 < (world.now - started).total_seconds() < 1900
     world.search_hangs = False
-    world.change(search={"limits": {"maxTensorDegree": 2}}, links={"deadlineSeconds": 301})
+    world.change(search={"planner": "Amp", "limits": {"maxTensorDegree": 2}}, links={"deadlineSeconds": 301})
     world.run()
     assert world.succeeded == "True"

@@ -63,7 +63,7 @@ def spec_of(**changes: Any) -> TrainingPlanSpec:
     body: dict[str, Any] = {
         "model": {"gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
         "training": {"globalBatchSize": 8},
-        "search": {"limits": {"maxTensorDegree": 2}},
+        "search": {"planner": "Amp", "limits": {"maxTensorDegree": 2}},
     }
     return TrainingPlanSpec.model_validate(body | changes)
 

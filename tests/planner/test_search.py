@@ -251,13 +251,34 @@ def test_needed_profiles_are_what_a_search_looks_up(make_problem: MakeProblem) -
 def test_needed_profiles_keep_the_limits(make_problem: MakeProblem) -> None:
     model = make_problem().model
     nodes = (Node("a", "x", 3), Node("b", "y", 3))
-    assert needed_profiles(nodes, model, 3) == (
-        NeededProfile("x", 1, (1, 2)),
-        NeededProfile("x", 2, (1, 2)),
-        NeededProfile("y", 1, (1, 2)),
-        NeededProfile("y", 2, (1, 2)),
-    )
+    for limit, degrees in ((2, (1, 2)), (None, (1, 2, 4))):  # 4 for stages of four of the six devices
+        assert needed_profiles(nodes, model, 3, limit) == tuple(
+            NeededProfile(accelerator, degree, (1, 2)) for accelerator in "xy" for degree in degrees
+        )
     assert needed_profiles(nodes[:1], model, 1, max_tensor_degree=1) == (NeededProfile("x", 1, (1,)),)
+
+
+def test_needed_profiles_are_all_that_our_own_search_looks_up(
+    make_problem: MakeProblem, make_cluster: MakeCluster
+) -> None:
+    """On seven devices, too, of which few degrees divide all."""
+
+    def problem_on(fast: int, slow: int) -> Problem:
+        cluster = make_cluster((("fast", fast), ("slow", slow)))
+        return make_problem(cluster, layers=3, heads=12, batch=4, hidden=96)
+
+    looked_up: set[int] = set()
+
+    class Spy(Profiles):
+        def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
+            looked_up.add(tensor_degree)
+            return super().cost(accelerator, kind, tensor_degree, rows)
+
+    problem, every_degree = problem_on(4, 3), problem_on(12, 12).profiles.layers
+    run("auto", replace(problem, profiles=Spy(every_degree)), top=1)
+    ordered = {need.tensor_degree for need in needed_profiles(problem.cluster.nodes, problem.model, 4)}
+    assert looked_up <= ordered
+    assert {layer.tensor_degree for layer in every_degree} > ordered == {1, 2, 3, 4}
 
 
 @given(st.integers(1, 5000))

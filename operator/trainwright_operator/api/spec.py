@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainwright.families import Gpt
+from trainwright_operator.api.families import ModelSpec
 from trainwright_operator.api.section import Seconds, Section, immutable, opaque, rules
 
 MAX_TRIALS = 32
@@ -17,15 +17,31 @@ MAX_TRIALS = 32
 class Planner(StrEnum):
     """The search that makes the candidates."""
 
+    AUTO = "Auto"
     AMP = "Amp"
     AMP_ANNEALING = "AmpAnnealing"
-    RANDOM = "Random"
+    GALVATRON_BASE = "GalvatronBase"
+    GALVATRON_BMW = "GalvatronBmw"
+    ALPA = "Alpa"
     MEGATRON = "Megatron"
+    RANDOM = "Random"
 
     @property
     def search(self) -> str:
         """The planner's own name for it, as on its command line."""
-        return {"Amp": "amp", "AmpAnnealing": "amp-annealing", "Random": "random", "Megatron": "megatron"}[self.value]
+        return self.name.lower().replace("_", "-")
+
+
+class Objective(StrEnum):
+    """What a better plan has less of."""
+
+    TIME = "Time"
+    COST = "Cost"
+
+    @property
+    def search(self) -> str:
+        """The planner's own name for it."""
+        return self.name.lower()
 
 
 class Baseline(StrEnum):
@@ -35,65 +51,13 @@ class Baseline(StrEnum):
     NONE = "None"
 
 
-class GptSpec(Section):
-    """GPT-2: learned positions, pre-normalisation, tied embeddings."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "self.hiddenSize % self.heads == 0",
-                "hiddenSize must be a multiple of heads, since every head takes an equal part; change one of the two",
-            ),
-            field_path=".hiddenSize",
-        )
-    )
-
-    layers: Annotated[int, Field(ge=1, le=1024)]
-    """Transformer blocks; the embedding and the head come on top."""
-    hidden_size: Annotated[int, Field(ge=1, le=131_072)]
-    """Width of the model; a multiple of heads."""
-    heads: Annotated[int, Field(ge=1, le=1024)]
-    """Attention heads; also the largest tensor degree that is tried."""
-    sequence_length: Annotated[int, Field(ge=1, le=1_048_576)]
-    """Tokens in a row; batches are counted in rows."""
-    vocabulary_size: Annotated[int, Field(ge=1, le=4_194_304)]
-    """Entries of the token embedding."""
-
-    def family(self) -> Gpt:
-        """The same model as the planner's noun."""
-        return Gpt(
-            layers=self.layers,
-            hidden_size=self.hidden_size,
-            heads=self.heads,
-            sequence_length=self.sequence_length,
-            vocabulary_size=self.vocabulary_size,
-        )
-
-
-class ModelSpec(Section):
-    """The model: exactly one family."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(("has(self.gpt)", "model needs exactly one family; set model.gpt")),
-    )
-
-    gpt: GptSpec | None = None
-    """A GPT-2 of any size."""
-
-    def family(self) -> Gpt:
-        """The one family that is set. Raises ValueError where none is (the API server refuses that)."""
-        if self.gpt is None:
-            raise ValueError("model needs exactly one family; set model.gpt")
-        return self.gpt.family()
-
-
 class TrainingSpec(Section):
     """How the model is trained."""
 
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Rows (sequences) in one iteration, over all devices. Degrees and micro-batches are sought among its divisors."""
-    dtype: Literal["float32"] = "float32"
-    """Number format of weights and activations."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of weights and activations. The optimizer keeps and updates weights in float32 whatever it is."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """The optimizer: its state takes memory, its step takes time."""
 
@@ -124,6 +88,11 @@ class DevicesSpec(Section):
         dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=16, default_factory=dict)
     ]
     """Labels that a node must carry. Empty: every node with devices."""
+    prices_per_hour: Annotated[
+        dict[str, Annotated[float, Field(ge=0, le=1_000_000)]], Field(max_length=32, default_factory=dict)
+    ]
+    """Price of one device for an hour, by accelerator, all in one currency, for example {Tesla-T4: 0.35}. Needed where
+    search.objective is Cost."""
 
 
 class LimitsSpec(Section):
@@ -136,9 +105,27 @@ class LimitsSpec(Section):
 class SearchSpec(Section):
     """How candidates are found."""
 
-    planner: Planner = Planner.AMP
-    """The search: Amp (Algorithm 1 of the AMP paper), AmpAnnealing (its Algorithm 2, which moves devices too), Random
-    (fifty draws) or Megatron (the heuristic alone)."""
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.tolerance <= 0.5",
+                "tolerance is a share, 0.5 at most, since plans so far apart are not equally good; lower it",
+            ),
+            field_path=".tolerance",
+        )
+    )
+
+    planner: Planner = Planner.AUTO
+    """The search: Auto (ours, plans of any shape; it begins with the others' answers where devices are few), Amp and
+    AmpAnnealing (Algorithms 1 and 2 of the AMP paper), GalvatronBase and GalvatronBmw (a strategy for every layer), Alpa
+    (submeshes, and an integer programme over operators), Megatron (the usual heuristic alone) or Random (fifty draws)."""
+    objective: Objective = Objective.TIME
+    """What is least in the best plan: Time (of an iteration) or Cost (of a sample, by devices.pricesPerHour)."""
+    tolerance: Annotated[float, Field(ge=0, le=1)] = 0.03
+    """Plans that are predicted to be worse than the best by at most this share are taken for equally good, and the
+    simplest of them is tried first. 0: the prediction alone decides."""
+    budget_seconds: Annotated[int, Field(ge=1, le=1200)] = 600
+    """After so long a search answers with the best that it has found so far."""
     limits: LimitsSpec = LimitsSpec()
     """Bounds of the search."""
 
@@ -266,6 +253,19 @@ class WorkerSpec(Section):
 
 class TrainingPlanSpec(Section):
     """The question: this model, trained like this, on these devices: which plan is fastest?"""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.search.objective != 'Cost' || (has(self.devices.pricesPerHour) && self.devices.pricesPerHour.size() > 0)",
+                "search.objective Cost needs the price of every accelerator; set devices.pricesPerHour, or choose Time",
+            ),
+            (
+                "self.search.objective != 'Cost' || !has(self.trials.stopWhenRegretBelow)",
+                "trials.stopWhenRegretBelow weighs seconds, not cost; leave it out, or choose search.objective Time",
+            ),
+        )
+    )
 
     model: Annotated[ModelSpec, Field(json_schema_extra=immutable("model"))]
     """The model to train: exactly one family."""

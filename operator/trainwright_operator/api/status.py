@@ -157,20 +157,25 @@ class TrialStatus(StatusSection):
 
 
 class Winner(StatusSection):
-    """The answer: the fastest plan that was measured; with topK 0, the best prediction."""
+    """The answer: the best plan that was measured.
+
+    The fastest, or the cheapest where search.objective is Cost; with topK 0 the planner's first, as it is predicted.
+    """
 
     trial: Name | None = None
     """Name of the trial that won; absent where nothing was tried."""
     summary: Annotated[str, Field(max_length=512)]
     """The plan in a line: degrees, micro-batch, layers by stage."""
     predicted_rank: Annotated[int, Field(ge=1)]
-    """Its place among the predictions, 1 being the fastest."""
+    """Its place among the predictions, 1 being the best."""
     predicted_seconds: Figure
     """Seconds per iteration that the cost model predicts."""
     measured_seconds: Figure | None = None
     """Seconds per iteration that were measured: the median after warm-up."""
     speedup_over_baseline: Figure | None = None
     """Measured seconds of the baseline divided by those of the winner: 1.5 is one and a half times as fast."""
+    price_per_sample: Figure | None = None
+    """Price of training on one sample, by devices.pricesPerHour and the measured (or else predicted) seconds."""
     emulated: bool = False
     """Whether the times involve devices whose speed is emulated."""
     plan: Annotated[dict[str, Any], Field(json_schema_extra=opaque())]

@@ -74,7 +74,12 @@ class DryRunJob:
 
 @dataclass(frozen=True, slots=True)
 class PlanningRequest:
-    """What the search is asked, as documents, so that it travels to a process of its own."""
+    """What the search is asked, as documents, so that it travels to a process of its own.
+
+    Attributes:
+        objective, tolerance: as in `Limits` and `Preference`.
+        budget_seconds: after so long it answers with its best so far.
+    """
 
     key: str
     cluster: str
@@ -83,6 +88,9 @@ class PlanningRequest:
     global_batch_size: int
     optimizer: str
     planner: str
+    objective: str
+    tolerance: float
+    budget_seconds: float
     top_k: int
     baselines: int
     max_tensor_degree: int | None

@@ -58,14 +58,16 @@ class PlannedTrials:
 
     Attributes:
         uncertainty: None in documents of former versions: then trials are made in their order.
+        stopped_by_budget: whether the search had no time to look at everything.
     """
 
     planner: str
     search_seconds: float
     trials: tuple[PlannedTrial, ...]
     uncertainty: Uncertainty | None = None
+    stopped_by_budget: bool = False
 
     @property
     def best(self) -> PlannedTrial:
-        """The candidate with the best prediction."""
+        """The planner's first candidate."""
         return min(self.trials, key=lambda trial: (trial.role is not Role.CANDIDATE, trial.rank))

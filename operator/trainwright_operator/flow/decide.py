@@ -25,6 +25,7 @@ from trainwright_operator.flow.discovery import discover
 from trainwright_operator.flow.gang_progress import drop_bad_luck
 from trainwright_operator.flow.links import measure_links
 from trainwright_operator.flow.planning import plan
+from trainwright_operator.flow.prices import check_prices
 from trainwright_operator.flow.profiling import profile
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import Snapshot
@@ -105,6 +106,7 @@ def _go_through_phases(book: Book) -> None:
     discovery = discover(book)
     if discovery is None:
         return
+    check_prices(book, discovery)
     book.present = ConditionType.LINKS_MEASURED
     cluster = measure_links(book, discovery)
     if cluster is None:

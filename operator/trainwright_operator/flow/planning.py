@@ -18,16 +18,18 @@ from trainwright_operator.flow.book import Book, Failed
 from trainwright_operator.flow.candidates import BASELINES, PlannedTrials
 from trainwright_operator.flow.discovery import DOCUMENT_KEY
 from trainwright_operator.flow.names import SEARCH_STARTED_ANNOTATION
+from trainwright_operator.flow.prices import with_prices
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.flow.worker_log import strict
 
 DEADLINE_SECONDS: Final = 1800
-"""A search that takes longer would cost more than the trials it saves."""
+"""A search that takes longer would cost more than the trials it saves. Well above the largest search.budgetSeconds."""
 
 
 def plan(book: Book, cluster: Cluster, profiles: Profiles) -> PlannedTrials | None:
     """The plans to try, once they are kept; raises Failed where there is none."""
+    cluster = with_prices(cluster, book.spec.devices)
     _keep_cluster(book, cluster)
     name = book.names.candidates(book.spec.trials.top_k)
     stored = book.snapshot.find(name)
@@ -42,6 +44,7 @@ def plan(book: Book, cluster: Cluster, profiles: Profiles) -> PlannedTrials | No
             planner=planned.planner,
             seconds=planned.search_seconds,
             best=planned.best.predicted_seconds,
+            stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
         )
         return planned
     _lead_search(book, name, request_of(book, cluster, profiles))
@@ -62,6 +65,9 @@ def request_of(book: Book, cluster: Cluster, profiles: Profiles) -> PlanningRequ
         global_batch_size=spec.training.global_batch_size,
         optimizer=spec.training.optimizer,
         planner=spec.search.planner.search,
+        objective=spec.search.objective.search,
+        tolerance=spec.search.tolerance,
+        budget_seconds=spec.search.budget_seconds,
         top_k=spec.trials.top_k,
         baselines=baselines,
         max_tensor_degree=spec.search.limits.max_tensor_degree,

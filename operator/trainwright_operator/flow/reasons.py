@@ -105,7 +105,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.MEASURED: "{links} directed links measured",
     Reason.NOT_NEEDED: "a single device has no links",
     Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}",
-    Reason.PLANNED: "{trials} plans to try, made by {planner} in {seconds:.1f} s; the best is predicted to take {best:.4g} s",
+    Reason.PLANNED: "{trials} plans to try, made by {planner} in {seconds:.1f} s{stopped}; the first is predicted to take {best:.4g} s",
     Reason.NO_FEASIBLE_PLAN: "{what}",
     Reason.PLANNER_FAILED: "the search ended with an error: {what}",
     Reason.PLANNING_TIMED_OUT: (
@@ -118,7 +118,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.REGRET_IS_SMALL: (
         "{succeeded} of {total} trials were measured; what the others could win is below trials.stopWhenRegretBelow {limit:g}"
     ),
-    Reason.BEST_TRIAL_SELECTED: "{trial} took {seconds:.4g} s per iteration{speedup}{emulated}",
+    Reason.BEST_TRIAL_SELECTED: "{trial} took {seconds:.4g} s per iteration{price}{speedup}{emulated}",
     Reason.PLANNED_ONLY: "trials.topK is 0: planned without trying; the best plan is predicted to take {best:.4g} s",
     Reason.WAITING_FOR_CAPACITY: "waits for free devices: {what}",
     Reason.STARTING: "{what}",

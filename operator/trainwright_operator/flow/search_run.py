@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import zip_longest
 
 from trainwright import documents
@@ -11,7 +12,7 @@ from trainwright.experiment import Study
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
-from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem, run
+from trainwright.search import Candidate, Control, Limits, NoFeasiblePlan, Objective, Preference, Problem, run
 from trainwright.training import Optimizer
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials, Role, Uncertainty
@@ -28,14 +29,17 @@ def search(request: PlanningRequest) -> str:
         model=documents.loads(request.model, Model, source="model"),
         profiles=documents.loads(request.profiles, Profiles, source="profiles"),
         global_batch_size=request.global_batch_size,
-        limits=Limits(max_tensor_degree=request.max_tensor_degree),
+        limits=Limits(max_tensor_degree=request.max_tensor_degree, objective=Objective(request.objective)),
         optimizer=_OPTIMIZERS[request.optimizer],
+        preference=Preference(request.tolerance),
     )
-    candidates = run(request.planner, problem, top=max(request.top_k, 1))
+    control = Control.within(request.budget_seconds)
+    candidates = run(request.planner, problem, top=max(request.top_k, 1), control=control)
     baselines = _baselines(problem, request.baselines) if request.baselines else []
-    trials = arrange(candidates, baselines)
+    trials = arrange(candidates, baselines, problem.limits.objective)
     uncertainty = _uncertainty(problem, trials)
-    return documents.dumps(PlannedTrials(request.planner, time.monotonic() - started, trials, uncertainty))
+    seconds, stopped = time.monotonic() - started, control.stopped.is_set()
+    return documents.dumps(PlannedTrials(request.planner, seconds, trials, uncertainty, stopped))
 
 
 def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertainty:
@@ -47,17 +51,19 @@ def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertai
 def _baselines(problem: Problem, count: int) -> list[Candidate]:
     """The heuristic's best; none where it has no plan that fits, which is its loss and not the planner's."""
     try:
-        return run(_BASELINE_PLANNER, problem, top=count)
+        return run(_BASELINE_PLANNER, replace(problem, preference=Preference()), top=count)
     except NoFeasiblePlan:
         return []
 
 
-def arrange(candidates: list[Candidate], baselines: list[Candidate]) -> tuple[PlannedTrial, ...]:
+def arrange(
+    candidates: list[Candidate], baselines: list[Candidate], objective: Objective = Objective.TIME
+) -> tuple[PlannedTrial, ...]:
     """Candidates and baselines in turn, so that an early end leaves both; a plan in both lists is tried once."""
     candidate_plans = {candidate.plan for candidate in candidates}
     baseline_plans = {baseline.plan for baseline in baselines}
-    seconds: dict[Plan, float] = {c.plan: c.estimate.iteration_seconds for c in (*baselines, *candidates)}
-    overall = {plan: number for number, plan in enumerate(sorted(seconds, key=lambda plan: seconds[plan]), start=1)}
+    values: dict[Plan, float] = {c.plan: _value(c, objective) for c in (*baselines, *candidates)}
+    overall = {plan: number for number, plan in enumerate(sorted(values, key=lambda plan: values[plan]), start=1)}
 
     def trial(role: Role, rank: int, candidate: Candidate) -> PlannedTrial:
         return PlannedTrial(
@@ -79,3 +85,10 @@ def arrange(candidates: list[Candidate], baselines: list[Candidate]) -> tuple[Pl
         if baseline.plan not in candidate_plans
     ]
     return tuple(t for pair in zip_longest(first, second) for t in pair if t is not None)
+
+
+def _value(candidate: Candidate, objective: Objective) -> float:
+    """What is least in the best candidate."""
+    if objective is Objective.COST and candidate.price_per_row is not None:
+        return candidate.price_per_row
+    return candidate.estimate.iteration_seconds

@@ -1,0 +1,189 @@
+"""What a TrainingPlan offers is what the planner can plan and the worker takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flow_world import World, report_of, spec_of
+from pydantic import ValidationError
+
+from trainwright import documents
+from trainwright.cluster import Cluster
+from trainwright.model import Model
+from trainwright.orders import TrialOrder
+from trainwright.plan import Plan
+from trainwright.search import SEARCHES, Candidate, Objective, Problem, run
+from trainwright.training import FAMILIES
+from trainwright_operator.api import families
+from trainwright_operator.api import spec as api
+from trainwright_operator.flow import search_run
+from trainwright_operator.flow.accept import model_of
+from trainwright_operator.flow.candidates import PlannedTrials
+from trainwright_operator.flow.gang import Order
+from trainwright_worker import acceptance
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512},
+    "llama": {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 16, "keyValueHeads": 2},
+    "bert": {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 16, "nextSentence": False},
+    "vit": {"layers": 2, "hiddenSize": 64, "heads": 4, "imageSize": 32, "patchSize": 8, "classes": 10},
+    "swin": {"layers": [1, 1], "hiddenSize": 32, "heads": [2, 4], "imageSize": 32, "patchSize": 2, "windowSize": 4},
+    "t5": {"layers": 2, "hiddenSize": 64, "heads": 4, "decoderSequenceLength": 8, "positionBuckets": 8},
+    "moe": {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 16, "experts": 4, "expertEvery": 2},
+    "wideResNet": {"depth": 50, "baseChannels": 4, "imageSize": 32, "widened": "second"},
+    "transGan": {"layers": [1, 0, 1], "hiddenSize": 64, "bottomWidth": 4, "latentSize": 16},
+}
+
+
+def answered(spec: api.TrainingPlanSpec, report: Callable[[Order], Any] = report_of) -> World:
+    """A world in which the plan came to its answer, and the worker would have taken every order."""
+    orders: list[Order] = []
+
+    def checked(order: Order) -> None:
+        acceptance.check(order)
+        orders.append(order)
+
+    world = World(spec=spec, log=checked, report=report)
+    world.run()
+    assert world.succeeded == "True", world.status.dump()["conditions"]
+    assert {order.kind for order in orders} == {"links", "profile", "trial"}
+    return world
+
+
+def planned_in(world: World) -> PlannedTrials:
+    assert world.status.candidates_ref is not None
+    text = world.stored[world.status.candidates_ref.config_map].data["document.json"]
+    found: PlannedTrials = documents.loads(text, PlannedTrials)
+    return found
+
+
+def test_every_search_is_offered_by_its_name() -> None:
+    assert {planner.search for planner in api.Planner} == set(SEARCHES)
+    assert api.SearchSpec().planner.search == "auto"
+    assert {objective.search for objective in api.Objective} < {objective.value for objective in Objective}
+
+
+@pytest.mark.parametrize("planner", api.Planner)
+def test_every_search_ends_in_a_winner_and_the_worker_takes_its_orders(planner: api.Planner) -> None:
+    world = answered(spec_of(search={"planner": planner.value}, trials={"topK": 2}))
+    assert planned_in(world).planner == planner.search
+    assert planner.search in world.condition("Planned").message
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_ends_in_a_winner_and_the_worker_takes_its_orders(name: str) -> None:
+    spec = spec_of(model={name: MODELS[name]}, training={"globalBatchSize": 4, "dtype": "bfloat16"})
+    assert answered(spec).status.winner is not None
+    family = model_of(spec).family
+    assert model_of(spec) == Model.of(family, model_of(spec).dtype)
+    given = [tuple(value) if isinstance(value, list) else value for value in MODELS[name].values()]
+    assert set(given) <= set(dataclasses.asdict(family).values())
+
+
+def test_every_family_of_the_planner_is_offered_with_its_fields_and_defaults() -> None:
+    offered = {part.noun.__dataclass_fields__["family"].default: part for part in families.FamilySpec.__subclasses__()}
+    assert set(offered) == set(FAMILIES)
+    for part in offered.values():
+        fields = {one.name: one for one in dataclasses.fields(part.noun)}
+        assert set(fields) - {"family", "dropout"} == set(part.model_fields)  # the worker's layers drop nothing
+        for name, one in part.model_fields.items():
+            expected = fields[name].default
+            assert one.is_required() == (expected is dataclasses.MISSING), f"{part.__name__}.{name}"
+            assert one.is_required() or one.default == expected, f"{part.__name__}.{name}"
+
+
+def test_a_model_is_one_family() -> None:
+    for model in ({}, {"gpt": MODELS["gpt"], "vit": MODELS["vit"]}):
+        with pytest.raises(ValueError, match=r"model needs exactly one family, got [02]; set one of gpt, llama"):
+            spec_of(model=model).model.family()
+
+
+def test_sizes_that_do_not_fit_are_refused_in_the_resources_words() -> None:
+    world = World(spec=spec_of(model={"swin": {**MODELS["swin"], "windowSize": 5}}))
+    world.run()
+    assert world.condition("Accepted").reason == "SpecInvalid"
+    assert "windows of 5 patches do not tile stage 0" in world.condition("Accepted").message
+    assert "swin.imageSize" in world.condition("Accepted").message
+
+
+def test_a_search_answers_within_its_budget_and_says_so() -> None:
+    world = World(spec=spec_of(search={"planner": "Auto", "budgetSeconds": 1}, training={"globalBatchSize": 64}))
+    began = time.monotonic()
+    world.run(until=lambda: world.status.candidates_ref is not None)
+    planned = planned_in(world)
+    world.step()
+    assert planned.stopped_by_budget == ("stopped by search.budgetSeconds" in world.condition("Planned").message)
+    assert planned.stopped_by_budget or time.monotonic() - began < 5
+    assert planned.search_seconds < 10
+
+
+PRICES = {"n1": 2.0, "n2": 2.0, "n3": 1.0}
+BY_ACCELERATOR = {"emulated-v100": 2.0, "emulated-t4": 1.0}
+"""The faster one costs twice as much, so that neither is out of the question."""
+
+
+def price_per_hour(plan: Plan) -> float:
+    return sum(PRICES[device.node] for device in plan.devices)
+
+
+def dear_plans_are_faster(order: Order) -> Any:
+    found = report_of(order)
+    if not isinstance(order, TrialOrder):
+        return found
+    return replace(found, iteration_seconds=(1 / math.sqrt(price_per_hour(order.plan)),) * 2)
+
+
+@pytest.mark.parametrize(("objective", "sense"), [("Cost", min), ("Time", max)])
+def test_the_cheapest_measured_plan_wins_where_cost_is_the_objective(objective: str, sense) -> None:
+    spec = spec_of(
+        search={"planner": "Amp", "objective": objective},
+        devices={"pricesPerHour": BY_ACCELERATOR},
+        trials={"topK": 6},
+    )
+    world = answered(spec, report=dear_plans_are_faster)
+    winner, cluster_ref = world.status.winner, world.status.cluster_ref
+    cluster = documents.loads(world.stored[cluster_ref.config_map].data["document.json"], Cluster)
+    assert {one.name: one.price_per_hour for one in cluster.accelerators} == BY_ACCELERATOR
+    prices = {one.name: price_per_hour(one.plan) for one in planned_in(world).trials}
+    assert objective == "Time" or len(set(prices.values())) > 1  # else this could not fail
+    assert prices[winner.trial] == sense(prices.values())
+    expected = prices[winner.trial] / 3600 * winner.measured_seconds / spec.training.global_batch_size
+    assert winner.price_per_sample == pytest.approx(expected, rel=1e-3)
+    assert f"{winner.price_per_sample:.3g}"[:4] in world.condition("Succeeded").message
+
+
+def test_a_price_that_is_missing_is_asked_for_before_anything_is_measured() -> None:
+    spec = spec_of(search={"objective": "Cost"}, devices={"pricesPerHour": {"emulated-v100": 3.0}})
+    world = World(spec=spec)
+    world.run()
+    assert world.condition("Succeeded").reason == "SpecInvalid"
+    assert "no price of emulated-t4; create a plan that gives it" in world.condition("Succeeded").message
+    assert not world.jobs
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 1.5])
+def test_a_tolerance_is_a_share(tolerance: float) -> None:
+    with pytest.raises(ValidationError, match=r"search\.tolerance"):
+        spec_of(search={"tolerance": tolerance})
+
+
+@pytest.mark.parametrize(("given", "tolerance"), [({}, 0.03), ({"tolerance": 0}, 0.0), ({"tolerance": 0.1}, 0.1)])
+def test_the_tolerance_is_the_planners_and_never_the_baselines(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, float], tolerance: float
+) -> None:
+    asked = {}
+
+    def spied(planner: str, problem: Problem, **how: Any) -> list[Candidate]:
+        asked[planner] = problem.preference.tolerance
+        return run(planner, problem, **how)
+
+    monkeypatch.setattr(search_run, "run", spied)
+    world = World(spec=spec_of(search={"planner": "Amp", **given}))
+    world.run(until=lambda: world.status.candidates_ref is not None)
+    assert asked == {"amp": tolerance, "megatron": 0.0}
