@@ -6,7 +6,7 @@ CLUSTER = $(PYTHON) -m local_cluster $(1) --file $(CLUSTER_FILE)
 PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 .DEFAULT_GOAL := help
 
-.PHONY: help venv demo demo-down test test-fast test-all bench lint format cluster-up cluster-status load generate
+.PHONY: help venv demo demo-down test test-fast test-all test-gpu bench bench-trials lint format cluster-up cluster-status load generate
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -28,6 +28,12 @@ test-fast: venv  ## The tests that need no cluster and start no processes
 
 test-all: venv lint  ## Longer runs too
 	$(PYTHON) -m pytest -m "not gpu"
+
+test-gpu: venv  ## The worker on real GPUs, as many as there are (skipped with a reason where there are none)
+	$(PYTHON) -m pytest tests/gpu
+
+bench-trials: venv  ## Predictions against the clock: plans of every search tried on the local cluster (25 minutes)
+	PYTHONPATH=benchmarks:tests/worker/oracles $(PYTHON) benchmarks/trials
 
 bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algorithms (BENCH=amp: only those)
 	$(PYTHON) benchmarks $(BENCH)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).with_name("oracles")))
-from eight_processes import WORLD, join, leave, start
+from eight_processes import WORLD, device_of, join, leave, start
 from one_process import OneProcess
 
 from trainwright import documents
@@ -117,7 +117,7 @@ class Comparison:
             run = self._run_of(unit)
             place = run.position(executor.rank)
             want, least = own_part(unit, whole, place, run), own_part(unit, scale, place, run)
-            worst = max(worst, ((value - want).abs() / least.clamp_min(1e-30)).max().item())
+            worst = max(worst, ((value.cpu() - want).abs() / least.clamp_min(1e-30)).max().item())
         return worst
 
     def _run_of(self, unit: Unit):
@@ -135,7 +135,7 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: Groups) ->
         groups.make(wanted_groups(mesh, model))
         return {**found, "losses": [0.0] * case.steps}
     training = Training(case.optimizer, case.learning_rate, 3, case.clip_norm)
-    host = Host(rank, torch.device("cpu"))
+    host = Host(rank, device_of(rank))
     executor = Executor(case.plan, model, training, host, groups)
     comparison = Comparison(executor)
     for step in range(case.steps):

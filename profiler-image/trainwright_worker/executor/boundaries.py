@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
 
 from trainwright_worker.executor.groups import Groups
 from trainwright_worker.executor.mesh import Mesh, Transfer, transfers
-from trainwright_worker.executor.messages import Form, Inbox, Outbox
+from trainwright_worker.executor.messages import Form, Inbox, Outbox, connect
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,19 @@ class Boundaries:
             activations_out = Outbox(groups.forward, _from(transfers(last, behind), rank), rows=rows)
             gradients_in = Inbox(groups.backward, _to(transfers(behind, last), rank), rows=rows, form=form)
         return cls(activations_in, activations_out, gradients_in, gradients_out)
+
+    @staticmethod
+    def connect(mesh: Mesh, rank: int, groups: Groups, device: torch.device) -> None:
+        """Connect the ranks of a plan's pipelines that will send each other anything; all of them call this."""
+        ahead: list[tuple[int, int]] = []
+        back: list[tuple[int, int]] = []
+        for stages in mesh.pipelines:
+            for before, behind in pairwise(stages):
+                last, first = before.runs[-1], behind.runs[0]
+                ahead += [(one.source, one.target) for one in transfers(last, first)]
+                back += [(one.source, one.target) for one in transfers(first, last)]
+        connect(groups.forward, ahead, rank, device)
+        connect(groups.backward, back, rank, device)
 
     def drain(self) -> None:
         """Wait for all that is still on its way."""

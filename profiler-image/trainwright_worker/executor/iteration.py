@@ -100,6 +100,7 @@ class Executor:
         self.passes = Passes(self.stage, self.rank, self.groups, self.pacer, self.recorder)
         self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
         self.norm = GradientNorm(self.stage.counted, self.groups.of(self.mesh.ranks), self.device)
+        Boundaries.connect(self.mesh, self.rank, groups, self.device)
         self.boundaries = Boundaries.of(self.mesh, self.rank, self.groups, self._form_behind)
         self._prepare_operations()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainwright_worker.executor.mesh import Transfer
 from trainwright_worker.layers.layer import Boundary
@@ -119,23 +120,44 @@ class Mover:
 
     def move(self, boundary: Boundary) -> Boundary:
         rows = self._new[1] - self._new[0]
-        found, works, sent = [], [], []
-        for tensor in boundary:
+        found: list[Tensor] = []
+        operations: list[dist.P2POp] = []
+        for whole in boundary:
+            tensor = whole.detach()
             target = tensor.new_empty((rows, *tensor.shape[1:]))
             for piece in self._in:
                 part = target[piece.start - self._new[0] : piece.stop - self._new[0]]
                 if piece.source == self._rank:
-                    part.copy_(tensor.detach()[piece.start - self._old[0] : piece.stop - self._old[0]])
+                    part.copy_(tensor[piece.start - self._old[0] : piece.stop - self._old[0]])
                 else:
-                    works.append(present(dist.irecv(part, piece.source, self._group)))
+                    operations.append(dist.P2POp(dist.irecv, part, piece.source, self._group))
             for piece in self._out:
-                part = tensor.detach()[piece.start - self._old[0] : piece.stop - self._old[0]].contiguous()
-                sent.append(part)
-                works.append(present(dist.isend(part, piece.target, self._group)))
+                part = tensor[piece.start - self._old[0] : piece.stop - self._old[0]].contiguous()
+                operations.append(dist.P2POp(dist.isend, part, piece.target, self._group))
             found.append(target)
-        for work in works:
-            work.wait()
+        exchange(operations)
         return tuple(found)
+
+
+def exchange(operations: list[dist.P2POp]) -> None:
+    """Do them all at once: with NCCL, messages both ways between two ranks would otherwise wait for each other."""
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+
+def connect(group: dist.ProcessGroup, pairs: Sequence[tuple[int, int]], rank: int, device: torch.device) -> None:
+    """A first message over each of these (source, target), in one order for all ranks.
+
+    With NCCL the first message between two ranks waits until both are there to connect. In the middle of a schedule,
+    where receives are asked for ahead, ranks would then wait for each other in a circle.
+    """
+    token = torch.zeros(1, device=device)
+    for source, target in sorted(set(pairs)):
+        if rank == source:
+            dist.send(token, target, group)
+        elif rank == target:
+            dist.recv(token, source, group)
 
 
 def present(work: dist.Work | None) -> dist.Work:

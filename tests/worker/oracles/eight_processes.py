@@ -1,4 +1,7 @@
-"""Eight processes of one gloo group on loopback, for programs that compare plans with one process."""
+"""Eight processes of one gloo group on loopback, for programs that compare plans with one process.
+
+On GPUs: as many as GANG_WORLD says, with nccl where GANG_BACKEND says so.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ import torch.distributed as dist
 
 from trainwright_worker.executor.groups import Groups
 
-WORLD = 8
+WORLD = int(os.environ.get("GANG_WORLD", "8"))
+BACKEND = os.environ.get("GANG_BACKEND", "gloo")
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -34,11 +38,19 @@ def start(member: Callable[..., None], arguments: tuple[str, ...], preload: str)
     return 0 if codes == [0] * WORLD else 1
 
 
+def device_of(rank: int) -> torch.device:
+    """A GPU of its own with nccl, else the CPU."""
+    return torch.device("cuda", rank) if BACKEND == "nccl" else torch.device("cpu")
+
+
 def join(rank: int, port: int) -> Groups:
     """Meet the others."""
     torch.set_num_threads(1)
+    if BACKEND == "nccl":
+        torch.cuda.set_device(device_of(rank))
+        torch.backends.cudnn.allow_tf32 = False  # convolutions as exact as the CPU they are compared with
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=TIMEOUT)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=WORLD, timeout=TIMEOUT)
     return Groups(TIMEOUT)
 
 

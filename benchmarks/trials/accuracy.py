@@ -1,0 +1,129 @@
+"""How good predictions are: errors, ranks, and whether the predicted best is the best."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import spearmanr
+
+from trainwright.orders import TrialReport
+from trials.plans import TALKATIVE, Chosen
+from trials.settings import Setting
+
+MOST_LATE = 0.01
+"""A trial of which more paced segments than this came late is void: this machine was too slow for it."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan, what was predicted and what was measured."""
+
+    setting: Setting
+    chosen: Chosen
+    report: TrialReport
+
+    @property
+    def measured_seconds(self) -> float:
+        return statistics.median(self.report.iteration_seconds)
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.chosen.estimate.iteration_seconds / self.measured_seconds - 1
+
+    @property
+    def memory_error(self) -> float:
+        """The same of the device that held most."""
+        return self.chosen.estimate.peak_memory_bytes / max(one.peak_bytes for one in self.report.memory) - 1
+
+    @property
+    def late_share(self) -> float:
+        return self.report.late_segments / max(1, self.report.paced_segments)
+
+    @property
+    def is_void(self) -> bool:
+        return self.late_share > MOST_LATE
+
+    @property
+    def is_talkative(self) -> bool:
+        return self.chosen.communication_share >= TALKATIVE
+
+
+def mean_error(tried: Sequence[Tried]) -> float:
+    return statistics.fmean(abs(one.error) for one in tried) if tried else float("nan")
+
+
+def summary(tried: Sequence[Tried]) -> dict[str, float]:
+    """The figures of one setting; void trials are not counted."""
+    valid = [one for one in tried if not one.is_void]
+    talkative = [one for one in valid if one.is_talkative]
+    predicted = [one.chosen.estimate.iteration_seconds for one in valid]
+    measured = [one.measured_seconds for one in valid]
+    first = min(valid, key=lambda one: one.chosen.estimate.iteration_seconds)
+    megatron = [one.measured_seconds for one in valid if one.chosen.source == "megatron"]
+    return {
+        "plans": len(valid),
+        "void": len(tried) - len(valid),
+        "mean_error": mean_error(valid),
+        "talkative_plans": len(talkative),
+        "talkative_mean_error": mean_error(talkative),
+        "searched_mean_error": mean_error([one for one in valid if one.chosen.source != "random"]),
+        "random_mean_error": mean_error([one for one in valid if one.chosen.source == "random"]),
+        "spearman": float(spearmanr(predicted, measured).statistic),
+        "memory_mean_error": statistics.fmean(abs(one.memory_error) for one in valid),
+        "memory_worst_error": max(abs(one.memory_error) for one in valid),
+        "predicted_best_over_best": first.measured_seconds / min(measured),
+        "megatron_over_predicted_best": min(megatron, default=float("nan")) / first.measured_seconds,
+    }
+
+
+def show(setting: Setting, tried: Sequence[Tried], console: Console) -> None:
+    """The table of one setting, fastest first."""
+    table = Table(title=f"{setting.name} (device times emulated, links real)")
+    for name in ("source", "plan", "predicted s", "measured s", "error", "talks", "memory error", "late"):
+        table.add_column(name, justify="left" if name in {"source", "plan"} else "right")
+    for one in sorted(tried, key=lambda one: one.measured_seconds):
+        table.add_row(
+            one.chosen.source,
+            one.chosen.plan.summary(),
+            f"{one.chosen.estimate.iteration_seconds:.3f}",
+            f"{one.measured_seconds:.3f}",
+            f"{one.error:+.1%}",
+            f"{one.chosen.communication_share:.0%}",
+            f"{one.memory_error:+.1%}",
+            f"{one.late_share:.1%}{' void' if one.is_void else ''}",
+        )
+    console.print(table)
+    for name, value in summary(tried).items():
+        console.print(f"  {name.replace('_', ' ')}: {value:.4g}", highlight=False)
+
+
+def keep(tried: Sequence[Tried], path: Path) -> None:
+    """The table as CSV."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ("setting", "source", "plan", "predicted_seconds", "measured_seconds", "error", "communication_share",
+             "predicted_bytes", "measured_bytes", "late_share")
+        )  # fmt: skip
+        for one in tried:
+            writer.writerow(
+                (
+                    one.setting.name,
+                    one.chosen.source,
+                    one.chosen.plan.summary(),
+                    f"{one.chosen.estimate.iteration_seconds:.6f}",
+                    f"{one.measured_seconds:.6f}",
+                    f"{one.error:.4f}",
+                    f"{one.chosen.communication_share:.3f}",
+                    one.chosen.estimate.peak_memory_bytes,
+                    max(memory.peak_bytes for memory in one.report.memory),
+                    f"{one.late_share:.4f}",
+                )
+            )

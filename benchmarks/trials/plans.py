@@ -1,0 +1,87 @@
+"""Which plans are tried: candidates of every search, plans that communicate much, and random ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from random_plans import random_plan
+
+from trainwright.cluster import Cluster, Device
+from trainwright.cost.estimate import Estimate, estimate
+from trainwright.plan import Pipeline, Plan, Stage
+from trainwright.profiles import Profiles
+from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Problem, run
+from trials.settings import TENSOR_DEGREES, Setting
+
+OF_EACH = 2
+OF_MEGATRON = 4
+LONGEST_SECONDS = 5.0
+TALKATIVE = 0.3
+"""From this share of its time on, a plan counts as one that communicates much."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan to try, and what is predicted."""
+
+    source: str
+    plan: Plan
+    estimate: Estimate
+
+    @property
+    def communication_share(self) -> float:
+        """Of the critical device's time: what it spends in or waits for messages, bubbles not counted."""
+        parts = self.estimate.breakdown
+        talk = parts.tensor_sync_seconds + parts.sharding_seconds + parts.redistribution_seconds
+        talk += parts.point_to_point_seconds + parts.gradient_sync_seconds + parts.shared_weight_sync_seconds
+        return talk / self.estimate.iteration_seconds
+
+
+def chosen_plans(setting: Setting, cluster: Cluster, profiles: Profiles, *, count: int, talkative: int) -> list[Chosen]:
+    """Candidates of every search; random plans fill up to `count`, at least `talkative` of all communicating much."""
+    found: list[Chosen] = []
+
+    def take(source: str, plan: Plan) -> None:
+        cost = estimate(plan, model=setting.model, cluster=cluster, profiles=profiles)
+        known = any(one.plan == plan for one in found)
+        if cost.feasible and not known and cost.iteration_seconds <= LONGEST_SECONDS:
+            found.append(Chosen(source, plan, cost))
+
+    limits = Limits(max_tensor_degree=max(TENSOR_DEGREES))
+    problem = Problem(cluster, setting.model, profiles, setting.batch, limits=limits)
+    for planner in SEARCHES:
+        if planner == "random":
+            continue
+        try:
+            candidates = run(planner, problem, top=OF_MEGATRON if planner == "megatron" else OF_EACH)
+        except NoFeasiblePlan:
+            continue
+        for candidate in candidates:
+            take(planner, candidate.plan)
+    seed = 0
+    while len(found) < count or sum(one.communication_share >= TALKATIVE for one in found) < talkative:
+        plan = _on(random_plan(seed, layers=len(setting.model.layers), tensor_degrees=TENSOR_DEGREES, devices=len(_devices(cluster))), cluster)  # fmt: skip
+        seed += 1
+        before = len(found)
+        take("random", plan)
+        if len(found) > before and len(found) > count and found[-1].communication_share < TALKATIVE:
+            found.pop()  # only one that communicates much is lacking
+    return found
+
+
+def _devices(cluster: Cluster) -> list[Device]:
+    return [Device(node.name, slot) for node in cluster.nodes for slot in range(node.devices)]
+
+
+def _on(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with its devices replaced, in their order, by the cluster's."""
+    places = dict(zip(plan.devices, _devices(cluster), strict=False))
+
+    def moved(stage: Stage) -> Stage:
+        return Stage(tuple(places[device] for device in stage.devices), stage.layers)
+
+    pipelines = tuple(
+        Pipeline(one.micro_batches, one.micro_batch_size, tuple(moved(stage) for stage in one.stages))
+        for one in plan.pipelines
+    )
+    return Plan(plan.model_layers, plan.global_batch_size, pipelines, plan.schedule)

@@ -1,0 +1,129 @@
+"""Orders done by pods of the local cluster: one pod a node, bound there, in a namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainwright import documents
+from trainwright.orders import (
+    FAILURE_MARKER,
+    REPORT_MARKER,
+    Gang,
+    WorkerOrder,
+    WorkerReport,
+)
+from trainwright_demo.kubectl import Kubectl
+from trainwright_operator.api.spec import PodTemplate
+from trainwright_operator.flow import pod_template
+
+IMAGE = "trainwright/worker:dev"
+RESOURCE = "nvidia.com/gpu"
+POLL_SECONDS = 1.0
+START_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A namespace on the local cluster in which orders are done one after another."""
+
+    kubectl: Kubectl
+    resource_name: str
+
+    def run(self, order: WorkerOrder) -> WorkerReport:
+        """The gang's report. Raises RuntimeError with the workers' own words where there is none."""
+        name = f"gang-{uuid.uuid4().hex[:8]}"
+        self._apply(self._objects(name, order))
+        try:
+            return self._await(name, order.gang)
+        finally:
+            self.kubectl.run(
+                "--namespace", self.kubectl.namespace, "delete", "pods,configmaps,services",
+                "--selector", f"gang={name}", "--wait", "--grace-period=1",
+            )  # fmt: skip
+
+    def _apply(self, objects: list[dict[str, Any]]) -> None:
+        manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        command = ["kubectl", "--namespace", self.kubectl.namespace, "create", "-f", "-"]
+        done = subprocess.run(
+            command, input=manifest, env=self.kubectl.environment, capture_output=True, text=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+
+    def _objects(self, name: str, order: WorkerOrder) -> list[dict[str, Any]]:
+        labels = {"gang": name}
+        config = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": name, "labels": labels},
+            "data": {pod_template.ORDER_FILE: documents.dumps(order)},
+        }
+        service = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": {**labels, "place": "0"},
+                "ports": [{"name": "rendezvous", "port": pod_template.RENDEZVOUS_PORT}],
+            },
+        }
+        pods = [
+            self._pod(name, place, node.name, len(node.slots), labels | {"place": str(place)})
+            for place, node in enumerate(order.gang.nodes)
+        ]
+        return [config, service, *pods]
+
+    def _pod(self, gang: str, place: int, node: str, devices: int, labels: dict[str, str]) -> dict[str, Any]:
+        template = pod_template.render(
+            image=IMAGE, master=gang, order_map=gang, resource_name=self.resource_name, devices=devices, labels=labels,
+            template=PodTemplate(),
+        )  # fmt: skip
+        spec = {key: value for key, value in template["spec"].items() if key != "schedulingGates"}
+        metadata = {"name": f"{gang}-{place}", "labels": labels}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec | {"nodeName": node}}
+
+    def _await(self, name: str, gang: Gang) -> WorkerReport:
+        deadline = time.monotonic() + START_SECONDS + gang.deadline_seconds
+        while time.monotonic() < deadline:
+            phases = self._phases(name)
+            if "Failed" in phases or phases == {"Succeeded"}:
+                break
+            time.sleep(POLL_SECONDS)
+        lines = [line for place in range(len(gang.nodes)) for line in self._log(f"{name}-{place}")]
+        for line in lines:
+            marker, _, body = line.partition(" ")
+            if marker == REPORT_MARKER:
+                report: WorkerReport = documents.loads(body, WorkerReport)
+                return report
+        said = [line for line in lines if line.startswith(FAILURE_MARKER)] or lines[-20:]
+        raise RuntimeError(f"{name} gave no report: " + "\n".join(said))
+
+    def _phases(self, name: str) -> set[str]:
+        listed = self.kubectl.run(
+            "--namespace", self.kubectl.namespace, "get", "pods", "--selector", f"gang={name}", "--output", "json"
+        )
+        return {pod["status"].get("phase", "Pending") for pod in json.loads(listed)["items"]}
+
+    def _log(self, pod: str) -> list[str]:
+        return self.kubectl.run("--namespace", self.kubectl.namespace, "logs", pod).splitlines()
+
+
+@contextmanager
+def bench_on(kubectl: Kubectl) -> Iterator[Bench]:
+    """A bench in a fresh namespace, which goes when the bench is done."""
+    namespace = f"trials-{uuid.uuid4().hex[:8]}"
+    kubectl.run("create", "namespace", namespace)
+    try:
+        yield Bench(replace(kubectl, namespace=namespace), RESOURCE)
+    finally:
+        kubectl.run("delete", "namespace", namespace, "--wait=false")

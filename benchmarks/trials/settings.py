@@ -1,0 +1,109 @@
+"""The two settings that are rehearsed, and what is measured about them before anything is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local_cluster.shape import ClusterShape
+from trainwright.cluster import Accelerator, Cluster, Emulation, Node
+from trainwright.families import Gpt, Llama
+from trainwright.model import Model
+from trainwright.orders import Gang, GangNode, LinksOrder, LinksReport, ProfileOrder, ProfileReport
+from trainwright.profiles import Profiles
+from trials.pods import Bench
+
+CLUSTER_FILE = Path(__file__).with_name("cluster.yaml")
+PROFILED_ROWS = (1, 2, 4, 8, 16)
+"""Trials use 3, 5, 6, 12 … rows as well: those are drawn from between."""
+TENSOR_DEGREES = (1, 2)
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Some of the cluster's nodes, and a model to train on them."""
+
+    name: str
+    nodes: tuple[str, ...]
+    model: Model
+    batch: int
+
+
+SETTINGS = (
+    Setting(
+        "AMP's mixed cluster: 3 nodes of V100, one of T4",
+        ("v100-1", "v100-2", "v100-3", "t4-1"),
+        Model.of(Gpt(layers=8, hidden_size=64, heads=4, sequence_length=64, vocabulary_size=512)),
+        48,
+    ),
+    Setting(
+        "three types: a node each of V100, T4 and A100",
+        ("v100-1", "t4-1", "a100-1"),
+        Model.of(
+            Llama(
+                layers=7, hidden_size=64, heads=4, sequence_length=64, vocabulary_size=384, intermediate_size=160,
+                key_value_heads=2,
+            )
+        ),
+        30,
+    ),
+)  # fmt: skip
+
+
+def accelerators(shape: ClusterShape) -> tuple[Accelerator, ...]:
+    return tuple(
+        Accelerator(
+            name,
+            one.memory_mib * MEBIBYTE,
+            Emulation(one.flops_per_second, one.floor_seconds, one.updated_parameters_per_second),
+        )
+        for name, one in shape.accelerators.items()
+    )
+
+
+def gang(shape: ClusterShape, nodes: tuple[str, ...], slots: int | None = None, **fields: Any) -> Gang:
+    """A gang of these nodes, with so many processes on each or one for every device."""
+    chosen = [node for node in shape.nodes if node.name in nodes]
+    tables = {one.name: one.emulation for one in accelerators(shape) if one.emulation}
+    return Gang(
+        tuple(
+            GangNode(one.name, tuple(range(min(slots or one.devices, one.devices))), one.accelerator) for one in chosen
+        ),
+        emulations=tuple((name, tables[name]) for name in dict.fromkeys(one.accelerator for one in chosen)),
+        **fields,
+    )
+
+
+def measured_cluster(bench: Bench, shape: ClusterShape) -> Cluster:
+    """All nodes with their links as measured."""
+    names = tuple(node.name for node in shape.nodes)
+    report = bench.run(LinksOrder(gang(shape, names, deadline_seconds=600.0), repeats=7))
+    assert isinstance(report, LinksReport)
+    nodes = tuple(Node(node.name, node.accelerator, node.devices) for node in shape.nodes)
+    return Cluster(accelerators(shape), nodes, report.links)
+
+
+def part_of(cluster: Cluster, names: tuple[str, ...]) -> Cluster:
+    """The cluster with these nodes alone."""
+    nodes = tuple(node for node in cluster.nodes if node.name in names)
+    used = {node.accelerator for node in nodes}
+    links = tuple(link for link in cluster.links or () if {link.source, link.target} <= set(names))
+    return Cluster(tuple(one for one in cluster.accelerators if one.name in used), nodes, links)
+
+
+def measured_profiles(bench: Bench, shape: ClusterShape, setting: Setting) -> Profiles:
+    """Every layer on every accelerator of the setting, at every tensor degree."""
+    layers = []
+    by_accelerator = {node.accelerator: node.name for node in shape.nodes if node.name in setting.nodes}
+    for node in by_accelerator.values():
+        for tensor in TENSOR_DEGREES:
+            order = ProfileOrder(
+                gang(shape, (node,), slots=1, deadline_seconds=600.0), setting.model, tensor, PROFILED_ROWS,
+                warmup_iterations=2, iterations=9,
+            )  # fmt: skip
+            report = bench.run(order)
+            assert isinstance(report, ProfileReport)
+            layers += report.layers
+    return Profiles(tuple(layers))
