@@ -19,6 +19,8 @@ class LayerProfile:
         activation_bytes: what the forward keeps for the backward, the layer's input included.
         parameter_bytes: what one rank holds of the layer's weights.
         relative_spread: (90th - 10th percentile) / median of forward plus backward.
+        peak_bytes: the most that was held at once while the layer was computed and updated by itself: weights,
+            gradients, optimizer state, activations and workspace; None where it was not measured.
     """
 
     accelerator: str
@@ -32,6 +34,7 @@ class LayerProfile:
     parameter_bytes: int
     samples: int = 1
     relative_spread: float = 0.0
+    peak_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.tensor_degree < 1:
@@ -44,6 +47,16 @@ class LayerProfile:
                 raise ValueError(
                     f"profile of {self.kind} on {self.accelerator} has a negative {name}: {getattr(self, name)}"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTooLarge:
+    """A layer kind that does not fit into an accelerator's memory by itself with so many rows, or more."""
+
+    accelerator: str
+    kind: str
+    tensor_degree: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)

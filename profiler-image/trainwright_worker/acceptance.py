@@ -94,6 +94,8 @@ def _profile_problems(order: ProfileOrder) -> Iterator[str]:
         yield f"layers are measured on one device, but the gang has {len(gang_devices(order.gang))}; order one slot"
     if not order.rows or min(order.rows) < 1:
         yield f"rows must name one row count or more, each at least 1, got {list(order.rows)}"
+    if order.target_uncertainty < 0 or order.seconds_per_layer < 0:
+        yield "target_uncertainty and seconds_per_layer must be at least 0"
     if order.tensor_degree < 1:
         yield f"tensor_degree must be at least 1, got {order.tensor_degree}"
     elif problem := _degree_problem(order.model, order.tensor_degree):

@@ -1,204 +1,158 @@
-"""Layer profiling: each distinct layer kind by itself, forward, backward and update, on one device."""
+"""Layer profiling: each distinct layer kind by itself, as often as it takes to know its times."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
 
-from trainwright.cluster import Emulation
 from trainwright.layer import LayerKind
-from trainwright.orders import ProfileOrder, ProfileReport
-from trainwright.profiles import LayerProfile
+from trainwright.orders import FailureReason, ProfileOrder, ProfileReport
+from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright_worker import output
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.device import synchronize
-from trainwright_worker.emulation import Pacer, backward_pieces, forward_pieces
-from trainwright_worker.executor.optimizer import Optimizer, make_optimizer
-from trainwright_worker.executor.stage import TORCH_DTYPES
-from trainwright_worker.executor.unit import Replicas, Unit, Weight
-from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output
-from trainwright_worker.layers.of_model import layers_of
-from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.bench import Bench
+from trainwright_worker.clock import Clock, Moment
+from trainwright_worker.emulation import Pacer
+from trainwright_worker.failures import WorkerError, classify
+from trainwright_worker.layers.layer import Output
+from trainwright_worker.repeats import Enough, relative_spread
 from trainwright_worker.seat import Seat
 from trainwright_worker.watchdog import Watchdog
 
 
 def run(order: ProfileOrder, seat: Seat, device: torch.device, watchdog: Watchdog) -> ProfileReport:
-    """Measure every kind at the order's tensor degree; kinds that are not tensor parallel at degree 1 alone."""
+    """Measure every kind at the order's tensor degree; kinds that are not tensor parallel at degree 1 alone.
+
+    That rows do not fit into the device's memory is a finding: what is larger is not tried. Raises WorkerError where
+    nothing fits at all.
+    """
     accelerator = order.gang.nodes[0].accelerator
-    emulation = order.gang.emulation_of(accelerator)
     kinds = [kind for kind in order.model.kinds if order.tensor_degree == 1 or kind.is_tensor_parallel]
-    wanted = [(kind, rows) for kind in kinds for rows in order.rows]
-    found = []
-    for number, (kind, rows) in enumerate(wanted):
-        watchdog.beat(f"profiling {kind.name} with {rows} rows")
-        bench = _Bench.of(order, kind, rows, device, emulation)
-        found.append(_profile(order, bench, accelerator, watchdog))
-        if seat.is_speaker:
-            output.progress(number + 1, len(wanted), "layer profiles")
-    return ProfileReport(tuple(found))
+    rows = sorted(set(order.rows))
+    found: list[LayerProfile] = []
+    too_large: list[LayerTooLarge] = []
+    for number, kind in enumerate(kinds):
+        for place, count in enumerate(rows):
+            watchdog.beat(f"profiling {kind.name} with {count} rows")
+            profile = _try(order, kind, count, device, watchdog)
+            if profile is None:
+                too_large.append(LayerTooLarge(accelerator, kind.name, order.tensor_degree, count))
+                break
+            found.append(profile)
+            if seat.is_speaker:
+                output.progress(number * len(rows) + place + 1, len(kinds) * len(rows), "layer profiles")
+    if too_large and not found:
+        raise WorkerError(
+            FailureReason.OUT_OF_MEMORY,
+            f"no layer of the model fits into the memory of {accelerator} with {rows[0]} rows at tensor degree "
+            f"{order.tensor_degree}; order fewer rows or a larger degree",
+        )
+    return ProfileReport(tuple(found), tuple(too_large))
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """One layer kind with an input, ready to be measured."""
-
-    kind: LayerKind
-    rows: int
-    layer: Layer
-    boundary: Boundary
-    data: Data
-    optimizer: Optimizer
-    device: torch.device
-    emulation: Emulation | None
-    tensor_degree: int
-
-    @classmethod
-    def of(
-        cls, order: ProfileOrder, kind: LayerKind, rows: int, device: torch.device, emulation: Emulation | None
-    ) -> _Bench:
-        model, family = order.model, layers_of(order.model)
-        number = model.layers.index(kind.name)
-        shard = TensorShard(0, order.tensor_degree)
-        layer = family.make(number, seed=0, shard=shard, shared={}).to(device)
-        dtype = TORCH_DTYPES[model.dtype]
-        weights = [Weight(name, parameter) for name, parameter in layer.named_parameters()]
-        units = [Unit(weights, Replicas(), dtype=dtype, device=device)] if weights else []
-        optimizer = make_optimizer(order.optimizer, units, 1e-4)
-        data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
-        data = {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in data.items()}
-        boundary = _boundary(family, number, rows, dtype, device)
-        return cls(kind, rows, layer, boundary, data, optimizer, device, emulation, order.tensor_degree)
-
-    def forward(self) -> Output:
-        for unit in self.optimizer.units:
-            unit.expect()
-        output: Output = self.layer(self.boundary, self.data)
-        return output
-
-    def backward(self, output: Output, gradients: Boundary) -> None:
-        roots, seeds = list(output.boundary), list(gradients)
-        if output.loss is not None:
-            roots.append(output.loss)
-            seeds.append(torch.ones_like(output.loss))
-        torch.autograd.backward(roots, seeds)
-        for unit in self.optimizer.units:
-            unit.collect()
-
-    def update(self) -> None:
-        self.optimizer.step()
-        for unit in self.optimizer.units:
-            unit.publish()
-
-    def clear(self) -> None:
-        """As before a first micro-batch."""
-        for value in self.boundary:
-            value.grad = None
-        for unit in self.optimizer.units:
-            unit.begin()
-
-    def paces(self) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-        """Seconds of forward, backward and update on the emulated device, piece by piece; empty on a real one."""
-        if self.emulation is None:
-            return (), (), ()
-        pieces = forward_pieces(self.emulation, self.kind, rows=self.rows, tensor=self.tensor_degree)
-        forward = [piece.seconds for piece in pieces]
-        backward = [piece.seconds for piece in backward_pieces(pieces)]
-        values = sum(parameter.numel() for parameter in self.layer.parameters())
-        return [sum(forward)], [sum(backward)], [self.emulation.update_seconds(values)]
+def _try(
+    order: ProfileOrder, kind: LayerKind, rows: int, device: torch.device, watchdog: Watchdog
+) -> LayerProfile | None:
+    """The profile, or None where memory does not suffice for it."""
+    accelerator = order.gang.nodes[0].accelerator
+    try:
+        bench = Bench.of(order, kind, rows, device, order.gang.emulation_of(accelerator))
+        return _profile(order, bench, accelerator, watchdog)
+    except (MemoryError, RuntimeError) as error:
+        if classify(error).reason is not FailureReason.OUT_OF_MEMORY:
+            raise
+        error.__traceback__ = None  # its frames hold the layer and all that was computed
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
 
 
-def _boundary(family: FamilyLayers, layer: int, rows: int, dtype: torch.dtype, device: torch.device) -> Boundary:
-    """What a layer reads of the one before: values that want a gradient; nothing for the first layer."""
-    if layer == 0:
-        return ()
-    generator = weight_generator(0, "profiling")
-    found = [torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer - 1)]
-    return tuple(value.requires_grad_() for value in found)
-
-
-def _profile(order: ProfileOrder, bench: _Bench, accelerator: str, watchdog: Watchdog) -> LayerProfile:
-    pacer = Pacer(active=bench.emulation is not None)
-    forward_pace, backward_pace, update_pace = bench.paces()
-    forwards, backwards, updates = [], [], []
-    gradients = tuple(torch.randn_like(value) for value in bench.forward().boundary)
-    for number in range(order.warmup_iterations + order.iterations):
-        watchdog.beat(f"profiling {bench.kind.name} with {bench.rows} rows")
-        outputs: list[Output] = []
-        forward = _timed(bench.device, pacer, forward_pace, partial(_keep_forward, bench, outputs))
-        backward = _timed(bench.device, pacer, backward_pace, partial(bench.backward, outputs.pop(), gradients))
-        update = _timed(bench.device, pacer, update_pace, _summed_update(bench))
-        bench.clear()
-        if number >= order.warmup_iterations:
-            forwards.append(forward)
-            backwards.append(backward)
-            updates.append(update)
-    both = [forward + backward for forward, backward in zip(forwards, backwards, strict=True)]
+def _profile(order: ProfileOrder, bench: Bench, accelerator: str, watchdog: Watchdog) -> LayerProfile:
+    laps = _measure(order, bench, watchdog)
     return LayerProfile(
         accelerator=accelerator,
         kind=bench.kind.name,
         tensor_degree=order.tensor_degree,
         rows=bench.rows,
-        forward_seconds=statistics.median(forwards),
-        backward_seconds=statistics.median(backwards),
-        update_seconds=statistics.median(updates),
-        activation_bytes=activation_bytes(bench.forward, bench.layer, (*bench.boundary, *bench.data.values())),
-        parameter_bytes=sum(parameter.nbytes for parameter in bench.layer.parameters()),
-        samples=order.iterations,
-        relative_spread=relative_spread(both),
+        forward_seconds=statistics.median(laps.forwards),
+        backward_seconds=statistics.median(laps.backwards),
+        update_seconds=statistics.median(laps.updates),
+        activation_bytes=bench.activation_bytes,
+        parameter_bytes=bench.parameter_bytes,
+        samples=len(laps.forwards),
+        relative_spread=relative_spread(laps.both),
+        peak_bytes=bench.peak_bytes(),
     )
 
 
-def _summed_update(bench: _Bench) -> Callable[[], None]:
-    """The update, with gradients that need no sum: there is one replica."""
-    for unit in bench.optimizer.units:
-        unit.take_whole()
-    return bench.update
+@dataclass
+class _Laps:
+    """Seconds of every measured forward, backward and update."""
+
+    forwards: list[float] = field(default_factory=list)
+    backwards: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+
+    @property
+    def both(self) -> list[float]:
+        return [forward + backward for forward, backward in zip(self.forwards, self.backwards, strict=True)]
 
 
-def _keep_forward(bench: _Bench, outputs: list[Output]) -> None:
-    outputs.append(bench.forward())
-
-
-def _timed(device: torch.device, pacer: Pacer, pace: Sequence[float], work: Callable[[], object]) -> float:
-    synchronize(device)
-    pacer.synchronize()
+def _measure(order: ProfileOrder, bench: Bench, watchdog: Watchdog) -> _Laps:
+    """Warm up, then measure rounds of the ordered iterations until the median is known, or the time is over."""
+    stopwatch = _Stopwatch(bench)
+    enough = Enough(order.target_uncertainty, order.seconds_per_layer)
+    stopwatch.round(order.warmup_iterations)
     begin = time.perf_counter()
-    pacer.start(pace, waited_seconds=0.0)
-    work()
-    pacer.finish()
-    synchronize(device)
-    return time.perf_counter() - begin
+    laps, rounds = _Laps(), 0
+    while not rounds or not enough.is_reached(laps.both, rounds=rounds, elapsed_seconds=time.perf_counter() - begin):
+        watchdog.beat(f"profiling {bench.kind.name} with {bench.rows} rows")
+        for forward, backward, update in stopwatch.round(order.iterations):
+            laps.forwards.append(forward)
+            laps.backwards.append(backward)
+            laps.updates.append(update)
+        rounds += 1
+    return laps
 
 
-def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Sequence[Tensor]) -> int:
-    """Bytes that a forward keeps for its backward: each storage once, without the weights, with the input."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    kept = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in inputs}
-    alive = []
+class _Stopwatch:
+    """Times a bench's iterations: paced on an emulated device, by its own computing time on a CPU, by events on a GPU.
 
-    def pack(saved: Tensor) -> Tensor:
-        storage = saved.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(saved)  # an address tells storages apart only while all of them live
-        return saved
+    On a GPU the process runs ahead within a round, as it does in training.
+    """
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        result = forward()
-    del result
-    return sum(kept.values())
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._pacer = Pacer(active=bench.emulation is not None)
+        self._paces = bench.paces()
+        # What other processes do on a machine's cores is no part of a layer; but a paced one sleeps.
+        self._clock = Clock(bench.device, time.perf_counter if self._pacer.active else time.thread_time)
 
+    def round(self, iterations: int) -> list[tuple[float, float, float]]:
+        """Seconds of forward, backward and update of each iteration."""
+        marks = [self._iterate() for _ in range(iterations)]
+        self._clock.settle()
+        return [tuple(self._clock.seconds(*pair) for pair in iteration) for iteration in marks]  # type: ignore[misc]
 
-def relative_spread(samples: Sequence[float]) -> float:
-    """(90th - 10th percentile) / median, 0 for a single sample."""
-    if len(samples) < 2:
-        return 0.0
-    deciles = statistics.quantiles(samples, n=10, method="inclusive")
-    return (deciles[-1] - deciles[0]) / statistics.median(samples)
+    def _iterate(self) -> list[tuple[Moment, Moment]]:
+        bench, outputs = self._bench, list[Output]()
+        forward, backward, update = self._paces
+        found = [
+            self._timed(forward, lambda: outputs.append(bench.forward())),
+            self._timed(backward, lambda: bench.backward(outputs.pop())),
+        ]
+        bench.sum()
+        found.append(self._timed(update, bench.update))
+        bench.clear()
+        return found
+
+    def _timed(self, pace: Sequence[float], work: Callable[[], object]) -> tuple[Moment, Moment]:
+        self._pacer.synchronize()
+        begin = self._clock.mark()
+        self._pacer.start(pace, waited_seconds=0.0)
+        work()
+        self._pacer.finish()
+        return begin, self._clock.mark()

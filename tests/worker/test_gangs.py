@@ -10,13 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainwright.cluster import Emulation
 from trainwright.orders import (
-    GangNode,
     LinksOrder,
     LinksReport,
-    ProfileOrder,
-    ProfileReport,
     SeriesOrder,
     TrialReport,
 )
@@ -73,41 +69,6 @@ def test_torchrun_joins_pods_with_different_numbers_of_devices(worker, make) -> 
     assert len(first.reports) == 1
     assert not second.reports
     assert first.reports[0].losses[-1] < first.reports[0].losses[0]
-
-
-def test_layers_are_profiled_at_the_emulated_pace(worker, make) -> None:
-    emulation = Emulation(2e8, 0.004, 2e6)
-    node = GangNode("node-a", (0,), "emulated-x")
-    gang = replace(make.gang(1), nodes=(node,), emulations=(("emulated-x", emulation),))
-    outcome = worker.local(ProfileOrder(gang, make.model, 1, (1, 4), iterations=7))
-    assert outcome.code == 0, outcome.errors
-    (report,) = outcome.reports
-    assert isinstance(report, ProfileReport)
-    assert [(p.kind, p.rows) for p in report.layers] == [
-        (kind, rows) for kind in ("embedding", "block", "head") for rows in (1, 4)
-    ]
-    for profile in report.layers:
-        kind = next(k for k in make.model.kinds if k.name == profile.kind)
-        share = 1 / len(kind.segments)
-        expected = sum(
-            emulation.compute_seconds(s.forward_flops_per_row * profile.rows, floor_share=share) for s in kind.segments
-        )
-        # The pace holds from below; a busy machine may add to it.
-        assert 0.97 * expected < profile.forward_seconds < 2.5 * expected
-        assert 0.97 * 2 * expected < profile.backward_seconds < 2.5 * 2 * expected
-        assert profile.parameter_bytes == 4 * kind.parameters
-        assert profile.update_seconds > emulation.update_seconds(kind.parameters) - 1e-4
-        assert profile.activation_bytes > 0
-        assert profile.samples == 7
-
-
-def test_tensor_shards_are_profiled_without_their_group(worker, make) -> None:
-    outcome = worker.local(ProfileOrder(make.gang(1), make.model, 2, (2,), iterations=2))
-    assert outcome.code == 0, outcome.errors
-    (profile,) = outcome.reports[0].layers
-    block = make.model.kinds[1]
-    assert (profile.kind, profile.tensor_degree, profile.accelerator) == ("block", 2, "cpu")
-    assert profile.parameter_bytes == 4 * block.parameters_at(2)
 
 
 def test_links_are_measured_in_both_directions_and_within_nodes(worker, make) -> None:

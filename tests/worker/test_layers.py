@@ -9,13 +9,13 @@ from torch import nn
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright_worker.batches import token_rows
+from trainwright_worker.bench import activation_bytes
 from trainwright_worker.executor.optimizer import Adam, Sgd
 from trainwright_worker.executor.unit import Replicas, Unit, Weight
 from trainwright_worker.layers.gpt import Block
 from trainwright_worker.layers.of_model import layers_of
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.memory import LiveBytes
-from trainwright_worker.profiling import activation_bytes, relative_spread
 
 GPT = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
 MODEL = Model.of(GPT)
@@ -169,9 +169,3 @@ def test_activations_are_counted_once_and_without_weights() -> None:
     hidden = torch.randn(3, 10, requires_grad=True)
     # Linear keeps its input, tanh its output.
     assert activation_bytes(lambda: torch.tanh(layer(hidden)), layer, [hidden]) == 4 * (3 * 10 + 3 * 20)
-
-
-def test_spread_is_relative_to_the_median() -> None:
-    assert relative_spread([1.0]) == 0
-    assert relative_spread([1.0] * 5) == 0
-    assert relative_spread([float(i) for i in range(11)]) == pytest.approx(8 / 5)
