@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,13 +19,22 @@ class Optimizer(ABC):
     process.
 
     Attributes:
-        states: of each unit, the tensors that live from one update to the next.
+        state_names: what lives of a unit from one update to the next.
+        states: the tensors of these names, of each unit.
+        updates: how many there were.
     """
 
-    def __init__(self, units: Sequence[Unit], learning_rate: float, states: int) -> None:
+    state_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, units: Sequence[Unit], learning_rate: float) -> None:
         self.learning_rate = learning_rate
         self.units = tuple(units)
-        self.states = [[torch.zeros_like(unit.master) for _ in range(states)] for unit in units]
+        self.states = [[torch.zeros_like(unit.master) for _ in self.state_names] for unit in units]
+        self.updates = 0
+
+    def resume(self, updates: int) -> None:
+        """Go on behind so many updates, of which `states` are what they left."""
+        self.updates = updates
 
     @abstractmethod
     def step(self) -> None:
@@ -34,13 +44,12 @@ class Optimizer(ABC):
 class Sgd(Optimizer):
     """Stochastic gradient descent with momentum 0.9: one further value a parameter."""
 
+    state_names = ("momentum",)
     _MOMENTUM = 0.9
-
-    def __init__(self, units: Sequence[Unit], learning_rate: float) -> None:
-        super().__init__(units, learning_rate, states=1)
 
     @torch.no_grad()
     def step(self) -> None:
+        self.updates += 1
         for unit, states in zip(self.units, self.states, strict=True):
             torch._fused_sgd_(
                 [unit.master],
@@ -59,15 +68,22 @@ class Sgd(Optimizer):
 class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015, Algorithm 1): two further values a parameter."""
 
+    state_names = ("mean", "square")
     _DECAYS = (0.9, 0.999)
     _EPSILON = 1e-8
 
     def __init__(self, units: Sequence[Unit], learning_rate: float) -> None:
-        super().__init__(units, learning_rate, states=2)
+        super().__init__(units, learning_rate)
         self.steps = [torch.zeros((), device=unit.master.device) for unit in units]
+
+    def resume(self, updates: int) -> None:
+        super().resume(updates)
+        for steps in self.steps:
+            steps.fill_(updates)
 
     @torch.no_grad()
     def step(self) -> None:
+        self.updates += 1
         for unit, (mean, square), steps in zip(self.units, self.states, self.steps, strict=True):
             steps.add_(1)
             torch._fused_adam_(

@@ -41,6 +41,9 @@ class LossScale:
     """Multiplies float16's loss so that small gradients do not vanish; halves when they overflow, doubles in quiet.
 
     The same on every rank, since all of them see the same norm.
+
+    Attributes:
+        quiet_iterations: those since the factor last changed.
     """
 
     FIRST = 2.0**16
@@ -49,17 +52,22 @@ class LossScale:
     def __init__(self, *, active: bool) -> None:
         self.active = active
         self.factor = self.FIRST if active else 1.0
-        self._quiet = 0
+        self.quiet_iterations = 0
+
+    def resume(self, factor: float | None, quiet_iterations: int) -> None:
+        """Go on from where an earlier run's scale stood; None where that run scaled nothing."""
+        if self.active and factor is not None:
+            self.factor, self.quiet_iterations = factor, quiet_iterations
 
     def update(self, *, overflowed: bool) -> None:
         """After an iteration."""
         if not self.active:
             return
-        self._quiet = 0 if overflowed else self._quiet + 1
+        self.quiet_iterations = 0 if overflowed else self.quiet_iterations + 1
         if overflowed:
             self.factor = max(1.0, self.factor / 2)
-        elif self._quiet == self.QUIET_ITERATIONS:
-            self.factor, self._quiet = self.factor * 2, 0
+        elif self.quiet_iterations == self.QUIET_ITERATIONS:
+            self.factor, self.quiet_iterations = self.factor * 2, 0
 
 
 class GradientNorm:
