@@ -73,6 +73,12 @@ def _links_problems(order: LinksOrder) -> Iterator[str]:
     sizes = order.message_bytes
     if len(sizes) < 3 or min(sizes) < 1 or list(sizes) != sorted(set(sizes)):
         yield f"message_bytes must be three ascending sizes or more, got {list(sizes)}"
+    reduced = order.collective_bytes
+    if reduced and (min(reduced) < 1 or list(reduced) != sorted(set(reduced)) or order.collective_seconds <= 0):
+        yield (
+            f"collective_bytes must be ascending sizes and collective_seconds above 0, got {list(reduced)} and "
+            f"{order.collective_seconds}"
+        )
     if order.repeats < 1:
         yield f"repeats must be at least 1, got {order.repeats}"
     if len(order.gang.nodes) < 2 and len(order.gang.nodes[0].slots) < 2:

@@ -1,4 +1,7 @@
-"""Link measuring: between every two nodes in rounds of disjoint pairs, then within every node that has two slots."""
+"""Link measuring: between every two nodes in rounds of disjoint pairs, then within every node that has two slots.
+
+Collectives and the slow-down of computation follow where they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch.distributed as dist
 
 from trainwright.cluster import Link
 from trainwright.orders import Gang, LinksOrder, LinksReport
-from trainwright_worker import output
+from trainwright_worker import collectives, output, overlap
 from trainwright_worker.device import synchronize
 from trainwright_worker.seat import Seat, gang_devices
 from trainwright_worker.tournament import rounds
@@ -46,7 +49,11 @@ def run(order: LinksOrder, seat: Seat, device: torch.device, watchdog: Watchdog)
     watchdog.beat("gathering the links")
     everyone: list[list[Link]] = [[] for _ in range(seat.world_size)]
     dist.all_gather_object(everyone, own)
-    return LinksReport(_one_per_direction([link for links in everyone for link in links]))
+    return LinksReport(
+        _one_per_direction([link for links in everyone for link in links]),
+        collectives.measure(order, seat, device, watchdog) if order.collective_bytes else (),
+        overlap.measure(order, seat, device, watchdog) if order.overlap else (),
+    )
 
 
 def _first_ranks(gang: Gang) -> list[int]:
