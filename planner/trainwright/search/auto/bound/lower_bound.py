@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainwright.search.auto.bound.chains import Chains
+from trainwright.search.auto.bound.classes import Classes
 from trainwright.search.auto.bound.options import Array, Options, options_of
 from trainwright.search.auto.bound.terms import Terms, geometric
 from trainwright.search.auto.bound.trial import Lane
@@ -39,7 +40,18 @@ def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = N
         return (min(work, max(highest, 0.0)) + constant) * (1 - _MARGIN)
     chains = Chains(terms, prices)
     found, binding = _least_possible(chains, lanes, work, max(highest, work))
-    spent = chains.spent
+    classes = Classes(problem)
+    if classes.pools is not None:
+        found = max(found, classes.seconds(found, max(highest, work)))
+    else:
+        found = _repriced(chains, lanes, (found, max(highest, work)), binding)
+    return (found + constant) * (1 - _MARGIN)
+
+
+def _repriced(chains: Chains, lanes: list[Lane], between: tuple[float, float], binding: Lane | None) -> float:
+    """The best of other prices of the devices."""
+    found, highest = between
+    terms, prices, spent = chains.terms, chains.prices, chains.spent
     factor = _FIRST_FACTOR
     while len(prices) > 1 and factor > _LAST_FACTOR and found < highest * (1 - _PRECISION) and spent < _MOST_SPENT:
         better = False
@@ -53,14 +65,14 @@ def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = N
                 if binding is not None and chains.possible(found * (1 + _PRECISION), binding):
                     spent += chains.spent
                     continue
-                seconds, holder = _least_possible(chains, lanes, found, max(highest, work))
+                seconds, holder = _least_possible(chains, lanes, found, highest)
                 spent += chains.spent
                 if seconds > found * (1 + _PRECISION):
                     found, binding, prices, better = seconds, holder, tried, True
                     break
         if not better:
             factor = factor**0.5
-    return (found + constant) * (1 - _MARGIN)
+    return found
 
 
 def _lanes(problem: Problem) -> list[Lane]:
@@ -77,18 +89,19 @@ def _least_possible(chains: Chains, lanes: list[Lane], lowest: float, highest: f
     waiting, binding = lanes[::-1], None
     while waiting and highest > lowest * (1 + _PRECISION):
         lane = waiting.pop()
-        if not chains.possible(highest * (1 - _PRECISION), lane):
+        if not chains.possible(highest, lane):
             continue
         if lane.most > lane.least * (1 + _PRECISION):
             half = (lane.least + lane.most) // 2
             waiting += [Lane(half + 1, lane.most, lane.alone), Lane(lane.least, half, lane.alone)]
             continue
-        low, high = lowest, highest * (1 - _PRECISION)
+        low, high = lowest, highest
         while high > low * (1 + _PRECISION):
             middle = (low + high) / 2
             low, high = (low, middle) if chains.possible(middle, lane) else (middle, high)
         highest, binding = low, lane
-    return max(lowest, highest), binding
+    # Lanes left unseen have only the lowest behind them.
+    return lowest if waiting else max(lowest, highest), binding
 
 
 def _work_seconds(problem: Problem, options: Options) -> tuple[Array, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,11 +27,13 @@ class Reach:
     """The best that devices of one accelerator find on links: bytes per second and seconds.
 
     Attributes:
+        accelerator: its name.
         group: most devices of it in one node.
         inside, inside_latency: between devices of one such node; (infinite, 0) where nodes have one device.
         between, between_latency: to any other node, in the better direction.
     """
 
+    accelerator: str
     devices: int
     group: int
     inside: float
@@ -77,12 +79,24 @@ class Options:
 def options_of(problem: Problem, *, finest: bool = False) -> Options:
     """The options that some plan of the problem may use; finest: however many they are."""
     reach = _reaches(problem)
-    grid = _grid(problem, _FINENESS[0]) if finest else _row_grid(problem, reach)
+    return _options_on(_grid(problem, _FINENESS[0]) if finest else _row_grid(problem, reach), problem, reach)
+
+
+def exact_options(problem: Problem, pools: Sequence[Sequence[int]]) -> Options:
+    """The same by pool of nodes, with one option for every number of rows up to the global batch, ascending by head."""
+    rows = np.arange(1, problem.global_batch_size + 1, dtype=np.intp)
+    names = [problem.cluster.nodes[pool[0]].accelerator for pool in pools]
+    named = {f"{number}": (name, list(pool)) for number, (name, pool) in enumerate(zip(names, pools, strict=True))}
+    return _options_on(np.stack([rows, rows], axis=1), problem, _reached(problem, named))
+
+
+def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Reach]) -> Options:
     kinds = problem.model.kinds
     low, high = grid[:, 0], grid[:, 1]
     columns: dict[str, list[Array]] = {name: [] for name in ("forward", "backward", "update", "activation")}
     heads: list[tuple[int, int, bool]] = []
-    for number, (name, one) in enumerate(reach.items()):
+    for number, one in enumerate(reach.values()):
+        name = one.accelerator
         for tensor in _degrees(problem, name):
             if tensor > len(problem.devices):
                 continue
@@ -101,7 +115,7 @@ def options_of(problem: Problem, *, finest: bool = False) -> Options:
                 columns["activation"].append(stacked[3])
     repeated = np.repeat(np.array(heads), len(grid), axis=0)
     return Options(
-        tuple(reach),
+        tuple(one.accelerator for one in reach.values()),
         repeated[:, 0],
         repeated[:, 1],
         np.tile(low, len(heads)),
@@ -226,15 +240,25 @@ def _best_way(tensor: int, *, crosses: bool, reach: Reach, ratio: float) -> tupl
 
 def _reaches(problem: Problem) -> dict[str, Reach]:
     """By accelerator of the devices that plans may use."""
-    cluster = problem.cluster
-    links, used = links_of(cluster), set(problem.nodes)
     indices: dict[str, list[int]] = {}
-    for index, node in enumerate(cluster.nodes):
-        if node.name in used:
-            indices.setdefault(node.accelerator, []).append(index)
-    everyone = np.array([index for them in indices.values() for index in them], dtype=np.intp)
+    for index in used_nodes(problem):
+        indices.setdefault(problem.cluster.nodes[index].accelerator, []).append(index)
+    return _reached(problem, {name: (name, them) for name, them in indices.items()})
+
+
+def used_nodes(problem: Problem) -> list[int]:
+    """Numbers of the nodes that plans may use."""
+    used = set(problem.nodes)
+    return [index for index, node in enumerate(problem.cluster.nodes) if node.name in used]
+
+
+def _reached(problem: Problem, pools: Mapping[str, tuple[str, list[int]]]) -> dict[str, Reach]:
+    """Of pools of nodes with one accelerator, which are all nodes together."""
+    cluster = problem.cluster
+    links = links_of(cluster)
+    everyone = np.array([index for _, them in pools.values() for index in them], dtype=np.intp)
     found = {}
-    for name, them in indices.items():
+    for key, (name, them) in pools.items():
         mine = np.array(them, dtype=np.intp)
         several = [index for index in them if cluster.nodes[index].devices > 1]
         inside = links.bandwidth[several, several].max(initial=1.0) if several else np.inf
@@ -243,7 +267,8 @@ def _reaches(problem: Problem) -> dict[str, Reach]:
         apart = mine[:, None] != everyone[None, :]
         rates = np.maximum(links.bandwidth[out], links.bandwidth[back].T)[apart]
         late = np.minimum(links.latency[out], links.latency[back].T)[apart]
-        found[name] = Reach(
+        found[key] = Reach(
+            name,
             sum(cluster.nodes[index].devices for index in them),
             max(cluster.nodes[index].devices for index in them),
             float(inside),

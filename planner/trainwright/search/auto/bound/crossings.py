@@ -1,0 +1,66 @@
+"""What goes from stage to stage: messages, and sums of weights that the first and the last stage share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.search.auto.bound.behind import shared_seconds
+from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.shares import Shares
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """Of stages with some rows in a micro-batch; alone where there is but one stage."""
+
+    shares: Shares
+    alone: bool
+
+    @cached_property
+    def shared(self) -> Array:
+        """[stage] seconds of summing the weights that it shares, as first stage, with the last."""
+        return np.zeros(len(self.shares.counts)) if self.alone else shared_seconds(self.shares)
+
+    def meets(self, number: int, source: tuple[slice, ...]) -> NDArray[np.bool_]:
+        """[…] whether the stage may have a node in common with those behind it, by the devices that they use."""
+        shape = tuple(one.stop for one in source)
+        found = np.zeros(shape, dtype=np.bool_)
+        for axis, reach in enumerate(self.shares.terms.options.reach):
+            if reach.group > 1 and self.shares.counts[number, axis]:
+                found |= (np.arange(shape[axis]) > 0).reshape([-1 if one == axis else 1 for one in range(len(shape))])
+        return found
+
+    def messages(self, number: int, pieces: NDArray[np.intp], near: NDArray[np.bool_]) -> Array:
+        """[…, boundary] least average seconds there and back between a stage and the next, sent in so many pieces […]."""
+        best, between, late = self._links
+        row_bytes = self._boundary * (0.0 if self.shares.problem.runtime.splits_boundaries else 1.0)
+        rate = np.where(near, best[number], between[number])
+        found: Array = 2 * ((self.shares.rows / (pieces * rate))[..., None] * row_bytes + late[number])
+        return found
+
+    @cached_property
+    def farther(self) -> Array:
+        """[stage] by how much summing shared weights takes longer where no stage behind the first has a node of it."""
+        if self.alone:
+            return np.zeros(len(self.shares.counts))
+        found: Array = np.maximum(shared_seconds(self.shares, apart=True) - self.shared, 0.0)
+        return found
+
+    @cached_property
+    def _boundary(self) -> Array:
+        return np.array([*self.shares.terms.input_bytes, 0.0])
+
+    @cached_property
+    def _links(self) -> tuple[Array, Array, Array]:
+        """[stage] the largest rates of its devices' messages, to any device and to other nodes, and the least latency."""
+        reach, ratio = self.shares.terms.options.reach, self.shares.problem.runtime.link_ratio
+        between = np.array([one.between for one in reach]) * ratio
+        best = np.maximum(between, np.array([one.inside if one.group > 1 else 0.0 for one in reach]) * ratio)
+        late = np.array([min(one.between_latency, one.inside_latency if one.group > 1 else np.inf) for one in reach])
+        present = self.shares.counts > 0
+        rates = (np.where(present, one, 0.0).max(axis=1) for one in (best, between))
+        return (*rates, np.where(present, late, np.inf).min(axis=1))

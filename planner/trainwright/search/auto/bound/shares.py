@@ -1,0 +1,255 @@
+"""What a micro-batch costs a stage on whole devices, by how many of each accelerator it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
+from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.sums import all_reduce_seconds
+from trainwright.search.auto.bound.terms import Terms
+from trainwright.search.auto.bound.ways import NEVER, Counts, Ways
+from trainwright.search.protocol import Problem
+
+_ROUNDING_BYTES = 16
+_SAFE = 1 - 1e-6
+_EXACT_REPLICAS = 2
+_STARTS = 1.4
+"""Ratio of the rows at which prices are tried."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Micro-batches in flight in a stage, at least, and whether an iteration has but one."""
+
+    kept: int
+    single: bool
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Stages of one number of rows r in a micro-batch, which the replicas of a stage share.
+
+    Every row of a micro-batch passes, in each stage, one replica, and waits there for all of that replica's rows. On
+    average over the rows a layer takes Σ x(w) c(w, x(w)) / r, where replica w has x(w) of them and its c seconds. A
+    replica of t devices is taken for t devices with its x rows each, which are free of each other: then t r rows are
+    divided among n devices, at least one for each, so that Σ x c(x) / (t r) is least. For any price p of a row that is
+    at least p + Σ min over x of (x c(x) - p x) / (t r); the best of several prices counts. The average of a stage is the
+    sum of its layers' averages, so that each layer may have the degree, and divide the rows, as suits it best. For any
+    number of rows from `least_rows` to `rows`, the lesser of both ends counts for every price.
+    """
+
+    problem: Problem
+    terms: Terms
+    ways: Ways
+    counts: Counts
+    rows: int
+    least_rows: int = 0
+    _weighted: dict[tuple[float, float], Array] = field(default_factory=dict)
+
+    @cached_property
+    def size(self) -> Counts:
+        """[stage] devices."""
+        found: Counts = self.counts.sum(axis=1)
+        return found
+
+    @cached_property
+    def seconds(self) -> Array:
+        """[way, stage, kind] least average seconds of a layer, forward and backward."""
+        return self.weighted(1.0, 1.0)
+
+    def weighted(self, forwards: float, backwards: float) -> Array:
+        """[way, stage, kind] the same of so many forwards and so many backwards."""
+        key = (float(forwards), float(backwards))
+        if key not in self._weighted:
+            forward, backward = (table[:, :, : self.rows] for table in (self.ways.forward, self.ways.backward))
+            both = np.where(forward < NEVER, forwards * forward + backwards * backward, NEVER)
+            parts = [self.divided(both[way], degree) for way, degree in enumerate(self.ways.degrees)]
+            self._weighted[key] = np.stack(parts)
+        return self._weighted[key]
+
+    @cached_property
+    def least(self) -> Array:
+        """[stage, kind] the same of the best degree."""
+        found: Array = self.seconds.min(axis=0)
+        return found
+
+    def divided(self, costs: Array, degree: int) -> Array:
+        """[stage, kind] least average of costs [accelerator, rows - 1, kind] at a tensor degree."""
+        counts, total = self.counts, float(degree * self.rows)
+        found = np.full((len(counts), costs.shape[2]), NEVER)
+        fewest = float(degree * (self.least_rows or self.rows))
+        fits = (self.size % degree == 0) & (self.size <= total)
+        if not fits.any():
+            return found
+        x = np.arange(1, self.rows + 1, dtype=np.float64)
+        whole = costs * x[:, None]
+        lots = np.unique(np.concatenate([self._even(degree, fits), self._spread()]))
+        for kind in range(costs.shape[2]):
+            prices = _slopes(whole[:, :, kind], lots)
+            profit = (whole[:, :, kind][:, None, :] - prices[None, :, None] * x).min(axis=2)
+            profits = counts[fits].astype(np.float64) @ profit
+            found[fits, kind] = np.maximum((prices + np.minimum(profits / total, profits / fewest)).max(axis=1), 0.0)
+        return np.minimum(np.where(found > NEVER / 1e6, NEVER, found), NEVER)
+
+    def _even(self, degree: int, fits: NDArray[np.bool_]) -> Counts:
+        return np.maximum(self.rows * degree // self.size[fits], 1).astype(np.intp)
+
+    def _spread(self) -> Counts:
+        if self.counts.shape[1] == 1:
+            return np.array([], dtype=np.intp)
+        found, value = [1], 1.0
+        while value < self.rows:
+            value = max(value * _STARTS, found[-1] + 1)
+            found.append(min(int(value), self.rows))
+        return np.array(found, dtype=np.intp)
+
+    def tight(self, price: float, ask: Load, weights: tuple[float, float, float]) -> Array:
+        """[stage, kind] least average of so many forwards, backwards and times what is behind them, and of memory.
+
+        Memory costs the price for all of a device's, whose parts are the layer's state, as far as it is not shared out
+        over the replicas, and the activations of the micro-batches kept, or its input alone and one more forward.
+        """
+        found = np.full((len(self.counts), self.ways.forward.shape[3]), NEVER)
+        for way, degree in enumerate(self.ways.degrees):
+            replicas = self.size // degree
+            message = all_reduce_seconds(self.terms, self.ways, self.counts, way)
+            for least, most in self._classes(degree):
+                mine = (self.size % degree == 0) & (replicas >= least) & (replicas <= most)
+                if mine.any():
+                    costs = self.passes(way, price, ask.kept, weights[:2])
+                    held = self.states(way, (least, most), float(message[mine].min()), price, ask, weights)
+                    costs = np.where(costs < NEVER, costs + held[:, None, :], NEVER)
+                    part = Shares(self.problem, self.terms, self.ways, self.counts[mine], self.rows, self.least_rows)
+                    found[mine] = np.minimum(found[mine], part.divided(costs, degree))
+        return found
+
+    def _classes(self, degree: int) -> list[tuple[int, int]]:
+        """Numbers of replicas that are taken for one."""
+        most = int(self.size.max()) // degree
+        found, start = [], 1
+        while start <= most:
+            end = start if start <= _EXACT_REPLICAS else 2 * start - 1
+            found.append((start, end))
+            start = end + 1
+        return found
+
+    def passes(self, way: int, price: float, kept: int, weights: tuple[float, float]) -> Array:
+        """[accelerator, rows - 1, kind] of forward and backward, and of activations."""
+        forward, backward = (table[way][:, : self.rows] for table in (self.ways.forward, self.ways.backward))
+        activation = self.ways.activation[way][:, : self.rows]
+        x = np.arange(1, self.rows + 1, dtype=np.float64)[None, :, None]
+        inputs = np.minimum(x * self.input_bytes, activation)
+        each = price * kept / self.memory[:, None, None]
+        forwards, backwards = weights
+        plain = forwards * forward + backwards * backward + each * activation
+        again = (forwards + backwards) * forward + backwards * backward + each * inputs
+        return np.where(forward < NEVER, np.minimum(plain, again), NEVER)
+
+    def states(  # noqa: PLR0913, PLR0917 - what the sharding of a layer costs
+        self,
+        way: int,
+        replicas: tuple[int, int],
+        message: float,
+        price: float,
+        ask: Load,
+        weights: tuple[float, float, float],
+    ) -> Array:
+        """[accelerator, kind] of the best sharding: its state, its collectives in every pass and those at the end."""
+        problem, model = self.problem, self.problem.model
+        runtime = problem.runtime
+        grad, weight = problem.setting.gradient_dtype.num_bytes, model.dtype.num_bytes
+        rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
+        hidden = min(runtime.overlap_slowdown_ratio - 1, 1.0)
+        degree = self.ways.degrees[way]
+        held = np.array([self._held(number, degree) for number in range(len(model.kinds))])
+        summed = message * self.summed_values
+        update = self.ways.update[way].min(axis=0)
+        most = replicas[1]
+        each = price / self.memory[:, None]
+        forwards, backwards, ends = weights
+        sums = summed * grad * (hidden if runtime.overlaps_gradients else 1.0)
+        found: Array = each * held * (weight + grad + rest) + ends * (sums + update)
+        if most > 1:
+            last = grad / most if ask.single else grad
+            early = hidden * grad / 2
+            zero1 = grad / 2 if not runtime.overlaps_gradients else early
+            options = (
+                (weight + grad + rest / most, ends * (zero1 + weight / 2), 0.0),
+                (weight + last + rest / most, ends * (early + weight / 2), 0.0),
+                ((weight + rest) / most + last, ends * early, (forwards + backwards) / 2 * hidden * weight),
+            )
+            for size, behind, passes in options:
+                cost = each * held * size + summed * (behind + passes) + ends * update / most
+                found = np.minimum(found, cost)
+        return found
+
+    @cached_property
+    def summed_values(self) -> Array:
+        """[kind] values of a layer that its replicas sum or collect for certain, of all its ranks."""
+        kinds = self.problem.model.kinds
+        return np.array([kind.parameters - kind.shared_parameters for kind in kinds], dtype=np.float64) * _SAFE
+
+    def least_bytes(self, kept: int, *, single: bool) -> Array:
+        """[stage, kind] what any device of the stage holds at least: one row, everything shared out or computed again."""
+        problem, model = self.problem, self.problem.model
+        grad, weight = problem.setting.gradient_dtype.num_bytes, model.dtype.num_bytes
+        rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
+        found = np.full((len(self.counts), len(model.kinds)), np.inf)
+        for way, degree in enumerate(self.ways.degrees):
+            held = np.array([self._held(number, degree) for number in range(len(model.kinds))])
+            parts = np.maximum(self.size // degree, 1)[:, None]
+            state = held * ((weight + rest) / parts + (grad / parts if single else grad))
+            activation = np.minimum(self.ways.activation[way][:, 0].min(axis=0), self.input_bytes)
+            fits = (self.size % degree == 0)[:, None]
+            found = np.where(fits, np.minimum(found, state + kept * activation), found)
+        return found
+
+    @cached_property
+    def memory(self) -> Array:
+        """[accelerator] bytes that a plan decides on."""
+        held = {one.name: one.memory_bytes for one in self.problem.setting.cluster.accelerators}
+        room = np.array([held[name] for name in self.terms.options.accelerators], dtype=np.float64)
+        return np.maximum(room - self.problem.runtime.constant_bytes + _ROUNDING_BYTES, 1.0)
+
+    @cached_property
+    def input_bytes(self) -> Array:
+        """[kind] least bytes per row of the input of its layers."""
+        found = np.full(len(self.problem.model.kinds), np.inf)
+        np.minimum.at(found, self.terms.kind_of, self.terms.input_bytes)
+        return found
+
+    def _held(self, number: int, degree: int) -> float:
+        setting, kinds = self.problem.setting, self.problem.model.kinds
+        kind = kinds[number]
+        values = float(setting.values_at(kind, degree))
+        if kind.shared_weight is not None:
+            layers = [kinds[one] for one in self.terms.kind_of.tolist()]
+            owners = sum(one.shared_weight == kind.shared_weight for one in layers)
+            size = max(setting.shared_at(one, degree) for one in kinds if one.shared_weight == kind.shared_weight)
+            values -= size * (1 - 1 / max(owners, 1))
+        return max(values, 0.0)
+
+
+def _slopes(whole: Array, lots: Counts) -> Array:
+    """[price] what one more, and one less, of so many rows costs on each accelerator; of costs [accelerator, rows - 1]."""
+    known = whole[whole[:, 0] < NEVER / 1e6]
+    most = whole.shape[1]
+    if not len(known):
+        return np.zeros(1)
+    if most == 1:
+        return np.array([0.0, *known[:, 0]])
+    at = np.clip(lots, 1, most - 1)
+    up = (known[:, at] - known[:, at - 1]).ravel()
+    found: Array = np.unique(np.maximum(np.concatenate([[0.0], up, _before(known, lots)]), 0.0))
+    return found
+
+
+def _before(known: Array, lots: Counts) -> Array:
+    at = np.clip(lots - 1, 1, known.shape[1] - 1)
+    found: Array = (known[:, at] - known[:, at - 1]).ravel()
+    return found
