@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.families import T5, Bert, Custom, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 
@@ -14,7 +14,7 @@ MAX_LAYERS = 1024
 MAX_BATCH_SIZE = 1_000_000
 """Beyond these a document is taken for a slip of the pen; a search would take minutes and gigabytes on it."""
 
-FAMILIES = ("gpt", "llama", "bert", "vit", "swin", "t5", "moe", "wide_resnet", "trans_gan")
+FAMILIES = ("gpt", "llama", "bert", "vit", "swin", "t5", "moe", "wide_resnet", "trans_gan", "custom")
 """Fields of `Training` that hold a family; exactly one of them is given."""
 
 Optimizer = Literal["adam", "sgd"]
@@ -49,6 +49,7 @@ class Training:
     moe: Moe | None = None
     wide_resnet: WideResnet | None = None
     trans_gan: TransGan | None = None
+    custom: Custom | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch_size <= MAX_BATCH_SIZE:

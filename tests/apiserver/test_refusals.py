@@ -4,6 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+CUSTOM = {
+    "entrypoint": "models.resnet:resnet18",
+    "kinds": [
+        {
+            "name": "Stem",
+            "parameters": 9536,
+            "forwardFlopsPerRow": 2e6,
+            "outputElementsPerRow": 64,
+            "savedElementsPerRow": 0.5,
+        }
+    ],
+    "layers": ["Stem", "Stem"],
+}
 REFUSALS = {
     "heads do not divide the width": (
         {"model.gpt.hiddenSize": 9},
@@ -51,6 +64,11 @@ REFUSALS = {
         {"model": {"transGan": {"layers": [0, 0]}}},
         "layers must sum to 1 … 1024; change some of them",
     ),
+    "an entry point that is none": (
+        {"model": {"custom": CUSTOM | {"entrypoint": "resnet18"}}},
+        "entrypoint must be written package.module:function, for example models.resnet:resnet18",
+    ),
+    "a model of one's own without its layers": ({"model": {"custom": {"entrypoint": "m:f"}}}, "custom.kinds: Required"),
     "no model": ({"model": ...}, "spec.model: Required value"),
     "no batch": ({"training": {}}, "spec.training.globalBatchSize: Required value"),
     "no layers": ({"model.gpt.layers": 0}, "should be greater than or equal to 1"),
@@ -193,6 +211,7 @@ def test_a_field_that_does_not_exist_is_refused(api_server, training_plan, path,
         {"model": {"moe": {"layers": 2, "hiddenSize": 8, "heads": 2, "sequenceLength": 8}}},
         {"model": {"wideResNet": {}}},
         {"model": {"transGan": {}}},
+        {"model": {"custom": CUSTOM}},
         {"search.objective": "Cost", "devices.pricesPerHour": {"Tesla-T4": 0.35}},
         {"search.planner": "GalvatronBmw", "search.tolerance": 0, "training.dtype": "float16"},
     ],

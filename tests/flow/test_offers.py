@@ -38,6 +38,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "moe": {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 16, "experts": 4, "expertEvery": 2},
     "wideResNet": {"depth": 50, "baseChannels": 4, "imageSize": 32, "widened": "second"},
     "transGan": {"layers": [1, 0, 1], "hiddenSize": 64, "bottomWidth": 4, "latentSize": 16},
+    "custom": {
+        "entrypoint": "models.resnet:resnet18",
+        "kinds": [
+            {
+                "name": name,
+                "parameters": 9536,
+                "forwardFlopsPerRow": 2e6,
+                "outputElementsPerRow": 64,
+                "savedElementsPerRow": 200,
+            }
+            for name in ("Stem", "Head")
+        ],
+        "layers": ["Stem", "Stem", "Head"],
+    },
 }
 
 
@@ -82,8 +96,10 @@ def test_every_family_ends_in_a_winner_and_the_worker_takes_its_orders(name: str
     assert answered(spec).status.winner is not None
     family = model_of(spec).family
     assert model_of(spec) == Model.of(family, model_of(spec).dtype)
-    given = [tuple(value) if isinstance(value, list) else value for value in MODELS[name].values()]
-    assert set(given) <= set(dataclasses.asdict(family).values())
+    given = [
+        tuple(value) if isinstance(value, list) else value for key, value in MODELS[name].items() if key != "kinds"
+    ]
+    assert set(given) <= {value for key, value in dataclasses.asdict(family).items() if key != "kinds"}
 
 
 def test_every_family_of_the_planner_is_offered_with_its_fields_and_defaults() -> None:
@@ -96,6 +112,13 @@ def test_every_family_of_the_planner_is_offered_with_its_fields_and_defaults() -
             expected = fields[name].default
             assert one.is_required() == (expected is dataclasses.MISSING), f"{part.__name__}.{name}"
             assert one.is_required() or one.default == expected, f"{part.__name__}.{name}"
+
+
+def test_a_description_that_does_not_fit_is_refused_in_words() -> None:
+    world = World(spec=spec_of(model={"custom": {**MODELS["custom"], "layers": ["Stem", "Stem"]}}))
+    world.run()
+    assert world.condition("Accepted").reason == "SpecInvalid"
+    assert "custom.kinds gives Head, but no layer is of that kind" in world.condition("Accepted").message
 
 
 def test_a_model_is_one_family() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from trainwright.families.bert import Bert
+from trainwright.families.custom import Custom, CustomKind
 from trainwright.families.ends import BLOCK, EMBEDDING, HEAD
 from trainwright.families.gpt import Gpt
 from trainwright.families.llama import Llama
@@ -18,7 +19,7 @@ from trainwright.families.vit import Vit
 from trainwright.families.wide_resnet import WideResnet
 
 Family = Annotated[
-    Gpt | Llama | Bert | Vit | Swin | T5 | Moe | WideResnet | TransGan,
+    Gpt | Llama | Bert | Vit | Swin | T5 | Moe | WideResnet | TransGan | Custom,
     Field(discriminator="family"),
 ]
 """The families a model can be built from; in a document the field `family` tells which it is."""
@@ -29,6 +30,8 @@ __all__ = [
     "HEAD",
     "T5",
     "Bert",
+    "Custom",
+    "CustomKind",
     "Family",
     "Gpt",
     "Llama",

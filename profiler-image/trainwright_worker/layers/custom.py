@@ -76,7 +76,11 @@ class CustomLayer(Layer):
 
 
 class CustomLayers:
-    """The layers of a user's model; `len` counts them."""
+    """The layers of a user's model; `len` counts them.
+
+    Attributes:
+        parameters: values of every layer's weights.
+    """
 
     def __init__(self, name: str, model: CustomModel) -> None:
         self.name = name
@@ -86,6 +90,7 @@ class CustomLayers:
         if TARGETS not in probed:
             raise self._wrong(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
         self._inputs = tuple(field for field in probed if field != TARGETS)
+        self.parameters: tuple[int, ...] = ()
         try:
             self._shapes = self._probe(probed, "meta")
         except ValueError:  # not every operation can do without values: what fails on the CPU, too, is the user's
@@ -155,7 +160,7 @@ class CustomLayers:
         """Shapes behind every layer, of one row, by running all layers one after another; each is dropped again."""
         data = {field: value.to(device) for field, value in rows.items()}
         boundary: Boundary = ()
-        shapes = []
+        shapes, parameters = [], []
         with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
             for layer in range(len(self)):
                 made = self._made(layer)
@@ -173,6 +178,8 @@ class CustomLayers:
                 else:
                     boundary = self._checked(layer, result)
                 shapes.append(tuple(tuple(value.shape[1:]) for value in boundary))
+                parameters.append(sum(parameter.numel() for parameter in made.parameters()))
+        self.parameters = tuple(parameters)
         return shapes
 
     def _checked(self, layer: int, result: Any) -> Boundary:

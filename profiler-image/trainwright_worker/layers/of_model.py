@@ -20,6 +20,7 @@ _CLASSES = {
     "swin": "trainwright_worker.layers.swin:SwinLayers",
     "wide_resnet": "trainwright_worker.layers.wide_resnet:WideResnetLayers",
     "trans_gan": "trainwright_worker.layers.trans_gan:TransGanLayers",
+    "custom": "trainwright_worker.layers.described:described_layers",
 }
 """By the family's tag; a family's module is loaded when it is asked for."""
 
@@ -30,7 +31,10 @@ def families() -> tuple[str, ...]:
 
 
 def layers_of(model: Model) -> FamilyLayers:
-    """The layers of a model's family. Raises ValueError where this worker has none."""
+    """The layers of a model's family.
+
+    Raises ValueError where this worker has none, WorkerError where a user's model is not what was described.
+    """
     place = _CLASSES.get(model.family.family)
     if place is None:
         raise ValueError(f"this worker has no layers of family {model.family.family}; it has {', '.join(_CLASSES)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -14,11 +14,13 @@ from torch_models.measure import measure
 from torch_models.parts import Reference, hidden, inputs
 
 from trainwright import documents
-from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.families import T5, Bert, Custom, CustomKind, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Attention, Dtype, Split
 from trainwright.model import Model
 from trainwright.training import FAMILIES, Training
 
+STEM = CustomKind("stem", 9_536, 1.2e8, 65_536, 120_000.0, 8_000.0)
+HEAD = CustomKind("head", 5_130, 1e4, 1, 1_000.0)
 EVERY = (
     Gpt(24, 1024, 16, 1024, 52256),
     Llama(32, 4096, 32, 4096),
@@ -29,6 +31,15 @@ EVERY = (
     Moe(32, 4096, 32, 4096, intermediate_size=14336, key_value_heads=8),
     WideResnet(),
     TransGan(),
+    Custom(
+        "package.models:resnet",
+        (
+            STEM,
+            CustomKind("block", 74_000, 6e8, 65_536, 400_000.0),
+            HEAD,
+        ),
+        ("stem", "block", "block", "head"),
+    ),
 )
 
 
@@ -217,6 +228,19 @@ def test_trans_gans_stages_grow_and_narrow() -> None:
         (lambda: WideResnet(image_size=100), "wide_resnet.image_size must be a multiple of 32, got 100"),
         (lambda: TransGan(bottom_width=9, layers=(0, 0, 2)), "windows of 16 do not tile stage 2, whose side is 36"),
         (lambda: TransGan(hidden_size=100), "trans_gan.hidden_size 100 leaves no whole heads in stage 4"),
+        (
+            lambda: Custom("models.resnet", (STEM,), ("stem",)),
+            "custom.entrypoint must be written package.module:function",
+        ),
+        (lambda: Custom("models:resnet", (STEM, STEM), ("stem",)), "custom.kinds gives stem twice"),
+        (lambda: Custom("models:resnet", (STEM,), ("stem", "head")), "custom.layers names head, which custom.kinds"),
+        (lambda: Custom("models:resnet", (STEM,), ()), "custom.layers must name 1 … 100000 layers, got 0"),
+        (
+            lambda: Custom("models:resnet", (STEM, HEAD), ("stem",)),
+            "custom.kinds gives head, but no layer is of that kind",
+        ),
+        (lambda: replace(STEM, parameters=-1), "parameters of stem must be 0 … .*, got -1"),
+        (lambda: replace(STEM, output_elements_per_row=0), "output_elements_per_row of stem must be 1 …"),
         (lambda: TransGan(layers=()), "trans_gan.layers must give the blocks of 1 … 16 stages, got 0"),
     ],
 )

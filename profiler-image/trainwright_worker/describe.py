@@ -1,0 +1,63 @@
+"""`python -m trainwright_worker.describe package.module:function`: a user's own model, as the planner reads it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainwright import documents
+from trainwright_worker.layers.described import describe
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="trainwright_worker.describe", description=__doc__)
+    parser.add_argument("entrypoint", help="package.module:function, which returns a CustomModel")
+    parser.add_argument(
+        "--training-plan",
+        action="store_true",
+        help="for spec.model of a TrainingPlan (the default is for the file behind `trainwright plan --model`)",
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = _arguments()
+    sys.path.insert(0, str(Path.cwd()))  # where the user's module is, as with python -m
+    try:
+        described = documents.dump(describe(arguments.entrypoint))
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    body = {key: _plain(described[key]) for key in ("entrypoint", "kinds", "layers")}
+    if arguments.training_plan:
+        body = _in_camel_case(body)
+    sys.stdout.write(yaml.safe_dump({"custom": body}, sort_keys=False, width=120, default_flow_style=None))
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """Whole numbers without a fraction."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _in_camel_case(value: Any) -> Any:
+    """Fields as in the resource; names of kinds stay as they are."""
+    if isinstance(value, dict):
+        return {
+            re.sub(r"_([a-z])", lambda found: found[1].upper(), key): _in_camel_case(item)
+            for key, item in value.items()
+        }
+    return [_in_camel_case(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
