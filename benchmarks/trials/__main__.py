@@ -20,7 +20,7 @@ from trials.pods import Bench, bench_on
 from trials.settings import CLUSTER_FILE, SETTINGS, Setting, gang, measured_cluster, measured_profiles, part_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "trials.csv"
-AT_ONCE = 8
+AT_ONCE = 5
 """Plans in one gang, so that one that fails takes few others with it."""
 
 
@@ -70,6 +70,7 @@ def _try(bench: Bench, setting: Setting, plans: list, iterations: int, console: 
         order = SeriesOrder(
             gang(shape, setting.nodes, deadline_seconds=900.0), setting.model, tuple(one.plan for one in some),
             warmup_iterations=2, iterations=iterations,
+            timeline=True,
         )  # fmt: skip
         try:
             report = bench.run(order)

@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from trainwright.orders import TrialReport
 from trials.plans import TALKATIVE, Chosen
 from trials.settings import Setting
+from trials.split import Split, measured_split, predicted_split
 
 MOST_LATE = 0.01
 """A trial of which more paced segments than this came late is void: this machine was too slow for it."""
@@ -47,6 +48,20 @@ class Tried:
         return self.report.late_segments / max(1, self.report.paced_segments)
 
     @property
+    def split_errors(self) -> Split | None:
+        """By how much prediction exceeds measurement on the critical device, each part over the measured iteration."""
+        cost, timeline = self.chosen.estimate, self.report.timeline
+        found = timeline and measured_split(timeline, self.chosen.plan, cost.critical_device)
+        if not found or not timeline:
+            return None
+        wanted, whole = predicted_split(cost.breakdown), timeline.iteration_seconds
+        return Split(
+            (wanted.compute - found.compute) / whole,
+            (wanted.communication - found.communication) / whole,
+            (wanted.bubble - found.bubble) / whole,
+        )
+
+    @property
     def is_void(self) -> bool:
         return self.late_share > MOST_LATE
 
@@ -67,7 +82,13 @@ def summary(tried: Sequence[Tried]) -> dict[str, float]:
     measured = [one.measured_seconds for one in valid]
     first = min(valid, key=lambda one: one.chosen.estimate.iteration_seconds)
     megatron = [one.measured_seconds for one in valid if one.chosen.source == "megatron"]
+    splits = [split for one in valid if (split := one.split_errors)]
     return {
+        **{
+            f"{part}_mean_share_of_error": statistics.fmean(abs(getattr(split, part)) for split in splits)
+            for part in ("compute", "communication", "bubble")
+            if splits
+        },
         "plans": len(valid),
         "void": len(tried) - len(valid),
         "mean_error": mean_error(valid),
@@ -86,7 +107,19 @@ def summary(tried: Sequence[Tried]) -> dict[str, float]:
 def show(setting: Setting, tried: Sequence[Tried], console: Console) -> None:
     """The table of one setting, fastest first."""
     table = Table(title=f"{setting.name} (device times emulated, links real)")
-    for name in ("source", "plan", "predicted s", "measured s", "error", "talks", "memory error", "late"):
+    for name in (
+        "source",
+        "plan",
+        "predicted s",
+        "measured s",
+        "error",
+        "compute",
+        "comm.",
+        "bubble",
+        "talks",
+        "memory error",
+        "late",
+    ):
         table.add_column(name, justify="left" if name in {"source", "plan"} else "right")
     for one in sorted(tried, key=lambda one: one.measured_seconds):
         table.add_row(
@@ -95,6 +128,7 @@ def show(setting: Setting, tried: Sequence[Tried], console: Console) -> None:
             f"{one.chosen.estimate.iteration_seconds:.3f}",
             f"{one.measured_seconds:.3f}",
             f"{one.error:+.1%}",
+            *_split_cells(one.split_errors),
             f"{one.chosen.communication_share:.0%}",
             f"{one.memory_error:+.1%}",
             f"{one.late_share:.1%}{' void' if one.is_void else ''}",
@@ -104,12 +138,19 @@ def show(setting: Setting, tried: Sequence[Tried], console: Console) -> None:
         console.print(f"  {name.replace('_', ' ')}: {value:.4g}", highlight=False)
 
 
+def _split_cells(split: Split | None) -> tuple[str, str, str]:
+    if split is None:
+        return "", "", ""
+    return f"{split.compute:+.1%}", f"{split.communication:+.1%}", f"{split.bubble:+.1%}"
+
+
 def keep(tried: Sequence[Tried], path: Path) -> None:
     """The table as CSV."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("setting", "source", "plan", "predicted_seconds", "measured_seconds", "error", "communication_share",
+            ("setting", "source", "plan", "predicted_seconds", "measured_seconds", "error", "compute_error",
+             "communication_error", "bubble_error", "communication_share",
              "predicted_bytes", "measured_bytes", "late_share")
         )  # fmt: skip
         for one in tried:
@@ -121,6 +162,7 @@ def keep(tried: Sequence[Tried], path: Path) -> None:
                     f"{one.chosen.estimate.iteration_seconds:.6f}",
                     f"{one.measured_seconds:.6f}",
                     f"{one.error:.4f}",
+                    *_split_cells(one.split_errors),
                     f"{one.chosen.communication_share:.3f}",
                     one.chosen.estimate.peak_memory_bytes,
                     max(memory.peak_bytes for memory in one.report.memory),

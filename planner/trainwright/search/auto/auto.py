@@ -9,7 +9,7 @@ from functools import cached_property
 
 from trainwright.cost.links import node_classes
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import Pipeline, Plan
+from trainwright.plan import Pipeline, Plan, Schedule
 from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
@@ -91,6 +91,7 @@ class _Run:
         self._seed()
         self._look_deeper()
         self._descend()
+        self._reschedule()
         found = in_order(self.judge.feasible())
         if not found:
             raise self._refusal()
@@ -137,6 +138,14 @@ class _Run:
             start = disturbances.of(in_order(judge.feasible())[0], judge)
             if start is not None:
                 descend(start, judge, judge.left // 3)
+
+    def _reschedule(self) -> None:
+        """GPipe for the best: where memory holds every micro-batch, forwards never wait for a backward's message."""
+        best = [one.plan for one in in_order(self.judge.feasible())[:LEADERS]]
+        self.judge.left = max(self.judge.left, LEADERS)
+        for plan in best:
+            if any(len(pipeline.stages) > 1 < pipeline.micro_batches for pipeline in plan.pipelines):
+                self.judge.cost(replace(plan, schedule=Schedule.GPIPE))
 
     def _draft_until_over(self, effort: Effort, sizes: Sequence[int]) -> None:
         for _ in self._draft(effort, sizes):
