@@ -112,9 +112,9 @@ def gathered(own: object) -> list:
     return everyone
 
 
-def trained(executor: Executor | None, first: int) -> list[float]:
-    """Mean losses of some iterations."""
-    own = [executor.run(executor.prepare(first + step)) if executor else 0.0 for step in range(STEPS)]
+def trained(executor: Executor | None, iterations: range) -> list[float]:
+    """Mean losses."""
+    own = [executor.run(executor.prepare(iteration)) if executor else 0.0 for iteration in iterations]
     return [sum(losses) for losses in zip(*gathered(own), strict=True)]
 
 
@@ -203,20 +203,20 @@ def run_case(case: Case, rank: int, groups: Groups) -> dict:
     training = Training(case.optimizer, case.learning_rate, SEED)
     before, behind = (model_of(case.model, dtype) for dtype in case.dtypes)
     first = executor_of(case.first, before, training, rank, groups, name=case.name)
-    losses = trained(first, 0)
+    losses = trained(first, range(STEPS))
     checkpoint.CHUNK_VALUES = case.chunk_values or USUAL_CHUNK_VALUES
     if first:
         save(first, Path(case.folder), STEPS)
     saved = whole_state(first)
     second = executor_of(case.second, behind, training, rank, groups, name=f"{case.name} behind")
-    trained(second, 100)  # what is loaded takes the place of a training, not only of first values
+    trained(second, range(100, 101))  # what is loaded takes the place of a training, not only of first values
     begin = bytes_read()
     iteration = load(second, Path(case.folder)) if second else None
     own_bytes = [bytes_read() - begin, sum(4 * piece.values.numel() for piece in held(second))] if second else None
     worst = max(gathered(difference(second, saved)))
     names = set().union(*gathered({piece.name for piece in held(second)} if second else set()))
     counts = [gathered(scalars(one) if one else None) for one in (first, second)]
-    losses += trained(second, STEPS)
+    losses += trained(second, range(STEPS, 2 * STEPS))
     want_losses, want = reference(case, model_of(case.model, "float32"))
     every = gathered(errors(second, want))
     return {

@@ -61,13 +61,12 @@ def change(name: str, model: dict, seed: int, optimizer: str, **fields) -> dict:
 
 def straight(model: dict, ways: list[tuple[int, int]], sharding: str) -> dict:
     """A plan of one pipeline over eight devices, as many stages as `ways`: tensor and data degree of each."""
-    layers, stages, first = len(documents.parse({**model, "global_batch_size": 1}, Training).model.layers), [], 0
+    layers = len(documents.parse({**model, "global_batch_size": 1}, Training).model.layers)
+    places = iter({"node": f"node-{place // 2}", "slot": place % 2} for place in range(8))
+    stages, first = [], 0
     for number, (tensor, data) in enumerate(ways):
         end = round(layers * (number + 1) / len(ways))
-        devices = [
-            {"node": f"node-{place // 2}", "slot": place % 2}
-            for place in range(tensor * data * number, tensor * data * (number + 1))
-        ]
+        devices = [next(places) for _ in range(tensor * data)]
         run = {"first": first, "count": end - first, "tensor": tensor, "data": data, "rows": [8 // data] * data}
         stages.append({"devices": devices, "layers": [{**run, "sharding": sharding}]})
         first = end

@@ -87,7 +87,6 @@ def load(executor: Executor, folder: Path) -> int:
         )
     executor.beat("publishing the loaded weights")
     for unit in executor.stage.units:
-        unit.free()
         unit.publish()
     executor.optimizer.resume(state.updates)
     executor.loss_scale.resume(state.loss_scale, state.quiet_iterations)
