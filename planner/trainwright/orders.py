@@ -119,6 +119,8 @@ class TrialOrder:
         fault: a fault to rehearse: `crash` ends rank 0's process after the first iteration, `hang` stops it there,
             `mute` finishes without a report. None in real use.
         timeline: run one further iteration, of which every rank tells what it did when.
+        sequence_parallel: whether each rank of a tensor group keeps but a part of the sequence where layers allow it
+            (Korthikanti et al. 2022); the losses are the same.
     """
 
     gang: Gang
@@ -132,6 +134,7 @@ class TrialOrder:
     track_memory: bool = True
     fault: Literal["crash", "hang", "mute"] | None = None
     timeline: bool = False
+    sequence_parallel: bool = False
     kind: Literal["trial"] = "trial"
 
 
@@ -141,7 +144,7 @@ class SeriesOrder:
 
     Attributes:
         plans: each uses some of the gang's devices, in any order; the other devices wait meanwhile.
-        timeline: of every plan.
+        timeline, sequence_parallel: of every plan.
     """
 
     gang: Gang
@@ -154,6 +157,7 @@ class SeriesOrder:
     iterations: int = 10
     track_memory: bool = True
     timeline: bool = False
+    sequence_parallel: bool = False
     kind: Literal["series"] = "series"
 
     def trial(self, number: int) -> TrialOrder:
@@ -169,6 +173,7 @@ class SeriesOrder:
             self.iterations,
             self.track_memory,
             timeline=self.timeline,
+            sequence_parallel=self.sequence_parallel,
         )
 
 

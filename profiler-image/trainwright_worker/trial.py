@@ -75,7 +75,7 @@ def _executor(
     return Executor(
         order.plan,
         order.model,
-        Training(order.optimizer, order.learning_rate, order.seed),
+        Training(order.optimizer, order.learning_rate, order.seed, sequence_parallel=order.sequence_parallel),
         Host(seat.rank, device, seat.devices, emulation, watchdog.beat),
         groups,
     )

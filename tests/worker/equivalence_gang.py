@@ -48,6 +48,7 @@ class Case:
     learning_rate: float = 0.05
     clip_norm: float | None = None
     by_piece: bool = False
+    sequence_parallel: bool = False
 
 
 def optimizer_of(case: Case, parameters: list) -> torch.optim.Optimizer:
@@ -129,14 +130,16 @@ class Comparison:
 
 def run_case(case: Case, model: Model, want: dict, rank: int, groups: Groups) -> dict:
     """What a member finds; ranks beyond the plan's devices only help to make groups."""
-    found = {"losses": [], "gradient_error": 0.0, "weight_error": 0.0, "state_error": 0.0, "seen": set()}
+    errors = {"gradient_error": 0.0, "weight_error": 0.0, "state_error": 0.0}
+    found = {"losses": [], **errors, "seen": set(), "parted": 0}
     mesh = Mesh.of(case.plan)
     if rank not in mesh.ranks:
         groups.make(wanted_groups(mesh, model))
         return {**found, "losses": [0.0] * case.steps}
-    training = Training(case.optimizer, case.learning_rate, 3, case.clip_norm)
+    training = Training(case.optimizer, case.learning_rate, 3, case.clip_norm, case.sequence_parallel)
     host = Host(rank, device_of(rank))
     executor = Executor(case.plan, model, training, host, groups)
+    found["parted"] = sum(layer.is_sequence_parallel for layer in executor.stage.layers)
     comparison = Comparison(executor)
     for step in range(case.steps):
         found["losses"].append(executor.run(executor.prepare(step)))
@@ -163,6 +166,7 @@ def gathered(found: dict, want: dict, seconds: float) -> dict:
         "loss_error": max(abs(loss / wanted - 1) for loss, wanted in pairs),
         **{name: max(one[name] for one in everyone) for name in ("gradient_error", "weight_error", "state_error")},
         "missing": sorted(set(want["gradients"]) - set().union(*(one["seen"] for one in everyone))),
+        "parted": sum(one["parted"] for one in everyone),
         "losses": losses,
         "seconds": seconds,
     }

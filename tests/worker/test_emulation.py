@@ -18,6 +18,7 @@ from trainwright_worker.executor.pace import StagePace
 EMULATION = Emulation(1e9, 0.004, 1e8)
 MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
 EMBEDDING, BLOCK, HEAD = MODEL.kinds
+BLOCKS = (1, 2)
 
 
 def test_forward_follows_the_device_table_segment_by_segment() -> None:
@@ -47,6 +48,9 @@ def stage(*runs: tuple[LayerRun, list[str]]) -> SimpleNamespace:
                 number=run.first + place,
                 run=mesh,
                 gathers="gathers" in words,
+                is_sequence_parallel="parts" in words and run.first + place in BLOCKS,
+                parts_boundary="parts" in words and run.first + place == BLOCKS[0],
+                collects_boundary="parts" in words and run.first + place == BLOCKS[-1],
                 recomputes=run.recompute,
                 reduces_beside_backward="reduces" in words,
             )
@@ -80,6 +84,23 @@ def test_with_tensor_parallelism_a_pass_is_cut_at_its_all_reduces() -> None:
     a, b = seconds(BLOCK, tensor=2)
     assert pace.forward == pytest.approx((E + a, b, a, b, H))
     assert pace.backward == pytest.approx((2 * (H + b), 2 * a, 2 * b, 2 * a, 2 * E))
+
+
+def test_with_sequence_parallelism_a_collective_stands_at_both_ends_of_a_segment() -> None:
+    """Between two segments one collective follows upon another; a boundary's gradients are collected last."""
+    pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), ["parts"]))
+    a, b = seconds(BLOCK, tensor=2)
+    block = (a, 0, b, 0)
+    assert pace.forward == pytest.approx((E, *block, *block, H))
+    assert pace.backward == pytest.approx((2 * H, *(2 * length for length in (b, 0, a, 0) * 2), 2 * E))
+
+
+def test_with_sequence_parallelism_recomputed_layers_meet_again() -> None:
+    pace = pace_of((LayerRun(0, 4, 2, 1, (2,), recompute=True), ["parts"]))
+    a, b = seconds(BLOCK, tensor=2)
+    again = (a, 0, b, 0, 2 * b, 0, 2 * a)
+    assert pace.forward == pytest.approx((E, a, 0, b, 0, a, 0, b, 0, H))
+    assert pace.backward == pytest.approx((3 * H, *again, 0, *again, 0, 3 * E))
 
 
 def test_recomputed_layers_compute_twice_in_the_backward() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -88,6 +89,64 @@ HALF = [
     for dtype in ("bfloat16", "float16")
     for seed in range(4)
 ]
+VIT = {"vit": {"layers": 3, "hidden_size": 32, "heads": 4, "image_size": 12, "patch_size": 4, "classes": 8}}
+"""Its sequence, a token and nine patches, can be halved; that of the other one, a token and sixteen, cannot."""
+PARTABLE = {
+    "gpt": {"block": (8,)},
+    "llama": {"block": (8,)},
+    "bert": {"block": (8,)},
+    "vit": {"block": (10,)},
+    "t5": {"encoder": (8,), "decoder": (6, 8)},
+    "moe": {"block": (8,)},
+    "trans_gan": {"block_0": (4,), "block_1": (16,)},
+}
+"""Kinds of layers that can be sequence parallel, and the lengths that a tensor degree must divide."""
+
+
+def parted_layers(case: dict) -> int:
+    """Layers that are sequence parallel by the plan, on all ranks together."""
+    (family,) = (key for key in case["model"] if key in PARTABLE)
+    layers = documents.parse({**case["model"], "global_batch_size": 1}, Training).model.layers
+    return sum(
+        run["tensor"] * run["data"]
+        for pipeline in case["plan"]["pipelines"]
+        for stage in pipeline["stages"]
+        for run in stage["layers"]
+        for kind in layers[run["first"] : run["first"] + run["count"]]
+        if run["tensor"] > 1 and kind in PARTABLE[family]
+        if not any(length % run["tensor"] for length in PARTABLE[family][kind])
+    )
+
+
+def parted(name: str, model: dict, seed: int, count: int, **fields) -> list[dict]:
+    """The first cases from that seed on in which something is sequence parallel."""
+    found = (case(f"{name}-{one}", model, one, sequence_parallel=True, **fields) for one in itertools.count(seed))
+    return list(itertools.islice(filter(parted_layers, found), count))
+
+
+PARTED = [
+    one
+    for family, model, seed, count in (
+        ("gpt", GPT, 5000, 12),
+        ("llama", OTHERS["llama"], 5100, 8),
+        ("bert", OTHERS["bert"], 5200, 8),
+        ("vit", VIT, 5300, 8),
+        ("t5", OTHERS["t5"], 5400, 6),
+        ("moe", OTHERS["moe"], 5500, 4),
+        ("trans_gan", OTHERS["trans_gan"], 5600, 4),
+    )
+    for one in parted(f"parted-{family}", model, seed, count)
+]
+INDIVISIBLE = [case(f"indivisible-vit-{seed}", OTHERS["vit"], 5300 + seed, sequence_parallel=True) for seed in (1, 5)]
+PARTED_TRAININGS = [
+    *parted("parted-sgd", GPT, 6000, 1, steps=STEPS, learning_rate=0.02),
+    *parted("parted-clipped", GPT, 6100, 1, steps=3, clip_norm=0.05),
+    *parted("parted-bfloat16", {**GPT, "dtype": "bfloat16"}, 6200, 1, steps=3),
+]
+
+
+def runs_of(plan: dict) -> list[dict]:
+    return [run for pipeline in plan["pipelines"] for stage in pipeline["stages"] for run in stage["layers"]]
 
 
 def names(cases: list[dict]) -> list[str]:
@@ -99,7 +158,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """One gang of eight processes runs all plans in turn: starting it is the expensive part."""
     folder = tmp_path_factory.mktemp("equivalence")
     cases, result = folder / "cases.json", folder / "result.json"
-    cases.write_text(json.dumps([*GRADIENTS, *TRAININGS, *CLIPPED, *HALF]), encoding="utf-8")
+    cases.write_text(
+        json.dumps([*GRADIENTS, *TRAININGS, *CLIPPED, *HALF, *PARTED, *INDIVISIBLE, *PARTED_TRAININGS]),
+        encoding="utf-8",
+    )
     run = subprocess.run(
         [sys.executable, str(GANG), str(cases), str(result)], check=False, capture_output=True, text=True, timeout=580
     )
@@ -115,7 +177,7 @@ def test_at_least_two_hundred_plans_are_compared() -> None:
 def test_the_plans_use_all_that_a_plan_can_say() -> None:
     plans = [one["plan"] for one in GRADIENTS]
     stages = [stage for plan in plans for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
-    runs = [run for stage in stages for run in stage["layers"]]
+    runs = [run for plan in plans for run in runs_of(plan)]
     assert {plan["schedule"] for plan in plans} == {"1f1b", "gpipe"}
     assert {run["sharding"] for run in runs if run["data"] > 1} == {"none", "zero1", "zero2", "zero3"}
     assert {run["order"] for run in runs if run["data"] > 1 < run["tensor"]} == {"tensor_inner", "data_inner"}
@@ -163,3 +225,29 @@ def test_half_precision_stays_near_float32(answers: dict, name: str) -> None:
     answer = answers[name]
     assert answer["loss_error"] < 0.01
     assert answer["gradient_error"] < 0.05
+
+
+@pytest.mark.parametrize("case", [pytest.param(one, id=one["name"]) for one in (*PARTED, *INDIVISIBLE)])
+def test_with_sequence_parallelism_loss_and_gradients_are_the_same(answers: dict, case: dict) -> None:
+    answer = answers[case["name"]]
+    assert answer["missing"] == []
+    assert answer["loss_error"] < 1e-5
+    assert answer["gradient_error"] < 1e-5
+
+
+@pytest.mark.parametrize("case", [pytest.param(one, id=one["name"]) for one in PARTED])
+def test_the_sequence_is_parted_wherever_the_tensor_degree_divides_it(answers: dict, case: dict) -> None:
+    assert answers[case["name"]]["parted"] == parted_layers(case)
+
+
+def test_the_sequence_stays_whole_where_it_is_not_asked_for_or_cannot_be_divided(answers: dict) -> None:
+    assert any(run["tensor"] > 1 for one in INDIVISIBLE for run in runs_of(one["plan"]))
+    assert not any(answers[name]["parted"] for name in names([*GRADIENTS, *INDIVISIBLE]))
+
+
+def test_sequence_parallel_training_equals_training_in_one_process(answers: dict) -> None:
+    sgd, clipped, half = (answers[name] for name in names(PARTED_TRAININGS))
+    assert sgd["weight_error"] < 1e-4
+    assert clipped["weight_error"] < 1e-5
+    assert half["loss_error"] < 0.01
+    assert half["gradient_error"] < 0.05

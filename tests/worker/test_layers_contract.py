@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 import torch
-from tensor_group import passes, run_group, whole_gradients
+from tensor_group import Thread, passes, run_group, whole_gradients
 
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
@@ -146,11 +146,12 @@ def test_tensor_parts_together_are_the_whole_layer(family, name: str, degree: in
         if shard.index:
             return one.part(shard)
 
-        def counted(tensor: torch.Tensor) -> None:
-            sums.append(tensor.numel())
-            shard.all_reduce(tensor)
+        class Counted(Thread):
+            def all_reduce(self, tensor: torch.Tensor) -> None:
+                sums.append(tensor.numel())
+                super().all_reduce(tensor)
 
-        return one.part(replace(shard, all_reduce=counted))
+        return one.part(replace(shard, collectives=Counted(**vars(shard.collectives))))
 
     outputs, inputs, gradients = passes(one.layer, *given)
     ranks = run_group(make, degree, *given)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.cluster import Device, Emulation
@@ -26,6 +25,7 @@ from trainwright_worker.executor.passes import Passes
 from trainwright_worker.executor.precision import GradientNorm, LossScale
 from trainwright_worker.executor.schedule import Operation, operations, received_before
 from trainwright_worker.executor.stage import TORCH_DTYPES, StageBuilder
+from trainwright_worker.executor.tensor_group import TensorGroup
 from trainwright_worker.executor.timeline import Recorder
 from trainwright_worker.layers.layer import Boundary, Data
 from trainwright_worker.layers.of_model import layers_of
@@ -37,12 +37,15 @@ class Training:
 
     Attributes:
         clip_norm: gradients are shrunk so that their norm over all weights is at most this; None leaves them.
+        sequence_parallel: whether tensor-parallel layers that can, and whose sequence their degree divides, keep but a
+            part of it on each rank. What is computed is the same.
     """
 
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     seed: int = 0
     clip_norm: float | None = None
+    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,16 @@ class Executor:
         self.recorder = Recorder(self.device)
         self.place = self.mesh.stage_of(self.rank)
         self.pipeline = plan.pipelines[self.place.pipeline]
-        builder = StageBuilder(
-            model, self.family, self.mesh, self.rank, self.groups, self.device, self._tensor_all_reduce
-        )
-        self.stage = builder.build(training.seed)
+        self.stage = StageBuilder(
+            model,
+            self.family,
+            self.mesh,
+            self.rank,
+            self.groups,
+            self.device,
+            self._tensor_group,
+            training.sequence_parallel,
+        ).build(training.seed)
         self.optimizer = make_optimizer(training.optimizer, self.stage.units, training.learning_rate)
         self.pace = StagePace.of(host.emulation, model, self.stage, self.rank)
         self.passes = Passes(self.stage, self.rank, self.groups, self.pacer, self.recorder)
@@ -118,17 +127,9 @@ class Executor:
         self._before = order(number - 1) if number > 0 else ()
         self._behind = order(number + 1) if number + 1 < stages else ()
 
-    def _tensor_all_reduce(self, run: RunMesh) -> Callable[[Tensor], None]:
-        group = self.groups.of(run.replica_ranks(self.rank))
-
-        def all_reduce(tensor: Tensor) -> None:
-            self.pacer.interrupt()
-            self.beat("summing within the tensor group")
-            with self.recorder.action(Action.TENSOR_SUM):
-                dist.all_reduce(tensor, group=group)
-            self.pacer.resume()
-
-        return all_reduce
+    def _tensor_group(self, run: RunMesh) -> TensorGroup:
+        ranks = run.replica_ranks(self.rank)
+        return TensorGroup(self.groups.of(ranks), ranks, self.rank, self.pacer, self.recorder, self.beat)
 
     def prepare(self, iteration: int) -> Batch:
         """This rank's part of that iteration's batch; row i of it is the same whatever the plan."""

@@ -46,8 +46,11 @@ class _Chunks:
     def cut(self) -> None:
         self.lengths.append(0.0)
 
-    def add(self, pieces: Sequence[Piece]) -> None:
+    def add(self, pieces: Sequence[Piece], *, sequence_parallel: bool) -> None:
+        """What ends in an all-reduce begins with an all-gather and ends in a reduce-scatter in sequence parallelism."""
         for piece in pieces:
+            if piece.ends_in_all_reduce and sequence_parallel:
+                self.cut()
             self.lengths[-1] += piece.seconds
             if piece.ends_in_all_reduce:
                 self.cut()
@@ -66,7 +69,9 @@ def _forward(stage: RankStage, pieces: dict[int, tuple[Piece, ...]]) -> tuple[fl
         for layer in run:
             if layer.gathers:
                 chunks.cut()
-            chunks.add(pieces[layer.number])
+            chunks.add(pieces[layer.number], sequence_parallel=layer.is_sequence_parallel)
+            if layer.collects_boundary:
+                chunks.cut()
     return tuple(chunks.lengths)
 
 
@@ -77,8 +82,10 @@ def _backward(stage: RankStage, pieces: dict[int, tuple[Piece, ...]], *, is_last
             if layer.gathers:
                 chunks.cut()
             if layer.recomputes:
-                chunks.add(pieces[layer.number])
-            chunks.add(backward_pieces(pieces[layer.number]))
+                chunks.add(pieces[layer.number], sequence_parallel=layer.is_sequence_parallel)
+            chunks.add(backward_pieces(pieces[layer.number]), sequence_parallel=layer.is_sequence_parallel)
+            if layer.parts_boundary:
+                chunks.cut()
             if is_last and layer.reduces_beside_backward:
                 chunks.cut()
         if place and moves(stage, place):

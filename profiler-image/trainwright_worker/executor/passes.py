@@ -3,6 +3,9 @@
 Each layer has an autograd graph of its own: what lies between two layers is detached. So weights can be collected
 before a layer and let go behind it, rows can move between two layers, a layer can be computed again in place of being
 kept, and gradients can leave as soon as a layer is done, all without hooks into autograd.
+
+Before the first of some sequence-parallel layers a boundary is parted, behind the last it is collected; a gradient on
+its way back the other way round. Outside of them boundaries and gradients are whole on every rank of a tensor group.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ class Passes:
 
     def _forward_layer(self, layer: RankLayer, boundary: Boundary, data: Data, kept: list[_Kept]) -> Boundary:
         self._make_whole(layer, self._place[layer.number] + 1)
+        if layer.parts_boundary:
+            boundary = layer.own_part(boundary)
         inputs = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in boundary)
         fields = {field: data[field] for field in layer.module.reads}
         with torch.set_grad_enabled(not layer.recomputes):
@@ -85,7 +90,7 @@ class Passes:
             self.loss += output.loss.detach()
         kept.append(_Kept(inputs, fields, None if layer.recomputes else output))
         self._free(layer)
-        return output.boundary
+        return layer.collected(output.boundary) if layer.collects_boundary else output.boundary
 
     def backward(self, micro_batch: int, gradients: Boundary, loss_gradient: float, *, is_last: bool) -> Boundary:
         """The gradients for the stage before; `is_last` says that no further backward adds to the weights' gradients."""
@@ -102,6 +107,8 @@ class Passes:
 
     def _backward_layer(self, layer: RankLayer, kept: _Kept, gradients: Boundary, loss_gradient: float) -> Boundary:
         self._make_whole(layer, self._place[layer.number] - 1)
+        if layer.collects_boundary:
+            gradients = layer.own_part(gradients)
         output = kept.output
         if output is None:
             with torch.enable_grad(), self._recorder.action(Action.RECOMPUTE):
@@ -121,7 +128,8 @@ class Passes:
         for held in layer.held:
             held.unit.collect(contributes=held.contributes)
         self._free(layer)
-        return tuple(tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in kept.inputs)
+        found = tuple(tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in kept.inputs)
+        return layer.collected(found) if layer.parts_boundary else found
 
     def _make_whole(self, layer: RankLayer, neighbour: int) -> None:
         """Collect the layer's weights, and begin to collect those of the layer that computes next."""

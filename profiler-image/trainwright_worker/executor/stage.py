@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainwright.model import Model
 from trainwright.plan import Sharding
@@ -16,7 +17,9 @@ from trainwright_worker.executor.precision import Counted
 from trainwright_worker.executor.reduction import Reduction, SharedReduction, reduction_of
 from trainwright_worker.executor.unit import Replicas, Unit, Weight
 from trainwright_worker.executor.units import SharedSpan, Span, shared_spans, spans
-from trainwright_worker.layers.layer import FamilyLayers, Layer, SharedWeights
+from trainwright_worker.layers import sequence_parallel
+from trainwright_worker.layers.collectives import Collectives
+from trainwright_worker.layers.layer import Boundary, FamilyLayers, Layer, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -38,12 +41,43 @@ class Held:
 
 @dataclass(frozen=True)
 class RankLayer:
-    """One layer of this rank."""
+    """One layer of this rank.
+
+    Attributes:
+        parts_boundary: whether the boundary before it is whole, and it computes with this rank's part of the sequence.
+        collects_boundary: whether what it hands on is such a part, and what comes next needs the whole.
+    """
 
     number: int
     module: Layer
     held: tuple[Held, ...]
     run: RunMesh
+    parts_boundary: bool = False
+    collects_boundary: bool = False
+
+    @property
+    def is_sequence_parallel(self) -> bool:
+        return self.module.shard.sequence_parallel
+
+    def own_part(self, boundary: Boundary) -> Boundary:
+        """This rank's part of the sequence."""
+        return tuple(sequence_parallel.own_part(self._collectives, tensor) for tensor in boundary)
+
+    def collected(self, parts: Boundary) -> Boundary:
+        """The whole sequence, from all ranks of the tensor group."""
+        return sequence_parallel.collected(self._collectives, parts)
+
+    @property
+    def _collectives(self) -> Collectives:
+        found = self.module.shard.collectives
+        if found is None:
+            raise RuntimeError(f"layer {self.number} has no tensor group to part a sequence in")
+        return found
+
+    def hands_on_parts_to(self, other: RankLayer) -> bool:
+        """Whether the next layer goes on with the parts of the sequence that this one leaves on each rank."""
+        both = self.is_sequence_parallel and other.is_sequence_parallel
+        return both and self.run.is_arranged_as(other.run)
 
     @property
     def recomputes(self) -> bool:
@@ -88,7 +122,8 @@ class StageBuilder:
     """Makes a rank's stage.
 
     Attributes:
-        all_reduce: sums a tensor over the tensor group of a run, in place.
+        tensor_group: the collectives of this rank's tensor group in a run.
+        sequence_parallel: whether layers that can part the sequence do.
     """
 
     model: Model
@@ -97,18 +132,29 @@ class StageBuilder:
     rank: int
     groups: Groups
     device: torch.device
-    all_reduce: Callable[[RunMesh], Callable[[Tensor], None]]
+    tensor_group: Callable[[RunMesh], Collectives]
+    sequence_parallel: bool = False
 
     def build(self, seed: int) -> RankStage:
         stage = self.mesh.stage_of(self.rank)
         shared: SharedWeights = {}
         modules: dict[int, Layer] = {}
         for run in stage.runs:
-            shard = TensorShard(run.position(self.rank).tensor, run.tensor, self.all_reduce(run))
+            shard = TensorShard(run.position(self.rank).tensor, run.tensor, self.tensor_group(run))
             for layer in range(run.first, run.end):
                 made = self.family.make(layer, seed=seed, shard=shard, shared=shared)
+                if self.sequence_parallel and self._can_part(layer, made):
+                    made.shard = replace(shard, sequence_parallel=True)
                 modules[layer] = made.to(self.device)
         return self._assemble(modules, shared)
+
+    def _can_part(self, layer: int, module: Layer) -> bool:
+        """Whether a layer can be sequence parallel at its tensor degree, which must divide all lengths around it."""
+        if not module.parts_sequence or module.shard.degree == 1:
+            return False
+        before = self.family.boundary(layer - 1) if layer else ()
+        shapes = (*before, *self.family.boundary(layer))
+        return all(sequence % module.shard.degree == 0 for sequence, *_ in shapes)
 
     def _assemble(self, modules: dict[int, Layer], shared: SharedWeights) -> RankStage:
         stage = self.mesh.stage_of(self.rank)
@@ -138,15 +184,18 @@ class StageBuilder:
                 units.append(unit)
                 reductions.append(SharedReduction(unit, one, self.rank, self.groups))
                 counted.append(self._counted_shared(unit, one))
-        runs = tuple(
-            tuple(RankLayer(layer, modules[layer], tuple(held[layer]), run) for layer in range(run.first, run.end))
+        layers = {
+            layer: RankLayer(layer, modules[layer], tuple(held[layer]), run)
             for run in stage.runs
-        )
+            for layer in range(run.first, run.end)
+        }
+        layers = _with_parted_boundaries(layers)
+        runs = tuple(tuple(layers[layer] for layer in range(run.first, run.end)) for run in stage.runs)
         return RankStage(runs, tuple(units), tuple(reductions), tuple(counted))
 
     def _own_unit(self, span: Span, modules: dict[int, Layer]) -> Unit | None:
         weights = [
-            Weight(f"{layer}.{name}", parameter, split_of(module, name), name in module.partial_gradients)
+            Weight(f"{layer}.{name}", parameter, split_of(module, name), module.has_partial_gradient(name))
             for layer, module in modules.items()
             if span.first <= layer < span.end
             for name, parameter in module.named_parameters()
@@ -179,6 +228,19 @@ class StageBuilder:
         first = shared.holders[0]
         ranks = first.data_groups[0] if shared.home(first.data_groups[0][0]) else first.data_groups[0][:1]
         return Counted(unit, split=False, whole=self.rank in ranks)
+
+
+def _with_parted_boundaries(layers: dict[int, RankLayer]) -> dict[int, RankLayer]:
+    """The same consecutive layers, which now know where a boundary is parted and where it is collected."""
+    goes_on = {before.number for before, behind in pairwise(layers.values()) if before.hands_on_parts_to(behind)}
+    return {
+        number: replace(
+            layer,
+            parts_boundary=layer.is_sequence_parallel and number - 1 not in goes_on,
+            collects_boundary=layer.is_sequence_parallel and number not in goes_on,
+        )
+        for number, layer in layers.items()
+    }
 
 
 def split_of(module: Layer, name: str) -> int | None:

@@ -68,6 +68,7 @@ class Block(Layer):
         "expand_bias": 0,
         "contract_weight": 1,
     }
+    parts_sequence = True
 
     qkv_weight: nn.Parameter
     qkv_bias: nn.Parameter

@@ -58,6 +58,7 @@ class Block(Layer):
         "expand_bias": 0,
         "contract_weight": 1,
     }
+    parts_sequence = True
 
     first_norm_weight: nn.Parameter
     first_norm_bias: nn.Parameter
@@ -103,9 +104,9 @@ class Block(Layer):
         return Output((hidden + self.shard.leave(self._feed_forward(hidden)) + self.contract_bias,))
 
     def _attention(self, hidden: Tensor) -> Tensor:
-        rows, sequence, _ = hidden.shape
         normed = functional.layer_norm(hidden, self.width, self.first_norm_weight, self.first_norm_bias)
         normed = self.shard.enter(normed)
+        rows, sequence, _ = normed.shape
         joint = functional.linear(normed, self.qkv_weight.flatten(0, 1), self.qkv_bias.flatten())
         query, key, value = joint.view(rows, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)

@@ -80,6 +80,7 @@ class ImageBlock(Layer):
         self.heads = shape.heads // shard.degree
         self.width = (width,)
         self.windows = shape.windows
+        self.parts_sequence = shape.windows is None  # windows are summed before they are put together
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data

@@ -36,7 +36,8 @@ class Output(NamedTuple):
 class Layer(nn.Module, ABC):
     """One layer on one rank: whole, or its tensor part.
 
-    A boundary is whole on every rank of a tensor group, and so is its gradient.
+    A boundary is whole on every rank of a tensor group, and so is its gradient; but where its shard is sequence
+    parallel, a layer gets and gives but this rank's part of the sequence, in both directions.
 
     Attributes:
         reads: fields of the batch that the forward needs.
@@ -44,12 +45,24 @@ class Layer(nn.Module, ABC):
             not named here are whole on every rank, and so are their gradients.
         partial_gradients: names of whole parameters of whose gradient each rank of a tensor group has only a part.
         shared_weights: the name that a parameter has in the whole model where other layers hold it too.
+        parts_sequence: whether the layer can be sequence parallel: its boundary tensors are (rows, sequence, width), it
+            has no loss, and outside of its shard's `enter` … `leave` every position is computed by itself. Each rank
+            then has a part of the gradients of all whole parameters.
+        shard: its own; the default where no tensor degree divides the layer.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     split_dimensions: ClassVar[Mapping[str, int]] = {}
     partial_gradients: ClassVar[frozenset[str]] = frozenset()
     shared_weights: ClassVar[Mapping[str, str]] = {}
+    parts_sequence: bool = False
+    shard: TensorShard = TensorShard()
+
+    def has_partial_gradient(self, name: str) -> bool:
+        """Whether each rank of a tensor group has only a part of a parameter's gradient."""
+        if name in self.partial_gradients:
+            return True
+        return self.shard.sequence_parallel and name not in self.split_dimensions
 
     @abstractmethod
     def forward(self, boundary: Boundary, data: Data) -> Output:

@@ -71,6 +71,7 @@ class ExpertBlock(RotaryAttentionLayer):
         "expand_weight": 2,
         "contract_weight": 2,
     }
+    parts_sequence = False  # its loss needs all of a row's choices
 
     feed_forward_norm_weight: nn.Parameter
     router_weight: nn.Parameter

@@ -27,6 +27,7 @@ class RotaryAttentionLayer(Layer):
     """
 
     split_dimensions: ClassVar = {"query_weight": 0, "key_weight": 0, "value_weight": 0, "attention_weight": 1}
+    parts_sequence = True
 
     attention_norm_weight: nn.Parameter
     query_weight: nn.Parameter

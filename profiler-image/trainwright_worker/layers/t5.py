@@ -42,6 +42,7 @@ class Encoder(Layer):
     partial_gradients: ClassVar = frozenset({"position_biases"})
     shared_weights: ClassVar = {"position_biases": ENCODER_BIASES}
     causal: ClassVar = False
+    parts_sequence = True
 
     attention_norm_weight: nn.Parameter
     qkv_weight: nn.Parameter
@@ -93,7 +94,7 @@ class Encoder(Layer):
         normed = self.shard.enter(rms_norm(hidden, self.attention_norm_weight))
         query, key, value = projected_by_head(normed, self.qkv_weight, self.heads)
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=self._biases(hidden.shape[1]), scale=1.0
+            query, key, value, attn_mask=self._biases(normed.shape[1]), scale=1.0
         )
         return functional.linear(side_by_side(mixed), self.attention_weight)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from trainwright_worker.layers import sequence_parallel
+from trainwright_worker.layers.collectives import Collectives
+
 if TYPE_CHECKING:
     from trainwright_worker.layers.layer import Layer
-
-AllReduce = Callable[[Tensor], None]
-"""Sums a tensor over the tensor group, in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,14 @@ class TensorShard:
     """One rank's part of the tensor-parallel layers: the `index`-th of `degree` equal parts.
 
     Attributes:
-        all_reduce: None where a part is computed by itself, without its group (profiling).
+        collectives: None where a part is computed by itself, without its group (profiling).
+        sequence_parallel: whether, outside of `enter` … `leave`, a rank has only its part of the sequence.
     """
 
     index: int = 0
     degree: int = 1
-    all_reduce: AllReduce | None = None
+    collectives: Collectives | None = None
+    sequence_parallel: bool = False
 
     def take(self, whole: Tensor, dimension: int) -> Tensor:
         """This rank's part of a whole weight."""
@@ -41,34 +43,38 @@ class TensorShard:
 
     def enter(self, activation: Tensor) -> Tensor:
         """f: hands the same activation to every rank; in the backward the ranks' gradients are summed."""
-        if self.degree == 1 or self.all_reduce is None:
+        if self.degree == 1 or self.collectives is None:
             return activation
-        return _entered(activation, self.all_reduce)
+        if self.sequence_parallel:
+            return sequence_parallel.enter(self.collectives, activation)[0]
+        return _entered(activation, self.collectives)
 
     def leave(self, partial: Tensor) -> Tensor:
         """g: sums the ranks' partial results; in the backward the gradient goes to every rank as it is."""
-        if self.degree == 1 or self.all_reduce is None:
+        if self.degree == 1 or self.collectives is None:
             return partial
-        return _left(partial, self.all_reduce)
+        if self.sequence_parallel:
+            return sequence_parallel.leave(self.collectives, partial)
+        return _left(partial, self.collectives)
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, activation: Tensor, all_reduce: AllReduce) -> Tensor:
-        ctx.all_reduce = all_reduce
+    def forward(ctx: Any, activation: Tensor, group: Collectives) -> Tensor:
+        ctx.group = group
         return activation.view_as(activation)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         gradient = gradient.contiguous()
-        ctx.all_reduce(gradient)
+        ctx.group.all_reduce(gradient)
         return gradient, None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, all_reduce: AllReduce) -> Tensor:
-        all_reduce(partial)
+    def forward(ctx: Any, partial: Tensor, group: Collectives) -> Tensor:
+        group.all_reduce(partial)
         ctx.mark_dirty(partial)  # summed in place: a matrix product does not keep its result for the backward
         return partial
 
@@ -77,9 +83,9 @@ class _Leave(torch.autograd.Function):
         return gradient, None
 
 
-def _entered(activation: Tensor, all_reduce: AllReduce) -> Tensor:
-    return _Enter.apply(activation, all_reduce)  # type: ignore[no-any-return, no-untyped-call]
+def _entered(activation: Tensor, group: Collectives) -> Tensor:
+    return _Enter.apply(activation, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _left(partial: Tensor, all_reduce: AllReduce) -> Tensor:
-    return _Leave.apply(partial, all_reduce)  # type: ignore[no-any-return, no-untyped-call]
+def _left(partial: Tensor, group: Collectives) -> Tensor:
+    return _Leave.apply(partial, group)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,10 +1,11 @@
-"""A tensor group in one process: every rank is a thread, an all-reduce is a meeting of them all."""
+"""A tensor group in one process: every rank is a thread, a collective is a meeting of them all."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
@@ -19,16 +20,33 @@ class _Meeting:
         self.barrier = threading.Barrier(degree, timeout=SECONDS)
         self.parts: list[torch.Tensor | None] = [None] * degree
 
-    def all_reduce_of(self, index: int) -> Callable[[torch.Tensor], None]:
-        def all_reduce(tensor: torch.Tensor) -> None:
-            self.parts[index] = tensor.detach().clone()
-            self.barrier.wait()
-            total = torch.stack([part for part in self.parts if part is not None]).sum(0)
-            self.barrier.wait()
-            with torch.no_grad():
-                tensor.copy_(total)
+    def exchange(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """All ranks' tensors, stacked."""
+        self.parts[index] = tensor.detach().clone()
+        self.barrier.wait()
+        stacked = torch.stack([part for part in self.parts if part is not None])
+        self.barrier.wait()
+        return stacked
 
-        return all_reduce
+
+@dataclass(frozen=True)
+class Thread:
+    """One rank of the group: `Collectives` as layers know them."""
+
+    meeting: _Meeting
+    index: int
+    size: int
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        total = self.meeting.exchange(self.index, tensor).sum(0)
+        with torch.no_grad():
+            tensor.copy_(total)
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return self.meeting.exchange(self.index, part)
+
+    def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
+        return self.meeting.exchange(self.index, parts).sum(0)[self.index].clone()
 
 
 def passes(layer: Layer, boundary: Boundary, data: Data, gradients: Boundary) -> tuple[Boundary, Boundary, dict]:
@@ -57,7 +75,7 @@ def run_group(
     def rank(index: int) -> tuple[Layer, Boundary, Boundary, dict]:
         torch.set_num_threads(1)
         try:
-            layer = make(TensorShard(index, degree, meeting.all_reduce_of(index)))
+            layer = make(TensorShard(index, degree, Thread(meeting, index, degree)))
             return layer, *passes(layer, boundary, data, gradients)
         except BaseException:
             meeting.barrier.abort()

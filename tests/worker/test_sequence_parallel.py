@@ -1,0 +1,130 @@
+"""Sequence-parallel layers: each rank of a tensor group has a part of the sequence, and together they are the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tensor_group import run_group
+
+from trainwright import documents
+from trainwright.cluster import Emulation
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright.orders import GangNode, SeriesOrder
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright_worker.layers import sequence_parallel
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
+from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.seat import gang_devices
+
+EMULATION = Emulation(1e9, 0.02, 1e8)
+MODEL = Model.of(Gpt(layers=8, hidden_size=32, heads=4, sequence_length=64, vocabulary_size=64))
+DEVICES, ROWS = 2, 4
+
+
+class Through(Layer):
+    """What is under test, as a layer, so that every rank runs it."""
+
+    def __init__(self, shard: TensorShard, way) -> None:
+        super().__init__()
+        self.shard, self.way = shard, way
+
+    def forward(self, boundary: Boundary, data: Data) -> Output:
+        del data
+        return Output(self.way(self.shard.collectives, *boundary))
+
+
+def of_ranks(way, given: Boundary, gradients: Boundary, degree: int) -> list[tuple[Boundary, Boundary]]:
+    """Outputs and inputs' gradients of each rank, which are all given the same."""
+    ranks = run_group(lambda shard: Through(shard, way), degree, given, {}, gradients)
+    return [(outputs, inputs) for _, outputs, inputs, _ in ranks]
+
+
+def numbered(*shape: int) -> torch.Tensor:
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_was_parted_is_collected_again(rows: int) -> None:
+    whole = numbered(rows, 6, 2), -numbered(rows, 12, 1)
+
+    def way(group, *given):
+        parts = [sequence_parallel.own_part(group, one) for one in given]
+        assert [part.shape[1] for part in parts] == [2, 4]
+        assert torch.equal(parts[0], given[0][:, 2 * group.index : 2 * group.index + 2])
+        assert all(part.untyped_storage().nbytes() == 4 * part.numel() for part in parts)
+        return tuple(one.requires_grad_() for one in sequence_parallel.collected(group, parts))
+
+    for outputs, _ in of_ranks(way, whole, whole, 3):
+        assert all(torch.equal(output, one) for output, one in zip(outputs, whole, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_f_collects_activations_and_parts_the_sum_of_their_gradients(rows: int) -> None:
+    parts, gradients = (numbered(rows, 2, 4), numbered(rows, 1, 4)), (numbered(rows, 6, 4), -numbered(rows, 3, 4))
+    for index, (outputs, inputs) in enumerate(of_ranks(sequence_parallel.enter, parts, gradients, 3)):
+        for part, output, gradient, found in zip(parts, outputs, gradients, inputs, strict=True):
+            assert torch.equal(output, part.repeat(1, 3, 1))
+            assert torch.equal(found, 3 * gradient.chunk(3, 1)[index])
+
+
+def test_g_parts_the_sum_of_results_and_collects_their_gradients() -> None:
+    whole, gradient = numbered(2, 6, 4), numbered(2, 3, 4)
+
+    def way(group, partial):
+        return (sequence_parallel.leave(group, partial),)
+
+    for index, ((output,), (found,)) in enumerate(of_ranks(way, (whole,), (gradient,), 2)):
+        assert torch.equal(output, 2 * whole.chunk(2, 1)[index])
+        assert torch.equal(found, gradient.repeat(1, 2, 1))
+
+
+def test_a_series_trials_are_sequence_parallel_as_the_series_is(make) -> None:
+    one = make.trial(make.gang(1), sequence_parallel=True)
+    order = SeriesOrder(one.gang, one.model, (one.plan,), warmup_iterations=1, iterations=3, sequence_parallel=True)
+    assert order.trial(0) == one
+    assert not replace(order, sequence_parallel=False).trial(0).sequence_parallel
+    assert documents.loads(documents.dumps(order), SeriesOrder) == order
+
+
+def two_ranks_plan(make, *, backwards: bool = False, recompute: bool = False) -> Plan:
+    """Tensor parallel on both devices of a node; backwards, a rank's tensor index is not its place in the group."""
+    devices = gang_devices(make.gang(DEVICES))[:: -1 if backwards else 1]
+    run = LayerRun(0, len(MODEL.layers), DEVICES, 1, (ROWS,), recompute=recompute)
+    return Plan(len(MODEL.layers), 2 * ROWS, (Pipeline(2, ROWS, (Stage(devices, (run,)),)),))
+
+
+def series(make, *plans: Plan, **fields) -> SeriesOrder:
+    return SeriesOrder(make.gang(DEVICES), MODEL, plans, "sgd", warmup_iterations=1, iterations=2, **fields)
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_a_sequence_parallel_trial_trains_the_same_with_less_memory(worker, make) -> None:
+    outcomes = [
+        worker.local(series(make, two_ranks_plan(make, backwards=parted), sequence_parallel=parted))
+        for parted in (False, True)
+    ]
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].errors + outcomes[1].errors
+    (plain,), (parted,) = (outcome.reports[0].trials for outcome in outcomes)
+    assert parted.losses == pytest.approx(plain.losses, rel=1e-5)
+    memory = zip(plain.memory, parted.memory, strict=True)
+    saved = [before.peak_bytes - after.peak_bytes for before, after in memory]
+    # At least half of what lies between each block's halves, in float32; threads of gloo may keep a message a moment longer.
+    between = 4 * ROWS * MODEL.family.sequence_length * MODEL.family.hidden_size
+    assert min(saved) >= MODEL.family.layers * between / 2
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_an_emulated_devices_pace_fits_sequence_parallel_passes(worker, make) -> None:
+    """A pass whose chunks are not cut where its collectives stand ends in an error."""
+    plans = two_ranks_plan(make), two_ranks_plan(make, recompute=True)
+    order = series(make, *plans, sequence_parallel=True, track_memory=False)
+    nodes = (GangNode("node-a", tuple(range(DEVICES)), "emulated-x"),)
+    gang = replace(order.gang, nodes=nodes, emulations=(("emulated-x", EMULATION),))
+    outcome = worker.local(replace(order, gang=gang))
+    assert outcome.code == 0, outcome.errors
+    assert all(trial.paced_segments > 0 for trial in outcome.reports[0].trials)
