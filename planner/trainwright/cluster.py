@@ -30,11 +30,15 @@ class Emulation:
 
     A segment of `flops` takes the hypotenuse of a fixed floor and the time at full rate, so that small
     micro-batches are inefficient and large ones approach the peak, as on a GPU: not linear in the micro-batch.
+
+    Attributes:
+        memory_bytes: what a worker holds the device to: a trial whose peak is higher is out of memory. None: any amount.
     """
 
     flops_per_second: float
     floor_seconds: float
     updated_parameters_per_second: float
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.flops_per_second <= 0 or self.updated_parameters_per_second <= 0 or self.floor_seconds < 0:
@@ -42,6 +46,8 @@ class Emulation:
                 "an emulation needs flops_per_second and updated_parameters_per_second above 0 and floor_seconds of "
                 f"at least 0, got {self}"
             )
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise ValueError(f"an emulation's memory_bytes must be above 0, got {self.memory_bytes}; or leave it out")
 
     def compute_seconds(self, flops: float, *, floor_share: float = 1.0) -> float:
         """Seconds for one uninterrupted segment of `flops`, which carries `floor_share` of its layer's floor."""

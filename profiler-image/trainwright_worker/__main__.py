@@ -7,11 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from trainwright.orders import NODE_NAME_VARIABLE, ORDER_PATH
+from trainwright.orders import NODE_NAME_VARIABLE, ORDER_PATH, Failure
 from trainwright_worker import acceptance, output
 from trainwright_worker.failures import WorkerError
+from trainwright_worker.pod_end import PodEnd
 from trainwright_worker.seat import node_rank
-from trainwright_worker.start import one_thread, start_server
+from trainwright_worker.start import few_words, one_thread, start_server
 
 
 def _arguments() -> argparse.Namespace:
@@ -32,22 +33,28 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = _arguments()
     try:
-        gang = acceptance.read_order(arguments.order).gang
+        order = acceptance.read_order(arguments.order)
         if arguments.command == "launch":
-            node_rank(gang)
+            node_rank(order.gang)
     except WorkerError as error:
-        output.failure(error.reason, error.message, node=os.environ.get(NODE_NAME_VARIABLE))
+        output.failure(Failure(error.reason, error.message, node=os.environ.get(NODE_NAME_VARIABLE)))
         return 1
     one_thread()
+    few_words()
     if arguments.command == "local":
         from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only for an order that can be done)
 
-        return local.main(gang, arguments.order)
+        return local.main(order, arguments.order)
+    pod_end = PodEnd()
+    pod_end.heed()
     start_server()  # it loads torch while this process does
     from trainwright_worker import launch  # noqa: PLC0415
 
-    return launch.main(gang, arguments.order, arguments.master_addr, arguments.master_port)
+    return launch.main(order.gang, arguments.order, arguments.master_addr, arguments.master_port, pod_end)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # torch takes seconds to take itself down, and the next gang waits for the devices

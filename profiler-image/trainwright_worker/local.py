@@ -5,28 +5,49 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-import sys
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch.distributed as dist
 
-from trainwright.orders import NODE_NAME_VARIABLE, Gang
-from trainwright_worker import process
+from trainwright.cluster import Device
+from trainwright.orders import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, WorkerOrder
+from trainwright_worker import output, process
+from trainwright_worker.bell import Bell
+from trainwright_worker.failures import unspoken
+from trainwright_worker.kernel import out_of_memory_kills
+from trainwright_worker.last_words import within
+from trainwright_worker.seat import devices
+from trainwright_worker.start import heed_signals
 
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 10.0
 """After the first process failed the others have this long to notice and to say so."""
+_TALK_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 
 
-def main(gang: Gang, order_path: Path) -> int:
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """The process of one device."""
+
+    device: Device
+    process: BaseProcess
+
+
+def main(order: WorkerOrder, order_path: Path) -> int:
     """Run the order's gang to its end. Returns 0 where every process did its part, else 1."""
+    gang, ranks = order.gang, devices(order)
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
         # Forked before the store starts its thread: what is forked from a threaded process may wait for its locks.
-        processes = _start(gang, str(order_path), port)
+        children = _start(gang, str(order_path), port)
+        told_to_end = threading.Event()
+        heed_signals(lambda name: _tell_end(name, told_to_end))
         # Hosted here, since the host of the store must be the last to leave.
         store = dist.TCPStore(  # type: ignore[attr-defined]
             "127.0.0.1",
@@ -36,21 +57,27 @@ def main(gang: Gang, order_path: Path) -> int:
             timeout=timedelta(minutes=1),
             master_listen_fd=os.dup(listener.fileno()),
         )
-        succeeded = _wait(processes, gang.deadline_seconds + 2 * _GRACE_SECONDS)
+        family = _Family(children, ranks, Bell("127.0.0.1", port))
+        succeeded = family.wait(gang.deadline_seconds + 2 * _GRACE_SECONDS, told_to_end)
         del store
     return 0 if succeeded else 1
 
 
-def _start(gang: Gang, order_path: str, port: int) -> list[BaseProcess]:
+def _tell_end(signal_name: str, told_to_end: threading.Event) -> None:
+    output.failure(Failure(FailureReason.TERMINATED, f"the whole gang was told to end ({signal_name})"))
+    told_to_end.set()
+
+
+def _start(gang: Gang, order_path: str, port: int) -> list[_Child]:
     context = multiprocessing.get_context("fork")
     world = sum(len(node.slots) for node in gang.nodes)
-    processes: list[BaseProcess] = []
+    children: list[_Child] = []
     for node in gang.nodes:
-        for local in range(len(node.slots)):
+        for local, slot in enumerate(node.slots):
             environment = {
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
-                "RANK": str(len(processes)),
+                "RANK": str(len(children)),
                 "LOCAL_RANK": str(local),
                 "WORLD_SIZE": str(world),
                 "GLOO_SOCKET_IFNAME": "lo",
@@ -58,8 +85,8 @@ def _start(gang: Gang, order_path: str, port: int) -> list[BaseProcess]:
             }
             started = context.Process(target=_child, args=(order_path, environment), daemon=True)
             started.start()
-            processes.append(started)
-    return processes
+            children.append(_Child(Device(node.name, slot), started))
+    return children
 
 
 def _child(order_path: str, environment: dict[str, str]) -> None:
@@ -67,20 +94,62 @@ def _child(order_path: str, environment: dict[str, str]) -> None:
     process.main(order_path)
 
 
-def _wait(processes: list[BaseProcess], deadline_seconds: float) -> bool:
-    """Wait for all processes; after the first failure, or at the deadline, end what is left. True if none failed."""
-    end = time.monotonic() + deadline_seconds
-    failed = False
-    while any(one.exitcode is None for one in processes) and time.monotonic() < end:
-        if not failed and any(one.exitcode for one in processes):
-            failed = True
-            end = min(end, time.monotonic() + _GRACE_SECONDS)
-        time.sleep(_POLL_SECONDS)
-    for one in processes:
-        if one.exitcode is None:
-            one.kill()
-            one.join(_GRACE_SECONDS)
-    for one in processes:
-        if one.exitcode is not None and one.exitcode < 0:
-            sys.stderr.write(f"process {one.pid} was ended by signal {-one.exitcode}\n")
-    return all(one.exitcode == 0 for one in processes)
+class _Family:
+    """The processes of a gang, watched from above."""
+
+    def __init__(self, children: Sequence[_Child], ranks: Sequence[Device], bell: Bell) -> None:
+        self._children = children
+        self._ranks = ranks
+        self._bell = bell
+        self._kills = out_of_memory_kills()
+        self._seen: set[Device] = set()
+
+    def wait(self, deadline_seconds: float, told_to_end: threading.Event) -> bool:
+        """Wait for all; after the first failure, at the deadline, or when told to, end what is left. True if all did well."""
+        end = time.monotonic() + deadline_seconds
+        is_ending = False
+        while any(child.process.exitcode is None for child in self._children) and time.monotonic() < end:
+            for child in self._children:
+                self._tell_of(child)
+            if told_to_end.is_set() and not is_ending:
+                for child in self._children:
+                    child.process.terminate()
+            if not is_ending and (told_to_end.is_set() or any(child.process.exitcode for child in self._children)):
+                is_ending = True
+                end = min(end, time.monotonic() + _GRACE_SECONDS)
+            time.sleep(_POLL_SECONDS)
+        for child in self._children:
+            if child.process.exitcode is None:
+                self._kill(child)
+            self._tell_of(child)
+        return all(child.process.exitcode == 0 for child in self._children)
+
+    def _kill(self, child: _Child) -> None:
+        """It was given its time; it stands so still that not even its watchdog could end it."""
+        child.process.kill()
+        child.process.join(_GRACE_SECONDS)
+        self._seen.add(child.device)
+        message = f"process {child.process.pid} did not end by itself and was killed"
+        self._say(FailureReason.HANG, message, child.device)
+
+    def _tell_of(self, child: _Child) -> None:
+        """Where a process could not say why it ended, say it, and let the others hear it."""
+        code, device = child.process.exitcode, child.device
+        if code is None or device in self._seen:
+            return
+        self._seen.add(device)
+        out_of_memory = out_of_memory_kills() > self._kills
+        problem = unspoken(code, what=f"process {child.process.pid}", out_of_memory=out_of_memory)
+        if problem is None:
+            return
+        self._say(problem.reason, problem.message, device)
+        cause = Cause(problem.reason, problem.message, device.node, device.slot)
+        within(_TALK_SECONDS, lambda: self._tell_others(cause))
+
+    def _say(self, reason: FailureReason, message: str, device: Device) -> None:
+        rank = self._ranks.index(device)
+        output.failure(Failure(reason, message, rank=rank, node=device.node, slot=device.slot))
+
+    def _tell_others(self, cause: Cause) -> None:
+        self._bell.tell_of_pod(cause)
+        self._bell.ring(cause)

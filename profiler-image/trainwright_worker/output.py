@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from trainwright import documents
@@ -18,7 +20,7 @@ from trainwright.orders import (
     Progress,
     WorkerReport,
 )
-from trainwright_worker.failures import WorkerError, one_line
+from trainwright_worker.failures import CONSEQUENCES, WorkerError, one_line
 
 TERMINATION_LOG = Path("/dev/termination-log")
 MAX_LAST_WORDS_BYTES = 3_072
@@ -49,32 +51,52 @@ def report(answer: WorkerReport) -> None:
     _write_line(REPORT_MARKER, body)
 
 
-def failure(reason: FailureReason, message: str, *, rank: int | None = None, node: str | None = None) -> None:
+def failure(last: Failure) -> None:
     """Write the failure line and leave the same words as the pod's termination message."""
     limit = 600
     while True:
-        body = documents.dumps(Failure(reason, one_line(message, limit=limit), rank, node))
+        cause = last.cause and replace(last.cause, message=one_line(last.cause.message, limit=limit))
+        doing = one_line(last.doing, limit=limit)
+        said = replace(last, message=one_line(last.message, limit=limit), doing=doing, cause=cause)
+        body = documents.dumps(said)
         if len(body.encode()) <= MAX_LAST_WORDS_BYTES:
             break
         limit //= 2
     _write_line(FAILURE_MARKER, body)
     if TERMINATION_LOG.exists():
-        leave_last_words(TERMINATION_LOG, reason, body)
+        leave_last_words(TERMINATION_LOG, said)
 
 
-def leave_last_words(path: Path, reason: FailureReason, body: str) -> None:
-    """Write the pod's termination message; of several processes the first counts, but a cause beats a lost peer.
+def leave_last_words(path: Path, last: Failure) -> None:
+    """Write the pod's termination message; of several processes the first counts, but a cause beats a consequence.
 
     A pod's other processes lose their peer when one of them crashes; their words must not hide the crash.
     """
     try:
         with path.open("r+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            earlier = file.read()
-            if earlier and (reason is FailureReason.PEER_LOST or f'"{FailureReason.PEER_LOST}"' not in earlier):
+            if _distance(last) >= _distance_of_text(file.read()):
                 return
             file.seek(0)
             file.truncate()
-            file.write(body)
+            file.write(documents.dumps(last))
     except OSError as error:  # the line on standard output stands; the message is a convenience
         sys.stderr.write(f"cannot write {path}: {error}\n")
+
+
+def _distance(last: Failure) -> int:
+    """How far a failure is from the cause: 0 for one that may be it, 1 for one that knows it, 2 for a mere consequence."""
+    if last.reason not in CONSEQUENCES:
+        return 0
+    return 1 if last.cause is not None else 2
+
+
+def _distance_of_text(text: str) -> int:
+    """That of what was written before; 3 where there is nothing."""
+    if not text:
+        return 3
+    try:
+        earlier: Failure = documents.parse(json.loads(text), Failure)
+    except ValueError:
+        return 0  # somebody else's words stay
+    return _distance(earlier)

@@ -14,12 +14,14 @@ from trainwright.cluster import Device
 from trainwright.orders import RankMemory, SeriesOrder, SeriesReport, TrialOrder, TrialReport
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright_worker import output
+from trainwright_worker.capacity import check_capacity
 from trainwright_worker.device import synchronize
 from trainwright_worker.executor.groups import Groups, wanted_groups
 from trainwright_worker.executor.iteration import Batch, Executor, Host, Training
 from trainwright_worker.executor.mesh import Mesh
 from trainwright_worker.memory import LiveBytes
 from trainwright_worker.seat import Seat
+from trainwright_worker.stands import place_of
 from trainwright_worker.watchdog import Watchdog
 
 MOST_MOMENTS = 8_000
@@ -52,6 +54,7 @@ def run_series(
 
 def measure(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, groups: Groups) -> TrialReport:
     """One plan's measurement. A rank that the plan does not use takes part in the meetings alone."""
+    watchdog.place = place_of(order.plan, seat.device)
     watchdog.beat("making the plan's process groups and layers")
     executor = _executor(order, seat, device, watchdog, groups)
     seconds, losses = _iterations(order, seat, executor, device, watchdog)
@@ -153,6 +156,7 @@ def _track_memory(
     own = None
     if executor and batch:
         own = RankMemory(seat.device.node, seat.device.slot, _peak_bytes(executor, batch, device))
+        check_capacity(own, order.gang)
     everyone: list[RankMemory | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
     return tuple(memory for memory in everyone if memory is not None)

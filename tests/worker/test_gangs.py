@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import socket
 from dataclasses import replace
 
@@ -86,55 +83,10 @@ def test_links_are_measured_in_both_directions_and_within_nodes(worker, make) ->
     assert (outcome.progress[-1].done, outcome.progress[-1].total) == (4, 4)
 
 
-def test_a_crash_is_told_by_the_process_that_crashed(worker, make) -> None:
-    outcome = worker.local(make.trial(make.gang(1, 1), fault="crash"))
-    assert outcome.code != 0
-    assert not outcome.reports
-    crashed = [failure for failure in outcome.failures if failure.reason == "Crashed"]
-    assert [failure.node for failure in crashed] == ["node-a"]
-    assert "rehearsal" in crashed[0].message
-    assert outcome.reasons <= {"Crashed", "PeerLost"}
-
-
-def test_a_hang_ends_with_stacks_and_its_reason(worker, make) -> None:
-    outcome = worker.local(make.trial(make.gang(1, 1, collective_timeout_seconds=4.0), fault="hang"))
-    assert outcome.code != 0
-    assert "Hang" in outcome.reasons
-    assert outcome.reasons <= {"Hang", "PeerLost"}
-    assert "Thread 0x" in outcome.errors
-
-
-def test_the_deadline_ends_an_order(worker, make) -> None:
-    gang = make.gang(1, deadline_seconds=9.0)
-    outcome = worker.local(make.trial(gang, iterations=1_000_000))
-    assert outcome.code != 0
-    assert outcome.reasons == {"Hang"}
-    assert "deadline of 9 s" in outcome.failures[0].message
-
-
 def test_a_mute_trial_ends_well_without_a_report(worker, make) -> None:
     outcome = worker.local(make.trial(make.gang(1), fault="mute"))
     assert outcome.code == 0
     assert not outcome.reports
-
-
-def test_a_killed_process_is_a_lost_peer_to_the_others(worker, make) -> None:
-    process = worker.start(make.trial(make.gang(1, 1, 1), iterations=1_000_000), "local")
-    victim = None
-    for line in process.stderr:
-        match = re.match(r"rank 1 on node-b:0 is process (\d+)", line)
-        if match:
-            victim = int(match[1])
-            break
-    assert victim is not None
-    for line in process.stdout:  # kill it in the middle of training
-        if "PROGRESS" in line:
-            break
-    os.kill(victim, signal.SIGKILL)
-    outcome = worker.end(process)
-    assert outcome.code != 0
-    assert outcome.reasons == {"PeerLost"}
-    assert f"process {victim} was ended by signal 9" in outcome.errors
 
 
 def test_a_pod_on_another_node_is_refused(worker, make) -> None:
@@ -145,27 +97,6 @@ def test_a_pod_on_another_node_is_refused(worker, make) -> None:
     assert failure.reason == "PlacementNotMet"
     assert "node-z" in failure.message
     assert "node-a, node-b" in failure.message
-
-
-def test_a_pod_says_how_its_killed_process_ended(worker, make) -> None:
-    order = make.trial(make.gang(1), iterations=1_000_000)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {
-        "TRAINWRIGHT_NODE_NAME": "node-a",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    process = worker.start(order, environment=environment)
-    victim = next(int(line.split()[-1]) for line in process.stderr if line.startswith("rank 0 on node-a:0 is process"))
-    os.kill(victim, signal.SIGKILL)
-    outcome = worker.end(process)
-    assert outcome.code != 0
-    (failure,) = outcome.failures
-    assert failure.reason in {"Crashed", "OutOfMemory"}
-    assert "SIGKILL" in failure.message
 
 
 def test_an_invalid_order_is_refused_in_one_sentence(worker, make) -> None:

@@ -1,10 +1,8 @@
-"""What a worker refuses, what it calls a failure, and where it leaves its last words."""
+"""What a worker refuses before it starts."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,8 @@ from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.orders import FailureReason, GangNode, LinksOrder, ProfileOrder
 from trainwright_worker.acceptance import check
-from trainwright_worker.failures import WorkerError, classify, one_line
+from trainwright_worker.failures import WorkerError
 from trainwright_worker.links import _repeats
-from trainwright_worker.output import leave_last_words
 from trainwright_worker.seat import Seat, gang_devices
 
 
@@ -87,50 +84,6 @@ def test_a_process_that_stands_elsewhere_is_refused(make, place: tuple) -> None:
     with pytest.raises(WorkerError) as refusal:
         Seat.find(make.trial(make.gang(1, 2)), environment(*place))
     assert refusal.value.reason is FailureReason.PLACEMENT_NOT_MET
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (MemoryError(), FailureReason.OUT_OF_MEMORY),
-        (RuntimeError("CUDA out of memory. Tried to allocate"), FailureReason.OUT_OF_MEMORY),
-        (RuntimeError("[x.cc:1] Connection closed by peer [10.0.0.1]:1"), FailureReason.PEER_LOST),
-        (RuntimeError("Timed out waiting 4000ms for recv operation to complete"), FailureReason.HANG),
-        (ValueError("wrong\n shape"), FailureReason.CRASHED),
-        (ValueError("a timeout was given"), FailureReason.CRASHED),
-        (WorkerError(FailureReason.PLACEMENT_NOT_MET, "no"), FailureReason.PLACEMENT_NOT_MET),
-    ],
-)
-def test_failures_are_named(error: Exception, reason: FailureReason) -> None:
-    problem = classify(error)
-    assert problem.reason is reason
-    assert "\n" not in problem.message
-
-
-def test_a_sentence_is_one_line_of_bounded_length() -> None:
-    assert one_line(" a\n\tb ") == "a b"
-    assert one_line("x" * 50, limit=10) == "x" * 9 + "…"
-
-
-def words(reason: FailureReason) -> str:
-    return json.dumps({"reason": str(reason)})
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "kept"),
-    [
-        (FailureReason.PEER_LOST, FailureReason.CRASHED, FailureReason.CRASHED),
-        (FailureReason.CRASHED, FailureReason.PEER_LOST, FailureReason.CRASHED),
-        (FailureReason.HANG, FailureReason.CRASHED, FailureReason.HANG),
-        (FailureReason.PEER_LOST, FailureReason.PEER_LOST, FailureReason.PEER_LOST),
-    ],
-)
-def test_last_words_keep_the_cause(tmp_path: Path, first, second, kept) -> None:
-    log = tmp_path / "termination-log"
-    log.touch()
-    for reason in (first, second):
-        leave_last_words(log, reason, words(reason))
-    assert log.read_text(encoding="utf-8") == words(kept)
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.1, 5), (2.0, 2), (100.0, 1), (0.02, 10), (0.0001, 50)])

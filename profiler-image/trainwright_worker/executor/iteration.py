@@ -106,7 +106,7 @@ class Executor:
         ).build(training.seed)
         self.optimizer = make_optimizer(training.optimizer, self.stage.units, training.learning_rate)
         self.pace = StagePace.of(host.emulation, model, self.stage, self.rank)
-        self.passes = Passes(self.stage, self.rank, self.groups, self.pacer, self.recorder)
+        self.passes = Passes(self.stage, self.rank, self.groups, self.pacer, self.recorder, self.beat)
         self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
         self.norm = GradientNorm(self.stage.counted, self.groups.of(self.mesh.ranks), self.device)
         Boundaries.connect(self.mesh, self.rank, groups, self.device)

@@ -10,7 +10,7 @@ its way back the other way round. Outside of them boundaries and gradients are w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,8 +45,16 @@ class Passes:
         loss: of this rank's rows so far, summed; zeros where another rank of the tensor group counts them.
     """
 
-    def __init__(self, stage: RankStage, rank: int, groups: Groups, pacer: Pacer, recorder: Recorder) -> None:
-        self._stage, self._rank, self._pacer, self._recorder = stage, rank, pacer, recorder
+    def __init__(  # noqa: PLR0913, PLR0917 (each is a different part of the executor)
+        self,
+        stage: RankStage,
+        rank: int,
+        groups: Groups,
+        pacer: Pacer,
+        recorder: Recorder,
+        beat: Callable[[str], None],
+    ) -> None:
+        self._stage, self._rank, self._pacer, self._recorder, self._beat = stage, rank, pacer, recorder, beat
         self._layers = stage.layers
         self._place = {layer.number: place for place, layer in enumerate(self._layers)}
         self._kept: dict[int, list[_Kept]] = {}
@@ -74,6 +82,7 @@ class Passes:
                 with self._communication(Action.MOVE):
                     boundary = self._ahead[place].move(boundary)
             for layer in run:
+                self._beat(f"forward {micro_batch}, layer {layer.number}")
                 boundary = self._forward_layer(layer, boundary, data[place], kept)
         self._kept[micro_batch] = kept
         return boundary
@@ -97,6 +106,7 @@ class Passes:
         kept = self._kept.pop(micro_batch)
         for place in reversed(range(len(self._stage.runs))):
             for layer in reversed(self._stage.runs[place]):
+                self._beat(f"backward {micro_batch}, layer {layer.number}")
                 gradients = self._backward_layer(layer, kept.pop(), gradients, loss_gradient)
                 if is_last:
                     self._start_reductions(layer)

@@ -1,0 +1,298 @@
+"""What a worker calls its failures, whom it holds for their cause, and where it leaves its last words. No gang runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainwright import documents
+from trainwright.cluster import Device, Emulation
+from trainwright.orders import Cause, Failure, FailureReason, GangNode, RankMemory
+from trainwright_worker.capacity import check_capacity
+from trainwright_worker.failures import WorkerError, amount, classify, one_line, unspoken
+from trainwright_worker.kernel import out_of_memory_kills
+from trainwright_worker.output import MAX_LAST_WORDS_BYTES, failure, leave_last_words
+from trainwright_worker.stands import Stand, Stands, cause_of, lost_words, place_of
+from trainwright_worker.watchdog import Watchdog, stacks
+
+GLOO = (
+    "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:1. This is typically caused by bugs"
+)
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 14.58 GiB of which 1.25 GiB is free. "
+    "Including non-PyTorch memory, this process has 13.3 GiB memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), FailureReason.OUT_OF_MEMORY),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), FailureReason.OUT_OF_MEMORY),
+        (torch.OutOfMemoryError(CUDA), FailureReason.OUT_OF_MEMORY),
+        (RuntimeError(GLOO), FailureReason.PEER_LOST),
+        (RuntimeError("Timed out waiting 4000ms for recv operation to complete"), FailureReason.HANG),
+        (ValueError("wrong\n shape"), FailureReason.CRASHED),
+        (ValueError("a timeout was given"), FailureReason.CRASHED),
+        (WorkerError(FailureReason.PLACEMENT_NOT_MET, "no"), FailureReason.PLACEMENT_NOT_MET),
+    ],
+)
+def test_failures_are_named(error: Exception, reason: FailureReason) -> None:
+    problem = classify(error)
+    assert problem.reason is reason
+    assert "\n" not in problem.message
+
+
+def test_a_lost_connection_is_told_without_the_libraries_asides() -> None:
+    assert classify(RuntimeError(GLOO)).message == "RuntimeError: Connection closed by peer [10.0.0.1]:1."
+
+
+def test_out_of_memory_on_a_gpu_says_what_was_asked_for_and_what_there_is() -> None:
+    words = classify(torch.OutOfMemoryError(CUDA)).message
+    assert words.startswith("asked for 2.50 GiB, the device has 14.58 GiB, 1.25 GiB of it free (")
+
+
+def test_out_of_memory_on_the_host_says_what_was_asked_for_and_what_there_is() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**54)
+    assert classify(refused.value).message.startswith("asked for 65536.00 TiB, the host has ")
+    with pytest.raises(MemoryError) as without_words:
+        bytearray(2**62)
+    assert classify(without_words.value).message.startswith("asked for more than there is, the host has ")
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (3 * 2**30, "3.00 GiB")]
+)
+def test_amounts_are_told_in_the_largest_unit_that_fits(size: int, words: str) -> None:
+    assert amount(size) == words
+
+
+def test_a_sentence_is_one_line_of_bounded_length() -> None:
+    assert one_line(" a\n\tb ") == "a b"
+    assert one_line("x" * 50, limit=10) == "x" * 9 + "…"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "out_of_memory", "reason"),
+    [
+        (1, False, FailureReason.HANG),
+        (7, False, FailureReason.CRASHED),
+        (-11, True, FailureReason.CRASHED),
+        (-9, False, FailureReason.CRASHED),
+        (-9, True, FailureReason.OUT_OF_MEMORY),
+        (-15, False, FailureReason.TERMINATED),
+    ],
+)
+def test_who_could_not_speak_is_spoken_for(exit_code: int, out_of_memory: bool, reason: FailureReason) -> None:
+    problem = unspoken(exit_code, what="process 4", out_of_memory=out_of_memory)
+    assert problem is not None
+    assert problem.reason is reason
+    assert problem.message.startswith("process 4 ")
+
+
+@pytest.mark.parametrize("exit_code", [0, 3, None])
+def test_who_has_spoken_or_ended_well_is_not_spoken_for(exit_code: int | None) -> None:
+    assert unspoken(exit_code, what="process 4") is None
+
+
+def test_kills_are_read_where_the_kernel_counts_them(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    assert out_of_memory_kills(events) == 0
+    events.write_text("low 0\noom 3\noom_kill 2\n", encoding="utf-8")
+    assert out_of_memory_kills(events) == 2
+
+
+CRASH = Failure(FailureReason.CRASHED, "boom")
+HANG = Failure(FailureReason.HANG, "stuck")
+LOST = Failure(FailureReason.PEER_LOST, "gone")
+KNOWS = replace(LOST, cause=Cause(FailureReason.CRASHED, "boom"))
+ENDED = Failure(FailureReason.TERMINATED, "told to")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        (LOST, CRASH, CRASH),
+        (CRASH, LOST, CRASH),
+        (HANG, CRASH, HANG),
+        (LOST, replace(LOST, rank=1), LOST),
+        (LOST, KNOWS, KNOWS),
+        (KNOWS, LOST, KNOWS),
+        (ENDED, CRASH, CRASH),
+    ],
+)
+def test_last_words_keep_the_cause(tmp_path: Path, first: Failure, second: Failure, kept: Failure) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    for said in (first, second):
+        leave_last_words(log, said)
+    assert log.read_text(encoding="utf-8") == documents.dumps(kept)
+
+
+def test_last_words_fit_into_a_termination_message(capfd) -> None:
+    long = "ä" * 5_000
+    failure(Failure(FailureReason.PEER_LOST, long, 1, "n", 0, long, Cause(FailureReason.CRASHED, long, "n", 0)))
+    line = capfd.readouterr().out.partition(" ")[2].strip()
+    assert len(line.encode()) <= MAX_LAST_WORDS_BYTES
+    assert documents.loads(line, Failure).cause.reason is FailureReason.CRASHED
+
+
+DEVICES = (Device("a", 0), Device("a", 1), Device("b", 0))
+
+
+def stand(rank: int, *, seconds: float = 5.0, waits: bool = True, told: Cause | None = None) -> Stand:
+    return Stand(rank, DEVICES[rank].node, DEVICES[rank].slot, "stage 0", f"step {rank}", seconds, waits, told)
+
+
+def test_a_hang_hangs_on_who_does_not_answer_or_else_waits_for_nobody() -> None:
+    silent = Stands(DEVICES, (stand(0), stand(2, waits=False)))
+    assert silent.suspicion() == "rank 1 on a:1 does not answer"
+    busy = Stands(DEVICES, (stand(0, seconds=9), stand(1, waits=False), stand(2)))
+    assert busy.suspicion() == "the others wait for rank 1 on a:1 (for 5.0 s: step 1)"
+    ring = Stands(DEVICES, (stand(0), stand(1, seconds=9), stand(2)))
+    assert ring.suspicion() == "all wait for one another, longest rank 1 on a:1 (for 9.0 s: step 1)"
+    moving = Stands(DEVICES, tuple(stand(rank, seconds=0.1) for rank in range(3)))
+    assert not moving.suspicion()
+
+
+def test_the_summary_has_a_line_for_every_rank() -> None:
+    lines = Stands(DEVICES, (stand(2, waits=False), stand(0))).summary().splitlines()
+    assert lines == [
+        "where every rank stood:",
+        "  rank 0 on a:0, stage 0: for 5.0 s: step 0 (waits for others)",
+        "  rank 1 on a:1: no answer",
+        "  rank 2 on b:0, stage 0: for 5.0 s: step 2",
+    ]
+
+
+CRASHED = Cause(FailureReason.CRASHED, "boom", "b", 0)
+TERMINATED = Cause(FailureReason.TERMINATED, "told to", "a", 0)
+PEER_LOST = Cause(FailureReason.PEER_LOST, "gone", "a", 0)
+
+
+@pytest.mark.parametrize(
+    ("alarm", "answers", "pods", "cause"),
+    [
+        (CRASHED, (), (), CRASHED),
+        (TERMINATED, (), (), TERMINATED),
+        (PEER_LOST, (stand(0), stand(1), stand(2, told=CRASHED)), (), CRASHED),
+        (PEER_LOST, (stand(0), stand(1)), (CRASHED,), CRASHED),
+        (PEER_LOST, (stand(0, told=TERMINATED), stand(1), stand(2, told=CRASHED)), (), CRASHED),
+        # Its launcher told it to end, since the one that is silent is gone.
+        (PEER_LOST, (stand(0, told=TERMINATED), stand(1)), (), None),
+        (None, (stand(0, told=TERMINATED), stand(1), stand(2)), (), TERMINATED),
+        (None, (stand(1),), (TERMINATED,), TERMINATED),
+        (None, (stand(0), stand(1)), (), None),
+    ],
+)
+def test_the_cause_is_told_from_its_consequences(alarm, answers, pods, cause) -> None:
+    assert cause_of(alarm, Stands(DEVICES, answers, pods)) == cause
+
+
+def test_the_lost_are_named_with_what_is_known_of_them() -> None:
+    stands = Stands(DEVICES, (stand(0),))
+    assert lost_words(None, stands) == "rank 1 on a:1, rank 2 on b:0 do not answer any more"
+    assert lost_words(CRASHED, stands) == "rank 2 on b:0 ended first (Crashed: boom)"
+    assert lost_words(replace(CRASHED, slot=None), stands) == "the pod on b ended first (Crashed: boom)"
+    assert not lost_words(None, Stands(DEVICES, (stand(0), stand(1), stand(2))))
+
+
+def test_many_lost_ranks_are_counted() -> None:
+    devices = tuple(Device("n", slot) for slot in range(20))
+    assert Stands(devices).suspicion().endswith("rank 7 on n:7 and 12 more do not answer")
+
+
+def test_a_device_is_placed_in_its_plan(make) -> None:
+    a, b, c = (Device("node-a", 0), Device("node-b", 0), Device("node-c", 0))
+    plan = make.plan((a, b))
+    assert place_of(plan, b) == "pipeline 0, stage 1, layers 2…3"
+    assert not place_of(plan, c)
+
+
+def test_what_an_emulated_device_would_not_hold_is_refused(make) -> None:
+    table = Emulation(1e9, 0, 1e9, memory_bytes=2**20)
+    gang = replace(make.gang(1), nodes=(GangNode("n", (0,), "emulated-x"),), emulations=(("emulated-x", table),))
+    check_capacity(RankMemory("n", 0, 2**20), gang)
+    with pytest.raises(WorkerError) as refused:
+        check_capacity(RankMemory("n", 0, 2**20 + 512), gang)
+    assert refused.value.reason is FailureReason.OUT_OF_MEMORY
+    expected = "asked for 1.00 MiB at its peak, the device (emulated-x) has 1.00 MiB: 512 bytes too much"
+    assert refused.value.message == expected
+    unbounded = replace(gang, emulations=(("emulated-x", replace(table, memory_bytes=None)),))
+    check_capacity(RankMemory("n", 0, 2**50), unbounded)
+    check_capacity(RankMemory("node-a", 0, 2**50), make.gang(1))
+
+
+def test_a_watchdog_says_what_it_waited_for_and_where_it_was() -> None:
+    said = threading.Event()
+    told: list[tuple[FailureReason, str]] = []
+
+    def give_up(reason: FailureReason, complaint: str) -> None:
+        told.append((reason, complaint))
+        said.set()
+
+    watchdog = Watchdog(60, 0.2, give_up)
+    watchdog.beat("step 1")
+    assert said.wait(30)
+    assert told == [(FailureReason.HANG, "nothing moved for 0.2 s")]
+    assert watchdog.doing == "step 1"
+    assert watchdog.seconds >= 0.2
+    watchdog.stop()
+
+
+def test_before_the_first_beat_only_the_deadline_counts() -> None:
+    said = threading.Event()
+    told: list[str] = []
+
+    def give_up(_reason: FailureReason, complaint: str) -> None:
+        told.append(complaint)
+        said.set()
+
+    watchdog = Watchdog(0.5, 0.1, give_up)
+    assert said.wait(30)
+    assert told == ["the deadline of 0.5 s was reached"]
+    watchdog.stop()
+
+
+def test_stacks_show_other_threads_but_not_the_watchers() -> None:
+    hold = threading.Event()
+    threads = [
+        threading.Thread(target=hold.wait, args=(60,), name=name, daemon=True) for name in ("busy bee", "watchdog")
+    ]
+    for thread in threads:
+        thread.start()
+    text = stacks()
+    hold.set()
+    assert "thread MainThread" in text
+    assert "thread busy bee" in text
+    assert "thread watchdog" not in text
+
+
+def test_a_call_that_keeps_the_interpreter_is_ended_with_stacks_all_the_same() -> None:
+    program = """
+        import ctypes
+        from trainwright_worker.watchdog import Watchdog
+        watchdog = Watchdog(100, 1, print)
+        watchdog.beat("a call")
+        import time
+        time.sleep(0.5)  # the watchdog looks after it
+        ctypes.PyDLL(None).sleep(100)
+    """
+    begin = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert time.monotonic() - begin < 50
+    problem = unspoken(ended.returncode, what="process 4")
+    assert problem is not None
+    assert problem.reason is FailureReason.HANG
+    assert "in <module>" in ended.stderr

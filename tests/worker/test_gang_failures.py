@@ -1,0 +1,287 @@
+"""Whole gangs in which something goes wrong: every process ends within a minute, and says why in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainwright.cluster import Emulation
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright.orders import Failure, FailureReason, GangNode
+
+pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(170)]
+
+MOST_SECONDS = 60.0
+FOR_EVER = 1_000_000
+
+
+def pids(process: subprocess.Popen[str], ranks: int) -> dict[int, int]:
+    """The process ids of so many ranks, as soon as they are known."""
+    found: dict[int, int] = {}
+    for line in process.stderr:
+        if match := re.match(r"rank (\d+) on \S+ is process (\d+)", line):
+            found[int(match[1])] = int(match[2])
+        if len(found) == ranks:
+            return found
+    raise AssertionError(f"the gang ended before all {ranks} ranks were there: {found}")
+
+
+def until_it_trains(process: subprocess.Popen[str]) -> None:
+    assert any("PROGRESS" in line for line in process.stdout)
+
+
+def by_rank(failures: list[Failure]) -> dict[int | None, Failure]:
+    return {failure.rank: failure for failure in failures}
+
+
+class Pods:
+    """A gang with one launcher a node, as in a cluster."""
+
+    def __init__(self, worker, order) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        self.worker = worker
+        self.nodes = {node.name: len(node.slots) for node in order.gang.nodes}
+        self.processes = {
+            name: worker.start(
+                order,
+                *("--master-addr", "127.0.0.1", "--master-port", port),
+                environment={"TRAINWRIGHT_NODE_NAME": name, "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for name in self.nodes
+        }
+
+    def pids(self) -> dict[int, int]:
+        """Of all ranks, once the gang trains."""
+        found = {}
+        for name, process in self.processes.items():
+            found.update(pids(process, self.nodes[name]))
+        until_it_trains(next(iter(self.processes.values())))
+        return found
+
+    def end(self):
+        """What each pod left behind, in order, and the seconds until the last one had ended."""
+        begin = time.monotonic()
+        outcomes = [self.worker.end(process) for process in self.processes.values()]
+        return outcomes, time.monotonic() - begin
+
+
+def test_a_killed_peer_ends_the_others_who_name_it_and_the_cause(worker, make) -> None:
+    process = worker.start(make.trial(make.gang(1, 1, 1), iterations=FOR_EVER), "local")
+    victim = pids(process, 3)[1]
+    until_it_trains(process)
+    begin = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    outcome = worker.end(process)
+    assert time.monotonic() - begin < MOST_SECONDS
+    assert outcome.code != 0
+    told = by_rank(outcome.failures)
+    assert {rank: failure.reason for rank, failure in told.items()} == {
+        0: FailureReason.PEER_LOST,
+        1: FailureReason.CRASHED,
+        2: FailureReason.PEER_LOST,
+    }
+    assert (told[1].node, told[1].slot) == ("node-b", 0)
+    assert f"process {victim} was ended by SIGKILL" in told[1].message
+    for rank in (0, 2):
+        assert told[rank].message.startswith("rank 1 on node-b:0 ")
+        assert told[rank].doing
+        # Unless the one that watches from above was slower than three seconds.
+        if told[rank].cause is not None:
+            assert told[rank].cause.reason is FailureReason.CRASHED
+
+
+def test_a_crash_is_told_by_the_process_that_crashed_and_by_the_others_as_their_cause(worker, make) -> None:
+    outcome = worker.local(make.trial(make.gang(1, 1), fault="crash"))
+    assert outcome.code != 0
+    assert not outcome.reports
+    told = by_rank(outcome.failures)
+    assert told[0].reason is FailureReason.CRASHED
+    assert "rehearsal" in told[0].message
+    assert "pipeline 0, stage 0, layers 0…1" in told[0].message
+    assert told[1].reason is FailureReason.PEER_LOST
+    assert told[1].cause.reason is FailureReason.CRASHED
+    assert "rehearsal" in told[1].cause.message
+
+
+def test_a_rank_that_hangs_is_named_by_all_of_them_with_everyones_stacks(worker, make) -> None:
+    begin = time.monotonic()
+    outcome = worker.local(make.trial(make.gang(1, 1, 1, collective_timeout_seconds=4.0), fault="hang"))
+    assert time.monotonic() - begin < MOST_SECONDS
+    assert outcome.code != 0
+    told = by_rank(outcome.failures)
+    assert {rank: failure.reason for rank, failure in told.items()} == dict.fromkeys(range(3), FailureReason.HANG)
+    assert "hanging after the first iteration" in told[0].doing
+    assert "waiting for all ranks" in told[1].doing
+    for rank, failure in told.items():
+        assert failure.doing in failure.message
+        assert "the others wait for rank 0 on node-a:0 " in failure.message
+        assert f"[rank {rank} on node-{'abc'[rank]}:0] thread MainThread" in outcome.errors
+    assert "threading.Event().wait()" in outcome.errors
+    stood = re.findall(
+        r"^\[rank 0 on node-a:0\]   (rank \d) on \S+, pipeline 0, stage \d", outcome.errors, re.MULTILINE
+    )
+    assert stood == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_a_rank_that_stands_still_altogether_is_named_by_the_others(worker, make) -> None:
+    order = make.trial(make.gang(1, 1, 1, collective_timeout_seconds=4.0), iterations=FOR_EVER)
+    process = worker.start(order, "local")
+    victim = pids(process, 3)[1]
+    until_it_trains(process)
+    begin = time.monotonic()
+    os.kill(victim, signal.SIGSTOP)
+    outcome = worker.end(process)
+    assert time.monotonic() - begin < MOST_SECONDS
+    told = by_rank(outcome.failures)
+    assert {rank: failure.reason for rank, failure in told.items()} == dict.fromkeys(range(3), FailureReason.HANG)
+    for rank in (0, 2):
+        assert "rank 1 on node-b:0 does not answer" in told[rank].message
+        assert f"[rank {rank} on node-{'abc'[rank]}:0] thread MainThread" in outcome.errors
+    assert "did not end by itself and was killed" in told[1].message
+    assert "rank 1 on node-b:0: no answer" in outcome.errors
+
+
+def test_the_deadline_ends_an_order(worker, make) -> None:
+    gang = make.gang(1, deadline_seconds=9.0)
+    outcome = worker.local(make.trial(gang, iterations=FOR_EVER))
+    assert outcome.code != 0
+    assert outcome.reasons == {"Hang"}
+    assert "deadline of 9 s" in outcome.failures[0].message
+
+
+def test_what_an_emulated_device_does_not_hold_is_out_of_memory_there_and_a_lost_peer_elsewhere(worker, make) -> None:
+    table = Emulation(1e12, 0, 1e12)
+    nodes = (GangNode("node-a", (0,), "emulated-large"), GangNode("node-b", (0,), "emulated-small"))
+    tables = (("emulated-large", table), ("emulated-small", replace(table, memory_bytes=100_000)))
+    gang = replace(make.gang(1, 1), nodes=nodes, emulations=tables)
+    outcome = worker.local(make.trial(gang))
+    assert outcome.code != 0
+    assert not outcome.reports
+    told = by_rank(outcome.failures)
+    assert told[1].reason is FailureReason.OUT_OF_MEMORY
+    assert told[1].message.startswith("node-b:0, pipeline 0, stage 1, layers 2…3, ")
+    assert "at its peak, the device (emulated-small) has 97.66 KiB" in told[1].message
+    assert told[0].reason is FailureReason.PEER_LOST
+    assert told[0].cause.reason is FailureReason.OUT_OF_MEMORY
+
+
+def test_memory_that_the_host_does_not_have_is_told_by_stage(worker, make) -> None:
+    words = 10**13  # a petabyte of embeddings, more than a process can address
+    order = replace(make.trial(make.gang(1, 1)), model=Model.of(Gpt(2, 32, 4, 16, words)))
+    outcome = worker.local(order)
+    assert outcome.code != 0
+    assert "OutOfMemory" in outcome.reasons
+    for failure in outcome.failures:
+        if failure.reason is FailureReason.OUT_OF_MEMORY:
+            stage = {0: "stage 0, layers 0…1", 1: "stage 1, layers 2…3"}[failure.rank]
+            where = f"{failure.node}:{failure.slot}, pipeline 0, {stage}, making the plan's process groups and layers: "
+            assert failure.message.startswith(f"{where}asked for 1164.15 TiB, the host has ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU for the process")
+def test_a_device_that_is_not_there_is_a_placement_that_is_not_met(worker, make) -> None:
+    begin = time.monotonic()
+    outcome = worker.local(make.trial(make.gang(1, 1, backend="nccl")))
+    assert time.monotonic() - begin < MOST_SECONDS
+    assert outcome.code != 0
+    reasons = {failure.reason for failure in outcome.failures}
+    assert FailureReason.PLACEMENT_NOT_MET in reasons
+    assert reasons <= {FailureReason.PLACEMENT_NOT_MET, FailureReason.PEER_LOST}
+    for failure in outcome.failures:
+        refused = failure if failure.reason is FailureReason.PLACEMENT_NOT_MET else failure.cause
+        assert "needs a GPU of its own" in refused.message
+
+
+def test_a_gang_that_is_told_to_end_says_so_and_ends(worker, make) -> None:
+    process = worker.start(make.trial(make.gang(1, 1), iterations=FOR_EVER), "local")
+    pids(process, 2)
+    until_it_trains(process)
+    begin = time.monotonic()
+    process.terminate()
+    outcome = worker.end(process)
+    assert time.monotonic() - begin < MOST_SECONDS
+    assert outcome.code != 0
+    assert outcome.failures[0].message == "the whole gang was told to end (SIGTERM)"
+    told = by_rank(outcome.failures)
+    assert told[None].reason is FailureReason.TERMINATED
+    assert {told[0].reason, told[1].reason} <= {FailureReason.TERMINATED, FailureReason.PEER_LOST}
+
+
+def test_a_pod_that_is_told_to_end_says_so_and_the_others_name_it(worker, make) -> None:
+    pods = Pods(worker, make.trial(make.gang(1, 1), iterations=FOR_EVER))
+    pods.pids()
+    pods.processes["node-b"].terminate()
+    (first, second), seconds = pods.end()
+    assert seconds < MOST_SECONDS
+    assert first.code != 0
+    assert second.code != 0
+    said = second.failures[0]
+    assert (said.reason, said.node) == (FailureReason.TERMINATED, "node-b")
+    assert "deleted, evicted or preempted" in said.message
+    (lost,) = first.failures
+    assert lost.reason is FailureReason.PEER_LOST
+    assert (lost.cause.reason, lost.cause.node) == (FailureReason.TERMINATED, "node-b")
+
+
+def test_a_pod_that_waits_for_others_ends_when_it_is_told_to(worker, make) -> None:
+    order = make.trial(make.gang(1, 1))
+    environment = {"TRAINWRIGHT_NODE_NAME": "node-b", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    process = worker.start(order, environment=environment)
+    time.sleep(8)  # most likely it waits for the gang's first node by now, but any moment will do
+    begin = time.monotonic()
+    process.terminate()
+    outcome = worker.end(process)
+    assert time.monotonic() - begin < MOST_SECONDS
+    assert outcome.code != 0
+    assert FailureReason.TERMINATED in {failure.reason for failure in outcome.failures}
+
+
+@pytest.mark.parametrize(("victim", "node"), [(0, "node-a"), (2, "node-b")])
+def test_a_pod_speaks_for_its_killed_process_and_the_others_hear_it(worker, make, victim: int, node: str) -> None:
+    """Also where the pod is the one in which the gang meets."""
+    pods = Pods(worker, make.trial(make.gang(2, 1), iterations=FOR_EVER))
+    os.kill(pods.pids()[victim], signal.SIGKILL)
+    outcomes, seconds = pods.end()
+    assert seconds < MOST_SECONDS
+    assert all(outcome.code != 0 for outcome in outcomes)
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    (crash,) = (failure for failure in failures if failure.reason is FailureReason.CRASHED)
+    assert (crash.node, crash.slot, crash.rank) == (node, 0, victim)
+    assert "ended by SIGKILL" in crash.message
+    others = [failure for failure in failures if failure is not crash]
+    assert {failure.reason for failure in others} <= {FailureReason.PEER_LOST, FailureReason.TERMINATED}
+    assert any(f"rank {victim} on {node}:0 " in failure.message for failure in others)
+
+
+def test_a_pod_whose_process_stands_still_ends_after_the_alarm_of_another(worker, make) -> None:
+    pods = Pods(worker, make.trial(make.gang(1, 1, collective_timeout_seconds=4.0), iterations=FOR_EVER))
+    os.kill(pods.pids()[1], signal.SIGSTOP)
+    (first, second), seconds = pods.end()
+    assert seconds < MOST_SECONDS
+    assert first.reasons == {"Hang"}
+    assert "rank 1 on node-b:0 does not answer" in first.failures[0].message
+    assert second.code != 0
+    assert "a process of this pod did not end by itself after an alarm (Hang: " in second.failures[0].message
+
+
+def test_processes_whose_launcher_is_gone_end(worker, make) -> None:
+    pods = Pods(worker, make.trial(make.gang(1, 1), iterations=FOR_EVER))
+    pods.pids()
+    pods.processes["node-a"].kill()
+    (first, second), seconds = pods.end()
+    assert seconds < MOST_SECONDS
+    lost = [*first.failures, *second.failures]
+    assert lost
+    assert {failure.reason for failure in lost} == {FailureReason.PEER_LOST}
+    assert any("where the gang meets, is gone" in failure.message for failure in lost)
