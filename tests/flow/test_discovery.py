@@ -181,3 +181,9 @@ def test_the_shown_list_of_excluded_nodes_is_bounded_and_names_those_with_device
     found = look(*many, replace(node("z"), schedulable=False))
     assert len(found.excluded) == 256
     assert found.excluded[0].name == "z"
+
+
+def test_emulated_devices_are_held_to_the_memory_that_their_node_gives() -> None:
+    (found,) = look(node("n")).accelerators
+    assert found.emulation is not None
+    assert found.emulation.memory_bytes == found.memory_bytes == 16384 * 2**20

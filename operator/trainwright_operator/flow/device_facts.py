@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright import documents
@@ -87,7 +87,8 @@ def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
             "nvidia.com/gpu.product nor a cloud's label; install GPU feature discovery"
         )
     if found.name.startswith(EMULATED_PREFIX):
-        return DeviceType(found.name, found.memory_bytes, _emulation(node))
+        # The worker holds such devices to their memory, since nothing else does.
+        return DeviceType(found.name, found.memory_bytes, replace(_emulation(node), memory_bytes=found.memory_bytes))
     return found
 
 

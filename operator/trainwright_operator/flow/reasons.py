@@ -64,6 +64,7 @@ class Reason(StrEnum):
     HANG = "Hang"
     ORDER_INVALID = "OrderInvalid"
     CRASHED = "Crashed"
+    TERMINATED = "Terminated"
     EMULATION_TOO_SLOW = "EmulationTooSlow"
 
 
@@ -73,6 +74,7 @@ ENVIRONMENTAL: Final = frozenset(
         Reason.JOB_DELETED,
         Reason.POD_LOST,
         Reason.PEER_LOST,
+        Reason.TERMINATED,
         Reason.PODS_NOT_CREATED,
         Reason.IMAGE_PULL_FAILED,
         Reason.CONTAINER_NOT_CREATED,
@@ -141,6 +143,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.HANG: "{what}",
     Reason.ORDER_INVALID: "the worker cannot read its order, its image may be of another version: {what}",
     Reason.CRASHED: "{what}",
+    Reason.TERMINATED: "{what}",
     Reason.EMULATION_TOO_SLOW: (
         "{late} of {paced} computations took longer than the emulated device would, more than 1 %: the machine is too "
         "slow or too busy for this emulation"

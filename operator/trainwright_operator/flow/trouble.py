@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from trainwright.orders import FailureReason
 from trainwright_operator.flow import pinning, worker_log
 from trainwright_operator.flow.gang import WantedGang
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PLACED_ANNOTATION
@@ -23,8 +24,10 @@ _HOPELESS = ("InvalidImageName", "ErrImageNeverPull")
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", *_HOPELESS)
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
-_UNSPECIFIC = {Reason.CRASHED: 1, Reason.HANG: 2}
+_UNSPECIFIC = {Reason.CRASHED: 1, Reason.HANG: 2, Reason.TERMINATED: 3, Reason.PEER_LOST: 4}
 """Of several reasons the one counts that says most."""
+_CONSEQUENCES = (Reason.PEER_LOST, Reason.TERMINATED)
+"""Reasons that something else is behind."""
 
 Placed = Sequence[tuple[PodFacts | None, str]]
 
@@ -72,30 +75,39 @@ def _misplaced(placed: Placed) -> Trouble | None:
 
 
 def _failed(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
-    """The worker's own words count most; a lost peer is a consequence, so its cause is waited for."""
+    """The worker's own words count most; a lost peer is a consequence, so its cause is waited for.
+
+    Where the cause cannot speak any more, what it told its peers counts.
+    """
     failed = [pod for pod in pods if pod.phase == "Failed"]
     troubles = [_last_words(pod) for pod in failed]
-    causes = [trouble for trouble in troubles if trouble.reason is not Reason.PEER_LOST]
+    causes = [trouble for trouble in troubles if trouble.reason not in _CONSEQUENCES]
     if causes:
-        return min(causes, key=lambda trouble: _UNSPECIFIC.get(trouble.reason, 0))
+        return _most_telling(causes)
     ended = [container.finished_at for pod in failed for container in pod.containers if container.finished_at]
     if troubles and (len(failed) == len(pods) or not ended or now - min(ended) >= _CAUSE_PATIENCE):
-        return troubles[0]
+        return _most_telling([_last_words(pod, by_cause=True) for pod in failed])
     return None
 
 
-def _last_words(pod: PodFacts) -> Trouble:
+def _most_telling(troubles: Sequence[Trouble]) -> Trouble:
+    return min(troubles, key=lambda trouble: _UNSPECIFIC.get(trouble.reason, 0))
+
+
+def _last_words(pod: PodFacts, *, by_cause: bool = False) -> Trouble:
+    """Why a pod failed; `by_cause`: under the reason of what its worker says lies behind, if it does."""
     container = next((c for c in pod.containers if c.exit_code not in (None, 0)), None)
     failure = worker_log.failure(container.termination_message) if container else None
     where = f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
-    if failure is not None:
-        rank = f" rank {failure.rank}" if failure.rank is not None else ""
-        sentence = message(Reason.CRASHED, what=f"{where}{rank}: {failure.message}")
-        return Trouble(Reason(failure.reason.value), sentence)
     if container is None:
         return Trouble.of(Reason.CRASHED, what=f"{where} failed: {pod.reason or 'Failed'} {pod.message}".rstrip())
-    if container.termination_reason == "OOMKilled":
+    killed = container.termination_reason == "OOMKilled"
+    if killed and (failure is None or failure.reason is not FailureReason.OUT_OF_MEMORY):
         return Trouble.of(Reason.OUT_OF_MEMORY, what=f"{where}: killed for the memory that it took of its node")
+    if failure is not None:
+        rank = f" rank {failure.rank}" if failure.rank is not None else ""
+        reason = failure.cause.reason if by_cause and failure.cause else failure.reason
+        return Trouble(Reason(reason.value), message(Reason.CRASHED, what=f"{where}{rank}: {failure.message}"))
     words = container.termination_message.strip()[-400:]
     return Trouble.of(
         Reason.CRASHED, what=f"{where} ended with exit code {container.exit_code}" + (f": {words}" if words else "")
