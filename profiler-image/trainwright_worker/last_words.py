@@ -124,14 +124,15 @@ class LastWords:
             return None
 
         def talk() -> tuple[Stands, bool]:
+            board = bell.board()
             if self.seat is not None:
-                bell.answer(stand)
-            is_first = alarm is None and rings and bell.ring(own)
+                board.answer(stand)
+            is_first = alarm is None and rings and board.ring(own)
             if own.reason is FailureReason.HANG:
-                return bell.gather(), is_first
+                return board.gather(), is_first
             if own.reason is FailureReason.PEER_LOST and cause_of(alarm, Stands(())) is None:
-                return bell.gather(is_enough=lambda found: cause_of(alarm, found) is not None), is_first
-            return Stands(bell.devices), is_first
+                return board.gather(is_enough=lambda found: cause_of(alarm, found) is not None), is_first
+            return Stands(board.devices), is_first
 
         return within(_TALK_SECONDS, talk)
 

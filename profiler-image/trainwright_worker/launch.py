@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -16,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from trainwright.orders import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, GangNode
 from trainwright_worker import output, process
-from trainwright_worker.bell import PATIENCE_SECONDS, Bell, Board
+from trainwright_worker.bell import PATIENCE_SECONDS, Bell
 from trainwright_worker.failures import WorkerError, classify, unspoken
 from trainwright_worker.kernel import out_of_memory_kills
 from trainwright_worker.last_words import within
@@ -97,7 +98,7 @@ class _Pod:
         self._node: GangNode = gang.nodes[place]
         address, _, port = endpoint.rpartition(":")
         self._bell = Bell(address, int(port))
-        self._store: Board | None = None
+        self._store: Any = None
         if place == 0 and len(gang.nodes) > 1:
             self._store = dist.TCPStore(  # type: ignore[attr-defined]
                 address,
@@ -112,8 +113,9 @@ class _Pod:
         """Let the others hear of it; they may be gone."""
 
         def talk() -> None:
-            self._bell.tell_of_pod(cause)
-            self._bell.ring(cause)
+            board = self._bell.board()
+            board.tell_of_pod(cause)
+            board.ring(cause)
 
         within(_TALK_SECONDS, talk)
 

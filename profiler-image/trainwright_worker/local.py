@@ -45,7 +45,7 @@ def main(order: WorkerOrder, order_path: Path) -> int:
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         port = listener.getsockname()[1]
         # Forked before the store starts its thread: what is forked from a threaded process may wait for its locks.
-        children = _start(gang, str(order_path), port)
+        children = _start(gang, str(order_path), listener)
         told_to_end = threading.Event()
         heed_signals(lambda name: _tell_end(name, told_to_end))
         # Hosted here, since the host of the store must be the last to leave.
@@ -68,7 +68,7 @@ def _tell_end(signal_name: str, told_to_end: threading.Event) -> None:
     told_to_end.set()
 
 
-def _start(gang: Gang, order_path: str, port: int) -> list[_Child]:
+def _start(gang: Gang, order_path: str, listener: socket.socket) -> list[_Child]:
     context = multiprocessing.get_context("fork")
     world = sum(len(node.slots) for node in gang.nodes)
     children: list[_Child] = []
@@ -76,20 +76,21 @@ def _start(gang: Gang, order_path: str, port: int) -> list[_Child]:
         for local, slot in enumerate(node.slots):
             environment = {
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_PORT": str(listener.getsockname()[1]),
                 "RANK": str(len(children)),
                 "LOCAL_RANK": str(local),
                 "WORLD_SIZE": str(world),
                 "GLOO_SOCKET_IFNAME": "lo",
                 NODE_NAME_VARIABLE: node.name,
             }
-            started = context.Process(target=_child, args=(order_path, environment), daemon=True)
+            started = context.Process(target=_child, args=(order_path, environment, listener), daemon=True)
             started.start()
             children.append(_Child(Device(node.name, slot), started))
     return children
 
 
-def _child(order_path: str, environment: dict[str, str]) -> None:
+def _child(order_path: str, environment: dict[str, str], listener: socket.socket) -> None:
+    listener.close()  # or the store would seem to be there when its host is gone
     os.environ.update(environment)
     process.main(order_path)
 
@@ -151,5 +152,6 @@ class _Family:
         output.failure(Failure(reason, message, rank=rank, node=device.node, slot=device.slot))
 
     def _tell_others(self, cause: Cause) -> None:
-        self._bell.tell_of_pod(cause)
-        self._bell.ring(cause)
+        board = self._bell.board()
+        board.tell_of_pod(cause)
+        board.ring(cause)

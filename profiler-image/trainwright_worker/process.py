@@ -7,6 +7,7 @@ import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from trainwright.orders import (
     WorkerReport,
 )
 from trainwright_worker import acceptance, device, links, output, profiling, trial
-from trainwright_worker.bell import Bell, Board
+from trainwright_worker.bell import Bell
 from trainwright_worker.failures import classify
 from trainwright_worker.last_words import LastWords
 from trainwright_worker.seat import Seat, devices
@@ -71,7 +72,7 @@ def _work(order_path: Path, last_words: LastWords) -> None:
     dist.destroy_process_group()
 
 
-def _join(order: WorkerOrder, seat: Seat, store: Board, timeout: timedelta) -> None:
+def _join(order: WorkerOrder, seat: Seat, store: Any, timeout: timedelta) -> None:
     """Meet the other processes under the logical rank that the plan gives to this device.
 
     Ranks are mapped before the group is made, so that every group is ascending in it: a scrambled mesh would give

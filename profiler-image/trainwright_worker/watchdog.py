@@ -17,7 +17,10 @@ _SECOND_LINE_SECONDS = 5.0
 WATCHERS = ("watchdog", "bell", "signals", "last words")
 """Names of the threads that watch over a process, whose own stacks tell nothing."""
 
-_COMMUNICATION = ("/torch/distributed/", *(f"/executor/{name}.py" for name in ("messages", "reduction", "unit")))
+_COMMUNICATION = (
+    "/torch/distributed/",
+    *(f"/executor/{name}.py" for name in ("messages", "reduction", "tensor_group", "unit")),
+)
 """Files in which a thread waits for other processes."""
 
 

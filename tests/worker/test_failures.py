@@ -232,6 +232,11 @@ def test_what_an_emulated_device_would_not_hold_is_refused(make) -> None:
     check_capacity(RankMemory("node-a", 0, 2**50), make.gang(1))
 
 
+def test_a_table_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory_bytes must be above 0, got 0; or leave it out"):
+        Emulation(1e9, 0, 1e9, memory_bytes=0)
+
+
 def test_a_watchdog_says_what_it_waited_for_and_where_it_was() -> None:
     said = threading.Event()
     told: list[tuple[FailureReason, str]] = []

@@ -218,6 +218,18 @@ def test_a_gang_that_is_told_to_end_says_so_and_ends(worker, make) -> None:
     assert {told[0].reason, told[1].reason} <= {FailureReason.TERMINATED, FailureReason.PEER_LOST}
 
 
+def test_a_gang_whose_parent_is_gone_ends(worker, make) -> None:
+    process = worker.start(make.trial(make.gang(1, 1), iterations=FOR_EVER), "local")
+    pids(process, 2)
+    until_it_trains(process)
+    begin = time.monotonic()
+    process.kill()
+    outcome = worker.end(process)  # its output ends with the last of its processes
+    assert time.monotonic() - begin < MOST_SECONDS
+    assert outcome.reasons == {"PeerLost"}
+    assert any("where the gang meets, is gone" in failure.message for failure in outcome.failures)
+
+
 def test_a_pod_that_is_told_to_end_says_so_and_the_others_name_it(worker, make) -> None:
     pods = Pods(worker, make.trial(make.gang(1, 1), iterations=FOR_EVER))
     pods.pids()
