@@ -83,19 +83,26 @@ class LastWords:
         own = Cause(reason, one_line(words, limit=400), stand.node or None, slot)
         if reason is not FailureReason.PEER_LOST:
             stand = replace(stand, failure=own)
-        stands, is_first = self._talk(stand, own, alarm, rings=rings) or (None, True)
-        cause = None
-        if reason is FailureReason.PEER_LOST:
-            cause = cause_of(alarm, stands or Stands(()))
-            lost = lost_words(cause, stands) if stands is not None else ""
-            words = "; ".join(part for part in (lost, words) if part)
-            words = f"{words} (noticed while {stand.doing})"
-        elif reason is FailureReason.HANG:
-            suspicion = stands.suspicion() if stands is not None else ""
-            words = f"{words}, here while {stand.doing}" + (f"; {suspicion}" if suspicion else "")
-        if stands is not None and stands.answers and (is_first or (self.seat is not None and self.seat.is_speaker)):
+        last = Failure(reason, words, rank, own.node, own.slot, stand.doing)
+        if reason in (FailureReason.HANG, FailureReason.PEER_LOST):
+            output.failure(self._with_others_words(last, stand, own, alarm, rings=rings))
+        else:  # what it says does not hang on the others
+            output.failure(last)
+            self._talk(stand, own, alarm, rings=rings)
+
+    def _with_others_words(
+        self, last: Failure, stand: Stand, own: Cause, alarm: Cause | None, *, rings: bool
+    ) -> Failure:
+        """The last words with what the others of the gang know."""
+        stands, is_first = self._talk(stand, own, alarm, rings=rings) or (Stands(()), True)
+        if stands.answers and (is_first or (self.seat is not None and self.seat.is_speaker)):
             self.log(stands.summary())
-        output.failure(Failure(reason, words, rank, own.node, own.slot, stand.doing, cause))
+        if last.reason is FailureReason.HANG:
+            parts = (f"{last.message}, here while {last.doing}", stands.suspicion())
+            return replace(last, message="; ".join(part for part in parts if part))
+        cause = cause_of(alarm, stands)
+        lost = "; ".join(part for part in (lost_words(cause, stands), last.message) if part)
+        return replace(last, message=f"{lost} (noticed while {last.doing})", cause=cause)
 
     def _stand(self, reason: FailureReason) -> Stand:
         """Where this process stands, without its failure."""
