@@ -75,13 +75,17 @@ def mean_error(tried: Sequence[Tried]) -> float:
 
 
 def summary(tried: Sequence[Tried]) -> dict[str, float]:
-    """The figures of one setting; void trials are not counted."""
+    """The figures of one setting; void trials are not counted.
+
+    Random plans take other batches, so they say nothing of which plan is best.
+    """
     valid = [one for one in tried if not one.is_void]
     talkative = [one for one in valid if one.is_talkative]
     predicted = [one.chosen.estimate.iteration_seconds for one in valid]
     measured = [one.measured_seconds for one in valid]
-    first = min(valid, key=lambda one: one.chosen.estimate.iteration_seconds)
-    megatron = [one.measured_seconds for one in valid if one.chosen.source == "megatron"]
+    rivals = [one for one in valid if one.chosen.plan.global_batch_size == one.setting.batch]
+    first = min(rivals, key=lambda one: one.chosen.estimate.iteration_seconds)
+    megatron = [one.measured_seconds for one in rivals if one.chosen.source == "megatron"]
     splits = [split for one in valid if (split := one.split_errors)]
     return {
         **{
@@ -99,7 +103,7 @@ def summary(tried: Sequence[Tried]) -> dict[str, float]:
         "spearman": float(spearmanr(predicted, measured).statistic),
         "memory_mean_error": statistics.fmean(abs(one.memory_error) for one in valid),
         "memory_worst_error": max(abs(one.memory_error) for one in valid),
-        "predicted_best_over_best": first.measured_seconds / min(measured),
+        "predicted_best_over_best": first.measured_seconds / min(one.measured_seconds for one in rivals),
         "megatron_over_predicted_best": min(megatron, default=float("nan")) / first.measured_seconds,
     }
 
@@ -149,7 +153,7 @@ def keep(tried: Sequence[Tried], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("setting", "source", "plan", "predicted_seconds", "measured_seconds", "error", "compute_error",
+            ("setting", "source", "plan", "batch", "predicted_seconds", "measured_seconds", "error", "compute_error",
              "communication_error", "bubble_error", "communication_share",
              "predicted_bytes", "measured_bytes", "late_share")
         )  # fmt: skip
@@ -159,6 +163,7 @@ def keep(tried: Sequence[Tried], path: Path) -> None:
                     one.setting.name,
                     one.chosen.source,
                     one.chosen.plan.summary(),
+                    one.chosen.plan.global_batch_size,
                     f"{one.chosen.estimate.iteration_seconds:.6f}",
                     f"{one.measured_seconds:.6f}",
                     f"{one.error:.4f}",
