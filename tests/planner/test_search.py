@@ -218,6 +218,16 @@ def test_devices_that_cannot_be_split_are_explained(
         run(planner, problem)
 
 
+@pytest.mark.parametrize("planner", AMP_FAMILY)
+def test_many_nodes_of_two_kinds_that_no_degrees_fit_are_refused_at_once(
+    make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
+) -> None:
+    """127 nodes stand in more orders than a machine has memory for; none is worth a look where there are no degrees."""
+    cluster = make_cluster((*[("fast", 1)] * 42, *[("slow", 1)] * 85), between=5e6, within=1e8)
+    with pytest.raises(NoFeasiblePlan, match="no plan uses all 127 devices"):
+        run(planner, make_problem(cluster, layers=24, batch=32))
+
+
 def test_an_unknown_planner_is_refused_with_the_known_ones(mixed: Problem) -> None:
     with pytest.raises(ValueError, match="no planner 'best'; choose one of amp, amp-annealing"):
         run("best", mixed)

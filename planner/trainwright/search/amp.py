@@ -73,7 +73,8 @@ class _Algorithm1:
         self.problem, self.control = problem, control
         first = Drafting.of(problem)
         self.choices, self.done = sum(1 for _ in first.choices()), 0
-        self.tries_everything = count_plans(problem) <= FEW_PLANS
+        # Where no degrees fit there are no plans, however many orders the nodes have.
+        self.tries_everything = 0 < count_plans(problem) <= FEW_PLANS
         most = math.factorial(len(problem.nodes)) if self.tries_everything else MOST_ASSIGNMENTS // max(self.choices, 1)
         orders = device_orders(problem, most)
         self.draftings = [first, *(first.reordered(order) for order in orders[1:])]
