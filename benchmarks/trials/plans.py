@@ -12,6 +12,7 @@ from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.profiles import Profiles
 from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Problem, run
 from trials.settings import TENSOR_DEGREES, Setting
+from trials.split import predicted_split
 
 OF_EACH = 2
 OF_MEGATRON = 4
@@ -31,10 +32,7 @@ class Chosen:
     @property
     def communication_share(self) -> float:
         """Of the critical device's time: what it spends in or waits for messages, bubbles not counted."""
-        parts = self.estimate.breakdown
-        talk = parts.tensor_sync_seconds + parts.sharding_seconds + parts.redistribution_seconds
-        talk += parts.point_to_point_seconds + parts.gradient_sync_seconds + parts.shared_weight_sync_seconds
-        return talk / self.estimate.iteration_seconds
+        return predicted_split(self.estimate.breakdown).communication / self.estimate.iteration_seconds
 
 
 def chosen_plans(setting: Setting, cluster: Cluster, profiles: Profiles, *, count: int, talkative: int) -> list[Chosen]:

@@ -34,7 +34,6 @@ class Bench:
     """A namespace on the local cluster in which orders are done one after another."""
 
     kubectl: Kubectl
-    resource_name: str
 
     def run(self, order: WorkerOrder) -> WorkerReport:
         """The gang's report. Raises RuntimeError with the workers' own words where there is none."""
@@ -85,7 +84,7 @@ class Bench:
 
     def _pod(self, gang: str, place: int, node: str, devices: int, labels: dict[str, str]) -> dict[str, Any]:
         template = pod_template.render(
-            image=IMAGE, master=gang, order_map=gang, resource_name=self.resource_name, devices=devices, labels=labels,
+            image=IMAGE, master=gang, order_map=gang, resource_name=RESOURCE, devices=devices, labels=labels,
             template=PodTemplate(),
         )  # fmt: skip
         spec = {key: value for key, value in template["spec"].items() if key != "schedulingGates"}
@@ -124,6 +123,6 @@ def bench_on(kubectl: Kubectl) -> Iterator[Bench]:
     namespace = f"trials-{uuid.uuid4().hex[:8]}"
     kubectl.run("create", "namespace", namespace)
     try:
-        yield Bench(replace(kubectl, namespace=namespace), RESOURCE)
+        yield Bench(replace(kubectl, namespace=namespace))
     finally:
         kubectl.run("delete", "namespace", namespace, "--wait=false")

@@ -60,6 +60,10 @@ class Gang:
     collective_timeout_seconds: float = 120.0
     deadline_seconds: float = 900.0
 
+    def accelerator_of(self, node: str) -> str:
+        """The accelerator of a node of the gang."""
+        return next(one.accelerator for one in self.nodes if one.name == node)
+
     def emulation_of(self, accelerator: str) -> Emulation | None:
         """The device table of an accelerator, or None where its speed is its own."""
         return dict(self.emulations).get(accelerator)

@@ -16,10 +16,10 @@ from trainwright_worker.emulation import backward_pieces, forward_pieces
 from trainwright_worker.executor.optimizer import Optimizer, make_optimizer
 from trainwright_worker.executor.stage import TORCH_DTYPES
 from trainwright_worker.executor.unit import Replicas, Unit, Weight
-from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output
+from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, on_device
 from trainwright_worker.layers.of_model import layers_of
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.memory import LiveBytes
+from trainwright_worker.memory import peak_bytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Bench:
         units = [Unit(weights, Replicas(), dtype=dtype, device=device)] if weights else []
         optimizer = make_optimizer(order.optimizer, units, 1e-4)
         data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
-        data = {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in data.items()}
+        data = on_device(data, device, dtype)
         boundary = _boundary(family, number - 1, rows, dtype, device)
         gradients = tuple(value.detach() for value in _boundary(family, number, rows, dtype, device))
         return cls(kind, rows, layer, boundary, data, gradients, optimizer, device, emulation, order.tensor_degree)
@@ -66,16 +66,7 @@ class Bench:
         return output
 
     def backward(self, output: Output) -> None:
-        roots: list[Tensor] = []
-        seeds: list[Tensor] = []
-        for tensor, gradient in zip(output.boundary, self.gradients, strict=True):
-            if tensor.requires_grad:
-                roots.append(tensor)
-                seeds.append(gradient)
-        if output.loss is not None:
-            roots.append(output.loss)
-            seeds.append(torch.ones_like(output.loss))
-        torch.autograd.backward(roots, seeds)
+        output.backward(self.gradients)
         for unit in self.optimizer.units:
             unit.collect()
 
@@ -117,15 +108,8 @@ class Bench:
 
     def peak_bytes(self) -> int:
         """The most that is held at once in a whole iteration: by the device's own counter, or storage by storage."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._iterate()
-            return torch.cuda.max_memory_allocated(self.device)
-        held = [tensor for unit in self.optimizer.units for tensor in unit.held_tensors]
-        states = [state for states in self.optimizer.states for state in states]
-        with LiveBytes([*held, *states, *self.boundary, *self.data.values(), *self.gradients]) as live:
-            self._iterate()
-        return live.peak_bytes
+        held = [*self.optimizer.held_tensors, *self.boundary, *self.data.values(), *self.gradients]
+        return peak_bytes(self._iterate, held, self.device)
 
     def _iterate(self) -> None:
         self.backward(self.forward())

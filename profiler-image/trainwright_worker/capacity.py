@@ -8,7 +8,7 @@ from trainwright_worker.failures import WorkerError, amount
 
 def check_capacity(held: RankMemory, gang: Gang) -> None:
     """Raise WorkerError where a rank held more at its peak than its emulated device has, if that is known."""
-    accelerator = next(node.accelerator for node in gang.nodes if node.name == held.node)
+    accelerator = gang.accelerator_of(held.node)
     emulation = gang.emulation_of(accelerator)
     if emulation is None or emulation.memory_bytes is None or held.peak_bytes <= emulation.memory_bytes:
         return

@@ -80,3 +80,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
         return self
+
+
+def peak_bytes(work: Callable[[], object], existing: Iterable[Tensor], device: torch.device) -> int:
+    """The most bytes that live at once during some work: by the device's own counter, or storage by storage."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return torch.cuda.max_memory_allocated(device)
+    with LiveBytes(existing) as live:
+        work()
+    return live.peak_bytes

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,9 @@ from trainwright_worker import output
 from trainwright_worker.capacity import check_capacity
 from trainwright_worker.device import synchronize
 from trainwright_worker.executor.groups import Groups, wanted_groups
-from trainwright_worker.executor.iteration import Batch, Executor, Host, Training
+from trainwright_worker.executor.iteration import Executor, Host, Training
 from trainwright_worker.executor.mesh import Mesh
-from trainwright_worker.memory import LiveBytes
+from trainwright_worker.memory import peak_bytes
 from trainwright_worker.seat import Seat
 from trainwright_worker.stands import place_of
 from trainwright_worker.watchdog import Watchdog
@@ -73,8 +74,7 @@ def _executor(
     if seat.rank not in mesh.ranks:
         groups.make(wanted_groups(mesh, order.model))
         return None
-    accelerator = next(node.accelerator for node in order.gang.nodes if node.name == seat.device.node)
-    emulation = order.gang.emulation_of(accelerator)
+    emulation = order.gang.emulation_of(order.gang.accelerator_of(seat.device.node))
     return Executor(
         order.plan,
         order.model,
@@ -155,19 +155,11 @@ def _track_memory(
     dist.barrier()
     own = None
     if executor and batch:
-        own = RankMemory(seat.device.node, seat.device.slot, _peak_bytes(executor, batch, device))
+        executor.pacer.active = False
+        held = [*executor.optimizer.held_tensors, *batch.tensors]
+        peak = peak_bytes(partial(executor.run, batch), held, device)
+        own = RankMemory(seat.device.node, seat.device.slot, peak)
         check_capacity(own, order.gang)
     everyone: list[RankMemory | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own)
     return tuple(memory for memory in everyone if memory is not None)
-
-
-def _peak_bytes(executor: Executor, batch: Batch, device: torch.device) -> int:
-    executor.pacer.active = False
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        executor.run(batch)
-        return torch.cuda.max_memory_allocated(device)
-    with LiveBytes([*executor.held_tensors(), *batch.tensors]) as live:
-        executor.run(batch)
-    return live.peak_bytes

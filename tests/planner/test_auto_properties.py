@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from changed_problems import renamed, twice_as_slow
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, Link
+from trainwright.cluster import Cluster
 from trainwright.plan import Plan
-from trainwright.profiles import Profiles
 from trainwright.search import Candidate, Control, Limits, NoFeasiblePlan, Problem, Progress, run
 from trainwright.search.auto.bound import lower_bound_seconds
 
@@ -55,33 +55,6 @@ def answer(problem: Problem, control: Control | None = None) -> Candidate | None
 def seconds(problem: Problem) -> float | None:
     found = answer(problem)
     return found.estimate.iteration_seconds if found else None
-
-
-def renamed(problem: Problem, pick: Random) -> Problem:
-    """The same cluster: its nodes called otherwise and listed in another order, its links too."""
-    old = list(problem.cluster.nodes)
-    pick.shuffle(old)
-    names = {node.name: f"x{number}" for number, node in enumerate(old)}
-    links = [replace(k, source=names[k.source], target=names[k.target]) for k in problem.cluster.links]
-    pick.shuffle(links)
-    turned = tuple(replace(node, name=names[node.name]) for node in old)
-    return replace(problem, cluster=replace(problem.cluster, nodes=turned, links=tuple(links)))
-
-
-def twice_as_slow(problem: Problem) -> Problem:
-    links = tuple(
-        Link(k.source, k.target, 2 * k.latency_seconds, k.bandwidth_bytes_per_second / 2) for k in problem.cluster.links
-    )
-    layers = tuple(
-        replace(
-            layer,
-            forward_seconds=2 * layer.forward_seconds,
-            backward_seconds=2 * layer.backward_seconds,
-            update_seconds=2 * layer.update_seconds,
-        )
-        for layer in problem.profiles.layers
-    )
-    return replace(problem, cluster=replace(problem.cluster, links=links), profiles=Profiles(layers))
 
 
 def afresh(problem: Problem) -> Problem:

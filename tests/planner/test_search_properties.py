@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from changed_problems import renamed, twice_as_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, Device, Link, Node
+from trainwright.cluster import Cluster, Device, Node
 from trainwright.cost.estimate import estimate_in
 from trainwright.cost.links import node_classes
-from trainwright.profiles import Profiles
 from trainwright.search import NoFeasiblePlan, Problem, run
 from trainwright.search.choice import Drafting, degrees_of
 from trainwright.search.degrees import micro_batch_sizes
@@ -52,35 +52,6 @@ def best(planner: str, problem: Problem) -> float | None:
         return run(planner, problem, top=1)[0].estimate.iteration_seconds
     except NoFeasiblePlan:
         return None
-
-
-def renamed(problem: Problem, pick: Random) -> Problem:
-    """The same cluster: its nodes called otherwise and listed in another order, its links too."""
-    old = list(problem.cluster.nodes)
-    pick.shuffle(old)
-    names = {node.name: f"x{number}" for number, node in enumerate(old)}
-    links = [replace(k, source=names[k.source], target=names[k.target]) for k in problem.cluster.links]
-    pick.shuffle(links)
-    cluster = replace(
-        problem.cluster, nodes=tuple(replace(node, name=names[node.name]) for node in old), links=tuple(links)
-    )
-    return replace(problem, cluster=cluster)
-
-
-def twice_as_slow(problem: Problem) -> Problem:
-    links = tuple(
-        Link(k.source, k.target, 2 * k.latency_seconds, k.bandwidth_bytes_per_second / 2) for k in problem.cluster.links
-    )
-    layers = tuple(
-        replace(
-            layer,
-            forward_seconds=2 * layer.forward_seconds,
-            backward_seconds=2 * layer.backward_seconds,
-            update_seconds=2 * layer.update_seconds,
-        )
-        for layer in problem.profiles.layers
-    )
-    return replace(problem, cluster=replace(problem.cluster, links=links), profiles=Profiles(layers))
 
 
 @planners

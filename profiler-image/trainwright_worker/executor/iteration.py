@@ -27,7 +27,7 @@ from trainwright_worker.executor.schedule import Operation, operations, received
 from trainwright_worker.executor.stage import TORCH_DTYPES, StageBuilder
 from trainwright_worker.executor.tensor_group import TensorGroup
 from trainwright_worker.executor.timeline import Recorder
-from trainwright_worker.layers.layer import Boundary, Data
+from trainwright_worker.layers.layer import Boundary, Data, on_device
 from trainwright_worker.layers.of_model import layers_of
 
 
@@ -150,11 +150,7 @@ class Executor:
         if not fields:
             return {}
         rows = self.family.rows(fields, seed=self.training.seed, iteration=iteration, first=first, count=count)
-        dtype = TORCH_DTYPES[self.model.dtype]
-        return {
-            field: tensor.to(self.device, dtype if tensor.is_floating_point() else None)
-            for field, tensor in rows.items()
-        }
+        return on_device(rows, self.device, TORCH_DTYPES[self.model.dtype])
 
     def run(self, batch: Batch) -> float:
         """One iteration. Returns this rank's share of the mean loss over the rows of the batch."""
@@ -253,8 +249,3 @@ class Executor:
             self.pacer.finish()
         if self.boundaries.gradients_out is not None:
             self.boundaries.gradients_out.send(micro_batch, gradients)
-
-    def held_tensors(self) -> list[Tensor]:
-        """Weights, gradients and optimizer state: what lives between iterations."""
-        held = [tensor for unit in self.stage.units for tensor in unit.held_tensors]
-        return held + [state for states in self.optimizer.states for state in states]

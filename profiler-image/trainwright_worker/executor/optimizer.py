@@ -36,6 +36,12 @@ class Optimizer(ABC):
         """Go on behind so many updates, of which `states` are what they left."""
         self.updates = updates
 
+    @property
+    def held_tensors(self) -> list[Tensor]:
+        """Weights, gradients and optimizer state: what lives between iterations."""
+        held = [tensor for unit in self.units for tensor in unit.held_tensors]
+        return held + [state for states in self.states for state in states]
+
     @abstractmethod
     def step(self) -> None:
         """Update every unit's master weights by its summed gradient."""

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from trainwright.timeline import Action
 from trainwright_worker.emulation import Pacer
@@ -125,16 +124,7 @@ class Passes:
                 output = layer.module(kept.inputs, kept.data)
         for held in layer.held:
             held.unit.expect()
-        roots: list[Tensor] = []
-        seeds: list[Tensor] = []
-        for tensor, gradient in zip(output.boundary, gradients, strict=True):
-            if tensor.requires_grad:
-                roots.append(tensor)
-                seeds.append(gradient)
-        if output.loss is not None:
-            roots.append(output.loss)
-            seeds.append(torch.full_like(output.loss, loss_gradient))
-        torch.autograd.backward(roots, seeds)
+        output.backward(gradients, loss_gradient)
         for held in layer.held:
             held.unit.collect(contributes=held.contributes)
         self._free(layer)

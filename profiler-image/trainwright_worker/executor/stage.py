@@ -195,7 +195,7 @@ class StageBuilder:
 
     def _own_unit(self, span: Span, modules: dict[int, Layer]) -> Unit | None:
         weights = [
-            Weight(f"{layer}.{name}", parameter, split_of(module, name), module.has_partial_gradient(name))
+            Weight(f"{layer}.{name}", parameter, module.split_dimensions.get(name), module.has_partial_gradient(name))
             for layer, module in modules.items()
             if span.first <= layer < span.end
             for name, parameter in module.named_parameters()
@@ -241,8 +241,3 @@ def _with_parted_boundaries(layers: dict[int, RankLayer]) -> dict[int, RankLayer
         )
         for number, layer in layers.items()
     }
-
-
-def split_of(module: Layer, name: str) -> int | None:
-    """The dimension in which a tensor degree divides a parameter, or None."""
-    return module.split_dimensions.get(name)

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Bert
 from trainwright.families.ends import TOKEN_EMBEDDING
-from trainwright.layer import Attention
 from trainwright_worker.batches import weight_generator
 from trainwright_worker.layers.heads import projected_by_head, side_by_side
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.losses import mean_by_row
 from trainwright_worker.layers.masked_tokens import UNMASKED, masked_sentences
+from trainwright_worker.layers.stacked import StackedLayers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.token_ends import shared_table
 from trainwright_worker.layers.weights import normal
@@ -182,12 +182,12 @@ class PretrainingHead(MaskedHead):
         return Output((), masked + mean_by_row(follows, data["next_sentence"]))
 
 
-class BertLayers:
+class BertLayers(StackedLayers):
     """BERT by its family's numbers."""
 
     def __init__(self, bert: Bert) -> None:
+        super().__init__(bert)
         self.bert = bert
-        self.kinds = bert.stack(Attention.FUSED).layers
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         match self.kinds[layer]:
@@ -200,10 +200,6 @@ class BertLayers:
                 return head(self.bert, seed, layer, shared)
             case kind:
                 raise ValueError(f"family bert has no layer kind {kind!r}")
-
-    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
-        is_last = layer == len(self.kinds) - 1
-        return () if is_last else ((self.bert.sequence_length, self.bert.hidden_size),)
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
         """`tokens`, `token_types` and `targets`, each (count, sequence), and `next_sentence` (count,)."""

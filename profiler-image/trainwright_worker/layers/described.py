@@ -110,7 +110,7 @@ def _counted(layers: CustomLayers, number: int) -> tuple[object, CustomKind]:
     """What tells a layer's kind from others, and the kind under its class's name."""
     try:
         layer, few, more = _facts(layers, number, "meta")
-    except (RuntimeError, NotImplementedError):  # it needs values
+    except (RuntimeError, NotImplementedError):  # deliberate: a layer that needs values runs on the CPU
         layer, few, more = _facts(layers, number, "cpu")
     facts = more.per_row(few)
     before: Shapes = layers.boundary(number - 1) if number else ()

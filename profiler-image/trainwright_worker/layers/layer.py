@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -31,6 +32,18 @@ class Output(NamedTuple):
 
     boundary: Boundary
     loss: Tensor | None = None
+
+    def backward(self, gradients: Boundary, loss_gradient: float = 1.0) -> None:
+        """Gradients of all that this was computed from; `gradients` are those of the boundary, one for each tensor."""
+        asked = [pair for pair in zip(self.boundary, gradients, strict=True) if pair[0].requires_grad]
+        if self.loss is not None:
+            asked.append((self.loss, torch.full_like(self.loss, loss_gradient)))
+        torch.autograd.backward([tensor for tensor, _ in asked], [gradient for _, gradient in asked])
+
+
+def on_device(data: Data, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The fields on a device, in the model's number format but for indices."""
+    return {field: value.to(device, dtype if value.is_floating_point() else None) for field, value in data.items()}
 
 
 class Layer(nn.Module, ABC):

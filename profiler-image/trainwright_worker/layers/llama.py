@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from trainwright.families import BLOCK, EMBEDDING, HEAD, Llama, Moe
-from trainwright.layer import Attention
+from trainwright.families import Llama, Moe
 from trainwright_worker.batches import weight_generator
 from trainwright_worker.layers.feed_forward import gated
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.norms import rms_norm
 from trainwright_worker.layers.rotary_attention import RotaryAttentionLayer
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_ends import TokenEnds
+from trainwright_worker.layers.token_ends import RotaryLayers
 from trainwright_worker.layers.weights import normal
 
 
@@ -50,28 +49,13 @@ class Block(RotaryAttentionLayer):
         return Output((hidden + self.shard.leave(gated(normed, self.expand_weight, self.contract_weight)),))
 
 
-class LlamaLayers:
+class LlamaLayers(RotaryLayers):
     """Llama by its family's numbers."""
 
     def __init__(self, llama: Llama) -> None:
+        super().__init__(llama)
         self.llama = llama
-        self.kinds = llama.stack(Attention.FUSED).layers
-        self.ends = TokenEnds(llama)
 
-    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
-        match self.kinds[layer]:
-            case kind if kind == EMBEDDING:
-                return self.ends.embedding(seed, layer, shared)
-            case kind if kind == BLOCK:
-                return Block(self.llama, seed, layer, shard)
-            case kind if kind == HEAD:
-                return self.ends.head(seed, layer, shared)
-            case kind:
-                raise ValueError(f"family llama has no layer kind {kind!r}")
-
-    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
-        is_last = layer == len(self.kinds) - 1
-        return () if is_last else ((self.llama.sequence_length, self.llama.hidden_size),)
-
-    def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        return self.ends.rows(fields, seed=seed, iteration=iteration, first=first, count=count)
+    def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:
+        del kind
+        return Block(self.llama, seed, layer, shard)

@@ -8,18 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainwright.families import BLOCK, EMBEDDING, HEAD, Moe
+from trainwright.families import Moe
 from trainwright.families.moe import EXPERT_BLOCK
-from trainwright.layer import Attention
 from trainwright_worker.batches import weight_generator
 from trainwright_worker.layers.feed_forward import gated, rectified
 from trainwright_worker.layers.joint_entry import enter_together
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.llama import Block
 from trainwright_worker.layers.norms import rms_norm
 from trainwright_worker.layers.rotary_attention import RotaryAttentionLayer
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_ends import TokenEnds
+from trainwright_worker.layers.token_ends import RotaryLayers
 from trainwright_worker.layers.weights import normal
 
 BALANCE = 0.01
@@ -143,32 +142,14 @@ class ExpertBlock(RotaryAttentionLayer):
         return BALANCE * self.experts * (share * probabilities.mean(1)).sum()
 
 
-class MoeLayers:
+class MoeLayers(RotaryLayers):
     """A mixture of experts by its family's numbers."""
 
     def __init__(self, moe: Moe) -> None:
+        super().__init__(moe)
         self.moe = moe
-        self.kinds = moe.stack(Attention.FUSED).layers
-        self.ends = TokenEnds(moe)
 
-    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
-        match self.kinds[layer]:
-            case kind if kind == EMBEDDING:
-                return self.ends.embedding(seed, layer, shared)
-            case kind if kind == BLOCK and self.moe.gated:
-                return Block(self.moe, seed, layer, shard)
-            case kind if kind == BLOCK:
-                return RectifiedBlock(self.moe, seed, layer, shard)
-            case kind if kind == EXPERT_BLOCK:
-                return ExpertBlock(self.moe, seed, layer, shard)
-            case kind if kind == HEAD:
-                return self.ends.head(seed, layer, shared)
-            case kind:
-                raise ValueError(f"family moe has no layer kind {kind!r}")
-
-    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
-        is_last = layer == len(self.kinds) - 1
-        return () if is_last else ((self.moe.sequence_length, self.moe.hidden_size),)
-
-    def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        return self.ends.rows(fields, seed=seed, iteration=iteration, first=first, count=count)
+    def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:
+        if kind == EXPERT_BLOCK:
+            return ExpertBlock(self.moe, seed, layer, shard)
+        return (Block if self.moe.gated else RectifiedBlock)(self.moe, seed, layer, shard)

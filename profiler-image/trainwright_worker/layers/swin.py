@@ -11,9 +11,9 @@ from torch.nn import functional
 from trainwright.families import EMBEDDING, HEAD, Swin
 from trainwright.layer import Attention
 from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.image_block import BlockShape, ImageBlock
 from trainwright_worker.layers.images import Classifier, LabelledImages, Patches
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.weights import normal
 from trainwright_worker.layers.windows import Windows
@@ -39,14 +39,14 @@ class Embedding(Layer):
         return Output((functional.layer_norm(found, found.shape[-1:], self.norm_weight, self.norm_bias),))
 
 
-class Block(ImageBlock):
+class Block(PreNormBlock):
     """Attention in windows, with a learned bias for each place that two patches of a window can have to each other.
 
     Where the windows are shifted, patches from opposite edges of the image share windows, but do not attend to each
     other. Heads, and with them the biases, are divided by a tensor degree.
     """
 
-    split_dimensions: ClassVar = {**ImageBlock.split_dimensions, "position_biases": 1}
+    split_dimensions: ClassVar = {**PreNormBlock.split_dimensions, "position_biases": 1}
 
     position_biases: nn.Parameter
     places: Tensor

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainwright.families import Llama, Moe
+from trainwright.families import EMBEDDING, HEAD, Gpt, Llama, Moe
 from trainwright.families.ends import TOKEN_EMBEDDING
 from trainwright_worker.batches import token_rows, weight_generator
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.losses import mean_by_row
 from trainwright_worker.layers.norms import rms_norm
+from trainwright_worker.layers.stacked import StackedLayers
+from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.weights import SCALE, normal
 
 
@@ -72,32 +75,48 @@ class TiedRmsHead(RmsHead):
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
 
-class TokenEnds:
-    """Both ends of a language model without learned positions, and what it is trained on."""
+class NextTokenLayers(StackedLayers):
+    """A language model that is trained to say each row's next token."""
 
-    def __init__(self, family: Llama | Moe) -> None:
-        self.length = family.sequence_length
-        self.shape = (family.vocabulary_size, family.hidden_size)
-        self.tied = family.tied_embeddings
-
-    def embedding(self, seed: int, layer: int, shared: SharedWeights) -> Layer:
-        if self.tied:
-            return TiedTokenEmbedding(self._table(seed, shared))
-        return TokenEmbedding(self._own(seed, layer))
-
-    def head(self, seed: int, layer: int, shared: SharedWeights) -> Layer:
-        return TiedRmsHead(self._table(seed, shared)) if self.tied else RmsHead(self._own(seed, layer))
+    def __init__(self, family: Gpt | Llama | Moe) -> None:
+        super().__init__(family)
+        self.vocabulary = family.vocabulary_size
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
         """`tokens` and the `targets` that follow them, each (count, sequence)."""
         tokens, targets = token_rows(
-            self.length, self.shape[0], seed=seed, iteration=iteration, first=first, count=count
+            self.hidden[0], self.vocabulary, seed=seed, iteration=iteration, first=first, count=count
         )
         found = {"tokens": tokens, "targets": targets}
         return {field: found[field] for field in fields}
 
+
+class RotaryLayers(NextTokenLayers, ABC):
+    """One without learned positions: a table of embeddings, blocks, and RMSNorm before a projection."""
+
+    def __init__(self, family: Llama | Moe) -> None:
+        super().__init__(family)
+        self.tied = family.tied_embeddings
+
+    def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        match self.kinds[layer]:
+            case kind if kind == EMBEDDING and self.tied:
+                return TiedTokenEmbedding(self._table(seed, shared))
+            case kind if kind == EMBEDDING:
+                return TokenEmbedding(self._own(seed, layer))
+            case kind if kind == HEAD and self.tied:
+                return TiedRmsHead(self._table(seed, shared))
+            case kind if kind == HEAD:
+                return RmsHead(self._own(seed, layer))
+            case kind:
+                return self.block(kind, layer, seed, shard)
+
+    @abstractmethod
+    def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:
+        """A layer between the ends."""
+
     def _table(self, seed: int, shared: SharedWeights) -> nn.Parameter:
-        return shared_table(TOKEN_EMBEDDING, self.shape, seed=seed, shared=shared)
+        return shared_table(TOKEN_EMBEDDING, (self.vocabulary, self.hidden[1]), seed=seed, shared=shared)
 
     def _own(self, seed: int, layer: int) -> nn.Parameter:
-        return nn.Parameter(normal(weight_generator(seed, f"layer {layer}"), *self.shape))
+        return nn.Parameter(normal(weight_generator(seed, f"layer {layer}"), self.vocabulary, self.hidden[1]))

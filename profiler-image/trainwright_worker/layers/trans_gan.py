@@ -11,8 +11,8 @@ from torch.nn import functional
 from trainwright.families import EMBEDDING, HEAD, TransGan
 from trainwright.layer import Attention
 from trainwright_worker.batches import each_row, weight_generator
-from trainwright_worker.layers.image_block import BlockShape, ImageBlock
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.weights import normal
 from trainwright_worker.layers.windows import Windows
@@ -104,7 +104,7 @@ class TransGanLayers:
             return Grow(self._side(stage - 1), self._width(stage - 1), generator, shuffles=stage >= FIRST_SHUFFLED)
         if name == "block":
             width = self._width(stage)
-            return ImageBlock(BlockShape(width, gan.heads, 4 * width, self._windows(stage)), generator, shard)
+            return PreNormBlock(BlockShape(width, gan.heads, 4 * width, self._windows(stage)), generator, shard)
         raise ValueError(f"family trans_gan has no layer kind {kind!r}")
 
     def _windows(self, stage: int) -> Windows | None:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Vit
-from trainwright.layer import Attention
 from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.image_block import BlockShape, ImageBlock
 from trainwright_worker.layers.images import Classifier, LabelledImages, Patches
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
+from trainwright_worker.layers.stacked import StackedLayers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.weights import normal
 
@@ -33,12 +33,12 @@ class Embedding(Layer):
         return Output((torch.cat((token, found), 1) + self.positions,))
 
 
-class VitLayers:
+class VitLayers(StackedLayers):
     """ViT by its family's numbers."""
 
     def __init__(self, vit: Vit) -> None:
+        super().__init__(vit)
         self.vit = vit
-        self.kinds = vit.stack(Attention.FUSED).layers
         self.images = LabelledImages(vit.channels, vit.image_size, vit.classes)
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
@@ -49,15 +49,11 @@ class VitLayers:
                 return Embedding(vit, generator)
             case kind if kind == BLOCK:
                 shape = BlockShape(vit.hidden_size, vit.heads, vit.intermediate_size or 4 * vit.hidden_size)
-                return ImageBlock(shape, generator, shard)
+                return PreNormBlock(shape, generator, shard)
             case kind if kind == HEAD:
                 return Classifier(vit.hidden_size, vit.classes, generator, mean=False)
             case kind:
                 raise ValueError(f"family vit has no layer kind {kind!r}")
-
-    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
-        is_last = layer == len(self.kinds) - 1
-        return () if is_last else ((self.vit.sequence_length, self.vit.hidden_size),)
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
         """`images` (count, channels, side, side) and their classes as `targets` (count)."""

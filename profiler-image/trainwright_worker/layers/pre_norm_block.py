@@ -1,4 +1,4 @@
-"""The block of ViT, Swin and TransGAN: attention over an image's positions or windows, then a feed-forward part."""
+"""The block of GPT-2, ViT, Swin and TransGAN: normalised attention over positions or windows, then a feed-forward part."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainwright_worker.layers.heads import projected_by_head, side_by_side
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.weights import normal
+from trainwright_worker.layers.weights import SCALE, normal
 from trainwright_worker.layers.windows import Windows
 
 
@@ -21,19 +22,22 @@ class BlockShape:
 
     Attributes:
         windows: None where every position attends to all.
+        narrow: standard deviation of the first values of what writes into the residual stream.
     """
 
     width: int
     heads: int
     inner: int
     windows: Windows | None = None
+    narrow: float = SCALE
 
 
-class ImageBlock(Layer):
+class PreNormBlock(Layer):
     """Pre-normalised attention and feed-forward over (rows, positions, width), each ending in one all-reduce.
 
-    Divided as GPT-2's: queries, keys, values and the first matrix by output, attention's output and the second matrix
-    by input. Attention sees both directions.
+    Megatron-LM's split: queries, keys and values and the feed-forward's first matrix by output, attention's output and
+    the second matrix by input; biases behind an all-reduce and normalisations are whole on every rank. Attention sees
+    both directions.
     """
 
     split_dimensions: ClassVar = {
@@ -66,13 +70,13 @@ class ImageBlock(Layer):
             "first_norm_bias": torch.zeros(width),
             "qkv_weight": normal(generator, 3, width, width),
             "qkv_bias": torch.zeros(3, width),
-            "attention_weight": normal(generator, width, width),
+            "attention_weight": normal(generator, width, width, scale=shape.narrow),
             "attention_bias": torch.zeros(width),
             "second_norm_weight": torch.ones(width),
             "second_norm_bias": torch.zeros(width),
             "expand_weight": normal(generator, inner, width),
             "expand_bias": torch.zeros(inner),
-            "contract_weight": normal(generator, width, inner),
+            "contract_weight": normal(generator, width, inner, scale=shape.narrow),
             "contract_bias": torch.zeros(width),
         }
         shard.register(self, whole)
@@ -93,7 +97,7 @@ class ImageBlock(Layer):
 
         The width is that of this rank's heads.
         """
-        return functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        return side_by_side(functional.scaled_dot_product_attention(query, key, value))
 
     def join(self, made: Tensor) -> Tensor:
         """From what was made of `mix`'s result to (rows, positions, width)."""
@@ -105,8 +109,7 @@ class ImageBlock(Layer):
         normed = self.shard.enter(normed)
         if self.windows is not None:
             normed = self.windows.cut(normed)
-        joint = functional.linear(normed, self.qkv_weight.flatten(0, 1), self.qkv_bias.flatten())
-        query, key, value = torch.unflatten(joint, -1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        query, key, value = projected_by_head(normed, self.qkv_weight, self.heads, self.qkv_bias)
         return self.join(self.shard.leave(functional.linear(self.mix(query, key, value), self.attention_weight)))
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
