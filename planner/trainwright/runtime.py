@@ -19,6 +19,26 @@ class ComputeRatio:
             raise ValueError(f"the compute ratio of {self.accelerator} must be above 0, got {self.ratio}")
 
 
+@dataclass(frozen=True, slots=True)
+class CollectiveRatios:
+    """Measured seconds of collectives over those of undisturbed rings on the measured links; at least 1.
+
+    A library may move more than a ring does: PyTorch's gloo sums all where each rank is to have but its part.
+    """
+
+    all_reduce: float = 1.0
+    all_gather: float = 1.0
+    reduce_scatter: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("all_reduce", "all_gather", "reduce_scatter"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"the ratio of {name} must be at least 1, got {getattr(self, name)}")
+
+
+IDEAL_RINGS = CollectiveRatios()
+
+
 @dataclass(frozen=True)
 class Runtime:
     """Facts and ratios that hold for every plan run by one runtime on one cluster.
@@ -29,6 +49,7 @@ class Runtime:
             layer takes compute_ratio × (profile(1) + row_growth_ratio × (profile(rows) - profile(1))). It corrects
             profiles whose growth with the micro-batch was derived from a data sheet.
         link_ratio: achieved over stated bandwidth of every link.
+        collective_ratios: of collectives, beside what their links take.
         overlaps_gradients: whether gradients are summed while the last backward still runs even where nothing is
             sharded. (Under zero2 and zero3 they always are.)
         overlap_slowdown_ratio: by how much compute and communication slow down while both run (Galvatron: 1.3).
@@ -44,6 +65,7 @@ class Runtime:
     compute_ratios: tuple[ComputeRatio, ...] = ()
     row_growth_ratio: float = 1.0
     link_ratio: float = 1.0
+    collective_ratios: CollectiveRatios = IDEAL_RINGS
     overlaps_gradients: bool = False
     overlap_slowdown_ratio: float = 1.3
     constant_seconds: float = 0.0

@@ -85,7 +85,7 @@ def test_reducing_inside_the_nodes_first_crosses_the_cards_with_less() -> None:
     assert ring.seconds(1) == pytest.approx(2 * 7 / 8 + 14 * 0.002)
     assert hierarchical.seconds(1) == pytest.approx(2 * 1 / 2 + 2 * 3 / 4 / 10 + 2 * 0.002 + 6 * 0.001)
     assert found.seconds(1) == hierarchical.seconds(1)
-    assert found.half_seconds(1) == found.seconds(1) / 2
+    assert found.gather_seconds(1) == found.scatter_seconds(1) == found.seconds(1) / 2
 
 
 def test_the_flat_ring_is_taken_where_the_inside_of_the_nodes_is_slow() -> None:

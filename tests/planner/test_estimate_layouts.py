@@ -11,7 +11,7 @@ from bound_oracle import lower_bound_seconds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, Device
+from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
 from trainwright.cost.boundaries import boundary, missing_rows, redistribution_seconds
 from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.estimate import estimate_in
@@ -143,8 +143,10 @@ def test_every_receiver_gets_its_rows_once(upper: Seats, lower: Seats) -> None:
     assert got == list(lower.rows)
 
 
-def test_pieces_of_a_boundary_share_the_card(make_cluster: MakeCluster) -> None:
-    fabric = Fabric(make_cluster((("fast", 2), ("fast", 2)), between=1.0, latency=0.25))
+def test_pieces_of_a_boundary_share_the_card() -> None:
+    names = "node-1", "node-2"
+    links = tuple(Link(a, b, 0.25, 1e9 if a == b else 1.0) for a in names for b in names)
+    fabric = Fabric(Cluster((Accelerator("card", 1),), tuple(Node(name, "card", 2) for name in names), links))
     upper = Seats(("node-1", "node-1"), 1, 2, Order.TENSOR_INNER, (1, 1))
     lower = Seats(("node-2", "node-2"), 1, 2, Order.TENSOR_INNER, (1, 1))
     found, busy = boundary(upper, lower, 8.0, fabric)

@@ -14,14 +14,23 @@ class Piece(NamedTuple):
     """What one replica sends another for every micro-batch, in one direction.
 
     Attributes:
-        drain_seconds: until the last byte has left, while all pieces of the boundary leave.
+        drain_seconds: until the last byte has left, while all pieces of the boundary leave; where they queue, alone.
         latency_seconds: from there until it has arrived.
+        queues: the cards that it waits for, where it shares them with other pieces and they queue, and for how many
+            seconds it keeps each.
     """
 
     sender: int
     receiver: int
     drain_seconds: float
     latency_seconds: float
+    queues: tuple[tuple[Card, float], ...] = ()
+
+
+_Kind = tuple[tuple[str, ...], tuple[str, ...], int]
+"""Pieces between the same nodes with as many rows are alike: looked at once, however many there are."""
+_Departures = dict[_Kind, tuple[float, tuple[tuple[Card, float], ...]]]
+"""Seconds until a piece has left, and the queues that it waits in."""
 
 
 class Boundary(NamedTuple):
@@ -41,28 +50,60 @@ def boundary(senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric,
     whole_bytes = row_bytes
     row_bytes = row_bytes / receivers.tensor if is_split else row_bytes
     pairs = list(overlaps(senders, receivers))
-    # Pieces between the same nodes are alike: looked at once, however many there are.
     alike = Counter((senders.replicas[a], receivers.replicas[b], rows) for a, b, rows in pairs)
     edges = {
         key: Counter((key[0][index % senders.tensor], target) for index, target in enumerate(key[1])) for key in alike
     }
-    messages: Counter[Message] = Counter()
-    load: Counter[Edge] = Counter()
-    for key, times in alike.items():
-        for edge, uses in edges[key].items():
-            messages[*edge, key[2] * row_bytes] += times * uses
-            load[edge] += times * uses * key[2] * row_bytes  # type: ignore[assignment]  # bytes add up like counts
-    seconds = fabric.seconds_at_once(messages)
-    durations = {
-        key: (
-            max(seconds[*edge, key[2] * row_bytes] for edge in used),
-            max(fabric.link(edge)[0] for edge in used)
-            + (_gather_seconds(key[1], key[2] * whole_bytes, fabric) if is_split else 0.0),
-        )
+    messages = {
+        key: Counter({(*edge, key[2] * row_bytes): uses for edge, uses in used.items()}) for key, used in edges.items()
+    }
+    latencies = {
+        key: max(fabric.link(edge)[0] for edge in used)
+        + (_gather_seconds(key[1], key[2] * whole_bytes, fabric) if is_split else 0.0)
         for key, used in edges.items()
     }
-    found = tuple(Piece(a, b, *durations[senders.replicas[a], receivers.replicas[b], rows]) for a, b, rows in pairs)
-    return Boundary(found, fabric.card_seconds(fabric.load(load)))
+    departures = (_in_turn if fabric.queues_messages else _at_once)(alike, messages, fabric)
+    found = []
+    for a, b, rows in pairs:
+        key = senders.replicas[a], receivers.replicas[b], rows
+        drain, queues = departures[key]
+        found.append(Piece(a, b, drain, latencies[key], queues))
+    load: Counter[Card] = Counter()
+    for key, times in alike.items():
+        for card, seconds in _work(messages[key], fabric).items():
+            load[card] += times * seconds  # type: ignore[assignment]  # seconds add up like counts
+    return Boundary(tuple(found), load)
+
+
+def _at_once(alike: Mapping[_Kind, int], messages: Mapping[_Kind, Counter[Message]], fabric: Fabric) -> _Departures:
+    """All pieces leave together and share the cards."""
+    every: Counter[Message] = Counter()
+    for key, times in alike.items():
+        for message, uses in messages[key].items():
+            every[message] += times * uses
+    seconds = fabric.seconds_at_once(every)
+    return {key: (max(seconds[message] for message in own), ()) for key, own in messages.items()}
+
+
+def _in_turn(alike: Mapping[_Kind, int], messages: Mapping[_Kind, Counter[Message]], fabric: Fabric) -> _Departures:
+    """Every piece by itself, behind those that are before it on a card."""
+    holders: Counter[Card] = Counter()
+    for key, times in alike.items():
+        holders.update(dict.fromkeys(_work(messages[key], fabric), times))
+    found = {}
+    for key, own in messages.items():
+        seconds = fabric.seconds_at_once(own)
+        shared = tuple((card, busy) for card, busy in _work(own, fabric).items() if holders[card] > 1)
+        found[key] = max(seconds.values()), shared
+    return found
+
+
+def _work(messages: Mapping[Message, int], fabric: Fabric) -> dict[Card, float]:
+    """Seconds for which messages keep each card busy."""
+    load: Counter[Edge] = Counter()
+    for (source, target, size), uses in messages.items():
+        load[source, target] += uses * size  # type: ignore[assignment]  # bytes add up like counts
+    return fabric.card_seconds(fabric.load(load))
 
 
 def _gather_seconds(nodes: tuple[str, ...], whole_bytes: float, fabric: Fabric) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from trainwright.cluster import Device
 from trainwright.cost.fabric import Card, Edge, Fabric
+from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
 Nodes = tuple[str, ...]
 """The members of a group in the order of their ranks, each by the name of its node."""
@@ -56,21 +57,29 @@ class Way:
 class Collective:
     """An all-reduce by the same ranks; the runtime takes the fastest way for each message, as NCCL does.
 
-    A reduce-scatter or an all-gather is half of it.
+    A reduce-scatter or an all-gather is half of it: n - 1 of a ring's 2 (n - 1) steps.
     """
 
     ways: tuple[Way, ...]
+    ratios: CollectiveRatios = IDEAL_RINGS
 
     def way(self, message_bytes: float) -> Way:
         return min(self.ways, key=lambda way: way.seconds(message_bytes))
 
     def seconds(self, message_bytes: float) -> float:
         """Seconds of one all-reduce."""
-        return min(way.seconds(message_bytes) for way in self.ways) if message_bytes > 0 else 0.0
+        return self._ring_seconds(message_bytes) * self.ratios.all_reduce
 
-    def half_seconds(self, message_bytes: float) -> float:
-        """Seconds of a reduce-scatter or an all-gather of the whole message (members - 1 of a ring's 2 (n - 1) steps)."""
-        return self.seconds(message_bytes) / 2
+    def gather_seconds(self, message_bytes: float) -> float:
+        """Seconds of an all-gather of the whole message."""
+        return self._ring_seconds(message_bytes) / 2 * self.ratios.all_gather
+
+    def scatter_seconds(self, message_bytes: float) -> float:
+        """Seconds of a reduce-scatter of the whole message."""
+        return self._ring_seconds(message_bytes) / 2 * self.ratios.reduce_scatter
+
+    def _ring_seconds(self, message_bytes: float) -> float:
+        return min(way.seconds(message_bytes) for way in self.ways) if message_bytes > 0 else 0.0
 
 
 ALONE = Collective((Way(0.0, 0.0),))
@@ -82,6 +91,7 @@ class Collectives:
     """The collectives of a cluster; those it has seen are remembered."""
 
     fabric: Fabric
+    ratios: CollectiveRatios = IDEAL_RINGS
     _seen: dict[tuple[Nodes, ...], Collective] = field(default_factory=dict)
     _rings: dict[Nodes, Counter[Card]] = field(default_factory=dict)
 
@@ -111,7 +121,7 @@ class Collectives:
         ways = [self._flat(groups, load.flat)]
         if self.fabric.knows_hierarchical_rings and any(_nests(nodes) for nodes in dict.fromkeys(groups)):
             ways.append(self._hierarchical(groups, load.between))
-        return Collective(tuple(ways))
+        return Collective(tuple(ways), self.ratios)
 
     def _uses(self, rings: Mapping[Nodes, float]) -> Counter[Card]:
         """How often rings, each there so many times, use every card."""

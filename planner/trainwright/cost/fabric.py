@@ -42,6 +42,15 @@ class Fabric:
         """Whether collectives may reduce inside the nodes first: NCCL and its kin do, gloo, under emulation, does not."""
         return not self.cluster.is_emulated
 
+    @property
+    def queues_messages(self) -> bool:
+        """Whether messages between stages leave a card one after the other.
+
+        Under emulation a node's link is one queue, which a message enters at once; real cards let the packets of all
+        connections take turns.
+        """
+        return self.cluster.is_emulated
+
     @cached_property
     def _given(self) -> dict[Edge, float]:
         """Bandwidths of the links between nodes that are given one by one."""

@@ -113,7 +113,7 @@ def _gather_seconds(paces: Paces, key: StageKey) -> float:
         if run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1:
             values = setting.parameters(run.first, run.first + run.count, run.tensor)
             collective = setting.collectives.all_reduce(seats.data_groups)
-            total += collective.half_seconds(values * setting.model.dtype.num_bytes)
+            total += collective.gather_seconds(values * setting.model.dtype.num_bytes)
     return total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from trainwright.cost.queues import QueuedReplay
 from trainwright.cost.replay import Channel, Replay, Timeline, Work
 from trainwright.plan import Schedule
 
@@ -55,7 +56,12 @@ def lump(works: Sequence[Work], channels: Sequence[Channel]) -> Lumped:
 def replay_lumped(
     schedule: Schedule, micro_batches: int, works: Sequence[Work], channels: Sequence[Channel]
 ) -> Timeline:
-    """The replay of all workers, by their lumps; parts of the pipeline that never wait for each other go by themselves."""
+    """The replay of all workers, by their lumps; parts of the pipeline that never wait for each other go by themselves.
+
+    Where messages queue, workers that are alike get theirs one after the other: then there are no lumps.
+    """
+    if any(channel.queues for channel in channels):
+        return QueuedReplay(schedule, micro_batches, works, channels).run()
     lumped = lump(works, channels)
     count = len(lumped.works)
     ends, transit, idle = [0.0] * count, [0.0] * count, [0.0] * count

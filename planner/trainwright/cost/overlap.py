@@ -15,12 +15,15 @@ class Step:
         sync_seconds: tensor all-reduces, which nothing runs beside.
         gather_seconds: collecting the layer's sharded weights, which must be over before it computes.
         reduce_seconds: summing its gradients, which begins when it has computed.
+        waits_for_sums: whether it begins only when those before are over, and computation stands still until then: so
+            no more than one layer's gradients are there whole (as in FSDP2).
     """
 
     compute_seconds: float
     sync_seconds: float
     gather_seconds: float = 0.0
     reduce_seconds: float = 0.0
+    waits_for_sums: bool = False
 
 
 def walk(steps: Sequence[Step], slowdown_ratio: float) -> tuple[float, float]:
@@ -36,5 +39,8 @@ def walk(steps: Sequence[Step], slowdown_ratio: float) -> tuple[float, float]:
         hidden = min(step.compute_seconds, gather + left)
         seconds += step.compute_seconds + (slowdown_ratio - 1) * hidden + max(gather - hidden, 0.0) + step.sync_seconds
         left -= max(hidden - gather, 0.0)
+        if step.waits_for_sums:
+            seconds += left
+            left = 0.0
         left += step.reduce_seconds
     return seconds, left

@@ -136,13 +136,25 @@ class Paces:
             return self.setting.collectives.all_reduce((nodes,))
         return self.setting.collectives.beside((nodes,), self.tensor_load)
 
+    @cached_property
+    def unlike_layers(self) -> frozenset[int]:
+        """Layers whose weights not all pipelines divide in the same way, by tensor degree and among replicas."""
+        ways: dict[int, set[tuple[int, int, bool]]] = {}
+        if len(self.plan.pipelines) > 1:
+            for pipeline in self.plan.pipelines:
+                for run in (run for stage in pipeline.stages for run in stage.layers):
+                    way = run.tensor, run.data, run.sharding is Sharding.NONE
+                    for layer in range(run.first, run.first + run.count):
+                        ways.setdefault(layer, set()).add(way)
+        return frozenset(layer for layer, found in ways.items() if len(found) > 1)
+
     def sums_meanwhile(self, run: LayerRun) -> bool:
         """Whether the run's gradients are summed while the last backward still runs.
 
         With several pipelines, those that are not sharded are summed over pipelines that end at different times, and
-        so after the last backward.
+        so after the last backward; and so are those that pipelines divide in different ways.
         """
-        if run.data == 1:
+        if run.data == 1 or not self.unlike_layers.isdisjoint(range(run.first, run.first + run.count)):
             return False
         if run.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
             return True
@@ -252,14 +264,15 @@ class _StageBuilder:
                 one = self._layer(kind, run, group)
                 gather = self._gather_seconds(kind, run, seats)
                 reduce = self._reduce_seconds(kind, run, seats) if meanwhile else 0.0
-                steps[kind.name] = Step(one.backward_seconds, one.backward_sync_seconds, gather, reduce)
+                waits = reduce > 0 and run.sharding is not Sharding.NONE
+                steps[kind.name] = Step(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
             yield from (steps[name] for name in reversed(layers[run.first : run.first + run.count]))
 
     def _gather_seconds(self, kind: LayerKind, run: LayerRun, seats: Seats) -> float:
         if run.sharding is not Sharding.ZERO3 or run.data == 1:
             return 0.0
         collective = self.setting.collectives.beside(seats.data_groups, self.paces.gather_load)
-        return collective.half_seconds(self.setting.values_at(kind, run.tensor) * self.setting.model.dtype.num_bytes)
+        return collective.gather_seconds(self.setting.values_at(kind, run.tensor) * self.setting.model.dtype.num_bytes)
 
     def _reduce_seconds(self, kind: LayerKind, run: LayerRun, seats: Seats) -> float:
         """Gradients of one layer; those of a weight with other owners too are summed with the first of them, or apart."""
@@ -271,4 +284,4 @@ class _StageBuilder:
             values -= self.setting.shared_at(kind, run.tensor)
         collective = self.setting.collectives.all_reduce(seats.data_groups)
         message = values * self.setting.gradient_dtype.num_bytes
-        return collective.seconds(message) if run.sharding is Sharding.NONE else collective.half_seconds(message)
+        return collective.seconds(message) if run.sharding is Sharding.NONE else collective.scatter_seconds(message)

@@ -56,6 +56,7 @@ def flow(index: int, paces: Paces) -> Flow:
         firsts.append(len(works))
     channels: list[Channel] = []
     cards: Counter[Card] = Counter()
+    queues: dict[tuple[int, int, Card], int] = {}
     for number in range(len(stages) - 1):
         row_bytes = paces.setting.model.output_bytes_per_row(pipeline.stages[number].end - 1)
         upper, lower = stages[number].seats[-1], stages[number + 1].seats[0]
@@ -73,6 +74,9 @@ def flow(index: int, paces: Paces) -> Flow:
                     direction,
                     piece.drain_seconds,
                     piece.latency_seconds,
+                    tuple(
+                        (queues.setdefault((number, direction, card), len(queues)), busy) for card, busy in piece.queues
+                    ),
                 )
                 for piece in crossing.pieces
             )

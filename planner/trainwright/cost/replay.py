@@ -15,7 +15,7 @@ from trainwright.plan import Schedule
 
 MAX_REPLAYED_ROUNDS = 512
 """A pipeline that has found no steady pace by then goes on at its mean pace."""
-_TOLERANCE = 1e-9
+TOLERANCE = 1e-9
 """Share of a round by which rounds of one pace may differ."""
 _MEAN_OVER = 16
 
@@ -36,6 +36,8 @@ class Channel(NamedTuple):
         direction: the operation that sends: FORWARD or BACKWARD; the receiver needs it for the same operation.
         drain_seconds: until a message has left, from when it is computed, asked for and the one before has left.
         latency_seconds: until it has arrived from then.
+        queues: numbers of the queues that its messages pass together with those of other channels into the same stage,
+            and for how many seconds one occupies each.
     """
 
     sender: int
@@ -43,6 +45,7 @@ class Channel(NamedTuple):
     direction: int
     drain_seconds: float
     latency_seconds: float
+    queues: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,14 @@ class Replay:
     _inputs: list[tuple[list[_Input], list[_Input]]] = field(default_factory=list)
 
     def run(self) -> Timeline:
+        self._prepare()
+        if self.schedule is Schedule.GPIPE:
+            self._gpipe()
+        else:
+            self._one_forward_one_backward()
+        return Timeline(tuple(self._free), tuple(self._transit), tuple(self._idle))
+
+    def _prepare(self) -> None:
         count = len(self.works)
         self._inputs = [([], []) for _ in range(count)]
         for index, channel in enumerate(self.channels):
@@ -99,11 +110,6 @@ class Replay:
         self._by_stage: list[list[int]] = [[] for _ in range(stages)]
         for worker, work in enumerate(self.works):
             self._by_stage[work.stage].append(worker)
-        if self.schedule is Schedule.GPIPE:
-            self._gpipe()
-        else:
-            self._one_forward_one_backward()
-        return Timeline(tuple(self._free), tuple(self._transit), tuple(self._idle))
 
     def _gpipe(self) -> None:
         last = self.micro_batches - 1
@@ -162,7 +168,7 @@ class Replay:
 
         Then each goes on so: what it waited for last stays the latest (max-plus recurrences are homogeneous).
         """
-        limit = _TOLERANCE * max(now)
+        limit = TOLERANCE * max(now)
         if any(abs(a - b) > limit for a, b in zip(now, steps, strict=True)):
             return False
         if direction is None:
@@ -206,6 +212,9 @@ class Replay:
                 transit = start - (max(free, sent))
                 self._transit[worker] += transit
                 self._idle[worker] += start - free - transit
+        self._compute(worker, direction, micro_batch, start)
+
+    def _compute(self, worker: int, direction: int, micro_batch: int, start: float) -> None:
         work = self.works[worker]
         if direction == FORWARD:
             end = start + work.forward_seconds

@@ -35,7 +35,7 @@ class Setting:
 
     @cached_property
     def collectives(self) -> Collectives:
-        return Collectives(self.fabric)
+        return Collectives(self.fabric, self.runtime.collective_ratios)
 
     @cached_property
     def accelerator_of_node(self) -> dict[str, str]:

@@ -68,6 +68,15 @@ class Bucket:
     holders: tuple[Holder, ...]
     values: tuple[int, ...]
 
+    @property
+    def is_scattered(self) -> bool:
+        """Whether each pipeline sums among its replicas first, of which each then has a part.
+
+        Pipelines that divide the weights in different ways sum them whole.
+        """
+        ways = {(one.run.tensor, one.run.data, one.run.sharding is Sharding.NONE) for one in self.holders}
+        return len(ways) == 1 and self.holders[0].run.sharding is not Sharding.NONE
+
 
 def buckets(paces: Paces) -> tuple[Bucket, ...]:
     """The buckets of a plan: weights summed apart left out."""
@@ -144,8 +153,8 @@ class _Builder:
                 if self.paces.sums_meanwhile(run):
                     values = self.setting.parameters(run.first, run.first + run.count, run.tensor)
                     collective = self.setting.collectives.all_reduce(seats.data_groups)
-                    share = 1.0 if run.sharding is Sharding.NONE else 0.5
-                    work += _all_reduce(collective, values * self.setting.gradient_dtype.num_bytes, share)[2]
+                    sum_up = _all_reduce if run.sharding is Sharding.NONE else _reduce_scatter
+                    work += sum_up(collective, values * self.setting.gradient_dtype.num_bytes)[2]
             if any(worker.left_seconds > 0 for worker in stage.workers):
                 self.last_of[key] = (len(self.syncs),)
                 self.syncs.append(Sync((key,), (), 0.0, 0.0, work, beside_backward=True))
@@ -153,12 +162,11 @@ class _Builder:
     def _add_bucket(self, bucket: Bucket) -> None:
         owners = tuple(holder.key for holder in bucket.holders)
         num_bytes = self.setting.gradient_dtype.num_bytes
-        if any(holder.run.sharding is not Sharding.NONE for holder in bucket.holders):
+        if bucket.is_scattered:
             for holder, values in zip(bucket.holders, bucket.values, strict=True):
                 if holder.run.data > 1 and not self.paces.sums_meanwhile(holder.run):
                     collective = self.setting.collectives.all_reduce(holder.seats.data_groups)
-                    share = 1.0 if holder.run.sharding is Sharding.NONE else 0.5
-                    self._add((holder.key,), _all_reduce(collective, values * num_bytes, share))
+                    self._add((holder.key,), _reduce_scatter(collective, values * num_bytes))
             if len(bucket.holders) > 1:
                 self._add(owners, self._across(bucket, num_bytes, sharded=True))
         elif len(bucket.holders) > 1 or not self.paces.sums_meanwhile(bucket.holders[0].run):
@@ -177,7 +185,7 @@ class _Builder:
         message = values / lcm(*(one.tensor for one in seats)) * num_bytes / lcm(*shards)
         total: Cost = (0.0, 0.0, Counter())
         for groups in slice_rounds(seats, shards):
-            cost = _all_reduce(self.setting.collectives.all_reduce(groups), message, 1.0)
+            cost = _all_reduce(self.setting.collectives.all_reduce(groups), message)
             total = (total[0] + cost[0], total[1] + cost[1], total[2] + cost[2])
         return total
 
@@ -201,7 +209,7 @@ class _Builder:
         else:
             groups = (tuple(node for seats, _ in holding for node in seats.nodes),)
         message = max(values for _, values in holding) * setting.gradient_dtype.num_bytes
-        self._add(tuple(owners), _all_reduce(setting.collectives.all_reduce(groups), message, 1.0), shared=True)
+        self._add(tuple(owners), _all_reduce(setting.collectives.all_reduce(groups), message), shared=True)
 
 
 def slice_rounds(seats: Sequence[Seats], shards: Sequence[int]) -> list[tuple[Nodes, ...]]:
@@ -224,12 +232,20 @@ def slice_rounds(seats: Sequence[Seats], shards: Sequence[int]) -> list[tuple[No
     return [tuple(groups) for _, groups in sorted(rounds.items())]
 
 
-def _all_reduce(collective: Collective, message_bytes: float, share: float) -> Cost:
-    """That share of an all-reduce."""
+def _all_reduce(collective: Collective, message_bytes: float) -> Cost:
+    return _ring(collective, message_bytes, 1.0, collective.ratios.all_reduce)
+
+
+def _reduce_scatter(collective: Collective, message_bytes: float) -> Cost:
+    return _ring(collective, message_bytes, 0.5, collective.ratios.reduce_scatter)
+
+
+def _ring(collective: Collective, message_bytes: float, share: float, ratio: float) -> Cost:
+    """That share of a ring's all-reduce, which takes by a ratio longer than it keeps the cards busy."""
     work: Counter[Card] = Counter()
     if message_bytes <= 0:
         return 0.0, 0.0, work
     way = collective.way(message_bytes)
     for card, seconds in way.cards.items():
         work[card] = share * message_bytes * seconds  # type: ignore[assignment]  # seconds add up like counts
-    return share * way.seconds(message_bytes), share * way.latency_seconds, work
+    return ratio * share * way.seconds(message_bytes), ratio * share * way.latency_seconds, work

@@ -127,7 +127,7 @@ class MessagePlan:
         collectives = Collectives(fabric)
         # A ring takes as long as if every member brought as much as the one with the most.
         gathered = (
-            collectives.all_reduce((nodes,)).half_seconds(most * len(nodes) * self.bytes_per_element)
+            collectives.all_reduce((nodes,)).gather_seconds(most * len(nodes) * self.bytes_per_element)
             for nodes, most in gathers
         )
         return max(sent, *gathered) if gathers else sent

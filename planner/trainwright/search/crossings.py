@@ -18,8 +18,8 @@ class Crossings:
     """The boundaries of a placement.
 
     Attributes:
-        drain: [direction, boundary, replica] seconds per byte until a replica's message has left; directions are
-            forward and backward.
+        drain: [direction, boundary, replica] seconds per byte until a replica's message has left (alone, where messages
+            queue); directions are forward and backward.
         latency: [direction, boundary, replica] seconds from there until it has arrived.
         busy: [boundary, card] seconds per byte for which the messages both ways keep a card busy.
     """
@@ -49,26 +49,33 @@ class Cards:
 
     def _way(self, source: NDArray[np.intp], target: NDArray[np.intp]) -> tuple[Array, Array, Array]:
         """[boundary, replica] drain and latency, and [boundary, card] of one direction."""
-        boundary = np.indices(source.shape)[0]
+        boundary, replica = np.indices(source.shape)[:2]
         apart = source != target
         out_seconds, in_seconds = self._card_seconds
-        leaving = self._counts(boundary[apart], source[apart], len(source)) * out_seconds
-        arriving = self._counts(boundary[apart], target[apart], len(source)) * in_seconds
+        # What leaves together: all of a boundary or, where messages queue, a replica's own.
+        lots, lot = len(source), boundary
+        if self.problem.setting.fabric.queues_messages:
+            lots, lot = source.shape[0] * source.shape[1], boundary * source.shape[1] + replica
+        leaving = self._counts(lot[apart], source[apart], lots) * out_seconds
+        arriving = self._counts(lot[apart], target[apart], lots) * in_seconds
         seconds = 1 / (self._links.bandwidth[source, target] * self.problem.runtime.link_ratio)
-        together = np.maximum(leaving[boundary, source], arriving[boundary, target])
-        pairs = np.stack([boundary[apart], source[apart], target[apart]])
+        together = np.maximum(leaving[lot, source], arriving[lot, target])
+        pairs = np.stack([lot[apart], source[apart], target[apart]])
         if self.problem.cluster.links and pairs.size:
             _, number, uses = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
             by_pair = uses[number.reshape(-1)] * self._pair_seconds[source[apart], target[apart]]
             together[apart] = np.maximum(together[apart], by_pair)
         seconds[apart] = np.maximum(seconds, together)[apart]
         latency = self._links.latency[source, target].max(axis=2)
-        return seconds.max(axis=2), latency, np.concatenate([leaving, arriving], axis=1)
+        busy = np.concatenate([leaving, arriving], axis=1)
+        if lots > len(source):
+            busy = busy.reshape(len(source), -1, busy.shape[1]).sum(axis=1)
+        return seconds.max(axis=2), latency, busy
 
-    def _counts(self, boundary: NDArray[np.intp], node: NDArray[np.intp], boundaries: int) -> NDArray[np.intp]:
-        """[boundary, node] how often it is named."""
+    def _counts(self, lot: NDArray[np.intp], node: NDArray[np.intp], lots: int) -> NDArray[np.intp]:
+        """[lot, node] how often it is named."""
         size = len(self.problem.cluster.nodes)
-        return np.bincount(boundary * size + node, minlength=boundaries * size).reshape(boundaries, size)
+        return np.bincount(lot * size + node, minlength=lots * size).reshape(lots, size)
 
     @cached_property
     def _links(self) -> Links:

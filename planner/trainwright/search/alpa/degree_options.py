@@ -209,12 +209,12 @@ class _Tables:
     def _gather_seconds(self, kind: LayerKind, way: _Way) -> float:
         setting = self.of.problem.setting
         values = setting.values_at(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].half_seconds(values * setting.model.dtype.num_bytes)
+        return self._collectives(way.shape)[1].gather_seconds(values * setting.model.dtype.num_bytes)
 
     def _reduce_seconds(self, kind: LayerKind, way: _Way) -> float:
         setting = self.of.problem.setting
         values = setting.values_at(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].half_seconds(values * setting.gradient_dtype.num_bytes)
+        return self._collectives(way.shape)[1].scatter_seconds(values * setting.gradient_dtype.num_bytes)
 
     def _iteration_seconds(self, way: _Way, room: Array) -> Array:
         """[first, end] sums of gradients behind the last backward, the update, and weights gathered behind it.
