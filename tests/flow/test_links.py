@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -121,6 +122,26 @@ def test_places_are_those_of_the_discovery_though_labels_change_later() -> None:
     world.nodes = tuple(node(facts.name) for facts in world.nodes)
     world.run(until=lambda: measured(world))
     assert world.succeeded == "Unknown"
+
+
+def test_a_discovery_of_a_former_version_knows_machines_alone() -> None:
+    world = World(nodes=many(20))
+    while not world.stored:
+        world.step()
+    name = next(name for name in world.stored if name.endswith("-discovery"))
+    document = json.loads(world.stored[name].data["document.json"])
+    assert len(document.pop("places")) == 20
+    world.stored[name] = replace(world.stored[name], data={"document.json": json.dumps(document)})
+    assert len(order_of(world, "links").pairs) == 2
+    world.run(until=lambda: measured(world))
+
+
+def test_where_too_many_links_differ_to_be_listed_the_condition_says_what_is_assumed() -> None:
+    world = World(nodes=many(130, rack=65), report=reporting(lambda a, b: 1e7 if a // 65 == b // 65 else 1e6))
+    cluster = cluster_of(world)
+    assert cluster.links == ()
+    assert cluster.link("n000", "n001").bandwidth_bytes_per_second == 1e6
+    assert "every node is taken to be as slow as its slowest link" in world.condition("LinksMeasured").message
 
 
 def test_other_labels_may_say_where_nodes_are_and_machines_are_kinds_too() -> None:
