@@ -56,6 +56,9 @@ TABLE: Final[dict[str, Described]] = {
     "trainwright_profile_age_seconds": Described(
         Kind.GAUGE, "Seconds since an accelerator was last profiled by a plan that still exists.", ("accelerator",)
     ),
+    "trainwright_collective_error_ratio": Described(
+        Kind.GAUGE, "Mean of |predicted - measured| / measured over the collectives measured with the links.", _PLAN
+    ),
     "trainwright_prediction_error_ratio": Described(
         Kind.HISTOGRAM, "|predicted - measured| / measured of each trial; kind: time or memory.", ("kind",)
     ),
@@ -159,6 +162,7 @@ class _Statuses(Collector):
     def collect(self) -> Iterable[Metric]:
         statuses = dict(self._statuses)
         yield from self._winners(statuses)
+        yield self._collectives(statuses)
         yield self._conditions(statuses)
         yield self._profiles(statuses)
 
@@ -176,6 +180,13 @@ class _Statuses(Collector):
                 if value is not None:
                     family.add_metric(key, value)
             yield family
+
+    def _collectives(self, statuses: dict[tuple[str, str], TrainingPlanStatus]) -> Metric:
+        family = _family("trainwright_collective_error_ratio")
+        for key, status in statuses.items():
+            if status.links is not None and status.links.collective_error is not None:
+                family.add_metric(key, status.links.collective_error)
+        return family
 
     def _conditions(self, statuses: dict[tuple[str, str], TrainingPlanStatus]) -> Metric:
         counts: dict[tuple[str, str], int] = {}

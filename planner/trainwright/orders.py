@@ -71,17 +71,19 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class LinksOrder:
-    """Measure the links between every two nodes, and within each node that has two slots.
+    """Measure the links between the gang's nodes, and within each node that has two slots.
 
-    Rounds of disjoint pairs (a round-robin tournament); each pair ping-pongs messages of these sizes in both directions.
+    Rounds of disjoint pairs; each pair ping-pongs messages of these sizes in both directions.
 
     Attributes:
+        pairs: the nodes between which links are measured, each pair once in either order; None: every two nodes.
         collective_bytes: whole messages of collectives that are measured as well, ascending; empty for none.
         collective_seconds: about as long as all collectives may take; sizes that would take longer are left out.
         overlap: measure by how much computation slows down while a device communicates.
     """
 
     gang: Gang
+    pairs: tuple[tuple[str, str], ...] | None = None
     message_bytes: tuple[int, ...] = (1_024, 131_072, 524_288)
     repeats: int = 5
     collective_bytes: tuple[int, ...] = ()

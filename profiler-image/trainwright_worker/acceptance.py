@@ -81,8 +81,18 @@ def _links_problems(order: LinksOrder) -> Iterator[str]:
         )
     if order.repeats < 1:
         yield f"repeats must be at least 1, got {order.repeats}"
-    if len(order.gang.nodes) < 2 and len(order.gang.nodes[0].slots) < 2:
-        yield "there is no link to measure: the gang has one node with one slot"
+    yield from _pairs_problems(order)
+
+
+def _pairs_problems(order: LinksOrder) -> Iterator[str]:
+    names = {node.name for node in order.gang.nodes}
+    met: set[frozenset[str]] = set()
+    for pair in order.pairs or ():
+        if frozenset(pair) in met or len(set(pair)) < 2 or not names.issuperset(pair):
+            yield f"pairs must each name two nodes of the gang, and each two once, got {pair[0]} and {pair[1]}"
+        met.add(frozenset(pair))
+    if all(len(node.slots) < 2 for node in order.gang.nodes) and (len(names) < 2 or order.pairs == ()):
+        yield "there is no link to measure: no pair of nodes, and no node with two slots"
 
 
 def _model_problems(model: Model) -> Iterator[str]:

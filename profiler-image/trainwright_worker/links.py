@@ -1,4 +1,4 @@
-"""Link measuring: between every two nodes in rounds of disjoint pairs, then within every node that has two slots.
+"""Link measuring: between nodes in rounds of disjoint pairs, then within every node that has two slots.
 
 Collectives and the slow-down of computation follow where they are asked for.
 """
@@ -17,7 +17,7 @@ from trainwright.orders import Gang, LinksOrder, LinksReport
 from trainwright_worker import collectives, output, overlap
 from trainwright_worker.device import synchronize
 from trainwright_worker.seat import Seat, gang_devices
-from trainwright_worker.tournament import rounds
+from trainwright_worker.tournament import Pair, rounds, rounds_of
 from trainwright_worker.watchdog import Watchdog
 
 _LATENCY_EXCHANGES = 21
@@ -31,7 +31,7 @@ def run(order: LinksOrder, seat: Seat, device: torch.device, watchdog: Watchdog)
     """Measure all links. Every rank returns the same report."""
     gang = order.gang
     firsts = _first_ranks(gang)
-    meetings = [[(firsts[a], firsts[b]) for a, b in pairs] for pairs in rounds(len(gang.nodes)) if pairs]
+    meetings = [[(firsts[a], firsts[b]) for a, b in pairs] for pairs in _rounds(order) if pairs]
     within = [(first, first + 1) for node, first in zip(gang.nodes, firsts, strict=True) if len(node.slots) > 1]
     if within:
         meetings.append(within)
@@ -54,6 +54,14 @@ def run(order: LinksOrder, seat: Seat, device: torch.device, watchdog: Watchdog)
         collectives.measure(order, seat, device, watchdog) if order.collective_bytes else (),
         overlap.measure(order, seat, device, watchdog) if order.overlap else (),
     )
+
+
+def _rounds(order: LinksOrder) -> tuple[tuple[Pair, ...], ...]:
+    """Rounds of pairs of nodes, by their places in the gang."""
+    if order.pairs is None:
+        return rounds(len(order.gang.nodes))
+    places = {node.name: place for place, node in enumerate(order.gang.nodes)}
+    return rounds_of((places[one], places[other]) for one, other in order.pairs)
 
 
 def _first_ranks(gang: Gang) -> list[int]:

@@ -16,7 +16,7 @@ CONTRACT = {
     "trainwright_winner_predicted_rank", "trainwright_speedup_over_baseline_ratio", "trainwright_trials_total",
     "trainwright_phase_duration_seconds", "trainwright_plans", "trainwright_profile_age_seconds",
     "trainwright_reconcile_total", "trainwright_reconcile_errors_total", "trainwright_reconcile_duration_seconds",
-    "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info",
+    "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info", "trainwright_collective_error_ratio",
 }  # fmt: skip
 
 
@@ -147,6 +147,7 @@ def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
     assert value("trainwright_plan_predicted_seconds", plan) == world.status.winner.predicted_seconds
     assert value("trainwright_winner_predicted_rank", plan) == world.status.winner.predicted_rank
     assert value("trainwright_speedup_over_baseline_ratio", plan) == world.status.winner.speedup_over_baseline
+    assert value("trainwright_collective_error_ratio", plan) == world.status.links.collective_error > 0
     assert value("trainwright_trials_total", {"result": "failed", "reason": "Crashed"}) == 1
     measured = [trial for trial in world.status.trials if trial.measured_seconds]
     assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == len(measured)

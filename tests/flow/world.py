@@ -6,15 +6,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import combinations
 from typing import Any
 
 from trainwright import documents
-from trainwright.cluster import Link
+from trainwright.cluster import Device, Link
 from trainwright.orders import (
     PROGRESS_MARKER,
     REPORT_MARKER,
+    CollectiveTime,
     LinksOrder,
     LinksReport,
+    Overlap,
     ProfileOrder,
     ProfileReport,
     Progress,
@@ -72,12 +75,26 @@ def log_of(document: Any) -> str:
     return f"starting\n{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n{REPORT_MARKER} {documents.dumps(document)}\n"
 
 
+def links_report(
+    order: LinksOrder, rate: Callable[[str, str], float] = lambda x, y: 1e8 if x == y else 1e7
+) -> LinksReport:
+    """What was ordered, each link as fast as `rate` says; collectives of all devices take a second."""
+    names = [node.name for node in order.gang.nodes]
+    pairs = list(combinations(names, 2)) if order.pairs is None else order.pairs
+    edges = [edge for x, y in pairs for edge in ((x, y), (y, x))]
+    edges += [(node.name, node.name) for node in order.gang.nodes if len(node.slots) > 1]
+    devices = tuple(Device(node.name, slot) for node in order.gang.nodes for slot in node.slots)
+    return LinksReport(
+        tuple(Link(*edge, 1e-4, rate(*edge)) for edge in edges),
+        tuple(CollectiveTime("all_reduce", devices, size, 1.0, 3) for size in order.collective_bytes),
+        tuple(Overlap(name, 1.2) for name in names) if order.overlap else (),
+    )
+
+
 def report_of(order: gangs.Order) -> Any:
     """What a faultless worker reports."""
     if isinstance(order, LinksOrder):
-        nodes = order.gang.nodes
-        pairs = [(x, y) for x in nodes for y in nodes if x is not y or len(x.slots) > 1]
-        return LinksReport(tuple(Link(x.name, y.name, 1e-4, 1e8 if x is y else 1e7) for x, y in pairs))
+        return links_report(order)
     if isinstance(order, ProfileOrder):
         accelerator = order.gang.nodes[0].accelerator
         speed = 2.0 if "t4" in accelerator else 1.0

@@ -2,70 +2,148 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Link
+from trainwright.cluster import Link, Node
 from trainwright.collective_sizes import LARGEST_STEP, MOST_BYTES, collective_sizes
 from trainwright.families import Gpt, WideResnet
 from trainwright.layer import Dtype
-from trainwright.link_sampling import SAMPLES, filled_in, link_kinds, unlike
+from trainwright.link_sampling import (
+    MOST_GROUPS,
+    SAMPLES,
+    Place,
+    Sampling,
+    are_alike,
+    further_pairs,
+    link_kinds,
+    unlike,
+    unlike_machines,
+)
 from trainwright.model import Model
 
-GROUPS = {f"node-{number}": "left" if number < 5 else "right" for number in range(8)}
+PLACES = {f"node-{number}": Place("m", ("left" if number < 5 else "right",)) for number in range(8)}
 
 
 def links(pairs, rate=lambda _source, _target: 1e9):
+    return {edge: Link(*edge, 1e-4, rate(*edge)) for a, b in pairs for edge in ((a, b), (b, a))}
+
+
+def in_racks(nodes: int, per_rack: int, machines: int = 1) -> dict[str, Place]:
+    """Nodes in racks, four racks to a zone."""
     return {
-        edge: Link(*edge, 1e-4, rate(*edge)) for a, b in pairs for edge in ((a, b), (b, a))
-    }  # fmt: skip
+        f"node-{number}": Place(
+            f"m{number % machines}", (f"zone-{number // per_rack // 4}", f"rack-{number // per_rack}")
+        )
+        for number in range(nodes)
+    }
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
-def test_every_pair_is_of_exactly_one_kind(places: list[int]) -> None:
-    groups = {f"node-{number}": place for number, place in enumerate(places)}
-    found = [tuple(sorted(pair)) for kind in link_kinds(groups) for pair in kind.pairs]
-    assert sorted(found) == sorted(tuple(sorted(pair)) for pair in combinations(groups, 2))
-    for kind in link_kinds(groups):
-        assert len({tuple(sorted((groups[a], groups[b]))) for a, b in kind.pairs}) == 1
+def unordered(pairs) -> list[tuple[str, str]]:
+    return sorted(tuple(sorted(pair)) for pair in pairs)
+
+
+places = st.builds(Place, st.sampled_from("ab"), st.tuples(st.sampled_from("xyz"), st.sampled_from("1234567")))
+
+
+@given(st.lists(places, min_size=1, max_size=40))
+def test_every_pair_is_of_exactly_one_kind(found: list[Place]) -> None:
+    nodes = {f"node-{number}": place for number, place in enumerate(found)}
+    kinds = link_kinds(nodes)
+    assert unordered(pair for kind in kinds for pair in kind.pairs()) == unordered(combinations(nodes, 2))
+    for kind in kinds:
+        assert kind.size == len(list(kind.pairs()))
+        assert set(kind.sample) <= set(kind.pairs())
+        assert len(set(kind.sample)) == len(kind.sample) >= min(kind.size, SAMPLES)
+        assert len({nodes[a].shared(nodes[b]) for a, b in kind.pairs()}) == 1
+        assert len({tuple(sorted((nodes[a].machine, nodes[b].machine))) for a, b in kind.pairs()}) == 1
+    assert len({kind.name for kind in kinds}) == len(kinds)
 
 
 def test_a_kinds_samples_have_no_node_in_common() -> None:
-    left, across, right = link_kinds(GROUPS)
+    left, across, right = link_kinds(PLACES)
     for kind in (left, across):
         nodes = [node for pair in kind.sample for node in pair]
         assert len(kind.sample) == SAMPLES
         assert len(set(nodes)) == len(nodes)
-    assert len(right.pairs) == 3
+    assert right.size == 3
     assert len(set(right.sample)) == 2  # three nodes have no two pairs apart
+    assert left.name == "among left/m"
+    assert across.name == "between left/m and right/m"
+
+
+def test_of_nodes_without_labels_a_near_and_a_far_pair_are_measured() -> None:
+    (kind,) = link_kinds(dict.fromkeys((f"node-{number:03}" for number in range(100)), Place("m")))
+    distances = [int(b[5:]) - int(a[5:]) for a, b in kind.sample]
+    assert distances == [1, 50]
+
+
+def test_with_many_groups_kinds_are_what_is_shared_and_stay_few() -> None:
+    few = in_racks(MOST_GROUPS * 4, 4)
+    assert len(link_kinds(few)) == MOST_GROUPS * (MOST_GROUPS + 1) // 2
+    nodes = in_racks(500, 4)
+    kinds = {kind.name: kind for kind in link_kinds(nodes)}
+    assert sorted(kinds) == [f"between m0 with {shared} of 2 places in common" for shared in range(3)]
+    for kind in kinds.values():
+        ends = [node for pair in kind.sample for node in pair]
+        assert len(kind.sample) == 2 * SAMPLES
+        assert len(set(ends)) == len(ends)
+    assert len(link_kinds(in_racks(500, 4, machines=2))) == 3 * 3
+    assert len(link_kinds(in_racks(500, 4, machines=6))) == 3  # the check has to find out
+
+
+def test_five_hundred_nodes_take_few_pods() -> None:
+    for nodes in (in_racks(500, 8), in_racks(500, 32), in_racks(500, 500)):
+        sampling = Sampling(tuple(Node(name, "t4", 8) for name in nodes), tuple(nodes.values()))
+        assert len(sampling.first_pairs) <= 2 * MOST_GROUPS * (MOST_GROUPS + 1) // 2
+        assert len(sampling.first_nodes) <= 4 * MOST_GROUPS
 
 
 def test_links_that_are_alike_are_not_measured_further() -> None:
-    kind = link_kinds(GROUPS)[0]
-    assert unlike(kind, links(kind.sample)) == ()
+    kind = link_kinds(PLACES)[0]
+    assert unlike([kind], links(kind.sample)) == ()
     slower = kind.sample[1]
     odd = links(kind.sample, lambda *edge: 0.7e9 if edge == slower else 1e9)
-    assert unlike(kind, odd) == kind.pairs[SAMPLES:]
-    assert unlike(kind, odd, tolerance=0.5) == ()
+    assert unlike([kind], odd) == (kind,)
+    assert are_alike(odd.values(), tolerance=0.5)
+    rest = further_pairs([kind])
+    assert unordered((*kind.sample, *rest)) == unordered(kind.pairs())
     with pytest.raises(ValueError, match="stands for its kind, but was not measured"):
-        unlike(kind, {})
+        unlike([kind], {})
 
 
-def test_what_was_not_measured_is_like_the_slowest_of_its_kind() -> None:
-    kinds = link_kinds(GROUPS)
-    sampled = [pair for kind in kinds for pair in kind.sample]
-    first = sampled[0]
-    measured = links(sampled, lambda *edge: 0.9e9 if edge == first else 1e9)
-    found = {(link.source, link.target): link for link in filled_in(kinds, measured)}
-    assert len(found) == 8 * 7
-    assert all(found[edge] == link for edge, link in measured.items())
-    assert found["node-0", "node-4"].bandwidth_bytes_per_second == 0.9e9
-    assert found["node-0", "node-7"].bandwidth_bytes_per_second == 1e9
-    with pytest.raises(ValueError, match="no link like node-0 -> node-1"):
-        filled_in(kinds, {})
+def test_a_kind_that_is_measured_whole_leaves_no_doubt() -> None:
+    (kind,) = link_kinds({"a": Place("m"), "b": Place("m")})
+    assert unlike([kind], {("a", "b"): Link("a", "b", 0, 1e9), ("b", "a"): Link("b", "a", 0, 1e6)}) == ()
+
+
+def test_further_pairs_are_bounded_shared_and_spread_over_the_nodes() -> None:
+    large, small = (
+        dict.fromkeys((f"{name}-{i}" for i in range(count)), Place(name)) for name, count in (("x", 200), ("y", 5))
+    )
+    kinds = [kind for kind in link_kinds({**large, **small}) if kind.name.startswith("among")]
+    found = further_pairs(kinds, most=300)
+    assert len(set(found)) == len(found) == 300
+    assert sum(pair[0] in small for pair in found) == 10 - SAMPLES  # what the small one leaves, the large one has
+    assert {node for pair in found for node in pair} == {*large, *small}
+    (kind, *_) = kinds
+    first = list(islice(kind.pairs(), 400))
+    assert len({int(b[2:]) - int(a[2:]) for a, b in first}) >= 3
+
+
+def test_insides_are_compared_by_machine() -> None:
+    nodes = tuple(Node(name, "t4", devices) for name, devices in (("a", 2), ("b", 2), ("c", 2), ("d", 1)))
+    sampling = Sampling(nodes, (*(Place("2 × t4", (rack,)) for rack in "123"), Place("1 × t4", ("3",))))
+    assert sampling.machines == {"2 × t4": ("a", "b", "c")}
+    inside = {(name, name): Link(name, name, 0.0, rate) for name, rate in (("a", 1e9), ("b", 2e9))}
+    assert unlike_machines(sampling.machines, inside) == ("2 × t4",)
+    assert unlike_machines(sampling.machines, inside | {("c", "c"): Link("c", "c", 0.0, 1e9)}) == ()
+    assert unlike_machines(sampling.machines, {("a", "a"): inside["a", "a"]}) == ()
+    with pytest.raises(ValueError, match="no link inside a node like a"):
+        unlike_machines(sampling.machines, {})
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))

@@ -54,6 +54,20 @@ def test_collectives_are_measured_inside_nodes_and_over_them(worker, make) -> No
 
 @pytest.mark.torch_processes
 @pytest.mark.timeout(120)
+def test_only_the_pairs_that_are_ordered_are_measured_and_the_insides_of_nodes_with_two_slots(worker, make) -> None:
+    pairs = (("node-c", "node-a"), ("node-a", "node-b"), ("node-d", "node-b"))
+    outcome = worker.local(LinksOrder(make.gang(1, 1, 2, 1), pairs=pairs, repeats=1))
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    directed = {edge for a, b in pairs for edge in ((a, b), (b, a))}
+    assert {(link.source, link.target) for link in report.links} == {*directed, ("node-c", "node-c")}
+    assert len(report.links) == 7
+    # Two rounds of pairs, since node-a is in two; then the inside of node-c.
+    assert [(progress.done, progress.total) for progress in outcome.progress] == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
 def test_sizes_beyond_the_time_are_left_out_and_emulated_devices_have_no_overlap(worker, make) -> None:
     gang = make.gang(1, 1)
     nodes = tuple(replace(node, accelerator="emulated-x") for node in gang.nodes)

@@ -31,6 +31,10 @@ from trainwright_worker.seat import Seat, gang_devices
         (lambda m, t: ProfileOrder(m.gang(1), m.model, 1, ()), "rows must name"),
         (lambda m, t: ProfileOrder(m.gang(2), m.model, 1, (1,)), "the gang has 2"),
         (lambda m, t: LinksOrder(m.gang(1)), "no link to measure"),
+        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=()), "no link to measure"),
+        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=(("node-a", "node-c"),)), "two nodes of the gang"),
+        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=(("node-a", "node-a"),)), "two nodes of the gang"),
+        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=(("node-a", "node-b"), ("node-b", "node-a"))), "each two once"),
         (lambda m, t: LinksOrder(m.gang(2), message_bytes=(1, 2)), "three ascending sizes"),
     ],
 )

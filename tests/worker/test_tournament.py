@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright_worker.tournament import rounds
+from trainwright_worker.tournament import rounds, rounds_of
 
 
 @given(st.integers(1, 40))
@@ -27,3 +28,22 @@ def test_pairs_of_a_round_are_disjoint(participants: int) -> None:
 @given(st.integers(2, 40))
 def test_there_are_as_few_rounds_as_possible(participants: int) -> None:
     assert len(rounds(participants)) == participants - 1 + participants % 2
+
+
+PAIRS = st.sets(st.tuples(st.integers(0, 15), st.integers(0, 15)).filter(lambda pair: pair[0] < pair[1]))
+
+
+@given(PAIRS)
+def test_each_of_given_pairs_meets_once_in_rounds_of_disjoint_pairs(pairs: set[tuple[int, int]]) -> None:
+    found = rounds_of(pairs)
+    assert sorted(pair for meeting in found for pair in meeting) == sorted(pairs)
+    for meeting in found:
+        playing = [player for pair in meeting for player in pair]
+        assert meeting
+        assert len(set(playing)) == len(playing)
+
+
+@given(PAIRS)
+def test_given_pairs_need_less_than_twice_as_many_rounds_as_the_busiest_has_pairs(pairs: set[tuple[int, int]]) -> None:
+    busiest = max(Counter(player for pair in pairs for player in pair).values(), default=0)
+    assert busiest <= len(rounds_of(pairs)) <= max(2 * busiest - 1, 0)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from trainwright_operator.api.families import ModelSpec
+from trainwright_operator.api.measuring import LinksSpec, ProfilingSpec
 from trainwright_operator.api.section import Seconds, Section, immutable, opaque, rules
 
 MAX_TRIALS = 32
@@ -128,24 +129,6 @@ class SearchSpec(Section):
     """After so long a search answers with the best that it has found so far."""
     limits: LimitsSpec = LimitsSpec()
     """Bounds of the search."""
-
-
-class LinksSpec(Section):
-    """Measuring latency and bandwidth between nodes and within them."""
-
-    deadline_seconds: Seconds = 300
-    """The measurement fails with the reason DeadlineExceeded when it takes longer, waiting for devices included."""
-
-
-class ProfilingSpec(Section):
-    """Measuring the layers on each accelerator."""
-
-    deadline_seconds: Seconds = 600
-    """Profiling fails with the reason DeadlineExceeded when it takes longer, waiting for devices included."""
-    warmup_iterations: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Repeats of a layer that are run first and not counted."""
-    iterations: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Repeats of a layer that are timed; their median counts."""
 
 
 class TrialsSpec(Section):

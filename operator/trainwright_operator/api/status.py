@@ -123,6 +123,24 @@ class ClusterStatus(StatusSection):
     """Nodes that are left out, each with the reason."""
 
 
+class LinksStatus(StatusSection):
+    """What the measurement of the links found."""
+
+    measured: Annotated[int, Field(ge=0)]
+    """Directed links that were measured, those within nodes included."""
+    inferred: Annotated[int, Field(ge=0)] = 0
+    """Directed links that were not measured, but taken to be like measured ones of their kind."""
+    unlike_kinds: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
+    """Kinds of links that are not alike, against what the nodes' labels say; more of their links were measured."""
+    collective_error: Figure | None = None
+    """Mean of |predicted − measured| / measured seconds of the collectives that were measured."""
+    worst_collective_error: Figure | None = None
+    """(predicted − measured) / measured seconds of the collective whose prediction is furthest off."""
+    overlap_slowdown: Figure | None = None
+    """Seconds that computation takes while its device communicates, over those that it takes alone; median of the nodes.
+    The search reckons with it."""
+
+
 class TrialStatus(StatusSection):
     """A plan that is measured for real, and how."""
 
@@ -202,10 +220,12 @@ class TrainingPlanStatus(StatusSection):
     """How far the present phase is; absent when nothing is under way."""
     cluster: ClusterStatus | None = None
     """What discovery found."""
+    links: LinksStatus | None = None
+    """What the measurement of the links found."""
     cluster_ref: ConfigMapReference | None = None
     """Holds the cluster document: nodes, accelerators and links, as `trainwright plan --cluster` reads it."""
     links_ref: ConfigMapReference | None = None
-    """Holds the measured links: latency and bandwidth by direction."""
+    """Holds the measured links: latency and bandwidth by direction; the collectives, and the slow-down of computation."""
     profiles_ref: ConfigMapReference | None = None
     """Holds the measured layers, as `trainwright plan --profiles` reads them."""
     candidates_ref: ConfigMapReference | None = None

@@ -85,6 +85,7 @@ class PlanningRequest:
     cluster: str
     model: str
     profiles: str
+    runtime: str
     global_batch_size: int
     optimizer: str
     planner: str

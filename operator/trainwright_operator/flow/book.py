@@ -17,7 +17,7 @@ from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 _MAX_WHAT = 128
-_FIELDS = ("cluster", "cluster_ref", "links_ref", "profiles_ref", "candidates_ref", "trials", "winner")
+_FIELDS = ("cluster", "links", "cluster_ref", "links_ref", "profiles_ref", "candidates_ref", "trials", "winner")
 _PHASES = {
     ConditionType.ACCEPTED: Phase.PENDING,
     ConditionType.NODES_DISCOVERED: Phase.DISCOVERING,

@@ -108,15 +108,15 @@ def _go_through_phases(book: Book) -> None:
         return
     check_prices(book, discovery)
     book.present = ConditionType.LINKS_MEASURED
-    cluster = measure_links(book, discovery)
-    if cluster is None:
+    links = measure_links(book, discovery)
+    if links is None:
         return
     book.present = ConditionType.PROFILED
     profiles = profile(book, discovery)
     if profiles is None:
         return
     book.present = ConditionType.PLANNED
-    planned = plan(book, cluster, profiles)
+    planned = plan(book, links.cluster, links.runtime, profiles)
     if planned is None:
         return
     if book.spec.trials.top_k == 0:

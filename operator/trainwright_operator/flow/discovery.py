@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from trainwright import documents
 from trainwright.cluster import Accelerator, Emulation, Node
+from trainwright.link_sampling import Place, Sampling
 from trainwright.orders import Gang, GangNode
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import DevicesSpec
@@ -19,6 +20,7 @@ from trainwright_operator.flow.device_facts import DeviceType, NodeUnfit, TypeUn
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import NodeFacts, Snapshot
 from trainwright_operator.flow.tolerations import untolerated
+from trainwright_operator.flow.topology import place_of, place_without_labels
 from trainwright_operator.flow.worker_log import strict
 
 DOCUMENT_KEY: Final = "document.json"
@@ -39,11 +41,21 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What there is to plan with."""
+    """What there is to plan with.
+
+    Attributes:
+        places: of the nodes, in their order; empty in documents of former versions.
+    """
 
     nodes: tuple[Node, ...]
     accelerators: tuple[Accelerator, ...]
     excluded: tuple[Excluded, ...] = ()
+    places: tuple[Place, ...] = ()
+
+    @property
+    def sampling(self) -> Sampling:
+        """Which of the nodes' links stand for which others."""
+        return Sampling(self.nodes, self.places or tuple(place_without_labels(node) for node in self.nodes))
 
     @property
     def devices(self) -> int:
@@ -87,7 +99,8 @@ def discover(book: Book) -> Discovery | None:
     """The discovery, once it is kept; raises Failed where no node can be used."""
     stored = book.snapshot.find(book.names.discovery)
     if stored is None:
-        found = inspect(book.snapshot, book.spec.devices, book.spec.worker.pod_template.spec)
+        spec = book.spec
+        found = inspect(book.snapshot, spec.devices, spec.worker.pod_template.spec, spec.links.topology_labels)
         book.fields["cluster"] = found.status()
         if not found.nodes:
             unknown = [node for node in found.excluded if node.type_unknown]
@@ -109,9 +122,12 @@ def discover(book: Book) -> Discovery | None:
     return kept
 
 
-def inspect(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any]) -> Discovery:
+def inspect(
+    snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any], topology_labels: Sequence[str] = ()
+) -> Discovery:
     """Look at every node once, in the order of their names; pod_spec is the person's part of the workers' pods."""
     nodes: list[Node] = []
+    places: list[Place] = []
     types: dict[str, DeviceType] = {}
     excluded: list[Excluded] = []
     left = wanted.max
@@ -128,10 +144,11 @@ def inspect(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any]
         devices = facts.devices(wanted.resource_name)
         left = left - devices if left is not None else None
         nodes.append(Node(facts.name, found.name, devices))
+        places.append(place_of(nodes[-1], facts, topology_labels))
     used = {node.accelerator for node in nodes}
     accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in used)
     excluded.sort(key=lambda node: not node.has_devices)
-    return Discovery(tuple(nodes), accelerators, tuple(excluded[:_MAX_SHOWN]))
+    return Discovery(tuple(nodes), accelerators, tuple(excluded[:_MAX_SHOWN]), tuple(places))
 
 
 def _inspect_node(node: NodeFacts, snapshot: Snapshot, wanted: DevicesSpec) -> DeviceType:

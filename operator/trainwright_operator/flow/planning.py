@@ -9,6 +9,7 @@ from typing import Final
 from trainwright import documents
 from trainwright.cluster import Cluster
 from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Baseline
 from trainwright_operator.api.status import ConfigMapReference, Phase
@@ -27,7 +28,7 @@ DEADLINE_SECONDS: Final = 1800
 """A search that takes longer would cost more than the trials it saves. Well above the largest search.budgetSeconds."""
 
 
-def plan(book: Book, cluster: Cluster, profiles: Profiles) -> PlannedTrials | None:
+def plan(book: Book, cluster: Cluster, runtime: Runtime, profiles: Profiles) -> PlannedTrials | None:
     """The plans to try, once they are kept; raises Failed where there is none."""
     cluster = with_prices(cluster, book.spec.devices)
     _keep_cluster(book, cluster)
@@ -47,14 +48,14 @@ def plan(book: Book, cluster: Cluster, profiles: Profiles) -> PlannedTrials | No
             stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
         )
         return planned
-    _lead_search(book, name, request_of(book, cluster, profiles))
+    _lead_search(book, name, request_of(book, cluster, runtime, profiles))
     return None
 
 
-def request_of(book: Book, cluster: Cluster, profiles: Profiles) -> PlanningRequest:
+def request_of(book: Book, cluster: Cluster, runtime: Runtime, profiles: Profiles) -> PlanningRequest:
     """What the search is asked."""
     spec = book.spec
-    parts = (documents.dumps(cluster), documents.dumps(model_of(spec)), documents.dumps(profiles))
+    parts = tuple(documents.dumps(noun) for noun in (cluster, model_of(spec), profiles, runtime))
     baselines = BASELINES if spec.trials.baseline is Baseline.MEGATRON and spec.trials.top_k > 0 else 0
     question = f"{book.names.base} {spec.trials.top_k} {parts}"
     return PlanningRequest(
@@ -62,6 +63,7 @@ def request_of(book: Book, cluster: Cluster, profiles: Profiles) -> PlanningRequ
         cluster=parts[0],
         model=parts[1],
         profiles=parts[2],
+        runtime=parts[3],
         global_batch_size=spec.training.global_batch_size,
         optimizer=spec.training.optimizer,
         planner=spec.search.planner.search,

@@ -104,7 +104,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
     Reason.NO_USABLE_NODES: "no node has devices that may be used; {what}",
     Reason.UNKNOWN_ACCELERATOR: "no node has devices of a type that is known here; {what}",
-    Reason.MEASURED: "{links} directed links measured",
+    Reason.MEASURED: "{links} directed links measured{further}",
     Reason.NOT_NEEDED: "a single device has no links",
     Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}",
     Reason.PLANNED: "{trials} plans to try, made by {planner} in {seconds:.1f} s{stopped}; the first is predicted to take {best:.4g} s",

@@ -12,6 +12,7 @@ from trainwright.experiment import Study
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Control, Limits, NoFeasiblePlan, Objective, Preference, Problem, run
 from trainwright.training import Optimizer
 from trainwright_operator.flow.actions import PlanningRequest
@@ -31,6 +32,7 @@ def search(request: PlanningRequest) -> str:
         global_batch_size=request.global_batch_size,
         limits=Limits(max_tensor_degree=request.max_tensor_degree, objective=Objective(request.objective)),
         optimizer=_OPTIMIZERS[request.optimizer],
+        runtime=documents.loads(request.runtime, Runtime, source="runtime"),
         preference=Preference(request.tolerance),
     )
     control = Control.within(request.budget_seconds)

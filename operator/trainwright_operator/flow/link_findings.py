@@ -1,0 +1,154 @@
+"""What measured links come to: the cluster, how the runtime behaves on it, and what people are told of both."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trainwright.cluster import Cluster, Link
+from trainwright.collective_check import CollectiveCheck, check_collectives
+from trainwright.link_sampling import Pair, Sampling, further_pairs, unlike, unlike_machines
+from trainwright.orders import LinksReport, Overlap
+from trainwright.runtime import Runtime
+from trainwright.sampled_cluster import sampled_cluster
+from trainwright_operator.api.status import LinksStatus
+from trainwright_operator.flow.discovery import Discovery
+
+_MOST_NAMED = 3
+_MOST_SHOWN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """What samples leave open.
+
+    Attributes:
+        kinds: of links, or of machines inside, that are not alike.
+        pairs: of nodes that are to be measured too.
+        insides: nodes within which is to be measured too.
+    """
+
+    kinds: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    insides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFindings:
+    """The cluster with its links.
+
+    Attributes:
+        measured, inferred: directed links.
+        unlike_kinds: by name, kinds of links that are not alike.
+        is_cautious: see `SampledCluster`.
+        overlap_slowdown: median of the nodes; None where it was not measured.
+    """
+
+    cluster: Cluster
+    measured: int = 0
+    inferred: int = 0
+    unlike_kinds: tuple[str, ...] = ()
+    is_cautious: bool = False
+    check: CollectiveCheck | None = None
+    overlap_slowdown: float | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """How plans run here, as far as it was measured."""
+        if self.overlap_slowdown is None:
+            return Runtime()
+        # Below 1 is the clock's scatter: communication makes no computation faster.
+        return Runtime(overlap_slowdown_ratio=max(self.overlap_slowdown, 1.0))
+
+    def status(self) -> LinksStatus:
+        """What the plan's status shows of it."""
+        return LinksStatus(
+            measured=self.measured,
+            inferred=self.inferred,
+            unlike_kinds=tuple(name[:1024] for name in self.unlike_kinds[:_MOST_SHOWN]),
+            collective_error=self.check.mean_error if self.check else None,
+            worst_collective_error=self.check.worst.error if self.check else None,
+            overlap_slowdown=self.overlap_slowdown,
+        )
+
+    def told(self) -> str:
+        """What there is to say beyond the number of measured links, to be put behind it."""
+        parts = []
+        if self.inferred:
+            parts.append(f"{self.inferred} taken to be like others of their kind")
+        if self.unlike_kinds:
+            more = len(self.unlike_kinds) - _MOST_NAMED
+            named = ", ".join(self.unlike_kinds[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            parts.append(f"not alike, so further ones were measured: {named}")
+        if self.is_cautious:
+            parts.append("too many differ to list them, so every node is taken to be as slow as its slowest link")
+        if self.check is not None:
+            parts.append(_told_check(self.check))
+        if self.overlap_slowdown is not None:
+            parts.append(f"computation takes {self.overlap_slowdown:.3g} times as long beside communication")
+        return "".join(f"; {part}" for part in parts)
+
+
+def _told_check(check: CollectiveCheck) -> str:
+    worst = check.worst.measured
+    return (
+        f"predictions of {check.count} collectives are {check.mean_error:.0%} off on average and at worst "
+        f"{check.worst.error:+.0%} ({worst.collective} of {worst.message_bytes} bytes by {len(worst.members)} devices)"
+    )
+
+
+@lru_cache(maxsize=16)
+def findings_of_all(discovery: Discovery, report: LinksReport) -> LinkFindings:
+    """Where every link was measured. Raises ValueError where one is missing."""
+    cluster = Cluster(discovery.accelerators, discovery.nodes, report.links)
+    return LinkFindings(
+        cluster,
+        measured=len(report.links),
+        check=check_collectives(report.collectives, cluster),
+        overlap_slowdown=_slowdown(report.overlaps),
+    )
+
+
+@lru_cache(maxsize=16)
+def doubts(sampling: Sampling, report: LinksReport) -> Doubts:
+    """What is to be measured after the samples. Raises ValueError where a sample is missing."""
+    measured = _by_edge(report.links)
+    kinds = unlike(sampling.kinds, measured)
+    machines = unlike_machines(sampling.machines, measured)
+    return Doubts(
+        kinds=(*(kind.name for kind in kinds), *(f"inside {machine}" for machine in machines)),
+        pairs=further_pairs(kinds),
+        insides=tuple(
+            name for machine in machines for name in sampling.machines[machine] if (name, name) not in measured
+        ),
+    )
+
+
+@lru_cache(maxsize=16)
+def findings_of_samples(discovery: Discovery, report: LinksReport, further: LinksReport | None) -> LinkFindings:
+    """Where samples of all kinds were measured, and more of those that are not alike. Raises ValueError as those do."""
+    sampling = discovery.sampling
+    measured = _by_edge((*(further.links if further else ()), *report.links))
+    found = sampled_cluster(discovery.accelerators, sampling, measured)
+    count = len(discovery.nodes)
+    everything = count * (count - 1) + sum(node.devices > 1 for node in discovery.nodes)
+    return LinkFindings(
+        found.cluster,
+        measured=len(measured),
+        inferred=everything - len(measured),
+        unlike_kinds=doubts(sampling, report).kinds,
+        is_cautious=found.is_cautious,
+        check=check_collectives(report.collectives, found.cluster),
+        overlap_slowdown=_slowdown(report.overlaps),
+    )
+
+
+def _by_edge(links: Sequence[Link]) -> dict[Pair, Link]:
+    return {(link.source, link.target): link for link in links}
+
+
+def _slowdown(overlaps: Sequence[Overlap]) -> float | None:
+    ratios = [overlap.compute_slowdown_ratio for overlap in overlaps]
+    return statistics.median(ratios) if ratios else None

@@ -1,0 +1,254 @@
+"""LinksMeasured: every pair of few nodes, samples of many, what samples leave in doubt, and what comes of the rest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from flow_world import World, links_report, log_of, node, report_of, spec_of
+
+from trainwright import documents
+from trainwright.cluster import Cluster
+from trainwright.collective_sizes import collective_sizes
+from trainwright.orders import MAX_REPORT_BYTES, LinksOrder
+from trainwright.runtime import Runtime
+from trainwright_operator.flow.accept import model_of
+from trainwright_operator.flow.actions import StartPlanner
+from trainwright_operator.flow.search_run import search
+
+RACK = "topology.kubernetes.io/rack"
+
+
+def many(count: int, rack: int = 10, product: str = "emulated-v100", devices: int = 2):
+    """Nodes in racks."""
+    bare = [node(f"n{number:03}", product, devices) for number in range(count)]
+    return tuple(
+        node(facts.name, product, devices, labels={**facts.labels, RACK: f"rack-{number // rack}"})
+        for number, facts in enumerate(bare)
+    )
+
+
+def reporting(rate):
+    """Workers of a cluster whose links are as fast as `rate` says, by the nodes' numbers."""
+    by_name = lambda x, y: rate(int(x[1:]), int(y[1:]))  # noqa: E731
+    return lambda order: links_report(order, by_name) if isinstance(order, LinksOrder) else report_of(order)
+
+
+def measured(world: World) -> bool:
+    found = world.condition("LinksMeasured")
+    return found is not None and found.status == "True"
+
+
+def order_of(world: World, gang: str) -> LinksOrder:
+    """The order of a gang, while it runs."""
+    world.run(until=lambda: any(stored.role == "order" and stored.gang == gang for stored in world.stored.values()))
+    stored = next(stored for stored in world.stored.values() if stored.role == "order" and stored.gang == gang)
+    return documents.loads(stored.data["order.json"], LinksOrder)
+
+
+def cluster_of(world: World) -> Cluster:
+    world.run(until=lambda: world.status.cluster_ref is not None)
+    return documents.loads(world.stored[world.status.cluster_ref.config_map].data["document.json"], Cluster)
+
+
+def test_up_to_a_bound_every_two_nodes_are_measured() -> None:
+    world = World(nodes=many(4), spec=spec_of(links={"allPairsUpToNodes": 4}))
+    order = order_of(world, "links")
+    assert order.pairs is None
+    assert len(order.gang.nodes) == 4
+    world.run(until=lambda: measured(world))
+    assert (world.status.links.measured, world.status.links.inferred) == (4 * 3 + 4, 0)
+    assert "links-further" not in {stored.gang for stored in world.stored.values()}
+
+
+def test_beyond_it_samples_of_every_kind_are_and_stand_for_the_others() -> None:
+    world = World(nodes=many(40), report=reporting(lambda a, b: 1e8 if a == b else 1e7 if a // 10 == b // 10 else 1e6))
+    order = order_of(world, "links")
+    assert len(order.pairs) == 2 * (4 + 6)
+    assert {node.name for node in order.gang.nodes} >= {name for pair in order.pairs for name in pair}
+    assert len(order.gang.nodes) <= 16
+    assert {len(node.slots) for node in order.gang.nodes} == {2}
+    cluster = cluster_of(world)
+    pairs = list(combinations(range(40), 2))
+    for a, b in pairs:
+        rate = cluster.link(f"n{a:03}", f"n{b:03}").bandwidth_bytes_per_second
+        assert rate == (1e7 if a // 10 == b // 10 else 1e6)
+    found = world.status.links
+    assert found.measured == 40 + len(order.gang.nodes)
+    assert found.measured + found.inferred == 2 * len(pairs) + 40
+    assert found.unlike_kinds == ()
+    message = world.condition("LinksMeasured").message
+    assert f"{found.measured} directed links measured; {found.inferred} taken to be like others" in message
+    assert not any("links-further" in name for name in world.created)
+
+
+def test_a_kind_that_is_not_alike_is_measured_whole_by_a_second_gang() -> None:
+    """In rack 1 the labels lie: half of it is elsewhere."""
+    world = World(
+        nodes=many(20), report=reporting(lambda a, b: 1e6 if (min(a, b) < 15 <= max(a, b)) and min(a, b) > 9 else 1e7)
+    )
+    order = order_of(world, "links-further")
+    names = [f"n{number:03}" for number in range(10, 20)]
+    assert {node.name for node in order.gang.nodes} == set(names)
+    assert {len(node.slots) for node in order.gang.nodes} == {1}
+    assert len(order.pairs) == 45 - 2
+    assert (order.collective_bytes, order.overlap) == ((), False)
+    cluster = cluster_of(world)
+    for a, b in combinations(range(10, 20), 2):
+        assert cluster.link(f"n{a:03}", f"n{b:03}").bandwidth_bytes_per_second == (1e6 if a < 15 <= b else 1e7)
+    (kind,) = world.status.links.unlike_kinds
+    assert kind == "among ?/rack-1/2 × emulated-v100"
+    assert f"not alike, so further ones were measured: {kind}" in world.condition("LinksMeasured").message
+
+
+def test_insides_that_differ_are_measured_on_all_nodes_of_the_machine() -> None:
+    world = World(nodes=many(14, rack=14), report=reporting(lambda a, b: 1e7 if a != b else 1e8 if a == 1 else 1e9))
+    sampled = {node.name for node in order_of(world, "links").gang.nodes}
+    order = order_of(world, "links-further")
+    assert order.pairs == ()
+    assert {node.name for node in order.gang.nodes} == {f"n{number:03}" for number in range(14)} - sampled
+    assert {node.slots for node in order.gang.nodes} == {(0, 1)}
+    cluster = cluster_of(world)
+    insides = [cluster.link(node.name, node.name).bandwidth_bytes_per_second for node in cluster.nodes]
+    assert insides == [1e8 if number == 1 else 1e9 for number in range(14)]
+    assert world.status.links.unlike_kinds == ("inside 2 × emulated-v100",)
+
+
+def test_places_are_those_of_the_discovery_though_labels_change_later() -> None:
+    world = World(nodes=many(20))
+    world.run(until=lambda: any(name.endswith("-links-result") for name in world.stored))
+    world.nodes = tuple(node(facts.name) for facts in world.nodes)
+    world.run(until=lambda: measured(world))
+    assert world.succeeded == "Unknown"
+
+
+def test_a_discovery_of_a_former_version_knows_machines_alone() -> None:
+    world = World(nodes=many(20))
+    while not world.stored:
+        world.step()
+    name = next(name for name in world.stored if name.endswith("-discovery"))
+    document = json.loads(world.stored[name].data["document.json"])
+    assert len(document.pop("places")) == 20
+    world.stored[name] = replace(world.stored[name], data={"document.json": json.dumps(document)})
+    assert len(order_of(world, "links").pairs) == 2
+    world.run(until=lambda: measured(world))
+
+
+def test_where_too_many_links_differ_to_be_listed_the_condition_says_what_is_assumed() -> None:
+    world = World(nodes=many(130, rack=65), report=reporting(lambda a, b: 1e7 if a // 65 == b // 65 else 1e6))
+    cluster = cluster_of(world)
+    assert cluster.links == ()
+    assert cluster.link("n000", "n001").bandwidth_bytes_per_second == 1e6
+    assert "every node is taken to be as slow as its slowest link" in world.condition("LinksMeasured").message
+
+
+def test_other_labels_may_say_where_nodes_are_and_machines_are_kinds_too() -> None:
+    bare = [node(f"n{number:03}", "emulated-t4" if number < 10 else "emulated-v100") for number in range(20)]
+    nodes = tuple(
+        node(facts.name, facts.labels["nvidia.com/gpu.product"], labels={**facts.labels, "block": str(number % 2)})
+        for number, facts in enumerate(bare)
+    )
+    for labels, kinds in (([], 3), (["block"], 10)):
+        order = order_of(World(nodes=nodes, spec=spec_of(links={"topologyLabels": labels})), "links")
+        assert len(order.pairs) == 2 * kinds
+
+
+def test_a_restart_at_any_point_measures_nothing_twice() -> None:
+    odd = reporting(lambda a, b: 1e6 if 11 in (a, b) else 1e7)
+    world = World(nodes=many(20), report=odd, spec=spec_of(trials={"topK": 0}))
+    for step in range(200):
+        if step % 3 == 0:
+            world.restart()
+        world.step()
+        if measured(world):
+            break
+    assert measured(world)
+    for gang in ("links", "links-further"):
+        assert sum(name.endswith(f"-{gang}-order") for name in world.created) == 1
+    assert not world.jobs or not any("links" in job.gang for job in world.jobs.values())
+
+
+def test_a_report_that_lacks_a_sample_is_invalid() -> None:
+    def report(order):
+        found = report_of(order)
+        return type(found)(found.links[2:]) if isinstance(order, LinksOrder) else found
+
+    world = World(nodes=many(20), report=report)
+    world.run()
+    assert world.condition("LinksMeasured").reason == "ReportInvalid"
+    assert "stands for its kind" in world.condition("LinksMeasured").message
+
+
+def test_a_second_gang_that_fails_ends_the_plan_with_its_reason() -> None:
+    odd = reporting(lambda a, b: 1e6 if 11 in (a, b) else 1e7)
+    world = World(
+        nodes=many(20),
+        report=odd,
+        log=lambda order: (
+            "" if getattr(order, "overlap", None) is False and order.pairs and len(order.pairs) > 20 else None
+        ),
+    )
+    world.run()
+    assert world.condition("LinksMeasured").reason == "MetricsUnavailable"
+
+
+@pytest.mark.parametrize("rack", [32, 8])
+def test_five_hundred_nodes_take_few_pods_and_small_documents(rack: int) -> None:
+    rates = reporting(lambda a, b: 1e7 if a // rack == b // rack else 0.95e7)
+    world = World(nodes=many(500, rack, devices=8), report=rates)
+    order = order_of(world, "links")
+    assert len(order.gang.nodes) <= 64
+    assert len(order.pairs) <= 300
+    assert len(log_of(rates(order))) < MAX_REPORT_BYTES
+    world.run(until=lambda: measured(world))
+    assert len(documents.dumps(cluster_of(world))) < 500_000
+
+
+def test_collectives_of_the_models_sizes_are_ordered_compared_and_told() -> None:
+    world = World(spec=spec_of(trials={"topK": 0}))
+    order = order_of(world, "links")
+    assert order.collective_bytes == collective_sizes(model_of(world.spec))
+    world.run(until=lambda: measured(world))
+    message = world.condition("LinksMeasured").message
+    assert f"predictions of {len(order.collective_bytes)} collectives are" in message
+    assert "(all_reduce of" in message
+    found = world.status.links
+    assert 0 < found.collective_error <= abs(found.worst_collective_error)
+    off = order_of(World(spec=spec_of(links={"collectives": False})), "links")
+    assert off.collective_bytes == ()
+
+
+def test_the_slow_down_under_communication_is_measured_on_real_devices_and_reaches_the_search() -> None:
+    emulated = World()
+    assert not order_of(emulated, "links").overlap
+    world = World(nodes=(node("n1", "Tesla-T4"), node("n2", "Tesla-T4")), spec=spec_of(trials={"topK": 0}))
+    assert order_of(world, "links").overlap
+    asked = []
+    for _ in range(300):
+        asked += [action.request for action in world.step() if isinstance(action, StartPlanner)]
+    assert world.succeeded == "True"
+    assert documents.loads(asked[0].runtime, Runtime) == Runtime(overlap_slowdown_ratio=1.2)
+    assert world.status.links.overlap_slowdown == 1.2
+    assert "computation takes 1.2 times as long beside communication" in world.condition("LinksMeasured").message
+    without = World(nodes=world.nodes, spec=spec_of(links={"overlap": False}))
+    assert not order_of(without, "links").overlap
+
+
+def test_a_slow_down_below_one_is_the_clocks_scatter() -> None:
+    def report(order):
+        found = report_of(order)
+        if not isinstance(order, LinksOrder):
+            return found
+        fast = [documents.parse({"node": one.node, "compute_slowdown_ratio": 0.9}, type(one)) for one in found.overlaps]
+        return type(found)(found.links, found.collectives, tuple(fast))
+
+    world = World(nodes=(node("n1", "Tesla-T4"), node("n2", "Tesla-T4")), report=report)
+    asked = []
+    for _ in range(300):
+        asked += [action.request for action in world.step() if isinstance(action, StartPlanner)]
+        if asked:
+            break
+    assert json.loads(asked[0].runtime)["overlap_slowdown_ratio"] == 1.0
+    assert search(asked[0])

@@ -1,0 +1,50 @@
+"""Measured collectives beside the cost model's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
+from trainwright.collective_check import check_collectives
+from trainwright.cost.collectives import all_reduce_seconds
+from trainwright.cost.fabric import Fabric
+from trainwright.orders import CollectiveTime
+
+CARD = Port(1e-4, 1e9)
+CLUSTER = Cluster((Accelerator("t4", 2**34),), tuple(Node(name, "t4", 2, CARD, Port(1e-6, 1e10)) for name in "abc"))
+OVER = tuple(Device(name, 0) for name in "abc")
+
+
+def exact(kind: str = "all_reduce", size: int = 10**6, members: tuple[Device, ...] = OVER) -> CollectiveTime:
+    """As the cost model has it."""
+    seconds = all_reduce_seconds(members, size, Fabric(CLUSTER)) * (1 if kind == "all_reduce" else 0.5)
+    return CollectiveTime(kind, members, size, seconds, 5)
+
+
+def test_what_takes_as_long_as_predicted_is_off_by_nothing() -> None:
+    inside = (Device("a", 0), Device("a", 1))
+    times = [exact(kind, size, members) for kind in ("all_reduce", "all_gather", "reduce_scatter")
+             for size in (1_000, 10**8) for members in (OVER, inside, (*inside, *OVER[1:]))]  # fmt: skip
+    check = check_collectives(times, CLUSTER)
+    assert check.count == 18
+    assert check.mean_error == pytest.approx(0)
+    assert check.worst.error == pytest.approx(0)
+
+
+def test_the_mean_has_no_sign_and_the_worst_has_its_own() -> None:
+    slow, fast = exact(), exact("all_gather")
+    slow, fast = replace(slow, seconds=2 * slow.seconds), replace(fast, seconds=0.8 * fast.seconds)
+    check = check_collectives([slow, exact(), fast], CLUSTER)
+    assert check.mean_error == pytest.approx((0.5 + 0 + 0.25) / 3)
+    assert check.worst.measured is slow
+    assert check.worst.error == pytest.approx(-0.5)
+    assert check.worst.predicted_seconds == pytest.approx(slow.seconds / 2)
+
+
+def test_nothing_measured_is_nothing_checked_and_strangers_are_refused() -> None:
+    assert check_collectives([], CLUSTER) is None
+    assert check_collectives([replace(exact(), seconds=0.0)], CLUSTER) is None
+    with pytest.raises(ValueError, match="no node x"):
+        check_collectives([replace(exact(), members=(Device("a", 0), Device("x", 0)))], CLUSTER)
