@@ -9,15 +9,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from local_cluster.shape import read_shape
+from local_cluster.shape import ClusterShape, read_shape
 from trainwright import documents
 from trainwright.orders import SeriesOrder, SeriesReport
+from trainwright.profiles import Profiles
 from trainwright_demo.__main__ import ROOT, bring_up_local_cluster
 from trainwright_demo.kubectl import Kubectl
 from trials.accuracy import Tried, keep, show
-from trials.plans import chosen_plans
+from trials.plans import Chosen, chosen_plans
 from trials.pods import Bench, bench_on
-from trials.settings import CLUSTER_FILE, SETTINGS, Setting, gang, measured_cluster, measured_profiles, part_of
+from trials.settings import (
+    CLUSTER_FILE,
+    SETTINGS,
+    Setting,
+    Surroundings,
+    gang,
+    measured_profiles,
+    measured_surroundings,
+)
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "trials.csv"
 AT_ONCE = 5
@@ -31,6 +40,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--keep-cluster", action="store_true", help="leave the cluster up")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--measured", type=Path, help="a folder for the measured links and profiles")
     arguments = parser.parse_args()
     console = Console(width=150) if not sys.stdout.isatty() else Console()
     shape = read_shape(CLUSTER_FILE)
@@ -38,20 +48,17 @@ def main() -> int:
     tried: list[Tried] = []
     try:
         with bench_on(Kubectl(kubeconfig=ROOT / ".local-cluster" / "kubeconfig")) as bench:
-            console.print("measuring links")
-            cluster = measured_cluster(bench, shape)
-            for setting in SETTINGS:
-                console.print(f"profiling layers: {setting.name}")
+            for number, setting in enumerate(SETTINGS, 1):
+                console.print(f"{setting.name}: measuring links and collectives")
+                surroundings = measured_surroundings(bench, shape, setting)
+                console.print(f"profiling layers; {surroundings.runtime.collective_ratios}")
                 profiles = measured_profiles(bench, shape, setting)
-                arguments.out.with_suffix(f".{len(tried)}.profiles.json").write_text(
-                    documents.dumps(profiles), encoding="utf-8"
+                if arguments.measured:
+                    _keep_measured(arguments.measured, number, surroundings, profiles)
+                plans = chosen_plans(
+                    setting, surroundings, profiles, count=arguments.plans, talkative=arguments.talkative
                 )
-                part = part_of(cluster, setting.nodes)
-                arguments.out.with_suffix(f".{len(tried)}.cluster.json").write_text(
-                    documents.dumps(part), encoding="utf-8"
-                )
-                plans = chosen_plans(setting, part, profiles, count=arguments.plans, talkative=arguments.talkative)
-                tried += _try(bench, setting, plans, arguments.iterations, console)
+                tried += _try(bench, setting, shape, plans, arguments.iterations, console)
                 show(setting, [one for one in tried if one.setting is setting], console)
                 keep(tried, arguments.out)
     finally:
@@ -60,9 +67,19 @@ def main() -> int:
     return 0
 
 
-def _try(bench: Bench, setting: Setting, plans: list, iterations: int, console: Console) -> list[Tried]:
+def _keep_measured(folder: Path, number: int, surroundings: Surroundings, profiles: Profiles) -> None:
+    """What predictions were made from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, document in (
+        ("cluster", surroundings.cluster), ("runtime", surroundings.runtime), ("profiles", profiles)
+    ):  # fmt: skip
+        (folder / f"{number}-{name}.json").write_text(documents.dumps(document), encoding="utf-8")
+
+
+def _try(  # noqa: PLR0913, PLR0917 (a step of main's, with what main knows)
+    bench: Bench, setting: Setting, shape: ClusterShape, plans: list[Chosen], iterations: int, console: Console
+) -> list[Tried]:
     """The plans in gangs of several; a gang that fails is told and left out."""
-    shape = read_shape(CLUSTER_FILE)
     found = []
     for start in range(0, len(plans), AT_ONCE):
         some = plans[start : start + AT_ONCE]

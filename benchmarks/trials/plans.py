@@ -11,7 +11,7 @@ from trainwright.cost.estimate import Estimate, estimate
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.profiles import Profiles
 from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Problem, run
-from trials.settings import TENSOR_DEGREES, Setting
+from trials.settings import TENSOR_DEGREES, Setting, Surroundings
 from trials.split import predicted_split
 
 OF_EACH = 2
@@ -35,18 +35,21 @@ class Chosen:
         return predicted_split(self.estimate.breakdown).communication / self.estimate.iteration_seconds
 
 
-def chosen_plans(setting: Setting, cluster: Cluster, profiles: Profiles, *, count: int, talkative: int) -> list[Chosen]:
+def chosen_plans(
+    setting: Setting, surroundings: Surroundings, profiles: Profiles, *, count: int, talkative: int
+) -> list[Chosen]:
     """Candidates of every search; random plans fill up to `count`, at least `talkative` of all communicating much."""
     found: list[Chosen] = []
+    cluster, runtime = surroundings.cluster, surroundings.runtime
 
     def take(source: str, plan: Plan) -> None:
-        cost = estimate(plan, model=setting.model, cluster=cluster, profiles=profiles)
+        cost = estimate(plan, model=setting.model, cluster=cluster, profiles=profiles, runtime=runtime)
         known = any(one.plan == plan for one in found)
         if cost.feasible and not known and cost.iteration_seconds <= LONGEST_SECONDS:
             found.append(Chosen(source, plan, cost))
 
     limits = Limits(max_tensor_degree=max(TENSOR_DEGREES))
-    problem = Problem(cluster, setting.model, profiles, setting.batch, limits=limits)
+    problem = Problem(cluster, setting.model, profiles, setting.batch, runtime=runtime, limits=limits)
     for planner in SEARCHES:
         if planner == "random":
             continue

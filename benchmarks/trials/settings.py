@@ -8,10 +8,13 @@ from typing import Any
 
 from local_cluster.shape import ClusterShape
 from trainwright.cluster import Accelerator, Cluster, Emulation, Node
+from trainwright.collective_check import collective_ratios
+from trainwright.collective_sizes import collective_sizes
 from trainwright.families import Gpt, Llama
 from trainwright.model import Model
 from trainwright.orders import Gang, GangNode, LinksOrder, LinksReport, ProfileOrder, ProfileReport
 from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
 from trials.pods import Bench
 
 CLUSTER_FILE = Path(__file__).with_name("cluster.yaml")
@@ -76,21 +79,28 @@ def gang(shape: ClusterShape, nodes: tuple[str, ...], slots: int | None = None, 
     )
 
 
-def measured_cluster(bench: Bench, shape: ClusterShape) -> Cluster:
-    """All nodes with their links as measured."""
-    names = tuple(node.name for node in shape.nodes)
-    report = bench.run(LinksOrder(gang(shape, names, deadline_seconds=600.0), repeats=7))
+@dataclass(frozen=True)
+class Surroundings:
+    """What plans run in, as measured: the setting's nodes with their links, and how long collectives take over them."""
+
+    cluster: Cluster
+    runtime: Runtime
+
+
+def measured_surroundings(bench: Bench, shape: ClusterShape, setting: Setting) -> Surroundings:
+    """The links between and in the setting's nodes, and collectives of the sizes that its model's plans use."""
+    order = LinksOrder(
+        gang(shape, setting.nodes, deadline_seconds=600.0), repeats=7, collective_bytes=collective_sizes(setting.model),
+        collective_seconds=60.0,
+    )  # fmt: skip
+    report = bench.run(order)
     assert isinstance(report, LinksReport)
-    nodes = tuple(Node(node.name, node.accelerator, node.devices) for node in shape.nodes)
-    return Cluster(accelerators(shape), nodes, report.links)
-
-
-def part_of(cluster: Cluster, names: tuple[str, ...]) -> Cluster:
-    """The cluster with these nodes alone."""
-    nodes = tuple(node for node in cluster.nodes if node.name in names)
+    nodes = tuple(Node(one.name, one.accelerator, one.devices) for one in shape.nodes if one.name in setting.nodes)
     used = {node.accelerator for node in nodes}
-    links = tuple(link for link in cluster.links or () if {link.source, link.target} <= set(names))
-    return Cluster(tuple(one for one in cluster.accelerators if one.name in used), nodes, links)
+    cluster = Cluster(tuple(one for one in accelerators(shape) if one.name in used), nodes, report.links)
+    ratios = collective_ratios(report.collectives, cluster)
+    # An emulated device keeps the pace of its table, whatever it sends meanwhile.
+    return Surroundings(cluster, Runtime(collective_ratios=ratios, overlap_slowdown_ratio=1.0))
 
 
 def measured_profiles(bench: Bench, shape: ClusterShape, setting: Setting) -> Profiles:

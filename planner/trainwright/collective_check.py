@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.cluster import Cluster
-from trainwright.cost.collectives import all_reduce_seconds
+from trainwright.cost.collectives import Collectives
 from trainwright.cost.fabric import Fabric
 from trainwright.orders import CollectiveTime
+from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +41,53 @@ class CollectiveCheck:
     worst: ComparedCollective
 
 
-def check_collectives(times: Sequence[CollectiveTime], cluster: Cluster) -> CollectiveCheck | None:
+def collective_ratios(times: Sequence[CollectiveTime], cluster: Cluster) -> CollectiveRatios:
+    """How much longer each kind took than rings on the cluster's links, all measured ones of it together; at least 1.
+
+    Groups over several nodes count, where there are any: inside a node little is lost. Raises ValueError for members that
+    the cluster lacks.
+    """
+    compared = _compare(times, cluster, IDEAL_RINGS)
+    over_nodes = [one for one in compared if len({device.node for device in one.measured.members}) > 1]
+    measured: Counter[str] = Counter()
+    predicted: Counter[str] = Counter()
+    for one in over_nodes or compared:
+        measured[one.measured.collective] += one.measured.seconds  # type: ignore[assignment]  # seconds add up
+        predicted[one.measured.collective] += one.predicted_seconds  # type: ignore[assignment]
+    return CollectiveRatios(
+        **{kind: max(measured[kind] / predicted[kind], 1.0) for kind in predicted if predicted[kind]}
+    )
+
+
+def check_collectives(
+    times: Sequence[CollectiveTime], cluster: Cluster, ratios: CollectiveRatios = IDEAL_RINGS
+) -> CollectiveCheck | None:
     """The check of all these; None where there is none that took any time.
 
-    Each is predicted alone on the cluster's links. A reduce-scatter or an all-gather is half an all-reduce. Raises
-    ValueError for members that the cluster lacks.
+    Each is predicted alone on the cluster's links. Raises ValueError for members that the cluster lacks.
     """
-    for member in {member for time in times for member in time.members}:
-        cluster.accelerator_of(member)
-    fabric = Fabric(cluster)
-    compared = [compare(time, fabric) for time in times if time.seconds > 0]
+    compared = _compare(times, cluster, ratios)
     if not compared:
         return None
     mean = statistics.fmean(abs(one.error) for one in compared)
     return CollectiveCheck(len(compared), mean, max(compared, key=lambda one: abs(one.error)))
 
 
-def compare(time: CollectiveTime, fabric: Fabric) -> ComparedCollective:
-    """One of them."""
-    share = 1.0 if time.collective == "all_reduce" else 0.5
-    return ComparedCollective(time, share * all_reduce_seconds(time.members, time.message_bytes, fabric))
+def _compare(
+    times: Sequence[CollectiveTime], cluster: Cluster, ratios: CollectiveRatios
+) -> tuple[ComparedCollective, ...]:
+    for member in {member for time in times for member in time.members}:
+        cluster.accelerator_of(member)
+    collectives = Collectives(Fabric(cluster), ratios)
+    return tuple(ComparedCollective(time, _predicted(time, collectives)) for time in times if time.seconds > 0)
+
+
+def _predicted(time: CollectiveTime, collectives: Collectives) -> float:
+    ring = collectives.all_reduce((tuple(device.node for device in time.members),))
+    match time.collective:
+        case "all_reduce":
+            return ring.seconds(time.message_bytes)
+        case "all_gather":
+            return ring.gather_seconds(time.message_bytes)
+        case "reduce_scatter":
+            return ring.scatter_seconds(time.message_bytes)

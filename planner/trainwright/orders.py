@@ -60,6 +60,11 @@ class Gang:
     collective_timeout_seconds: float = 120.0
     deadline_seconds: float = 900.0
 
+    @property
+    def is_emulated(self) -> bool:
+        """Whether devices are emulated: then nodes share a machine, and its processors."""
+        return bool(self.emulations)
+
     def accelerator_of(self, node: str) -> str:
         """The accelerator of a node of the gang."""
         return next(one.accelerator for one in self.nodes if one.name == node)

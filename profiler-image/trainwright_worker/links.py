@@ -36,6 +36,15 @@ def run(order: LinksOrder, seat: Seat, device: torch.device, watchdog: Watchdog)
     if within:
         meetings.append(within)
     names = [own_device.node for own_device in gang_devices(gang)]
+    # Where nodes share a machine, pairs that meet at once wait for its processors in place of their link.
+    alone = [[pair] for pairs in meetings for pair in pairs] if gang.is_emulated else meetings
+    latencies: dict[Pair, float] = {}
+    for number, pairs in enumerate(alone):
+        watchdog.beat(f"waiting for all ranks before round {number} of latencies")
+        dist.barrier()
+        for pair in pairs:
+            if seat.rank in pair:
+                latencies[pair] = _latency(_wire(order, seat.rank, pair, device), starts=seat.rank == pair[0])
     own: list[Link] = []
     for number, pairs in enumerate(meetings):
         watchdog.beat(f"waiting for all ranks before round {number}")
@@ -43,7 +52,8 @@ def run(order: LinksOrder, seat: Seat, device: torch.device, watchdog: Watchdog)
         for low, high in pairs:
             if seat.rank in (low, high):
                 watchdog.beat(f"measuring {names[low]} and {names[high]}")
-                own += _measure_pair(order, seat.rank, (low, high), names, device)
+                wire = _wire(order, seat.rank, (low, high), device)
+                own += _measure_pair(order, seat.rank, (low, high), names, wire, latencies[low, high])
         if seat.is_speaker:
             output.progress(number + 1, len(meetings), "rounds of links")
     watchdog.beat("gathering the links")
@@ -113,21 +123,24 @@ class _Wire:
         self.send(self.small)
 
 
-def _measure_pair(
-    order: LinksOrder, rank: int, pair: tuple[int, int], names: list[str], device: torch.device
+def _wire(order: LinksOrder, rank: int, pair: Pair, device: torch.device) -> _Wire:
+    """This rank's end of the pair."""
+    small, large = (
+        torch.zeros(size, dtype=torch.uint8, device=device)
+        for size in (order.message_bytes[0], order.message_bytes[-1])
+    )
+    return _Wire(pair[0] + pair[1] - rank, device, small, large)
+
+
+def _measure_pair(  # noqa: PLR0913, PLR0917 (an order, a place in it, and what was measured before)
+    order: LinksOrder, rank: int, pair: Pair, names: list[str], wire: _Wire, latency: float
 ) -> list[Link]:
     """The link from this rank to the other one of the pair; both ends take turns as the sender."""
-    low, high = pair
-    peer = high if rank == low else low
-    small = torch.zeros(order.message_bytes[0], dtype=torch.uint8, device=device)
-    large = torch.zeros(order.message_bytes[-1], dtype=torch.uint8, device=device)
-    wire = _Wire(peer, device, small, large)
-    latency = _latency(wire, starts=rank == low)
     found = []
-    for sender in (low, high):
+    for sender in pair:
         if rank == sender:
             bandwidth = _bandwidth_of_sender(order, wire, latency)
-            found.append(Link(names[rank], names[peer], latency, bandwidth))
+            found.append(Link(names[rank], names[wire.peer], latency, bandwidth))
         else:
             _answer_sender(order, wire)
     return found

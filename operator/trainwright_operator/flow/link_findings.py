@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from trainwright.cluster import Cluster, Link
-from trainwright.collective_check import CollectiveCheck, check_collectives
+from trainwright.collective_check import CollectiveCheck, check_collectives, collective_ratios
 from trainwright.link_sampling import Pair, Sampling, further_pairs, unlike, unlike_machines
 from trainwright.orders import LinksReport, Overlap
-from trainwright.runtime import Runtime
+from trainwright.runtime import IDEAL_RINGS, CollectiveRatios, Runtime
 from trainwright.sampled_cluster import sampled_cluster
 from trainwright_operator.api.status import LinksStatus
 from trainwright_operator.flow.discovery import Discovery
@@ -43,6 +43,7 @@ class LinkFindings:
         measured, inferred: directed links.
         unlike_kinds: by name, kinds of links that are not alike.
         is_cautious: see `SampledCluster`.
+        check: with `collective_ratios`.
         overlap_slowdown: median of the nodes; None where it was not measured.
     """
 
@@ -51,16 +52,18 @@ class LinkFindings:
     inferred: int = 0
     unlike_kinds: tuple[str, ...] = ()
     is_cautious: bool = False
+    collective_ratios: CollectiveRatios = IDEAL_RINGS
     check: CollectiveCheck | None = None
     overlap_slowdown: float | None = None
 
     @property
     def runtime(self) -> Runtime:
         """How plans run here, as far as it was measured."""
+        known = Runtime(collective_ratios=self.collective_ratios)
         if self.overlap_slowdown is None:
-            return Runtime()
+            return known
         # Below 1 is the clock's scatter: communication makes no computation faster.
-        return Runtime(overlap_slowdown_ratio=max(self.overlap_slowdown, 1.0))
+        return replace(known, overlap_slowdown_ratio=max(self.overlap_slowdown, 1.0))
 
     def status(self) -> LinksStatus:
         """What the plan's status shows of it."""
@@ -103,10 +106,12 @@ def _told_check(check: CollectiveCheck) -> str:
 def findings_of_all(discovery: Discovery, report: LinksReport) -> LinkFindings:
     """Where every link was measured. Raises ValueError where one is missing."""
     cluster = Cluster(discovery.accelerators, discovery.nodes, report.links)
+    ratios = collective_ratios(report.collectives, cluster)
     return LinkFindings(
         cluster,
         measured=len(report.links),
-        check=check_collectives(report.collectives, cluster),
+        collective_ratios=ratios,
+        check=check_collectives(report.collectives, cluster, ratios),
         overlap_slowdown=_slowdown(report.overlaps),
     )
 
@@ -132,6 +137,7 @@ def findings_of_samples(discovery: Discovery, report: LinksReport, further: Link
     sampling = discovery.sampling
     measured = _by_edge((*(further.links if further else ()), *report.links))
     found = sampled_cluster(discovery.accelerators, sampling, measured)
+    ratios = collective_ratios(report.collectives, found.cluster)
     count = len(discovery.nodes)
     everything = count * (count - 1) + sum(node.devices > 1 for node in discovery.nodes)
     return LinkFindings(
@@ -140,7 +146,8 @@ def findings_of_samples(discovery: Discovery, report: LinksReport, further: Link
         inferred=everything - len(measured),
         unlike_kinds=doubts(sampling, report).kinds,
         is_cautious=found.is_cautious,
-        check=check_collectives(report.collectives, found.cluster),
+        collective_ratios=ratios,
+        check=check_collectives(report.collectives, found.cluster, ratios),
         overlap_slowdown=_slowdown(report.overlaps),
     )
 
