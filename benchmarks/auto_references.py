@@ -1,7 +1,8 @@
 """What the other searches answer on the cases: run once, one search at a time, and kept as a table beside this file.
 
 `python benchmarks/auto_references.py CACHE [FIRST END]` runs what the folder CACHE does not hold yet, of the cases FIRST …
-END - 1, and writes the table of all that it holds. CACHE keeps the plans, too.
+END - 1, and writes the table of all that it holds. CACHE keeps the plans, too: with `--recost`
+in place of FIRST END they are only costed anew, for when the cost model has changed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from auto_cases import Case, cases
 
 from trainwright import documents
+from trainwright.cost.estimate import estimate_in
+from trainwright.plan import Plan
 from trainwright.search import SEARCHES, Control, NoFeasiblePlan, run
 
 RESULTS = Path(__file__).parent / "results" / "auto_references.csv"
@@ -134,6 +137,22 @@ def fill(cache: Path, chosen: Sequence[Case]) -> None:
                 answer_apart(case, search, kept)
 
 
+def recost(cache: Path) -> None:
+    """What the kept plans cost by the model as it is now."""
+    for case in cases():
+        problem = None
+        for search in searches():
+            kept = cache / f"{case.number:03}-{search}.json"
+            found = kept_answer(kept, case)
+            if found is None or not math.isfinite(found.seconds):
+                continue
+            plan = documents.loads(json.dumps(json.loads(kept.read_text(encoding="utf-8"))["plan"]), Plan)
+            problem = problem or case.problem()
+            cost = estimate_in(plan, problem.setting)
+            seconds = cost.iteration_seconds if cost.feasible else math.inf
+            _write(kept, replace(found, seconds=seconds), documents.dumps(plan))
+
+
 def write_results(cache: Path) -> None:
     """The table: one row for each case, two columns for each search; a dash stands for no plan."""
     names = searches()
@@ -182,9 +201,12 @@ def references() -> Iterator[tuple[Case, dict[str, tuple[float, float]]]]:
 def main(arguments: Sequence[str]) -> None:
     """See above."""
     cache, *bounds = arguments
-    first, end = (int(bounds[0]), int(bounds[1])) if bounds else (0, len(cases()))
     Path(cache).mkdir(parents=True, exist_ok=True)
-    fill(Path(cache), cases()[first:end])
+    if bounds == ["--recost"]:
+        recost(Path(cache))
+    else:
+        first, end = (int(bounds[0]), int(bounds[1])) if bounds else (0, len(cases()))
+        fill(Path(cache), cases()[first:end])
     write_results(Path(cache))
 
 

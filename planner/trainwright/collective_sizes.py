@@ -1,4 +1,4 @@
-"""Which messages the collectives of a model's plans carry: from a row's activations to a layer's gradients."""
+"""Which messages the collectives of a model's plans carry: from a row's activations to all gradients at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def collective_sizes(model: Model) -> tuple[int, ...]:
     """Bytes of whole messages, ascending, in equal ratios of at most `LARGEST_STEP`.
 
     The smallest is what a tensor group sums of one row where that is less than a layer's gradients; the largest is what
-    replicas sum of the layer with the most weights.
+    replicas of the whole model sum.
     """
     rows = [
         segment.forward_all_reduce_elements_per_row * model.dtype.num_bytes
@@ -27,7 +27,8 @@ def collective_sizes(model: Model) -> tuple[int, ...]:
         if segment.ends_in_all_reduce
     ]
     gradients = [kind.parameters * _VALUE_BYTES for kind in model.kinds if kind.parameters]
-    wanted = [min(size, MOST_BYTES) for size in (*rows, *gradients)]
+    everything = sum(model.kind_of(layer).parameters for layer in range(len(model.layers))) * _VALUE_BYTES
+    wanted = [min(size, MOST_BYTES) for size in (*rows, *gradients, everything) if size]
     if not wanted:
         return ()
     least, most = min(wanted), max(wanted)

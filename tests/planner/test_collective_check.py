@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
-from trainwright.collective_check import check_collectives
+from trainwright.collective_check import check_collectives, collective_ratios
 from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.fabric import Fabric
 from trainwright.orders import CollectiveTime
@@ -48,3 +48,22 @@ def test_nothing_measured_is_nothing_checked_and_strangers_are_refused() -> None
     assert check_collectives([replace(exact(), seconds=0.0)], CLUSTER) is None
     with pytest.raises(ValueError, match="no node x"):
         check_collectives([replace(exact(), members=(Device("a", 0), Device("x", 0)))], CLUSTER)
+
+
+def test_ratios_are_those_of_all_measured_ones_over_nodes_together_and_none_is_below_one() -> None:
+    long, short = exact("reduce_scatter", 10**7), exact("reduce_scatter", 10**6)
+    long, short = replace(long, seconds=2 * long.seconds), replace(short, seconds=4 * short.seconds)
+    inside = exact("all_gather", members=(Device("a", 0), Device("a", 1)))
+    fast = replace(exact(), seconds=0.5 * exact().seconds)
+    found = collective_ratios([long, short, fast, replace(inside, seconds=3 * inside.seconds)], CLUSTER)
+    assert 2 < found.reduce_scatter < 3
+    assert (found.all_reduce, found.all_gather) == (1, 1)
+    # With these ratios the check finds what they do not explain.
+    check = check_collectives([replace(long, seconds=long.seconds * found.reduce_scatter / 2)], CLUSTER, found)
+    assert check.mean_error == pytest.approx(0)
+
+
+def test_where_all_is_measured_inside_a_node_that_counts() -> None:
+    inside = exact("all_gather", members=(Device("a", 0), Device("a", 1)))
+    assert collective_ratios([replace(inside, seconds=3 * inside.seconds)], CLUSTER).all_gather == pytest.approx(3)
+    assert collective_ratios([], CLUSTER).all_gather == 1
