@@ -19,6 +19,8 @@ from trainwright.orders import (
     ProfileReport,
     Progress,
     RankMemory,
+    SeriesOrder,
+    SeriesReport,
     TrialOrder,
     TrialReport,
 )
@@ -92,6 +94,8 @@ def report_of(order: gangs.Order) -> Any:
                 for rows in order.rows
             )
         )  # fmt: skip
+    if isinstance(order, SeriesOrder):
+        return SeriesReport(tuple(report_of(order.trial(number)) for number in range(len(order.plans))))
     seconds = 1.0 + 0.1 * len(order.plan.pipelines[0].stages)
     memory = tuple(RankMemory(device.node, device.slot, 1000) for device in order.plan.devices)
     return TrialReport((seconds, seconds), (2.0, 1.0, 0.5), memory, paced_segments=1000, late_segments=1)
