@@ -172,8 +172,9 @@ class TrialsSpec(Section):
     """So many trials run one after another in the same pods, which starts, and waits for all their devices, once. Where
     that fails, each of them is tried alone."""
     timeline: bool = False
-    """Measure one further iteration of every trial, of which each device tells what it did when; kept with the trial's
-    report. Trials that ended before it was set keep what they have."""
+    """Measure one further iteration of every trial, of which each device tells what it did when: forwards, backwards,
+    waits, sums. Kept with the trial's report, where it has room (up to a thousand devices or so). Trials that ended
+    before it was set keep what they have."""
     warmup_iterations: Annotated[int, Field(ge=0, le=1000)] = 3
     """Training iterations that are run first and not counted."""
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 10

@@ -9,6 +9,7 @@ from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.orders import MAX_REPORT_BYTES, SeriesOrder, TrialOrder
 from trainwright.plan import Plan
+from trainwright.timeline import FEWEST_MOMENTS
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.flow.accept import model_of
 from trainwright_operator.flow.attempts import IN_SERIES, Attempts
@@ -23,12 +24,11 @@ from trainwright_operator.flow.worker_log import strict
 Fault = Literal["crash", "hang", "mute"]
 _FAULTS: dict[str, Fault] = {"crash": "crash", "hang": "hang", "mute": "mute"}
 
-_ROOM_BYTES: Final = MAX_REPORT_BYTES * 2 // 3
-"""Of a series' report; the rest is for the moments of its timelines, of which the worker keeps a bounded number."""
+ROOM_BYTES: Final = MAX_REPORT_BYTES * 6 // 10
+"""Of a report; the rest is for the moments of its timelines, of which the worker keeps a bounded number."""
 _NUMBER_BYTES: Final = 24
-_DEVICE_BYTES: Final = 120
-_FEWEST_MOMENTS_BYTES: Final = 400
-"""Of the few moments that every device keeps in a timeline however many devices there are."""
+_DEVICE_BYTES: Final = 80
+_MOMENT_BYTES: Final = 40
 
 
 def alone(book: Book, discovery: Discovery, trial: PlannedTrial, gang: str, run_seconds: float) -> WantedGang:
@@ -42,7 +42,7 @@ def alone(book: Book, discovery: Discovery, trial: PlannedTrial, gang: str, run_
         warmup_iterations=spec.trials.warmup_iterations,
         iterations=spec.trials.iterations,
         fault=fault_of(book, trial),
-        timeline=spec.trials.timeline,
+        timeline=spec.trials.timeline and report_bytes([plan], spec.trials) <= ROOM_BYTES,
     )
     return WantedGang(gang, order, spec.trials.pending_deadline_seconds, run_seconds)
 
@@ -102,7 +102,7 @@ def together(
             found.append(trial)
         if trial is first and not is_free:
             break
-    while len(found) > 1 and report_bytes([trial.plan for trial in found], limits) > _ROOM_BYTES:
+    while len(found) > 1 and report_bytes([trial.plan for trial in found], limits) > ROOM_BYTES:
         found.pop()
     return tuple(found) if len(found) > 1 else (first,)
 
@@ -113,10 +113,18 @@ def devices_of(trials: Iterable[PlannedTrial]) -> frozenset[Device]:
 
 
 def report_bytes(plans: Sequence[Plan], limits: TrialsSpec) -> int:
-    """About as long as the report of these plans gets, but for the moments whose number the worker bounds."""
-    numbers = 2 * limits.iterations + limits.warmup_iterations
-    each = _DEVICE_BYTES + (_DEVICE_BYTES + _FEWEST_MOMENTS_BYTES if limits.timeline else 0)
-    return sum(numbers * _NUMBER_BYTES + each * len(plan.devices) for plan in plans)
+    """About as long as the report of these plans gets, but for the moments whose number the worker bounds.
+
+    Of each device it tells its peak of memory, and in a timeline at least a few moments.
+    """
+    numbers = _NUMBER_BYTES * (2 * limits.iterations + limits.warmup_iterations)
+    moments = _DEVICE_BYTES + FEWEST_MOMENTS * _MOMENT_BYTES
+    found = 0
+    for plan in plans:
+        names = sum(len(device.node) for device in plan.devices)
+        found += numbers + names + _DEVICE_BYTES * len(plan.devices)
+        found += names + moments * len(plan.devices) if limits.timeline else 0
+    return found
 
 
 def fault_of(book: Book, trial: PlannedTrial) -> Fault | None:
