@@ -7,16 +7,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from flow_world import World, node, report_of, shuffled_once, spec_of
+from flow_world import World, node, parts_of, report_of, shuffled_once, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright import documents
 from trainwright.cluster import Device
-from trainwright.orders import Failure, FailureReason, SeriesOrder, SeriesReport, TrialOrder, TrialReport
+from trainwright.orders import (
+    REPORT_MARKER,
+    Failure,
+    FailureReason,
+    SeriesOrder,
+    SeriesReport,
+    TrialOrder,
+    TrialReport,
+)
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright_operator.api.spec import TrialsSpec
-from trainwright_operator.flow import trial_gangs
+from trainwright_operator.flow import trial_gangs, worker_log
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.book import Book
 from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials, Role
@@ -61,22 +69,38 @@ def states(world: World) -> dict[str, str]:
     return {trial.name: str(trial.state) for trial in world.status.trials}
 
 
-def run_breaking(world: World, is_broken: Callable[[Plan], bool], words: str = OUT_OF_MEMORY) -> None:
-    """Run to the end; pods that are to run a broken plan fail, whatever else they run."""
+def run_breaking(world: World, is_broken: Callable[[Plan], bool], *, tells: bool = False, lags: float = 0.0) -> None:
+    """Run to the end; pods that are to run a broken plan fail, whatever else they run.
+
+    With `tells` the speaker has told of the trials before it; its own pod fails so many seconds after the others.
+    """
 
     def look() -> bool:
         for name, pod in world.pods.items():
             since = pod.started_at or world.now
-            is_due = pod.phase == "Running" and (world.now - since).total_seconds() > 4
-            order = world.order_of(pod) if is_due else None
+            running = (world.now - since).total_seconds()
+            order = world.order_of(pod) if pod.phase == "Running" and running > 4 else None
             plans = order.plans if isinstance(order, SeriesOrder) else [getattr(order, "plan", None)]
-            if any(plan is not None and is_broken(plan) for plan in plans):
-                ended = replace(pod.containers[0], running_since=None, started_at=pod.started_at,
-                                finished_at=world.now, exit_code=1, termination_message=words)  # fmt: skip
-                world.pods[name] = replace(pod, phase="Failed", containers=(ended,))
+            broken = next((number for number, plan in enumerate(plans) if plan is not None and is_broken(plan)), None)
+            is_speaker = pod.job in world.masters and pod.role == "master"
+            if broken is None or (is_speaker and running <= 4 + lags):
+                continue
+            ended = replace(pod.containers[0], running_since=None, started_at=pod.started_at,
+                            finished_at=world.now, exit_code=1, termination_message=OUT_OF_MEMORY)  # fmt: skip
+            log = None
+            if is_speaker:
+                told = report_of(order).trials[:broken] if isinstance(order, SeriesOrder) and tells else ()
+                log = f"starting\n{parts_of(told)}"
+            world.pods[name] = replace(pod, phase="Failed", containers=(ended,), log=log)
         return world.succeeded != "Unknown"
 
     world.run(until=look)
+
+
+def planned_in(world: World) -> list[PlannedTrial]:
+    world.run(until=lambda: bool(world.status.trials))
+    document = world.stored[world.status.candidates_ref.config_map].data["document.json"]
+    return list(documents.loads(document, PlannedTrials).trials)
 
 
 def outcomes(world: World, names: Iterable[str]) -> list[Outcome]:
@@ -139,11 +163,9 @@ def test_the_answer_does_not_depend_on_how_many_run_in_a_gang(per_gang: int, top
 
 def test_the_failure_of_a_gang_is_told_of_the_plan_that_has_its_cause() -> None:
     world = world_of(per_gang=3)
-    world.run(until=lambda: bool(world.status.trials))
-    names = [trial.name for trial in world.status.trials]
-    candidates = world.stored[world.status.candidates_ref.config_map].data["document.json"]
-    broken = documents.loads(candidates, PlannedTrials).trials[1].plan
-    run_breaking(world, lambda plan: plan == broken)
+    trials = planned_in(world)
+    names = [trial.name for trial in trials]
+    run_breaking(world, lambda plan: plan == trials[1].plan)
     assert gangs(world) == [f"{names[0]}s", *names[:3], f"{names[3]}s"]
     assert states(world) == {name: "Failed" if name == names[1] else "Succeeded" for name in names}
     failed = world.status.trials[1]
@@ -154,6 +176,28 @@ def test_the_failure_of_a_gang_is_told_of_the_plan_that_has_its_cause() -> None:
     lost = outcomes(world, [f"{name}s" for name in names[:3]])
     assert {outcome.state for outcome in lost} == {"Failed"}
     assert sum(outcome.device_seconds for outcome in lost) > 0
+
+
+@pytest.mark.parametrize("lags", [0.0, 8.0])
+def test_what_was_measured_before_the_failure_is_not_measured_again(lags: float) -> None:
+    world = world_of(per_gang=3)
+    trials = planned_in(world)
+    names = [trial.name for trial in trials]
+    run_breaking(world, lambda plan: plan == trials[1].plan, tells=True, lags=lags)
+    assert gangs(world) == [f"{names[0]}s", names[1], names[2], f"{names[3]}s"]
+    assert states(world) == {name: "Failed" if name == names[1] else "Succeeded" for name in names}
+    kept = world.stored[world.status.trials[0].result_ref.config_map].data
+    assert documents.loads(kept["report.json"], TrialReport).iteration_seconds
+    assert "log" not in kept
+
+
+def test_parts_that_cannot_be_read_are_none() -> None:
+    trial = TrialReport((1.0,), (2.0,))
+    good = parts_of([trial, trial])
+    cut = good[: len(good) - 20]
+    assert worker_log.parts(f"noise\n{good}") == {0: trial, 1: trial}
+    assert worker_log.parts(cut) == {0: trial}
+    assert worker_log.parts("TRAINWRIGHT-PART {}\nTRAINWRIGHT-PART nonsense\n") == {}
 
 
 def test_a_failed_gang_does_not_count_as_failed_trials() -> None:
@@ -203,12 +247,13 @@ def test_a_trial_with_a_rehearsed_fault_goes_alone() -> None:
 
 
 def test_a_report_that_lacks_a_trial_is_not_used() -> None:
-    def report(order):
-        found = report_of(order)
-        return SeriesReport(found.trials[1:]) if isinstance(found, SeriesReport) else found
+    def log(order) -> str | None:
+        if not isinstance(order, SeriesOrder):
+            return None
+        return f"{REPORT_MARKER} {documents.dumps(SeriesReport(report_of(order).trials[1:]))}\n"
 
     world = world_of(per_gang=2)
-    world.report = report
+    world.log = log
     world.run()
     names = [trial.name for trial in world.status.trials]
     assert {outcome.reason for outcome in outcomes(world, [f"{name}s" for name in names[:2]])} == {"ReportInvalid"}

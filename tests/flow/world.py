@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from trainwright import documents
 from trainwright.cluster import Link
 from trainwright.orders import (
+    PART_MARKER,
     PROGRESS_MARKER,
     REPORT_MARKER,
     LinksOrder,
@@ -20,6 +21,7 @@ from trainwright.orders import (
     Progress,
     RankMemory,
     SeriesOrder,
+    SeriesPart,
     SeriesReport,
     TrialOrder,
     TrialReport,
@@ -71,7 +73,15 @@ def spec_of(**changes: Any) -> TrainingPlanSpec:
 
 
 def log_of(document: Any) -> str:
-    return f"starting\n{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n{REPORT_MARKER} {documents.dumps(document)}\n"
+    told = parts_of(document.trials) if isinstance(document, SeriesReport) else ""
+    progress = f"{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n"
+    return f"starting\n{progress}{told}{REPORT_MARKER} {documents.dumps(document)}\n"
+
+
+def parts_of(trials: Iterable[TrialReport]) -> str:
+    """What a worker tells of a series' first trials before it has measured them all."""
+    parts = (documents.dumps(SeriesPart(number, trial)) for number, trial in enumerate(trials))
+    return "".join(f"{PART_MARKER} {part}\n" for part in parts)
 
 
 def report_of(order: gangs.Order) -> Any:

@@ -169,8 +169,8 @@ class TrialsSpec(Section):
     baseline: Baseline = Baseline.MEGATRON
     """What the winner is compared with: Megatron (the best measured of the heuristic's best two) or None."""
     per_gang: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
-    """So many trials run one after another in the same pods, which starts, and waits for all their devices, once. Where
-    that fails, each of them is tried alone."""
+    """So many trials run one after another in the same pods, which hold the devices of all of them and start once. Should
+    one of them fail, it and those behind it are tried alone."""
     timeline: bool = False
     """Measure one further iteration of every trial, of which each device tells what it did when: forwards, backwards,
     waits, sums. Kept with the trial's report, where it has room (up to a thousand devices or so). Trials that ended

@@ -127,7 +127,7 @@ class TrialStatus(StatusSection):
     """A plan that is measured for real, and how."""
 
     name: Name
-    """Name of the trial; its PyTorchJobs and pods start with it."""
+    """Name of the trial; its PyTorchJobs and pods start with it, or with that of the first of several in the same pods."""
     role: TrialRole
     """Candidate (the planner's) or Baseline (the heuristic's)."""
     summary: Annotated[str, Field(max_length=512)]

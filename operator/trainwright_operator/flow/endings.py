@@ -7,6 +7,7 @@ from datetime import datetime
 
 from trainwright.orders import SeriesReport, TrialReport, WorkerReport
 from trainwright_operator.flow import outcome as outcomes
+from trainwright_operator.flow import worker_log
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.book import Book
 from trainwright_operator.flow.gang import WantedGang
@@ -14,6 +15,7 @@ from trainwright_operator.flow.outcome import Outcome, OutcomeState
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.trouble import Trouble
 
+_GOOD = OutcomeState.SUCCEEDED
 _MOST_LATE = 0.01
 """Share of the paced computations: with more, an emulated device was faster than the machine that emulates it."""
 
@@ -27,28 +29,30 @@ def keep(  # noqa: PLR0913 - each is a different fact of the end
     started_at: datetime | None = None,
     log: str = "",
 ) -> None:
-    """Keep a gang's results; `trouble` is why there is no report. What the gang took is shared out equally.
+    """Keep a gang's results; `trouble` is why there are no reports, or not all. What it took is shared out equally.
 
-    Its own name comes last, as it says that all of them are kept: what was cut short is done again from the pods, which
-    stay until then.
+    The gang's own name comes last, as it says that all of them are kept: what was cut short is done again from the
+    pods, which stay until then.
     """
     devices = sum(len(node.slots) for node in wanted.order.gang.nodes)
     seconds = (book.now - started_at).total_seconds() if started_at is not None else 0.0
-    reported = dict(zip(wanted.results, reports, strict=False))
-    for name in sorted(wanted.results, key=lambda name: name == wanted.name):
-        report = reported.get(name)
-        ending = trouble or judged(report)
+    reported = dict(enumerate(reports)) or (worker_log.parts(log) if wanted.parts else {})
+    endings = [judged(reported[number]) if number in reported else trouble for number in range(len(wanted.results))]
+    unlucky = next((number for number, one in enumerate(endings) if one and one.state is not _GOOD), None)
+    numbers = sorted(range(len(endings)), key=lambda number: wanted.results[number] == wanted.name)
+    for number in numbers:
+        ending, name = endings[number], wanted.results[number]
+        assert ending is not None
         ended = Outcome(
             state=ending.state,
             reason=ending.reason,
             message=ending.message,
             ended_at=book.now.replace(microsecond=0),
             started_at=started_at,
-            device_seconds=max(seconds, 0.0) * devices / len(wanted.results),
+            device_seconds=max(seconds, 0.0) * devices / len(endings),
             generation=book.plan.generation,
         )
-        is_told = name == wanted.name and ended.state is not OutcomeState.SUCCEEDED
-        data = outcomes.data_of(ended, report, log if is_told else "")
+        data = outcomes.data_of(ended, reported.get(number), log if number == unlucky else "")
         book.store(book.names.result(name), data, role=StoredRole.RESULT, gang=name)
 
 
@@ -64,7 +68,7 @@ def parts(report: WorkerReport, wanted: WantedGang) -> tuple[WorkerReport, ...] 
     return found
 
 
-def judged(report: WorkerReport | None) -> Trouble:
+def judged(report: WorkerReport) -> Trouble:
     """Whether a report's measurement counts."""
     if isinstance(report, TrialReport):
         if not is_measured(report):

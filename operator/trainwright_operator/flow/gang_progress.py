@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trainwright import documents
 from trainwright.orders import Progress
@@ -26,6 +26,9 @@ from trainwright_operator.flow.pod_template import ORDER_FILE
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredMap
 from trainwright_operator.flow.trouble import Trouble, trouble_of
+
+_TELLING_PATIENCE = timedelta(seconds=20)
+"""The launcher in a pod takes up to 10 s to end the processes that lost their peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ class _Gang:
         trouble = trouble_of(
             self.book.now, self.wanted, placed, jobs=tuple(self.jobs.values()), order=self.order, started_at=started_at
         )
+        if trouble is not None and self._is_still_telling(master):
+            return GangView(reason=Reason.RUNNING, what="ends", started_at=started_at)
         if trouble is not None:
             return self._end(trouble, started_at=self._last_start(placed))
         if PLACED_ANNOTATION not in self.order.annotations and not any(
@@ -165,6 +170,16 @@ class _Gang:
         progress = worker_log.progress(master.log) if master is not None and master.log else None
         what = f"{progress.done} of {progress.total} {progress.what}" if progress else "runs"
         return GangView(reason=Reason.RUNNING, what=what, progress=progress, started_at=started_at)
+
+    def _is_still_telling(self, master: PodFacts | None) -> bool:
+        """Whether a series' log is to be waited for, which holds the trials before the one that failed.
+
+        It is read to its end only once its pod has ended, which is soon after the others did.
+        """
+        if not self.wanted.parts or master is None or master.phase != "Running":
+            return False
+        ends = [one.finished_at for pod in self.pods for one in pod.containers if one.finished_at is not None]
+        return bool(ends) and self.book.now - min(ends) < _TELLING_PATIENCE
 
     def _placed(self) -> list[tuple[PodFacts | None, str]]:
         """Every pod that the gang is to have, in the gang's order by job, with the node that it belongs on."""

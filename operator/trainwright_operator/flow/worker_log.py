@@ -9,10 +9,13 @@ from trainwright import documents
 from trainwright.orders import (
     FAILURE_MARKER,
     MAX_REPORT_BYTES,
+    PART_MARKER,
     PROGRESS_MARKER,
     REPORT_MARKER,
     Failure,
     Progress,
+    SeriesPart,
+    TrialReport,
     WorkerReport,
 )
 
@@ -44,6 +47,20 @@ def report(log: str) -> WorkerReport | None:
         raise documents.DocumentError(f"report: {size} bytes, more than the {MAX_REPORT_BYTES} that are allowed")
     parsed: WorkerReport = strict(text, WorkerReport, "report")
     return parsed
+
+
+def parts(log: str) -> dict[int, TrialReport]:
+    """The trials of a series that were measured, by the number of their plan; a line that cannot be read is none."""
+    found: dict[int, TrialReport] = {}
+    for line in log.splitlines():
+        if not line.startswith(f"{PART_MARKER} ") or len(line) > MAX_REPORT_BYTES:
+            continue
+        try:
+            part: SeriesPart = strict(line.removeprefix(f"{PART_MARKER} "), SeriesPart, "part")
+        except documents.DocumentError:
+            continue
+        found[part.number] = part.trial
+    return found
 
 
 def progress(log: str) -> Progress | None:
