@@ -325,6 +325,19 @@ def test_device_hours_make_gangs_smaller_before_they_end_the_trials() -> None:
     assert world.condition("TrialsCompleted").reason in ("AllTrialsFinished", "DeviceHoursExhausted")
 
 
+def test_where_no_device_hours_are_left_the_trials_of_a_failed_gang_say_how_it_ended() -> None:
+    world = world_of(per_gang=3, maxDeviceHours=2 * 95.0 / 3600, runDeadlineSeconds=60)
+    planned_in(world)
+    world.run_seconds = 1000.0
+    status = world.run()
+    assert len(gangs(world)) == 1
+    assert {(trial.state, trial.reason) for trial in status.trials} == {("Skipped", "DeviceHoursExhausted")}
+    for trial in status.trials[:3]:
+        assert trial.message.startswith("not started alone; with others it ended so: DeadlineExceeded: not finished")
+    assert {trial.message for trial in status.trials[3:]} == {"not started"}
+    assert "with others it ended so: DeadlineExceeded" in world.condition("Succeeded").message
+
+
 def test_what_is_begun_goes_on_when_the_number_is_edited() -> None:
     def trials(per_gang: int) -> dict[str, object]:
         return {"search": {"planner": "Amp", "limits": {"maxTensorDegree": 1}},

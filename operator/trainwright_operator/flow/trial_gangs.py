@@ -92,19 +92,18 @@ def together(
     A fault is rehearsed alone. So is a trial that was tried before, since that is to show its own cause.
     """
     first, limits = coming[0], book.spec.trials
-    found: list[PlannedTrial] = []
-    for trial in coming:
-        if len(found) == limits.per_gang:
-            break
+
+    def may_join(trial: PlannedTrial) -> bool:
         former = attempts[trial.name]
         is_free = not former.ended and not former.is_begun and fault_of(book, trial) is None
-        if is_free and _backend(discovery, trial.plan) == _backend(discovery, first.plan):
-            found.append(trial)
-        if trial is first and not is_free:
-            break
+        return is_free and _backend(discovery, trial.plan) == _backend(discovery, first.plan)
+
+    if not may_join(first):
+        return (first,)
+    found = [trial for trial in coming if may_join(trial)][: limits.per_gang]
     while len(found) > 1 and report_bytes([trial.plan for trial in found], limits) > ROOM_BYTES:
         found.pop()
-    return tuple(found) if len(found) > 1 else (first,)
+    return tuple(found)
 
 
 def devices_of(trials: Iterable[PlannedTrial]) -> frozenset[Device]:

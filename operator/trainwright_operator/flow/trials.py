@@ -156,7 +156,7 @@ def _finish(
     succeeded = sum(plan.seconds is not None for plan in tried)
     failed = sum(plan.status.state in (TrialState.FAILED, TrialState.VOID) for plan in tried)
     if not succeeded:
-        last = next((p.status for p in reversed(tried) if p.status.state is not TrialState.SKIPPED), tried[-1].status)
+        last = next((p.status for p in reversed(tried) if p.status.state is not TrialState.SKIPPED), tried[0].status)
         what = f"{last.name}: {last.reason}: {last.message}"
         raise Failed(Reason.ALL_TRIALS_FAILED, message(Reason.ALL_TRIALS_FAILED, total=len(tried), what=what))
     fields: dict[str, object] = {"succeeded": succeeded, "total": len(tried)}
