@@ -17,6 +17,7 @@ from trainwright.orders import MAX_REPORT_BYTES, RankMemory, SeriesOrder, Series
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
 from trainwright_operator.api.spec import TrialsSpec
+from trainwright_operator.flow.outcome import read
 from trainwright_operator.flow.trial_gangs import ROOM_BYTES, report_bytes
 
 MODEL = "gpt: {layers: 4, hidden_size: 64, heads: 4, sequence_length: 64, vocabulary_size: 512}\nglobal_batch_size: 8\n"
@@ -82,6 +83,14 @@ def test_what_the_operator_keeps_is_what_the_command_reads(per_gang: int, tmp_pa
         assert "n2:1" in done.output
         events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
         assert {event["name"].split()[0] for event in events} >= {"forward", "wait", "backward"}
+
+
+def test_the_operator_itself_does_not_read_a_timeline_again() -> None:
+    world = world_of(timeline=True)
+    status = world.run()
+    stored = world.stored[status.trials[0].result_ref.config_map]
+    assert documents.loads(stored.data["report.json"], TrialReport).timeline is not None
+    assert read(stored).report.timeline is None
 
 
 def test_none_is_ordered_by_default() -> None:

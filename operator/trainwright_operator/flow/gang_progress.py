@@ -61,7 +61,7 @@ def drop_bad_luck(book: Book) -> bool:
         if stored.role != StoredRole.RESULT or stored.terminating or not book.names.owns(stored.name):
             continue
         try:
-            outcome = outcomes.read(stored).outcome
+            outcome = outcomes.read_outcome(stored)
         except documents.DocumentError:
             continue  # told where the result is asked for
         if not outcome.counts_for(book.plan.generation):

@@ -28,12 +28,17 @@ def last_document(log: str, marker: str) -> str | None:
     return None
 
 
-def strict(text: str, noun: Any, source: str) -> Any:
-    """The noun in a JSON text, and in nothing else: YAML's aliases could blow a small text up. Raises DocumentError."""
+def strict(text: str, noun: Any, source: str, *, leave_out: str = "") -> Any:
+    """The noun in a JSON text, and in nothing else: YAML's aliases could blow a small text up. Raises DocumentError.
+
+    `leave_out`: a field that is not looked at.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise documents.DocumentError(f"{source}: not JSON: {error}") from None
+    if isinstance(data, dict):
+        data.pop(leave_out, None)
     return documents.parse(data, noun, source=source)
 
 
