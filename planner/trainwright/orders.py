@@ -4,6 +4,7 @@ An order reaches every pod of a gang as a file; each pod finds its place by its 
 one line for every answer to its standard output: a marker, a space, and one JSON document:
 
     TRAINWRIGHT-PROGRESS   a `Progress`, now and then, from the process with rank 0
+    TRAINWRIGHT-PART       a `SeriesPart` for each trial of a series, from the process with rank 0
     TRAINWRIGHT-REPORT     the report of the order's kind, once, from the process with rank 0
     TRAINWRIGHT-FAILURE    a `Failure`, from any process; also left as the pod's termination message
 """
@@ -21,6 +22,7 @@ from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.timeline import Timeline
 
 PROGRESS_MARKER = "TRAINWRIGHT-PROGRESS"
+PART_MARKER = "TRAINWRIGHT-PART"
 REPORT_MARKER = "TRAINWRIGHT-REPORT"
 FAILURE_MARKER = "TRAINWRIGHT-FAILURE"
 MAX_REPORT_BYTES = 900_000
@@ -292,6 +294,18 @@ class SeriesReport:
 
     trials: tuple[TrialReport, ...]
     kind: Literal["series"] = "series"
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPart:
+    """A trial of a series, told as soon as it is measured: what fails after it does not take it along.
+
+    Attributes:
+        number: of its plan in the order, from 0.
+    """
+
+    number: int
+    trial: TrialReport
 
 
 WorkerReport = LinksReport | ProfileReport | TrialReport | SeriesReport

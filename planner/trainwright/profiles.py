@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
+
+MORE_THAN_ANY_DEVICE_BYTES: Final = 2**42
+"""What a layer is said to keep where it did not fit: no device has so much memory, so that no plan counts on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,15 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Profiles:
-    """All layer profiles of one model. `origin` says whether they were measured or estimated from data sheets."""
+    """All layer profiles of one model. `origin` says whether they were measured or estimated from data sheets.
+
+    Attributes:
+        too_large: what was tried and did not fit: no plan computes so many rows, or more, of such a layer there.
+    """
 
     layers: tuple[LayerProfile, ...]
     origin: Literal["measured", "estimated"] = "measured"
+    too_large: tuple[LayerTooLarge, ...] = ()
 
     def __post_init__(self) -> None:
         for (accelerator, kind, tensor, rows), uses in Counter(
@@ -98,6 +106,15 @@ class Profiles:
     def _costs(self) -> dict[tuple[str, str, int, int], LayerCost]:
         return {}
 
+    @cached_property
+    def _least_too_large(self) -> dict[tuple[str, str, int], int]:
+        """The fewest rows that did not fit."""
+        least: dict[tuple[str, str, int], int] = {}
+        for one in self.too_large:
+            key = (one.accelerator, one.kind, one.tensor_degree)
+            least[key] = min(one.rows, least.get(key, one.rows))
+        return least
+
     def tensor_degrees(self, accelerator: str, kind: str) -> tuple[int, ...]:
         """Tensor degrees at which the kind was profiled on the accelerator, ascending."""
         return tuple(sorted(degree for (a, k, degree) in self._series if (a, k) == (accelerator, kind)))
@@ -106,22 +123,56 @@ class Profiles:
         """Whether the kind was profiled on the accelerator at that degree."""
         return (accelerator, kind, tensor_degree) in self._series
 
+    def without_room(self) -> dict[str, str]:
+        """By accelerator that lacks the memory for some kind of layer, however few rows and however divided: that kind."""
+        return {
+            one.accelerator: one.kind
+            for one in reversed(self.too_large)
+            if not self.tensor_degrees(one.accelerator, one.kind)
+        }
+
     def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
         """Cost of a layer for `rows` rows: linear between profiled row counts, beyond them along the nearest segment.
 
-        Raises ValueError where the kind was not profiled on that accelerator at that tensor degree.
+        With as many rows as did not fit, it keeps more bytes than there are. Raises ValueError where the kind was not
+        profiled on that accelerator at that tensor degree.
         """
         key = (accelerator, kind, tensor_degree, rows)
         if key not in self._costs:
-            try:
-                series = self._series[accelerator, kind, tensor_degree]
-            except KeyError:
-                raise ValueError(
-                    f"there is no profile of layer kind {kind} on {accelerator} at tensor degree {tensor_degree}; "
-                    "profile it, or leave the accelerator or the degree out"
-                ) from None
-            self._costs[key] = _interpolate(series, rows)
+            least_too_large = self._least_too_large.get((accelerator, kind, tensor_degree))
+            if self.has(accelerator, kind, tensor_degree):
+                found = _interpolate(self._series[accelerator, kind, tensor_degree], rows)
+            elif least_too_large is not None:
+                found = self._cost_undivided(accelerator, kind, tensor_degree, rows)
+            else:
+                raise _not_profiled(accelerator, kind, tensor_degree)
+            if least_too_large is not None and rows >= least_too_large:
+                held = max(found.activation_bytes, float(MORE_THAN_ANY_DEVICE_BYTES))
+                found = replace(found, activation_bytes=held)
+            self._costs[key] = found
         return self._costs[key]
+
+    def _cost_undivided(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
+        """About what would be measured where a layer fits only if it is divided further: it tells how fast devices are."""
+        further = [degree for degree in self.tensor_degrees(accelerator, kind) if degree > tensor_degree]
+        if not further:
+            raise _not_profiled(accelerator, kind, tensor_degree)
+        part = _interpolate(self._series[accelerator, kind, further[0]], rows)
+        times = further[0] / tensor_degree
+        return LayerCost(
+            part.forward_seconds * times,
+            part.backward_seconds * times,
+            part.update_seconds * times,
+            part.activation_bytes * times,
+            part.parameter_bytes * times,
+        )
+
+
+def _not_profiled(accelerator: str, kind: str, tensor_degree: int) -> ValueError:
+    return ValueError(
+        f"there is no profile of layer kind {kind} on {accelerator} at tensor degree {tensor_degree}; "
+        "profile it, or leave the accelerator or the degree out"
+    )
 
 
 def _interpolate(series: list[LayerProfile], rows: int) -> LayerCost:

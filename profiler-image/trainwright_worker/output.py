@@ -13,11 +13,14 @@ from trainwright import documents
 from trainwright.orders import (
     FAILURE_MARKER,
     MAX_REPORT_BYTES,
+    PART_MARKER,
     PROGRESS_MARKER,
     REPORT_MARKER,
     Failure,
     FailureReason,
     Progress,
+    SeriesPart,
+    TrialReport,
     WorkerReport,
 )
 from trainwright_worker.failures import CONSEQUENCES, WorkerError, one_line
@@ -37,6 +40,10 @@ def _write_line(marker: str, body: str) -> None:
 
 def progress(done: int, total: int, what: str) -> None:
     _write_line(PROGRESS_MARKER, documents.dumps(Progress(done, total, what)))
+
+
+def part(number: int, trial: TrialReport) -> None:
+    _write_line(PART_MARKER, documents.dumps(SeriesPart(number, trial)))
 
 
 def report(answer: WorkerReport) -> None:

@@ -16,7 +16,7 @@ from trainwright_worker import output
 from trainwright_worker.bench import Bench
 from trainwright_worker.clock import Clock, Moment
 from trainwright_worker.emulation import Pacer
-from trainwright_worker.failures import WorkerError, classify
+from trainwright_worker.failures import classify
 from trainwright_worker.layers.layer import Output
 from trainwright_worker.repeats import Enough, relative_spread
 from trainwright_worker.seat import Seat
@@ -26,8 +26,7 @@ from trainwright_worker.watchdog import Watchdog
 def run(order: ProfileOrder, seat: Seat, device: torch.device, watchdog: Watchdog) -> ProfileReport:
     """Measure every kind at the order's tensor degree; kinds that are not tensor parallel at degree 1 alone.
 
-    That rows do not fit into the device's memory is a finding: what is larger is not tried. Raises WorkerError where
-    nothing fits at all.
+    That rows do not fit into the device's memory is a finding: what is larger is not tried.
     """
     accelerator = order.gang.nodes[0].accelerator
     kinds = [kind for kind in order.model.kinds if order.tensor_degree == 1 or kind.is_tensor_parallel]
@@ -44,12 +43,6 @@ def run(order: ProfileOrder, seat: Seat, device: torch.device, watchdog: Watchdo
             found.append(profile)
             if seat.is_speaker:
                 output.progress(number * len(rows) + place + 1, len(kinds) * len(rows), "layer profiles")
-    if too_large and not found:
-        raise WorkerError(
-            FailureReason.OUT_OF_MEMORY,
-            f"no layer of the model fits into the memory of {accelerator} with {rows[0]} rows at tensor degree "
-            f"{order.tensor_degree}; order fewer rows or a larger degree",
-        )
     return ProfileReport(tuple(found), tuple(too_large))
 
 

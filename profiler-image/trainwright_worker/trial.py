@@ -40,7 +40,7 @@ def run(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog,
 def run_series(
     order: SeriesOrder, seat: Seat, device: torch.device, watchdog: Watchdog, timeout: timedelta
 ) -> SeriesReport:
-    """The trials one after another; they share their process groups."""
+    """The trials one after another, each told as soon as it is measured; they share their process groups."""
     groups = Groups(timeout)
     reports = []
     for number in range(len(order.plans)):
@@ -48,6 +48,7 @@ def run_series(
         timeline = report.timeline and report.timeline.at_most(MOST_MOMENTS // len(order.plans))
         reports.append(replace(report, timeline=timeline))
         if seat.is_speaker:
+            output.part(number, reports[number])
             output.progress(number + 1, len(order.plans), "trials")
     groups.close()
     return SeriesReport(tuple(reports))

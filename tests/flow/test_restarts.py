@@ -15,10 +15,11 @@ NAMED = {
 }  # fmt: skip
 
 
-def small() -> World:
+def small(per_gang: int = 1) -> World:
     """A world whose plan is answered in few passes."""
     spec = spec_of(
-        search={"planner": "Amp", "limits": {"maxTensorDegree": 1}}, trials={"topK": 1, "pendingDeadlineSeconds": 60}
+        search={"planner": "Amp", "limits": {"maxTensorDegree": 1}},
+        trials={"topK": 1, "pendingDeadlineSeconds": 60, "perGang": per_gang},
     )
     return World(spec=spec, nodes=(node("n1", devices=1), node("n2", devices=1)))
 
@@ -95,9 +96,11 @@ def harm(world: World, what: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(HARMS)), max_size=8))
-def test_every_story_ends_in_a_named_reason_with_nothing_left_running(story: list[tuple[int, str]]) -> None:
-    world = small()
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(HARMS)), max_size=8), st.sampled_from([1, 2]))
+def test_every_story_ends_in_a_named_reason_with_nothing_left_running(
+    story: list[tuple[int, str]], per_gang: int
+) -> None:
+    world = small(per_gang)
     for steps, what in story:
         for _ in range(steps):
             world.step()

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 from flow_world import World, report_of, spec_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainwright import documents
+from trainwright.experiment import Knowledge, Rule, propose
 from trainwright.orders import TrialReport
 from trainwright_operator.flow.candidates import PlannedTrials, Role
 from trainwright_operator.flow.turns import Tried, turns
@@ -76,6 +79,38 @@ def test_what_was_chosen_is_chosen_again_when_its_result_is_there(planned: Plann
         assert names(made)[:number] == order
         order.append(names(made)[number])
         tried[order[-1]] = Tried(1.0 + 0.01 * (number % 3))
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_what_was_tried_out_of_order_counts_before_the_next_is_chosen(planned: PlannedTrials, data) -> None:
+    """As it does where several were tried in one gang."""
+    candidates = [trial for trial in planned.trials if trial.role is Role.CANDIDATE]
+    some = data.draw(st.lists(st.sampled_from(candidates), unique_by=lambda trial: trial.name, max_size=7))
+    off = data.draw(st.lists(st.floats(0.7, 1.4), min_size=len(some), max_size=len(some)))
+    tried = {trial.name: Tried(trial.predicted_seconds * ratio) for trial, ratio in zip(some, off, strict=True)}
+    made = [turn for turn in turns(planned, tried, NEVER) if turn.trial.role is Role.CANDIDATE]
+    assert names(made)[: len(tried)] == list(tried)
+    following = propose(known_after(planned, tried), Rule(NEVER, least_gain=0.0), among=untried(planned, tried)).trial
+    assert made[len(tried)].is_worth_it == (following is not None)
+    if following is not None:
+        assert made[len(tried)].trial == planned.trials[following]
+
+
+def known_after(planned: PlannedTrials, tried: dict[str, Tried]) -> Knowledge:
+    seconds = [trial.predicted_seconds for trial in planned.trials]
+    known = Knowledge.before_trials(seconds, planned.uncertainty.covariance, planned.uncertainty.memory_shares)
+    for number, trial in enumerate(planned.trials):
+        known = known.after_seconds(number, tried[trial.name].seconds) if trial.name in tried else known
+    return known
+
+
+def untried(planned: PlannedTrials, tried: dict[str, Tried]) -> list[int]:
+    return [
+        number
+        for number, trial in enumerate(planned.trials)
+        if trial.role is Role.CANDIDATE and trial.name not in tried
+    ]
 
 
 def test_once_the_best_is_clear_other_candidates_are_not_worth_it_but_baselines_are(planned: PlannedTrials) -> None:

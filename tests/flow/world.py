@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
@@ -12,6 +12,7 @@ from typing import Any
 from trainwright import documents
 from trainwright.cluster import Device, Link
 from trainwright.orders import (
+    PART_MARKER,
     PROGRESS_MARKER,
     REPORT_MARKER,
     CollectiveTime,
@@ -22,6 +23,9 @@ from trainwright.orders import (
     ProfileReport,
     Progress,
     RankMemory,
+    SeriesOrder,
+    SeriesPart,
+    SeriesReport,
     TrialOrder,
     TrialReport,
 )
@@ -72,7 +76,15 @@ def spec_of(**changes: Any) -> TrainingPlanSpec:
 
 
 def log_of(document: Any) -> str:
-    return f"starting\n{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n{REPORT_MARKER} {documents.dumps(document)}\n"
+    told = parts_of(document.trials) if isinstance(document, SeriesReport) else ""
+    progress = f"{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n"
+    return f"starting\n{progress}{told}{REPORT_MARKER} {documents.dumps(document)}\n"
+
+
+def parts_of(trials: Iterable[TrialReport]) -> str:
+    """What a worker tells of a series' first trials before it has measured them all."""
+    parts = (documents.dumps(SeriesPart(number, trial)) for number, trial in enumerate(trials))
+    return "".join(f"{PART_MARKER} {part}\n" for part in parts)
 
 
 def links_report(
@@ -109,6 +121,8 @@ def report_of(order: gangs.Order) -> Any:
                 for rows in order.rows
             )
         )  # fmt: skip
+    if isinstance(order, SeriesOrder):
+        return SeriesReport(tuple(report_of(order.trial(number)) for number in range(len(order.plans))))
     seconds = 1.0 + 0.1 * len(order.plan.pipelines[0].stages)
     memory = tuple(RankMemory(device.node, device.slot, 1000) for device in order.plan.devices)
     return TrialReport((seconds, seconds), (2.0, 1.0, 0.5), memory, paced_segments=1000, late_segments=1)

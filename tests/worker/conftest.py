@@ -16,6 +16,7 @@ from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.orders import (
     FAILURE_MARKER,
+    PART_MARKER,
     PROGRESS_MARKER,
     REPORT_MARKER,
     Failure,
@@ -24,6 +25,7 @@ from trainwright.orders import (
     LinksReport,
     ProfileReport,
     Progress,
+    SeriesPart,
     SeriesReport,
     TrialOrder,
     TrialReport,
@@ -43,6 +45,7 @@ class Outcome:
     reports: list = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    parts: list[SeriesPart] = field(default_factory=list)
     errors: str = ""
 
     @classmethod
@@ -52,6 +55,8 @@ class Outcome:
             marker, _, body = line.partition(" ")
             if marker == REPORT_MARKER:
                 outcome.reports.append(documents.loads(body, TrialReport | SeriesReport | ProfileReport | LinksReport))
+            elif marker == PART_MARKER:
+                outcome.parts.append(documents.loads(body, SeriesPart))
             elif marker == FAILURE_MARKER:
                 outcome.failures.append(documents.parse(json.loads(body), Failure))
             elif marker == PROGRESS_MARKER:

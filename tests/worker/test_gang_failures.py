@@ -16,7 +16,8 @@ import torch
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.orders import Failure, FailureReason, GangNode
+from trainwright.orders import Failure, FailureReason, GangNode, SeriesOrder
+from trainwright_worker.seat import gang_devices
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(170)]
 
@@ -174,6 +175,20 @@ def test_what_an_emulated_device_does_not_hold_is_out_of_memory_there_and_a_lost
     assert "at its peak, the device (emulated-small) has 97.66 KiB" in told[1].message
     assert told[0].reason is FailureReason.PEER_LOST
     assert told[0].cause.reason is FailureReason.OUT_OF_MEMORY
+
+
+def test_a_plan_that_does_not_fit_leaves_what_its_series_measured_before(worker, make) -> None:
+    table = Emulation(1e12, 0, 1e12)
+    nodes = (GangNode("node-a", (0,), "emulated-large"), GangNode("node-b", (0,), "emulated-small"))
+    tables = (("emulated-large", table), ("emulated-small", replace(table, memory_bytes=100_000)))
+    gang = replace(make.gang(1, 1), nodes=nodes, emulations=tables)
+    large, small = gang_devices(gang)
+    plans = tuple(make.plan(devices) for devices in ((large,), (large, small), (large,)))
+    outcome = worker.local(SeriesOrder(gang, make.model, plans, warmup_iterations=1, iterations=2))
+    assert outcome.code != 0
+    assert not outcome.reports
+    assert [(part.number, len(part.trial.iteration_seconds)) for part in outcome.parts] == [(0, 2)]
+    assert FailureReason.OUT_OF_MEMORY in {failure.reason for failure in outcome.failures}
 
 
 def test_memory_that_the_host_does_not_have_is_told_by_stage(worker, make) -> None:

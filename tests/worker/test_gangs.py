@@ -124,6 +124,7 @@ def test_a_series_runs_plans_on_any_of_the_gangs_devices(worker, make) -> None:
     assert [{(m.node, m.slot) for m in trial.memory} for trial in report.trials] == [
         {(device.node, device.slot) for device in plan.devices} for plan in plans
     ]
+    assert [(part.number, part.trial) for part in outcome.parts] == list(enumerate(report.trials))
     first, second, third = report.trials
     assert first.losses == pytest.approx(third.losses, rel=1e-5)
     assert second.losses == pytest.approx(third.losses, rel=1e-5)

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from trainwright.cluster import Emulation
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.orders import FailureReason, GangNode, ProfileOrder, ProfileReport
+from trainwright.orders import GangNode, ProfileOrder, ProfileReport
 from trainwright.profiles import LayerTooLarge
 from trainwright_worker import profiling
 from trainwright_worker.bench import Bench
 from trainwright_worker.clock import Clock
-from trainwright_worker.failures import WorkerError
 from trainwright_worker.repeats import MOST_ROUNDS, Enough, median_uncertainty, relative_spread
 from trainwright_worker.seat import Seat
 
@@ -94,7 +93,7 @@ def test_rows_that_do_not_fit_are_a_finding(worker, make) -> None:
     assert report.out_of_memory == (LayerTooLarge("cpu", "block", 2, 2**36),)
 
 
-def test_a_kind_of_which_nothing_fits_leaves_the_others_and_none_is_a_failure(make, monkeypatch) -> None:
+def test_kinds_of_which_nothing_fits_are_a_finding_too(make, monkeypatch) -> None:
     order = ProfileOrder(make.gang(1), make.model, 1, (1, 2), iterations=1, seconds_per_layer=0.0)
     made = Bench.of
     lacking = {"block"}
@@ -111,9 +110,11 @@ def test_a_kind_of_which_nothing_fits_leaves_the_others_and_none_is_a_failure(ma
     ]
     assert report.out_of_memory == (LayerTooLarge("cpu", "block", 1, 1),)
     lacking |= {"embedding", "head"}
-    with pytest.raises(WorkerError, match="no layer of the model fits into the memory of cpu with 1 rows") as failure:
-        profile(order)
-    assert failure.value.reason is FailureReason.OUT_OF_MEMORY
+    report = profile(order)
+    assert report.layers == ()
+    assert [(found.kind, found.rows) for found in report.out_of_memory] == [
+        (kind, 1) for kind in ("embedding", "block", "head")
+    ]
 
 
 def test_another_error_is_no_finding(make, monkeypatch) -> None:

@@ -151,6 +151,13 @@ class TrialsSpec(Section):
     """How many of the best candidates are tried. 0: plan only, without any trial, the baseline's included."""
     baseline: Baseline = Baseline.MEGATRON
     """What the winner is compared with: Megatron (the best measured of the heuristic's best two) or None."""
+    per_gang: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
+    """So many trials run one after another in the same pods, which hold the devices of all of them and start once. Should
+    one of them fail, it and those behind it are tried alone."""
+    timeline: bool = False
+    """Measure one further iteration of every trial, of which each device tells what it did when: forwards, backwards,
+    waits, sums. Kept with the trial's report, where it has room (up to a thousand devices or so). Trials that ended
+    before it was set keep what they have."""
     warmup_iterations: Annotated[int, Field(ge=0, le=1000)] = 3
     """Training iterations that are run first and not counted."""
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 10
@@ -159,10 +166,11 @@ class TrialsSpec(Section):
     """How many trials may fail; with one more, no further trial is started."""
     max_device_hours: Annotated[float, Field(gt=0, le=1_000_000)] = 8
     """Device-hours that all trials together may take; those that would go beyond are skipped. A trial's count from the
-    start of its last pod to its end, for every device that it holds; waiting before that does not count, nor do trials
-    that failed for want of capacity and are measured anew after an edit."""
+    start of its last pod to its end, for every device that it holds, and those of several trials in the same pods are
+    divided equally among them; waiting before that does not count, nor do trials that failed for want of capacity and
+    are measured anew after an edit."""
     run_deadline_seconds: Seconds = 900
-    """The longest that a trial may run, counted from the start of its last pod."""
+    """The longest that a trial may run, counted from the start of its last pod; several in the same pods as many times."""
     pending_deadline_seconds: Seconds = 300
     """The longest that a trial may wait for its devices, its image and its pods' start."""
     stop_when_regret_below: Annotated[float | None, Field(gt=0, le=0.5)] = None

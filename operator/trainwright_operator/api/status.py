@@ -145,7 +145,7 @@ class TrialStatus(StatusSection):
     """A plan that is measured for real, and how."""
 
     name: Name
-    """Name of the trial; its PyTorchJobs and pods start with it."""
+    """Name of the trial; its PyTorchJobs and pods start with it, or with that of the first of several in the same pods."""
     role: TrialRole
     """Candidate (the planner's) or Baseline (the heuristic's)."""
     summary: Annotated[str, Field(max_length=512)]
@@ -155,7 +155,16 @@ class TrialStatus(StatusSection):
     predicted_seconds: Figure
     """Seconds per iteration that the cost model predicts."""
     measured_seconds: Figure | None = None
-    """Seconds per iteration that were measured: the median after warm-up."""
+    """Seconds per iteration that were measured: the median after warm-up, of the slowest device's."""
+    shortest_seconds: Figure | None = None
+    """Seconds of the shortest of these iterations."""
+    longest_seconds: Figure | None = None
+    """Seconds of the longest of these iterations."""
+    tokens_per_second: Figure | None = None
+    """Tokens trained on in a second; absent where the model's rows hold none."""
+    model_flop_utilisation: Figure | None = None
+    """FLOPs that the model needs, without what is computed twice, over the peak of the plan's devices in its number
+    format: 0.4 is 40 per cent. Absent where a device's peak is not known."""
     prediction_error: Figure | None = None
     """(predicted − measured) / measured seconds: above 0 where the cost model was too slow, 0.05 is five per cent."""
     predicted_peak_memory_bytes: Bytes | None = None
@@ -172,6 +181,8 @@ class TrialStatus(StatusSection):
     """When its last pod started."""
     end_time: Timestamp | None = None
     """When it came to its final state."""
+    result_ref: ConfigMapReference | None = None
+    """Holds how it ended and, under report.json, all that was measured, as `trainwright trial --report` reads it."""
 
 
 class Winner(StatusSection):

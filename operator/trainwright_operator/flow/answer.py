@@ -11,7 +11,7 @@ from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials, Ro
 from trainwright_operator.flow.discovery import Discovery
 from trainwright_operator.flow.prices import price_per_sample
 from trainwright_operator.flow.reasons import Reason
-from trainwright_operator.flow.trials import TriedPlan
+from trainwright_operator.flow.trial_status import TriedPlan
 
 
 def answer_without_trials(book: Book, discovery: Discovery, planned: PlannedTrials) -> None:

@@ -100,6 +100,7 @@ def _work(book: Book) -> None:
 def _go_through_phases(book: Book) -> None:
     book.present = ConditionType.ACCEPTED
     if not accept(book) or drop_bad_luck(book):
+        _let_run(book)
         return
     book.keeps_former = False
     book.present = ConditionType.NODES_DISCOVERED
@@ -123,9 +124,15 @@ def _go_through_phases(book: Book) -> None:
         answer_without_trials(book, discovery, planned)
         return
     book.present = ConditionType.TRIALS_COMPLETED
-    tried = try_plans(book, discovery, planned)
+    tried = try_plans(book, discovery, cluster, planned)
     if tried is not None:
         answer(book, discovery, tried)
+
+
+def _let_run(book: Book) -> None:
+    """What runs for the same question goes on while an edit of the spec is looked at."""
+    orders = (one for one in book.snapshot.stored if one.role == StoredRole.ORDER and book.names.owns(one.name))
+    book.live_gangs.update(one.gang for one in orders)
 
 
 def _tell_failing(book: Book) -> None:

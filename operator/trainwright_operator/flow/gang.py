@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainwright.orders import Gang, GangNode, LinksOrder, ProfileOrder, TrialOrder
+from trainwright.orders import Gang, GangNode, LinksOrder, ProfileOrder, SeriesOrder, TrialOrder
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow import pod_template
@@ -23,7 +23,7 @@ WORKER: Final = "worker"
 _SAFETY_SECONDS = 120
 """Jobs end by themselves this long after the operator would have ended them, should there be no operator any more."""
 
-Order = LinksOrder | ProfileOrder | TrialOrder
+Order = LinksOrder | ProfileOrder | TrialOrder | SeriesOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class WantedGang:
         pending_seconds: how long it may wait for devices, image and pods' start.
         run_seconds: how long it may run from the start of its last pod.
         deadline_seconds: how long both together may take; None where the two above say all.
+        parts: of a series: the name that each plan's result is kept under, the gang's own among them.
     """
 
     name: str
@@ -41,6 +42,12 @@ class WantedGang:
     pending_seconds: float
     run_seconds: float
     deadline_seconds: float | None = None
+    parts: tuple[str, ...] = ()
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names that its results are kept under."""
+        return self.parts or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trainwright import documents
-from trainwright.orders import Progress, WorkerReport
+from trainwright.orders import Progress
+from trainwright_operator.flow import endings, pinning, worker_log
 from trainwright_operator.flow import gang as gangs
 from trainwright_operator.flow import outcome as outcomes
-from trainwright_operator.flow import pinning, worker_log
 from trainwright_operator.flow.actions import (
     AnnotateConfigMap,
     CreateJob,
@@ -26,6 +26,9 @@ from trainwright_operator.flow.pod_template import ORDER_FILE
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredMap
 from trainwright_operator.flow.trouble import Trouble, trouble_of
+
+_TELLING_PATIENCE = timedelta(seconds=20)
+"""The launcher in a pod takes up to 10 s to end the processes that lost their peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def drop_bad_luck(book: Book) -> bool:
         if stored.role != StoredRole.RESULT or stored.terminating or not book.names.owns(stored.name):
             continue
         try:
-            outcome = outcomes.read(stored).outcome
+            outcome = outcomes.read_outcome(stored)
         except documents.DocumentError:
             continue  # told where the result is asked for
         if not outcome.counts_for(book.plan.generation):
@@ -94,29 +97,11 @@ def _give_order(book: Book, wanted: WantedGang, jobs: tuple[JobFacts, ...]) -> G
     return GangView(what="gets its order")
 
 
-def _end(  # noqa: PLR0913 - each is a different fact of the end
-    book: Book,
-    wanted: WantedGang,
-    trouble: Trouble,
-    *,
-    started_at: datetime | None = None,
-    log: str = "",
-    report: WorkerReport | None = None,
+def _end(
+    book: Book, wanted: WantedGang, trouble: Trouble, *, started_at: datetime | None = None, log: str = ""
 ) -> GangView:
     """Keep what came of the gang. Its pods stay until that is kept for certain, which the next pass sees."""
-    devices = sum(len(node.slots) for node in wanted.order.gang.nodes)
-    seconds = (book.now - started_at).total_seconds() if started_at is not None else 0.0
-    ended = Outcome(
-        state=trouble.state,
-        reason=trouble.reason,
-        message=trouble.message,
-        ended_at=book.now.replace(microsecond=0),
-        started_at=started_at,
-        device_seconds=max(seconds, 0.0) * devices,
-        generation=book.plan.generation,
-    )
-    data = outcomes.data_of(ended, report, "" if trouble.state is OutcomeState.SUCCEEDED else log)
-    book.store(book.names.result(wanted.name), data, role=StoredRole.RESULT, gang=wanted.name)
+    endings.keep(book, wanted, trouble, started_at=started_at, log=log)
     return GangView(reason=Reason.RUNNING, what="has ended", started_at=started_at)
 
 
@@ -172,6 +157,8 @@ class _Gang:
         trouble = trouble_of(
             self.book.now, self.wanted, placed, jobs=tuple(self.jobs.values()), order=self.order, started_at=started_at
         )
+        if trouble is not None and self._is_still_telling(master):
+            return GangView(reason=Reason.RUNNING, what="ends", started_at=started_at)
         if trouble is not None:
             return self._end(trouble, started_at=self._last_start(placed))
         if PLACED_ANNOTATION not in self.order.annotations and not any(
@@ -183,6 +170,16 @@ class _Gang:
         progress = worker_log.progress(master.log) if master is not None and master.log else None
         what = f"{progress.done} of {progress.total} {progress.what}" if progress else "runs"
         return GangView(reason=Reason.RUNNING, what=what, progress=progress, started_at=started_at)
+
+    def _is_still_telling(self, master: PodFacts | None) -> bool:
+        """Whether a series' log is to be waited for, which holds the trials before the one that failed.
+
+        It is read to its end only once its pod has ended, which is soon after the others did.
+        """
+        if not self.wanted.parts or master is None or master.phase != "Running":
+            return False
+        ends = [one.finished_at for pod in self.pods for one in pod.containers if one.finished_at is not None]
+        return bool(ends) and self.book.now - min(ends) < _TELLING_PATIENCE
 
     def _placed(self) -> list[tuple[PodFacts | None, str]]:
         """Every pod that the gang is to have, in the gang's order by job, with the node that it belongs on."""
@@ -253,22 +250,17 @@ class _Gang:
         if report is None:
             result = self.book.names.result(self.wanted.name)
             return self._end(Trouble.of(Reason.METRICS_UNAVAILABLE, result=result), started_at=started_at)
-        if report.kind != self.wanted.order.kind:
-            what = f"it is of kind {report.kind}, but {self.wanted.order.kind} was ordered"
-            return self._end(Trouble.of(Reason.REPORT_INVALID, what=what), started_at=started_at)
-        taken = Trouble(Reason.MEASUREMENT_TAKEN, message(Reason.MEASUREMENT_TAKEN), OutcomeState.SUCCEEDED)
-        paced = getattr(report, "paced_segments", 0)
-        late = getattr(report, "late_segments", 0)
-        if late > paced / 100:
-            sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced)
-            taken = Trouble(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
-        return self._end(taken, started_at=started_at, report=report)
+        found = endings.parts(report, self.wanted)
+        if isinstance(found, Trouble):
+            return self._end(found, started_at=started_at)
+        endings.keep(self.book, self.wanted, None, reports=found, started_at=started_at, log=self._log())
+        return GangView(reason=Reason.RUNNING, what="has ended", started_at=started_at)
 
-    def _end(
-        self, trouble: Trouble, *, started_at: datetime | None = None, report: WorkerReport | None = None
-    ) -> GangView:
-        log = "\n".join(pod.log for pod in self.pods if pod.log)
-        return _end(self.book, self.wanted, trouble, started_at=started_at, log=log, report=report)
+    def _end(self, trouble: Trouble, *, started_at: datetime | None = None) -> GangView:
+        return _end(self.book, self.wanted, trouble, started_at=started_at, log=self._log())
+
+    def _log(self) -> str:
+        return "\n".join(pod.log for pod in self.pods if pod.log)
 
     def _remember(self, step: str) -> None:
         self.book.do(AnnotateConfigMap(self.order.name, {step: self.book.now.isoformat()}))

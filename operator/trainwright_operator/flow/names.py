@@ -35,6 +35,8 @@ _CHANGEABLE: Any = {
     "profiling": {"deadline_seconds": True},
     "trials": {
         "top_k": True,
+        "per_gang": True,
+        "timeline": True,
         "max_failed": True,
         "max_device_hours": True,
         "run_deadline_seconds": True,

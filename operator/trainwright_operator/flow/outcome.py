@@ -70,9 +70,18 @@ def data_of(outcome: Outcome, report: WorkerReport | None, log: str) -> dict[str
 
 
 def read(stored: StoredMap) -> GangResult:
-    """What a ConfigMap holds. Raises DocumentError where somebody has changed it."""
-    outcome = strict(stored.data.get(OUTCOME_KEY, ""), Outcome, stored.name)
+    """What a ConfigMap holds. Raises DocumentError where somebody has changed it.
+
+    A timeline is left to people: its thousands of moments would be read again in every pass.
+    """
+    outcome = read_outcome(stored)
     report = None
     if REPORT_KEY in stored.data:
-        report = strict(stored.data[REPORT_KEY], WorkerReport, stored.name)
+        report = strict(stored.data[REPORT_KEY], WorkerReport, stored.name, leave_out="timeline")
     return GangResult(outcome, report)
+
+
+def read_outcome(stored: StoredMap) -> Outcome:
+    """How the gang ended, without its report. Raises DocumentError where somebody has changed it."""
+    outcome: Outcome = strict(stored.data.get(OUTCOME_KEY, ""), Outcome, stored.name)
+    return outcome

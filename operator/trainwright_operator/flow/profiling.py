@@ -7,7 +7,7 @@ from typing import Final
 
 from trainwright import documents
 from trainwright.orders import ProfileOrder, ProfileReport
-from trainwright.profiles import LayerProfile, Profiles
+from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.search import NeededProfile, needed_profiles
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import ConfigMapReference, Phase
@@ -24,6 +24,7 @@ from trainwright_operator.flow.worker_log import strict
 
 MAX_AT_ONCE: Final = 2
 """More profiles at a time end hardly sooner, and hold devices that others could use."""
+_MAX_NAMED: Final = 3
 
 
 def profile(book: Book, discovery: Discovery) -> Profiles | None:
@@ -33,6 +34,7 @@ def profile(book: Book, discovery: Discovery) -> Profiles | None:
     batch = book.spec.training.global_batch_size
     needed = needed_profiles(discovery.nodes, model, batch, limits.max_tensor_degree)
     measured: list[LayerProfile] = []
+    too_large: list[LayerTooLarge] = []
     open_runs: list[tuple[str, NeededProfile]] = []
     for number, run in enumerate(needed, start=1):
         gang = f"profile-{number}"
@@ -44,10 +46,11 @@ def profile(book: Book, discovery: Discovery) -> Profiles | None:
             raise Failed(result.outcome.reason, f"{where}: {result.outcome.message}")
         else:
             measured.extend(result.report.layers)
+            too_large.extend(result.report.out_of_memory)
     if open_runs:
         _advance(book, discovery, open_runs, total=len(needed))
         return None
-    return _keep(book, tuple(measured))
+    return _keep(book, Profiles(tuple(measured), too_large=tuple(too_large)))
 
 
 def _advance(book: Book, discovery: Discovery, open_runs: list[tuple[str, NeededProfile]], *, total: int) -> None:
@@ -101,15 +104,37 @@ def _wanted_gang(book: Book, discovery: Discovery, gang: str, run: NeededProfile
     return WantedGang(gang, order, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 
 
-def _keep(book: Book, layers: tuple[LayerProfile, ...]) -> Profiles | None:
+def _keep(book: Book, profiles: Profiles) -> Profiles | None:
     name = book.names.profiles
     stored = book.snapshot.find(name)
     if stored is None:
-        book.store(name, {DOCUMENT_KEY: documents.dumps(Profiles(layers))}, role=StoredRole.DOCUMENT)
+        book.store(name, {DOCUMENT_KEY: documents.dumps(profiles)}, role=StoredRole.DOCUMENT)
         book.tell_progress(Phase.PROFILING, "profiles kept", 0, 1)
         return None
     kept: Profiles = strict(stored.data.get(DOCUMENT_KEY, ""), Profiles, name)
-    accelerators = ", ".join(dict.fromkeys(layer.accelerator for layer in kept.layers))
+    accelerators = ", ".join(dict.fromkeys(layer.accelerator for layer in kept.layers)) or "no accelerator"
     book.fields["profiles_ref"] = ConfigMapReference(config_map=name)
-    book.say(ConditionType.PROFILED, "True", Reason.PROFILED, profiles=len(kept.layers), accelerators=accelerators)
+    book.say(
+        ConditionType.PROFILED,
+        "True",
+        Reason.PROFILED,
+        profiles=len(kept.layers),
+        accelerators=accelerators,
+        lacking=_lacking(kept),
+    )
     return kept
+
+
+def _lacking(kept: Profiles) -> str:
+    """What did not fit into memory, in a clause; empty where everything did."""
+    if not kept.too_large:
+        return ""
+    told = [
+        f"{one.kind} on {one.accelerator} from {one.rows} rows on at tensor degree {one.tensor_degree}"
+        for one in kept.too_large[:_MAX_NAMED]
+    ]
+    more = len(kept.too_large) - _MAX_NAMED
+    also = f" and {more} more" if more > 0 else ""
+    unused = kept.without_room()
+    spared = f", so no plan uses {', '.join(unused)}" if unused else ""
+    return f"; too large for the memory are {', '.join(told)}{also}{spared}"

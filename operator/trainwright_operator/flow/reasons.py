@@ -106,7 +106,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.UNKNOWN_ACCELERATOR: "no node has devices of a type that is known here; {what}",
     Reason.MEASURED: "{links} directed links measured{further}",
     Reason.NOT_NEEDED: "a single device has no links",
-    Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}",
+    Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}",
     Reason.PLANNED: "{trials} plans to try, made by {planner} in {seconds:.1f} s{stopped}; the first is predicted to take {best:.4g} s",
     Reason.NO_FEASIBLE_PLAN: "{what}",
     Reason.PLANNER_FAILED: "the search ended with an error: {what}",

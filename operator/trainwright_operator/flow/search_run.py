@@ -25,12 +25,18 @@ _OPTIMIZERS: dict[str, Optimizer] = {"adam": "adam", "sgd": "sgd"}
 def search(request: PlanningRequest) -> str:
     """The `PlannedTrials` document for a request. Raises NoFeasiblePlan, or ValueError for what cannot be searched."""
     started = time.monotonic()
+    cluster: Cluster = documents.loads(request.cluster, Cluster, source="cluster")
+    profiles: Profiles = documents.loads(request.profiles, Profiles, source="profiles")
     problem = Problem(
-        cluster=documents.loads(request.cluster, Cluster, source="cluster"),
+        cluster=cluster,
         model=documents.loads(request.model, Model, source="model"),
-        profiles=documents.loads(request.profiles, Profiles, source="profiles"),
+        profiles=profiles,
         global_batch_size=request.global_batch_size,
-        limits=Limits(max_tensor_degree=request.max_tensor_degree, objective=Objective(request.objective)),
+        limits=Limits(
+            max_tensor_degree=request.max_tensor_degree,
+            objective=Objective(request.objective),
+            spare=_without_room(cluster, profiles),
+        ),
         optimizer=_OPTIMIZERS[request.optimizer],
         runtime=documents.loads(request.runtime, Runtime, source="runtime"),
         preference=Preference(request.tolerance),
@@ -42,6 +48,17 @@ def search(request: PlanningRequest) -> str:
     uncertainty = _uncertainty(problem, trials)
     seconds, stopped = time.monotonic() - started, control.stopped.is_set()
     return documents.dumps(PlannedTrials(request.planner, seconds, trials, uncertainty, stopped))
+
+
+def _without_room(cluster: Cluster, profiles: Profiles) -> tuple[str, ...]:
+    """Accelerators that lack the memory for some layer, which plans leave out. Raises NoFeasiblePlan where all do."""
+    lacking = profiles.without_room()
+    if lacking and {node.accelerator for node in cluster.nodes} <= lacking.keys():
+        told = ", ".join(f"{kind} on {accelerator}" for accelerator, kind in lacking.items())
+        raise NoFeasiblePlan(
+            f"no accelerator has the memory for every layer by itself, with however few rows: too large are {told}"
+        )
+    return tuple(lacking)
 
 
 def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertainty:

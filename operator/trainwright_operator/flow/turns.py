@@ -26,41 +26,37 @@ class Turn:
 
 
 def turns(planned: PlannedTrials, tried: Mapping[str, Tried], regret_below: float | None) -> tuple[Turn, ...]:
-    """All planned trials in the order in which they are made, by what came of those that were made (by name).
+    """All planned trials in the order in which they are made. `tried` are those that ended, by name, in their order.
 
-    Without `regret_below` that is the order of the document. With it, every baseline keeps its place, and where it is a
-    candidate's turn, it is that of the one with which the expected regret falls fastest; once that is below
-    `regret_below`, the remaining candidates are not worth it. The same results give the same order on every pass: what
-    was chosen before a result came is chosen again.
+    Without `regret_below` that is the order of the document. With it, every baseline keeps its place, and candidates
+    that were tried come in the order in which they were. Of the others that one is next with which the expected regret
+    falls fastest, by all that is known now; once that is below `regret_below`, they are not worth it.
     """
     if regret_below is None or planned.uncertainty is None:
         return tuple(Turn(trial) for trial in planned.trials)
+    numbers = {trial.name: number for number, trial in enumerate(planned.trials)}
+    known = _known(planned, {numbers[name]: result for name, result in tried.items()})
+    candidates = [number for number, trial in enumerate(planned.trials) if trial.role is Role.CANDIDATE]
+    former = [numbers[name] for name in tried if numbers[name] in candidates]
+    left = [number for number in candidates if number not in former]
+    answer = propose(known, Rule(regret_below, least_gain=0.0), among=left)
+    is_worth_it = answer.verdict is Verdict.TRY
+    if answer.trial is not None:
+        left.remove(answer.trial)
+        left.insert(0, answer.trial)
+    made = [Turn(planned.trials[number]) for number in former]
+    made += [Turn(planned.trials[number], is_worth_it) for number in left]
+    coming = iter(made)
+    return tuple(next(coming) if trial.role is Role.CANDIDATE else Turn(trial) for trial in planned.trials)
+
+
+def _known(planned: PlannedTrials, tried: Mapping[int, Tried]) -> Knowledge:
+    assert planned.uncertainty is not None
     seconds = [trial.predicted_seconds for trial in planned.trials]
     known = Knowledge.before_trials(seconds, planned.uncertainty.covariance, planned.uncertainty.memory_shares)
-    rule = Rule(regret_below, least_gain=0.0)
-    left = {number for number, trial in enumerate(planned.trials) if trial.role is Role.CANDIDATE}
-    found: list[Turn] = []
-    is_open, is_worth_it = True, True
-    for place, trial in enumerate(planned.trials):
-        number = place
-        if trial.role is Role.CANDIDATE:
-            number = min(left)
-            if is_open and is_worth_it:
-                answer = propose(known, rule, among=left)
-                is_worth_it = answer.verdict is Verdict.TRY
-                number = number if answer.trial is None else answer.trial
-            left.remove(number)
-        chosen = planned.trials[number]
-        found.append(Turn(chosen, is_worth_it or chosen.role is Role.BASELINE))
-        result = tried.get(chosen.name)
-        if result is None:
-            is_open = is_open and not found[-1].is_worth_it
+    for number, result in tried.items():
+        if result.seconds is None:
+            known = known.after_failure(number, out_of_memory=result.out_of_memory)
         else:
-            known = _after(known, number, result)
-    return tuple(found)
-
-
-def _after(known: Knowledge, number: int, tried: Tried) -> Knowledge:
-    if tried.seconds is None:
-        return known.after_failure(number, out_of_memory=tried.out_of_memory)
-    return known.after_seconds(number, tried.seconds)
+            known = known.after_seconds(number, result.seconds)
+    return known

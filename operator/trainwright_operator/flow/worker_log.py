@@ -9,10 +9,13 @@ from trainwright import documents
 from trainwright.orders import (
     FAILURE_MARKER,
     MAX_REPORT_BYTES,
+    PART_MARKER,
     PROGRESS_MARKER,
     REPORT_MARKER,
     Failure,
     Progress,
+    SeriesPart,
+    TrialReport,
     WorkerReport,
 )
 
@@ -25,12 +28,17 @@ def last_document(log: str, marker: str) -> str | None:
     return None
 
 
-def strict(text: str, noun: Any, source: str) -> Any:
-    """The noun in a JSON text, and in nothing else: YAML's aliases could blow a small text up. Raises DocumentError."""
+def strict(text: str, noun: Any, source: str, *, leave_out: str = "") -> Any:
+    """The noun in a JSON text, and in nothing else: YAML's aliases could blow a small text up. Raises DocumentError.
+
+    `leave_out`: a field that is not looked at.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise documents.DocumentError(f"{source}: not JSON: {error}") from None
+    if isinstance(data, dict):
+        data.pop(leave_out, None)
     return documents.parse(data, noun, source=source)
 
 
@@ -44,6 +52,20 @@ def report(log: str) -> WorkerReport | None:
         raise documents.DocumentError(f"report: {size} bytes, more than the {MAX_REPORT_BYTES} that are allowed")
     parsed: WorkerReport = strict(text, WorkerReport, "report")
     return parsed
+
+
+def parts(log: str) -> dict[int, TrialReport]:
+    """The trials of a series that were measured, by the number of their plan; a line that cannot be read is none."""
+    found: dict[int, TrialReport] = {}
+    for line in log.splitlines():
+        if not line.startswith(f"{PART_MARKER} ") or len(line) > MAX_REPORT_BYTES:
+            continue
+        try:
+            part: SeriesPart = strict(line.removeprefix(f"{PART_MARKER} "), SeriesPart, "part")
+        except documents.DocumentError:
+            continue
+        found[part.number] = part.trial
+    return found
 
 
 def progress(log: str) -> Progress | None:

@@ -17,7 +17,8 @@ from trainwright_operator.settings import Settings
 
 _REPORT_LINES = 400
 """A report is one line, which the container's runtime breaks into parts of 16 KiB; a few lines more may follow it."""
-_REPORT_BYTES = MAX_REPORT_BYTES + 200_000
+_REPORT_BYTES = 2 * MAX_REPORT_BYTES + 200_000
+"""Before its report, a series has told the same in parts."""
 _PROGRESS_LINES = 40
 _PROGRESS_BYTES = 64_000
 

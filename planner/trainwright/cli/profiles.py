@@ -14,7 +14,7 @@ from trainwright.cli.command import command
 from trainwright.cli.inputs import estimated, read, refuse_what_nothing_holds
 from trainwright.cluster import Cluster, Port
 from trainwright.profile_imports import FORMATS, ImportOptions
-from trainwright.profiles import LayerProfile, Profiles
+from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.training import Training
 
 app = typer.Typer(add_completion=False, help="Import, estimate or merge layer profiles.", invoke_without_command=True)
@@ -143,16 +143,18 @@ def merge(
 ) -> None:
     """Put several profiles documents into one; what stands in several is taken from the first that has it."""
     points: dict[tuple[str, str, int, int], LayerProfile] = {}
+    too_large: dict[LayerTooLarge, None] = {}
     origins: set[str] = set()
     for file in files:
         given: Profiles = read(file, Profiles)
         origins.add(given.origin)
+        too_large.update(dict.fromkeys(given.too_large))
         for layer in given.layers:
             points.setdefault((layer.accelerator, layer.kind, layer.tensor_degree, layer.rows), layer)
     origin: Literal["measured", "estimated"] = "estimated" if "estimated" in origins else "measured"
     if len(origins) > 1:
         note("some of these profiles are estimated, so the whole document is marked so")
-    write_document(Profiles(tuple(points.values()), origin), write)
+    write_document(Profiles(tuple(points.values()), origin, tuple(too_large)), write)
 
 
 def _training(file: Path) -> Training:

@@ -1,0 +1,85 @@
+"""What is kept of a gang that has ended: one result, or one for each trial of a series, as if tried alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from trainwright.orders import SeriesReport, TrialReport, WorkerReport
+from trainwright_operator.flow import outcome as outcomes
+from trainwright_operator.flow import worker_log
+from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.book import Book
+from trainwright_operator.flow.gang import WantedGang
+from trainwright_operator.flow.outcome import Outcome, OutcomeState
+from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.trouble import Trouble
+
+_GOOD = OutcomeState.SUCCEEDED
+_MOST_LATE = 0.01
+"""Share of the paced computations: with more, an emulated device was faster than the machine that emulates it."""
+
+
+def keep(  # noqa: PLR0913 - each is a different fact of the end
+    book: Book,
+    wanted: WantedGang,
+    trouble: Trouble | None,
+    *,
+    reports: Sequence[WorkerReport] = (),
+    started_at: datetime | None = None,
+    log: str = "",
+) -> None:
+    """Keep a gang's results; `trouble` is why there are no reports, or not all. What it took is shared out equally.
+
+    The gang's own name comes last, as it says that all of them are kept: what was cut short is done again from the
+    pods, which stay until then.
+    """
+    devices = sum(len(node.slots) for node in wanted.order.gang.nodes)
+    seconds = (book.now - started_at).total_seconds() if started_at is not None else 0.0
+    reported = dict(enumerate(reports)) or (worker_log.parts(log) if wanted.parts else {})
+    endings = [judged(reported[number]) if number in reported else trouble for number in range(len(wanted.results))]
+    unlucky = next((number for number, one in enumerate(endings) if one and one.state is not _GOOD), None)
+    numbers = sorted(range(len(endings)), key=lambda number: wanted.results[number] == wanted.name)
+    for number in numbers:
+        ending, name = endings[number], wanted.results[number]
+        assert ending is not None
+        ended = Outcome(
+            state=ending.state,
+            reason=ending.reason,
+            message=ending.message,
+            ended_at=book.now.replace(microsecond=0),
+            started_at=started_at,
+            device_seconds=max(seconds, 0.0) * devices / len(endings),
+            generation=book.plan.generation,
+        )
+        data = outcomes.data_of(ended, reported.get(number), log if number == unlucky else "")
+        book.store(book.names.result(name), data, role=StoredRole.RESULT, gang=name)
+
+
+def parts(report: WorkerReport, wanted: WantedGang) -> tuple[WorkerReport, ...] | Trouble:
+    """The report for each of the gang's results, or why it cannot be used."""
+    order = wanted.order
+    if report.kind != order.kind:
+        return Trouble.of(Reason.REPORT_INVALID, what=f"it is of kind {report.kind}, but {order.kind} was ordered")
+    found = report.trials if isinstance(report, SeriesReport) else (report,)
+    if len(found) != len(wanted.results):
+        what = f"it tells of {len(found)} trials, but {len(wanted.results)} were ordered"
+        return Trouble.of(Reason.REPORT_INVALID, what=what)
+    return found
+
+
+def judged(report: WorkerReport) -> Trouble:
+    """Whether a report's measurement counts."""
+    if isinstance(report, TrialReport):
+        if not is_measured(report):
+            return Trouble.of(Reason.REPORT_INVALID, what="it lacks iterations, or one of them took no time")
+        late, paced = report.late_segments, report.paced_segments
+        if late > _MOST_LATE * paced:
+            sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced)
+            return Trouble(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
+    return Trouble(Reason.MEASUREMENT_TAKEN, message(Reason.MEASUREMENT_TAKEN), OutcomeState.SUCCEEDED)
+
+
+def is_measured(report: TrialReport) -> bool:
+    """Whether it tells of iterations that took time."""
+    return bool(report.iteration_seconds) and min(report.iteration_seconds) > 0

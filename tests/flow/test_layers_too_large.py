@@ -1,0 +1,104 @@
+"""Layers that do not fit into an accelerator's memory: a finding of the profiling, which the search heeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from flow_world import World, node, report_of, spec_of
+
+from trainwright import documents
+from trainwright.orders import ProfileOrder, ProfileReport
+from trainwright.plan import Plan
+from trainwright.profiles import LayerTooLarge, Profiles
+
+BOTH = (node("n1"), node("n2", "emulated-t4"))
+
+
+def world_lacking(*lacking: LayerTooLarge, nodes=BOTH) -> World:
+    """Workers report what a device of too little memory would let them: nothing from these rows on."""
+
+    def report(order):
+        found = report_of(order)
+        if not isinstance(order, ProfileOrder):
+            return found
+        here = [
+            one
+            for one in lacking
+            if one.accelerator == order.gang.nodes[0].accelerator and one.tensor_degree == order.tensor_degree
+        ]
+        rows = {one.kind: one.rows for one in here}
+        kept = (layer for layer in found.layers if layer.rows < rows.get(layer.kind, layer.rows + 1))
+        return ProfileReport(tuple(kept), tuple(here))
+
+    trials = {"topK": 2}
+    return World(spec=spec_of(search={"planner": "Amp"}, trials=trials), nodes=nodes, report=report)
+
+
+def on_t4(kind: str, rows: int, degree: int = 1) -> LayerTooLarge:
+    return LayerTooLarge("emulated-t4", kind, degree, rows)
+
+
+def plans_of(world: World) -> list[Plan]:
+    text = world.stored[world.status.candidates_ref.config_map].data["document.json"]
+    candidates = json.loads(text)["trials"]
+    return [documents.parse(trial["plan"], Plan) for trial in candidates]
+
+
+def test_what_did_not_fit_is_kept_told_and_heeded() -> None:
+    lacking = (on_t4("block", 2), on_t4("block", 4, degree=2))
+    world = world_lacking(*lacking)
+    world.run()
+    assert world.succeeded == "True"
+    kept = documents.loads(world.stored[world.status.profiles_ref.config_map].data["document.json"], Profiles)
+    assert kept.too_large == lacking
+    assert world.condition("Profiled").message.endswith(
+        "; too large for the memory are block on emulated-t4 from 2 rows on at tensor degree 1, "
+        "block on emulated-t4 from 4 rows on at tensor degree 2"
+    )
+    for plan in plans_of(world):
+        for stage in plan.pipelines[0].stages:
+            if any(device.node == "n2" for device in stage.devices):
+                blocks = [run for run in stage.layers if run.first <= 4 and run.first + run.count > 1]
+                assert all(max(run.rows) < {1: 2, 2: 4}.get(run.tensor, 1000) for run in blocks)
+
+
+def test_an_accelerator_without_room_for_some_layer_is_left_out() -> None:
+    world = world_lacking(on_t4("head", 1))
+    status = world.run()
+    assert world.succeeded == "True"
+    assert world.condition("Profiled").message.endswith("tensor degree 1, so no plan uses emulated-t4")
+    assert {device.node for plan in plans_of(world) for device in plan.devices} == {"n1"}
+    assert status.winner is not None
+
+
+def test_where_no_accelerator_has_room_the_plan_says_so() -> None:
+    world = world_lacking(on_t4("head", 1), nodes=(node("n2", "emulated-t4"),))
+    world.run()
+    condition = world.condition("Planned")
+    assert (condition.status, condition.reason) == ("False", "NoFeasiblePlan")
+    assert "too large are head on emulated-t4" in condition.message
+
+
+def test_a_report_in_which_nothing_fits_at_all_is_no_failure() -> None:
+    kinds = ("embedding", "block", "head")
+    lacking = [on_t4(kind, 1) for kind in kinds] + [on_t4("block", 1, degree) for degree in (2, 4)]
+    world = world_lacking(*lacking)
+    world.run()
+    assert world.succeeded == "True"
+    assert {device.node for plan in plans_of(world) for device in plan.devices} == {"n1"}
+    assert "and 2 more, so no plan uses emulated-t4" in world.condition("Profiled").message
+
+
+def test_a_layer_that_fits_divided_is_divided() -> None:
+    world = world_lacking(on_t4("block", 1), replace(on_t4("block", 1), accelerator="emulated-v100"))
+    world.run()
+    assert world.succeeded == "True"
+    runs = [run for plan in plans_of(world) for stage in plan.pipelines[0].stages for run in stage.layers]
+    assert {run.tensor for run in runs} <= {2, 4}
+
+
+def test_nothing_is_said_where_all_fits() -> None:
+    world = world_lacking()
+    world.run(until=lambda: world.status.profiles_ref is not None)
+    assert world.condition("Profiled").message.endswith("measured on emulated-v100, emulated-t4")

@@ -1,0 +1,137 @@
+"""Timelines of trials: ordered, kept with the report, and read again by `trainwright trial`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flow_world import World, node, report_of, spec_of
+from typer.testing import CliRunner
+
+from trainwright import documents
+from trainwright.cli import app
+from trainwright.cluster import Device
+from trainwright.orders import MAX_REPORT_BYTES, RankMemory, SeriesOrder, SeriesReport, TrialOrder, TrialReport
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.timeline import Action, Moment, RankTimeline, Timeline
+from trainwright_operator.api.spec import TrialsSpec
+from trainwright_operator.flow.outcome import read
+from trainwright_operator.flow.trial_gangs import ROOM_BYTES, report_bytes
+
+MODEL = "gpt: {layers: 4, hidden_size: 64, heads: 4, sequence_length: 64, vocabulary_size: 512}\nglobal_batch_size: 8\n"
+
+
+def timeline_of(plan: Plan) -> Timeline:
+    moments = (
+        Moment(Action.FORWARD, 0, 0, 400_000),
+        Moment(Action.WAIT, 0, 400_000, 100_000),
+        Moment(Action.BACKWARD, 0, 500_000, 500_000),
+    )
+    return Timeline(1.0, tuple(RankTimeline(device.node, device.slot, moments) for device in plan.devices))
+
+
+def report_with_timeline(order):
+    found = report_of(order)
+    if isinstance(order, SeriesOrder):
+        trials = (report_with_timeline(order.trial(number)) for number in range(len(order.plans)))
+        return SeriesReport(tuple(trials))
+    if isinstance(order, TrialOrder) and order.timeline:
+        return replace(found, timeline=timeline_of(order.plan))
+    return found
+
+
+def world_of(**trials: object) -> World:
+    return World(
+        spec=spec_of(search={"planner": "Amp"}, trials={"topK": 1, **trials}),
+        nodes=(node("n1"), node("n2", "emulated-t4")),
+        report=report_with_timeline,
+    )
+
+
+def kept(world: World, config_map: str, key: str) -> str:
+    """As `kubectl get configmap NAME -o jsonpath='{.data.KEY}'` writes it."""
+    return world.stored[config_map].data[key]
+
+
+@pytest.mark.parametrize("per_gang", [1, 2])
+def test_what_the_operator_keeps_is_what_the_command_reads(per_gang: int, tmp_path: Path) -> None:
+    world = world_of(timeline=True, perGang=per_gang)
+    status = world.run()
+    candidates = json.loads(kept(world, status.candidates_ref.config_map, "document.json"))
+    plans = {trial["name"]: json.dumps(trial["plan"]) for trial in candidates["trials"]}
+    assert len(status.trials) >= 2
+    plans[status.winner.trial] = json.dumps(status.dump()["winner"]["plan"])
+    for trial in status.trials:
+        files = {
+            "cluster.json": kept(world, status.cluster_ref.config_map, "document.json"),
+            "profiles.json": kept(world, status.profiles_ref.config_map, "document.json"),
+            "report.json": kept(world, trial.result_ref.config_map, "report.json"),
+            "plan.json": plans[trial.name],
+            "model.yaml": MODEL,
+        }
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        options = [
+            f"--{name.partition('.')[0]}={tmp_path / name}" for name in files
+        ]  # one file an option, of the same name
+        trace = tmp_path / f"{trial.name}.json"
+        done = CliRunner().invoke(app, ["trial", *options, "--trace", str(trace)])
+        assert done.exit_code == 0, done.output
+        assert "As measured, device by device" in done.output
+        assert "n2:1" in done.output
+        events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+        assert {event["name"].split()[0] for event in events} >= {"forward", "wait", "backward"}
+
+
+def test_the_operator_itself_does_not_read_a_timeline_again() -> None:
+    world = world_of(timeline=True)
+    status = world.run()
+    stored = world.stored[status.trials[0].result_ref.config_map]
+    assert documents.loads(stored.data["report.json"], TrialReport).timeline is not None
+    assert read(stored).report.timeline is None
+
+
+def test_none_is_ordered_by_default() -> None:
+    world = world_of()
+    status = world.run()
+    report = documents.loads(kept(world, status.trials[0].result_ref.config_map, "report.json"), TrialReport)
+    assert report.timeline is None
+
+
+def test_it_may_be_asked_for_later_and_nothing_is_measured_anew() -> None:
+    world = world_of()
+    world.run()
+    before = len(world.created)
+    world.change(search={"planner": "Amp"}, trials={"topK": 1, "timeline": True})
+    world.run()
+    assert world.created[before:] == []
+
+
+def wide(devices: int, name: str) -> Plan:
+    used = tuple(Device(f"{name}-{number // 8}", number % 8) for number in range(devices))
+    stages = tuple(Stage((device,), (LayerRun(layer, 1, 1, 1, (1,)),)) for layer, device in enumerate(used))
+    return Plan(devices, 8, (Pipeline(8, 1, stages),))
+
+
+@pytest.mark.parametrize(("devices", "plans", "iterations"), [(16, 5, 10), (16, 1, 9000), (240, 4, 100), (900, 1, 10)])
+def test_a_report_that_was_ordered_with_its_timelines_can_be_kept(devices: int, plans: int, iterations: int) -> None:
+    from trainwright_worker.trial import MOST_MOMENTS
+
+    limits = TrialsSpec(iterations=iterations, timeline=True)
+    plan = wide(devices, "gpu-node.example")
+    assert report_bytes([plan] * plans, limits) <= ROOM_BYTES
+    moments = tuple(Moment(Action.TENSOR_SUM, 1000 + one, 10**7 + one, 10**6) for one in range(1000))
+    ranks = tuple(RankTimeline(device.node, device.slot, moments, 10**5) for device in plan.devices)
+    whole = Timeline(1.2345678901234567, ranks).at_most(MOST_MOMENTS // plans)
+    seconds = (0.12345678901234567,) * (iterations + 3)
+    memory = tuple(RankMemory(device.node, device.slot, 10**11) for device in plan.devices)
+    one = TrialReport(seconds[3:], seconds, memory, 10**6, 10**4, whole)
+    assert len(documents.dumps(SeriesReport((one,) * plans))) < MAX_REPORT_BYTES
+
+
+def test_of_too_many_devices_no_timeline_is_ordered() -> None:
+    limits = TrialsSpec(timeline=True)
+    assert report_bytes([wide(4096, "n")], limits) > ROOM_BYTES
+    assert report_bytes([wide(4096, "n")], TrialsSpec()) <= ROOM_BYTES

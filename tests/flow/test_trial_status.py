@@ -1,0 +1,81 @@
+"""What the status says of a trial that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flow_world import START, World, node, report_of, spec_of
+
+from trainwright import documents
+from trainwright.cluster import Cluster
+from trainwright.orders import RankMemory, TrialReport
+from trainwright.plan import Plan
+from trainwright.throughput import throughput
+from trainwright_operator.flow.accept import model_of
+from trainwright_operator.flow.candidates import PlannedTrial, Role
+from trainwright_operator.flow.endings import judged
+from trainwright_operator.flow.outcome import GangResult, Outcome, OutcomeState
+from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.trial_status import ended
+
+VIT = {"layers": 2, "hiddenSize": 64, "heads": 4, "imageSize": 32, "patchSize": 8, "classes": 10}
+
+
+def measured(world: World, *seconds: float):
+    """The first trial's status after a world whose trials took so long."""
+
+    def report(order):
+        found = report_of(order)
+        return replace(found, iteration_seconds=seconds) if isinstance(found, TrialReport) else found
+
+    world.report = report
+    return world.run().trials[0]
+
+
+def small(**changes: object) -> World:
+    return World(spec=spec_of(trials={"topK": 1}, **changes), nodes=(node("n1"),))
+
+
+def test_a_measured_trial_tells_its_spread_its_tokens_and_its_utilisation() -> None:
+    world = small()
+    found = measured(world, 0.4, 0.2, 0.25)
+    assert (found.shortest_seconds, found.measured_seconds, found.longest_seconds) == (0.2, 0.25, 0.4)
+    assert found.tokens_per_second == 8 * 64 / 0.25
+    cluster = documents.loads(world.stored[world.status.cluster_ref.config_map].data["document.json"], Cluster)
+    plan = documents.parse(world.status.winner.plan, Plan)
+    expected = throughput([0.25], plan, model_of(world.spec), cluster).utilisation
+    assert found.model_flop_utilisation == pytest.approx(expected, rel=1e-4)
+    assert found.peak_memory_bytes == 1000
+    assert found.dump()["modelFlopUtilisation"] > 0
+
+
+def test_what_is_not_known_is_absent() -> None:
+    assert "tokensPerSecond" not in measured(small(model={"vit": VIT}), 0.2).dump()
+    world = World(spec=spec_of(trials={"topK": 1}), nodes=(node("n1", "Unheard-of-X1"),))
+    found = measured(world, 0.2).dump()
+    assert "modelFlopUtilisation" not in found
+    assert found["tokensPerSecond"] == 8 * 64 / 0.2
+
+
+def test_peak_memory_is_that_of_the_fullest_device_and_a_failed_trial_tells_no_figures() -> None:
+    world = small()
+    measured(world, 0.2)
+    plan = documents.parse(world.status.winner.plan, Plan)
+    cluster = documents.loads(world.stored[world.status.cluster_ref.config_map].data["document.json"], Cluster)
+    planned = PlannedTrial("candidate-1", Role.CANDIDATE, False, 1, 1, 0.2, 1, "", plan)
+    report = TrialReport((0.2,), (1.0,), (RankMemory("n1", 0, 5), RankMemory("n1", 1, 7)))
+    for state in OutcomeState:
+        result = GangResult(Outcome(state, Reason.CRASHED, "so it ended", START), report)
+        status = ended(planned, result, "demo-candidate-1-result", model_of(world.spec), cluster).status
+        assert status.peak_memory_bytes == (None if state is OutcomeState.FAILED else 7)
+        assert status.result_ref.config_map == "demo-candidate-1-result"
+
+
+@pytest.mark.parametrize("seconds", [(), (0.1, 0.0), (-1.0,)])
+def test_a_report_without_iterations_that_took_time_is_not_used(seconds: tuple[float, ...]) -> None:
+    found = judged(TrialReport(seconds, ()))
+    assert (found.state, found.reason) == (OutcomeState.FAILED, Reason.REPORT_INVALID)
+    world = small()
+    measured(world, *seconds)
+    assert world.status.trials[0].reason == "ReportInvalid"

@@ -1,0 +1,128 @@
+"""Layers that did not fit into an accelerator's memory when they were profiled: no search counts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trainwright import documents
+from trainwright.cli import app
+from trainwright.cluster import Accelerator, Cluster, Link, Node
+from trainwright.cost.estimate import estimate_in
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
+from trainwright.search import SEARCHES, Control, Problem, run
+
+MODEL = Model.of(Gpt(4, 64, 4, 64, 512))
+LINKS = tuple(Link(one, other, 1e-4, 1e8) for one in ("n1", "n2") for other in ("n1", "n2"))
+CLUSTER = Cluster(
+    (Accelerator("fast", 16 * 2**30), Accelerator("slow", 16 * 2**30)),
+    (Node("n1", "fast", 2), Node("n2", "slow", 2)),
+    LINKS,
+)
+BATCH = 8
+
+
+def profiles(*too_large: LayerTooLarge) -> Profiles:
+    """As a worker reports them: what is too large, and all rows above, were not measured."""
+    least = {(one.accelerator, one.kind, one.tensor_degree): one.rows for one in too_large}
+    measured = tuple(
+        LayerProfile(
+            accelerator, kind.name, degree, rows,
+            (0.01 * rows / degree + 0.001) * times, (0.02 * rows / degree + 0.001) * times, 0.001,
+            1000 * rows, 4 * kind.parameters // degree,
+        )
+        for accelerator, times in (("fast", 1.0), ("slow", 2.0))
+        for kind in MODEL.kinds
+        for degree in ((1, 2, 4) if kind.is_tensor_parallel else (1,))
+        for rows in (1, 2, 4, 8)
+        if rows < least.get((accelerator, kind.name, degree), rows + 1)
+    )  # fmt: skip
+    return Profiles(measured, too_large=too_large)
+
+
+def computed(plan: Plan) -> Iterator[tuple[str, str, int, int]]:
+    """Accelerator, kind, tensor degree and rows of every layer on every device."""
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for run_ in stage.layers:
+                groups = run_.tensor_groups(stage.devices)
+                for group, rows in zip(groups, run_.rows, strict=True):
+                    for layer in range(run_.first, run_.first + run_.count):
+                        kind = MODEL.kind_of(layer)
+                        degree = run_.tensor if kind.is_tensor_parallel else 1
+                        for device in group:
+                            yield CLUSTER.accelerator_of(device).name, kind.name, degree, rows
+
+
+LACKING = {
+    "four rows of a block": (LayerTooLarge("slow", "block", 1, 4), LayerTooLarge("slow", "block", 2, 4)),
+    "two rows of a head": (LayerTooLarge("fast", "head", 1, 2), LayerTooLarge("slow", "head", 1, 2)),
+    "a whole block": (LayerTooLarge("slow", "block", 1, 1),),
+    "a whole block anywhere": (LayerTooLarge("slow", "block", 1, 1), LayerTooLarge("fast", "block", 1, 1)),
+}
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+@pytest.mark.parametrize("planner", SEARCHES)
+def test_no_search_makes_a_plan_with_a_layer_that_did_not_fit(planner: str, lacking: str) -> None:
+    too_large = LACKING[lacking]
+    problem = Problem(CLUSTER, MODEL, profiles(*too_large), BATCH)
+    found = run(planner, problem, top=3, control=Control.within(5))
+    assert found
+    least = {(one.accelerator, one.kind, one.tensor_degree): one.rows for one in too_large}
+    for candidate in found:
+        assert candidate.estimate.feasible
+        for accelerator, kind, degree, rows in computed(candidate.plan):
+            assert rows < least.get((accelerator, kind, degree), rows + 1)
+
+
+def plan(rows: int) -> Plan:
+    devices = CLUSTER.devices
+    halves = (LayerRun(0, 3, 1, 2, (rows, rows)), LayerRun(3, 3, 1, 2, (rows, rows)))
+    stages = tuple(Stage(devices[2 * number : 2 * number + 2], (half,)) for number, half in enumerate(halves))
+    return Plan(6, BATCH, (Pipeline(BATCH // (2 * rows), 2 * rows, stages),))
+
+
+def test_a_given_plan_does_not_fit_from_as_many_rows_on() -> None:
+    setting = Problem(CLUSTER, MODEL, profiles(LayerTooLarge("slow", "block", 1, 4)), BATCH).setting
+    assert estimate_in(plan(2), setting).feasible
+    refused = estimate_in(plan(4), setting)
+    assert not refused.feasible
+    assert "n2:0 (slow) lacks" in (refused.reason or "")
+    assert refused.iteration_seconds == pytest.approx(
+        estimate_in(plan(4), Problem(CLUSTER, MODEL, profiles(), BATCH).setting).iteration_seconds
+    )
+
+
+def test_what_was_not_too_large_costs_what_it_did() -> None:
+    plain, lacking = profiles(), profiles(LayerTooLarge("slow", "block", 1, 8))
+    for rows in range(1, 8):
+        assert plain.cost("slow", "block", 1, rows) == lacking.cost("slow", "block", 1, rows)
+    both = replace(lacking, too_large=(*lacking.too_large, LayerTooLarge("slow", "block", 1, 4)))
+    assert both.cost("slow", "block", 1, 4).activation_bytes > 2**40, "the least counts"
+
+
+def test_a_kind_that_fits_nowhere_is_named_by_accelerator() -> None:
+    found = profiles(LayerTooLarge("slow", "head", 1, 1), LayerTooLarge("fast", "block", 1, 1))
+    assert found.without_room() == {"slow": "head"}
+    with pytest.raises(ValueError, match="no profile of layer kind head on slow at tensor degree 1"):
+        found.cost("slow", "head", 1, 1)
+
+
+def test_documents_keep_it_and_merging_keeps_all_of_it(tmp_path: Path) -> None:
+    one = profiles(LayerTooLarge("slow", "block", 1, 4))
+    assert documents.loads(documents.dumps(one), Profiles) == one
+    assert documents.loads(documents.dumps(profiles()), Profiles) == profiles()
+    other = Profiles((), too_large=(LayerTooLarge("fast", "head", 1, 8), *one.too_large))
+    for name, document in (("one", one), ("other", other)):
+        (tmp_path / name).write_text(documents.dumps(document))
+    done = CliRunner().invoke(app, ["profiles", "merge", str(tmp_path / "one"), str(tmp_path / "other")])
+    assert done.exit_code == 0, done.output
+    assert documents.loads(done.stdout, Profiles).too_large == (*one.too_large, other.too_large[0])
