@@ -124,7 +124,7 @@ def _go_through_phases(book: Book) -> None:
         answer_without_trials(book, discovery, planned)
         return
     book.present = ConditionType.TRIALS_COMPLETED
-    tried = try_plans(book, discovery, cluster, planned)
+    tried = try_plans(book, discovery, links.cluster, planned)
     if tried is not None:
         answer(book, discovery, tried)
 
