@@ -69,7 +69,7 @@ def test_candidates_and_baselines_are_tried_in_turn_one_at_a_time() -> None:
 
 
 def test_a_plan_that_is_also_the_heuristics_is_tried_once_and_counts_for_both() -> None:
-    world = World(nodes=(node("n1"),))
+    world = World(nodes=(node("n1"),), spec=spec_of(links={"collectives": False}))
     status = world.run()
     summaries = [trial.summary for trial in status.trials]
     assert len(summaries) == len(set(summaries))

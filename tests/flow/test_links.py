@@ -229,7 +229,7 @@ def test_the_slow_down_under_communication_is_measured_on_real_devices_and_reach
     for _ in range(300):
         asked += [action.request for action in world.step() if isinstance(action, StartPlanner)]
     assert world.succeeded == "True"
-    assert documents.loads(asked[0].runtime, Runtime) == Runtime(overlap_slowdown_ratio=1.2)
+    assert documents.loads(asked[0].runtime, Runtime).overlap_slowdown_ratio == 1.2
     assert world.status.links.overlap_slowdown == 1.2
     assert "computation takes 1.2 times as long beside communication" in world.condition("LinksMeasured").message
     without = World(nodes=world.nodes, spec=spec_of(links={"overlap": False}))
