@@ -1,0 +1,62 @@
+"""What spares time on large clusters, on the whole local one: sampled links, several trials in a gang, their timelines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import yaml
+
+
+def test_links_are_sampled_and_trials_run_in_one_gang_that_tells_what_each_device_did(
+    workbench: Any, small_plan: Any, tmp_path: Any
+) -> None:
+    model = {"gpt": {"layers": 6, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}}
+    plan = small_plan(
+        model=model,
+        training={"globalBatchSize": 16},
+        devices={},
+        links={"allPairsUpToNodes": 2},
+        trials={
+            "topK": 3, "perGang": 4, "timeline": True, "baseline": "Megatron", "warmupIterations": 1, "iterations": 3,
+        },
+    )  # fmt: skip
+    status = workbench.wait_finished(workbench.apply(plan))["status"]
+    assert "winner" in status, status
+
+    links = status["links"]
+    assert links["measured"] + links["inferred"] == 4 * 3 + 4, links
+    assert links["inferred"] > 0
+    message = next(one["message"] for one in status["conditions"] if one["type"] == "LinksMeasured")
+    assert "taken to be like others of their kind" in message
+
+    trials = [trial for trial in status["trials"] if trial["state"] == "Succeeded"]
+    assert len(trials) >= 2, status["trials"]
+    maps = json.loads(workbench.run("get", "configmaps", "--output", "json"))["items"]
+    data = {one["metadata"]["name"]: one["data"] for one in maps if "data" in one}
+    outcomes = [json.loads(data[trial["resultRef"]["configMap"]]["outcome.json"]) for trial in trials]
+    assert len({outcome["started_at"] for outcome in outcomes}) == 1, "the trials shared no gang"
+
+    sizes = {"layers": 6, "hidden_size": 64, "heads": 4, "sequence_length": 64, "vocabulary_size": 512}
+    winner = next(trial for trial in trials if trial["name"] == status["winner"]["trial"])
+    files = {
+        "cluster": data[status["clusterRef"]["configMap"]]["document.json"],
+        "profiles": data[status["profilesRef"]["configMap"]]["document.json"],
+        "plan": json.dumps(status["winner"]["plan"]),
+        "report": data[winner["resultRef"]["configMap"]]["report.json"],
+        "model": yaml.safe_dump({"gpt": sizes, "global_batch_size": 16}),
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    arguments = [part for name in files for part in (f"--{name}", str(tmp_path / name))]
+    trace = tmp_path / "trace.json"
+    shown = subprocess.run(
+        [sys.executable, "-m", "trainwright", "trial", *arguments, "--trace", str(trace)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert "As measured, device by device" in shown.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert len({(event["pid"], event["tid"]) for event in events}) >= 2
