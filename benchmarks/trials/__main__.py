@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -36,7 +37,7 @@ AT_ONCE = 5
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", type=int, default=22, help="plans of each setting (default 22)")
-    parser.add_argument("--talkative", type=int, default=9, help="at least so many that communicate much (default 9)")
+    parser.add_argument("--talkative", type=int, default=10, help="at least so many that communicate much (default 10)")
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--keep-cluster", action="store_true", help="leave the cluster up")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -58,7 +59,7 @@ def main() -> int:
                 plans = chosen_plans(
                     setting, surroundings, profiles, count=arguments.plans, talkative=arguments.talkative
                 )
-                tried += _try(bench, setting, shape, plans, arguments.iterations, console)
+                tried += Trials(bench, setting, shape, arguments.iterations, console).of(plans)
                 show(setting, [one for one in tried if one.setting is setting], console)
                 keep(tried, arguments.out)
     finally:
@@ -76,27 +77,44 @@ def _keep_measured(folder: Path, number: int, surroundings: Surroundings, profil
         (folder / f"{number}-{name}.json").write_text(documents.dumps(document), encoding="utf-8")
 
 
-def _try(  # noqa: PLR0913, PLR0917 (a step of main's, with what main knows)
-    bench: Bench, setting: Setting, shape: ClusterShape, plans: list[Chosen], iterations: int, console: Console
-) -> list[Tried]:
-    """The plans in gangs of several; a gang that fails is told and left out."""
-    found = []
-    for start in range(0, len(plans), AT_ONCE):
-        some = plans[start : start + AT_ONCE]
-        console.print(f"trying plans {start + 1} … {start + len(some)} of {len(plans)}")
-        order = SeriesOrder(
-            gang(shape, setting.nodes, deadline_seconds=900.0), setting.model, tuple(one.plan for one in some),
-            warmup_iterations=2, iterations=iterations,
-            timeline=True,
-        )  # fmt: skip
-        try:
-            report = bench.run(order)
-        except RuntimeError as error:
-            console.print(f"[red]these plans gave no figures: {error}[/red]")
-            continue
-        assert isinstance(report, SeriesReport)
-        found += [Tried(setting, chosen, trial) for chosen, trial in zip(some, report.trials, strict=True)]
-    return found
+@dataclass(frozen=True)
+class Trials:
+    """Tries plans of one setting."""
+
+    bench: Bench
+    setting: Setting
+    shape: ClusterShape
+    iterations: int
+    console: Console
+
+    def of(self, plans: list[Chosen]) -> list[Tried]:
+        """The plans' trials. What was void is tried once more: a moment's load of this machine is not the plan's fault."""
+        found = self._in_gangs(plans)
+        void = [one.chosen for one in found if one.is_void]
+        if void:
+            self.console.print(f"{len(void)} came late; once more")
+            again = {id(one.chosen): one for one in self._in_gangs(void)}
+            found = [again.get(id(one.chosen), one) for one in found]
+        return found
+
+    def _in_gangs(self, plans: list[Chosen]) -> list[Tried]:
+        """In gangs of several; a gang that fails is told and left out."""
+        found: list[Tried] = []
+        for start in range(0, len(plans), AT_ONCE):
+            some = plans[start : start + AT_ONCE]
+            self.console.print(f"trying plans {start + 1} … {start + len(some)} of {len(plans)}")
+            order = SeriesOrder(
+                gang(self.shape, self.setting.nodes, deadline_seconds=900.0), self.setting.model,
+                tuple(one.plan for one in some), warmup_iterations=2, iterations=self.iterations, timeline=True,
+            )  # fmt: skip
+            try:
+                report = self.bench.run(order)
+            except RuntimeError as error:
+                self.console.print(f"[red]these plans gave no figures: {error}[/red]")
+                continue
+            assert isinstance(report, SeriesReport)
+            found += [Tried(self.setting, chosen, trial) for chosen, trial in zip(some, report.trials, strict=True)]
+        return found
 
 
 if __name__ == "__main__":
