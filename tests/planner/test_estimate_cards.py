@@ -111,15 +111,30 @@ def test_pipelines_of_any_tensor_degrees_sum_every_slice_once(tensors: tuple[int
     assert across.cards["out", "a"] == pytest.approx(across.seconds)
 
 
-def test_pipelines_sharded_over_two_and_three_replicas_sum_every_shard_once() -> None:
+def pipelines_of_replicas(*rows: tuple[int, ...], sharding: Sharding) -> Plan:
+    """A pipeline on each node, of one stage, whose replicas take these rows."""
     stages = [
-        Stage(devices[: len(rows)], (LayerRun(0, 6, 1, len(rows), rows, sharding=Sharding.ZERO1),))
-        for devices, rows in ((A, (3, 3)), (B, (2, 2, 2)))
+        Stage(devices[: len(one)], (LayerRun(0, 6, 1, len(one), one, sharding=sharding),))
+        for devices, one in zip((A, B), rows, strict=True)
     ]
-    plan = Plan(6, 12, tuple(Pipeline(1, 6, (one,)) for one in stages))
-    across = gradient_syncs(Paces(plan, setting()))[-1]
-    assert across.owners == ((0, 0), (1, 0))
-    assert across.seconds == pytest.approx(setting().parameters(0, 6, 1) * 4 / NETWORK)
+    return Plan(6, 2 * sum(rows[0]), tuple(Pipeline(1, sum(rows[0]), (one,)) for one in stages))
+
+
+def test_pipelines_that_share_weights_out_alike_sum_every_part_once() -> None:
+    syncs = gradient_syncs(Paces(pipelines_of_replicas((3, 3), (3, 3), sharding=Sharding.ZERO1), setting()))
+    assert [one.owners for one in syncs] == [((0, 0),), ((1, 0),), ((0, 0), (1, 0))]
+    assert syncs[-1].seconds == pytest.approx(setting().parameters(0, 6, 1) * 4 / NETWORK)
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])
+def test_pipelines_that_share_weights_out_in_different_ways_sum_them_whole(sharding: Sharding) -> None:
+    """As the worker does: all replicas of both together, and after the last backward."""
+    shared, whole = (
+        gradient_syncs(Paces(pipelines_of_replicas((3, 3), (2, 2, 2), sharding=one), setting()))
+        for one in (sharding, Sharding.NONE)
+    )
+    assert shared == whole
+    assert [one.owners for one in shared] == [((0, 0), (1, 0))]
 
 
 def test_no_pipeline_is_done_before_the_busiest_card_has_carried_its_messages() -> None:

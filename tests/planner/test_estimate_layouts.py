@@ -185,10 +185,10 @@ def test_pipelines_of_different_tensor_degrees_sum_slice_by_slice() -> None:
     one = Seats(("a", "a"), 1, 2, Order.TENSOR_INNER, (1, 1))
     two = Seats(("b", "b"), 2, 1, Order.TENSOR_INNER, (2,))
     # Rank b:0 holds the first half, b:1 the second; both ranks of a hold both, and sum one after the other.
-    assert slice_rounds([one, two], [1, 1]) == [(("a", "a", "b"),), (("a", "a", "b"),)]
-    assert slice_rounds([two, two], [1, 1]) == [(("b", "b"), ("b", "b"))]
+    assert slice_rounds([one, two], sharded=False) == [(("a", "a", "b"),), (("a", "a", "b"),)]
+    assert slice_rounds([two, two], sharded=False) == [(("b", "b"), ("b", "b"))]
     # Sharded over two replicas: one ring for each shard, with the rank that holds it in each pipeline.
-    assert slice_rounds([one, one], [2, 2]) == [(("a", "a"), ("a", "a"))]
+    assert slice_rounds([one, one], sharded=True) == [(("a", "a"), ("a", "a"))]
 
 
 @pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import lcm
 
 from trainwright.cost.collectives import Collective, Nodes
@@ -180,11 +180,11 @@ class _Builder:
         tensor degree divides are spread over the rings of a rank of the highest degree.
         """
         seats = [holder.seats for holder in bucket.holders]
-        shards = [one.data if sharded else 1 for one in seats]
         values = max(value * one.tensor for value, one in zip(bucket.values, seats, strict=True))
-        message = values / lcm(*(one.tensor for one in seats)) * num_bytes / lcm(*shards)
+        message = values / lcm(*(one.tensor for one in seats)) * num_bytes
+        message /= seats[0].data if sharded else 1
         total: Cost = (0.0, 0.0, Counter())
-        for groups in slice_rounds(seats, shards):
+        for groups in slice_rounds(seats, sharded=sharded):
             cost = _all_reduce(self.setting.collectives.all_reduce(groups), message)
             total = (total[0] + cost[0], total[1] + cost[1], total[2] + cost[2])
         return total
@@ -212,24 +212,20 @@ class _Builder:
         self._add(tuple(owners), _all_reduce(setting.collectives.all_reduce(groups), message), shared=True)
 
 
-def slice_rounds(seats: Sequence[Seats], shards: Sequence[int]) -> list[tuple[Nodes, ...]]:
+def slice_rounds(seats: Sequence[Seats], *, sharded: bool) -> list[tuple[Nodes, ...]]:
     """Rings over the ranks that hold the same slice, in rounds in which no rank takes part twice.
 
-    A pipeline with tensor degree t whose ranks hold 1/d of their part has t × d slices; the finest common ones are summed.
+    Slices are as fine as the tensor degrees together make them; where replicas share them out, all in the same way, each
+    part is a slice of its own.
     """
-    tensors, parts = lcm(*(one.tensor for one in seats)), lcm(*shards)
-    rounds: dict[tuple[int, int], list[Nodes]] = {}
-    turns = tensors // min(one.tensor for one in seats), parts // min(shards)
+    tensors = lcm(*(one.tensor for one in seats))
+    turns = tensors // min(one.tensor for one in seats)
+    rounds: dict[int, list[Nodes]] = {}
     for tensor in range(tensors):
-        for part in range(parts):
-            ranks: list[str] = []
-            for one, shard in zip(seats, shards, strict=True):
-                group = one.data_groups[tensor * one.tensor // tensors]
-                ranks.extend(
-                    group if shard == 1 and one.data > 1 and max(shards) == 1 else (group[part * shard // parts],)
-                )
-            rounds.setdefault((tensor % turns[0], part % turns[1]), []).append(tuple(ranks))
-    return [tuple(groups) for _, groups in sorted(rounds.items())]
+        groups = [one.data_groups[tensor * one.tensor // tensors] for one in seats]
+        rings = zip(*groups, strict=True) if sharded else [chain.from_iterable(groups)]
+        rounds.setdefault(tensor % turns, []).extend(tuple(ring) for ring in rings)
+    return [tuple(rings) for _, rings in sorted(rounds.items())]
 
 
 def _all_reduce(collective: Collective, message_bytes: float) -> Cost:

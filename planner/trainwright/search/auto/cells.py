@@ -26,29 +26,18 @@ class Cell:
 
     accelerators: tuple[str, ...]
     nodes: tuple[str, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.accelerators, self.nodes)))
+
+    def __hash__(self) -> int:
+        """Kept: cells are looked up far more often than made."""
+        return self._hash
 
     @property
     def tensor(self) -> int:
         return len(self.nodes)
-
-
-@dataclass(frozen=True, eq=False)
-class CellTable:
-    """One kind of cell at one number of rows; sums over the layers [first:end), by cut.
-
-    Attributes:
-        seconds: forward and backward of a micro-batch.
-        again_seconds: what recomputing all of them adds.
-        kept_bytes: what one micro-batch keeps of them.
-        update_seconds: of the optimizer's step, nothing sharded.
-        last_backward_seconds: of one backward.
-    """
-
-    seconds: Array
-    again_seconds: Array
-    kept_bytes: Array
-    update_seconds: Array
-    last_backward_seconds: Array
 
 
 @dataclass
@@ -61,7 +50,7 @@ class Cells:
 
     problem: Problem
     most_cuts: int
-    _tables: dict[tuple[Cell, int], CellTable] = field(default_factory=dict)
+    _sums: dict[tuple[Cell, int], Array] = field(default_factory=dict)
     _totals: dict[tuple[Cell, int], float] = field(default_factory=dict)
     _columns: dict[tuple[Cell, int], Array] = field(default_factory=dict)
     _held: dict[int, Array] = field(default_factory=dict)
@@ -94,13 +83,14 @@ class Cells:
     def memory(self) -> StageMemory:
         return StageMemory(self.problem)
 
-    def table(self, cell: Cell, rows: int) -> CellTable:
+    def sums(self, cell: Cell, rows: int) -> Array:
+        """[forward | backward | update seconds | kept bytes, cut] of a micro-batch through all layers before the cut."""
         key = (cell, rows)
-        if key not in self._tables:
-            forward, backward, update, kept = self._sums(cell, rows)
-            spans = [line[None, :] - line[:, None] for line in (forward + backward, forward, kept, update, backward)]
-            self._tables[key] = CellTable(spans[0], spans[1], spans[2], spans[3], spans[4])
-        return self._tables[key]
+        if key not in self._sums:
+            by_layer = self._by_kind(cell, rows)[:, self._kind_numbers]
+            totals = np.concatenate([np.zeros((4, 1)), np.cumsum(by_layer, axis=1)], axis=1)
+            self._sums[key] = totals[:, list(self.cuts)]
+        return self._sums[key]
 
     def total_seconds(self, cell: Cell, rows: int) -> float:
         """Of a micro-batch of so many rows through the whole model."""
@@ -110,13 +100,6 @@ class Cells:
             counts = self._kind_counts
             self._totals[key] = float((columns[0] + columns[1]) @ counts)
         return self._totals[key]
-
-    def _sums(self, cell: Cell, rows: int) -> Array:
-        """[forward | backward | update | kept bytes, cut] of all layers before the cut."""
-        by_layer = self._by_kind(cell, rows)[:, self._kind_numbers]
-        sums = np.concatenate([np.zeros((4, 1)), np.cumsum(by_layer, axis=1)], axis=1)
-        result: Array = sums[:, list(self.cuts)]
-        return result
 
     def _by_kind(self, cell: Cell, rows: int) -> Array:
         """[forward | backward | update | kept bytes, kind]."""
@@ -171,10 +154,10 @@ class Cells:
         result: Array = self.memory.row_bytes[list(self.cuts)]
         return result
 
-    def input_bytes(self, rows: int) -> Array:
-        """[first, end] what layers that are recomputed keep of so many rows: their inputs."""
-        sums = np.concatenate([[0.0], np.cumsum(self.memory.row_bytes[:-1])])[list(self.cuts)]
-        result: Array = rows * (sums[None, :] - sums[:, None])
+    @cached_property
+    def input_bytes(self) -> Array:
+        """[cut] what all layers before it keep of one row where they are recomputed: their inputs."""
+        result: Array = np.concatenate([[0.0], np.cumsum(self.memory.row_bytes[:-1])])[list(self.cuts)]
         return result
 
     def recompute(self, cell: Cell, rows: int) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -47,6 +47,12 @@ class Places:
     cells: Cells
     line: Line
     most_tensor: int = 0
+    _made: list[Cell] = field(default_factory=list)
+    """All cells, each once."""
+    _numbers: dict[Cell, int] = field(default_factory=dict)
+    """Their numbers in it."""
+    _starting: dict[int, list[int]] = field(default_factory=dict)
+    """By tensor degree: number of the cell that begins with each device of the line."""
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
@@ -77,39 +83,37 @@ class Places:
     def _place(self, first: int, end: int) -> Place:
         degrees = []
         for tensor in self.tensors:
-            cells = self.cells_of(first, end, tensor)
-            if cells is not None:
-                degrees.append(
-                    tuple(sorted(Counter(cells).items(), key=lambda one: (one[0].accelerators, one[0].nodes)))
-                )
+            numbers = self._numbers_of(first, end, tensor)
+            if numbers is not None:
+                counted = ((self._made[number], count) for number, count in Counter(numbers).items())
+                degrees.append(tuple(sorted(counted, key=lambda one: (one[0].accelerators, one[0].nodes))))
         return Place(tuple(degrees), self._rings(first, end))
 
     def cells_of(self, first: int, end: int, tensor: int) -> tuple[Cell, ...] | None:
         """The cells of a stage, replica by replica; None where the degree does not divide its devices."""
+        numbers = self._numbers_of(first, end, tensor)
+        return None if numbers is None else tuple(self._made[number] for number in numbers)
+
+    def _numbers_of(self, first: int, end: int, tensor: int) -> list[int] | None:
         a, z = self.line.cuts[first], self.line.cuts[end]
         if (z - a) % tensor:
             return None
-        return tuple(self._cell(start, tensor) for start in range(a, z, tensor))
+        if tensor not in self._starting:
+            starts = range(len(self._nodes) - tensor + 1)
+            self._starting[tensor] = [self._number_of(self._cell(start, tensor)) for start in starts]
+        return self._starting[tensor][a:z:tensor]
+
+    def _number_of(self, cell: Cell) -> int:
+        if cell not in self._numbers:
+            self._numbers[cell] = len(self._made)
+            self._made.append(cell)
+        return self._numbers[cell]
 
     def _cell(self, start: int, tensor: int) -> Cell:
-        key = (start, tensor)
-        if key not in self._known_cells:
-            nodes = self._nodes[start : start + tensor]
-            kinds = self.line.classes[start : start + tensor]
-            if len(set(nodes)) == 1:
-                nodes = (self._first_of_kind[kinds[0]],) * tensor
-            names = tuple(sorted({self._accelerators[node] for node in nodes}))
-            cell = Cell(names, nodes)
-            self._known_cells[key] = self._shared.setdefault(cell, cell)
-        return self._known_cells[key]
-
-    @cached_property
-    def _known_cells(self) -> dict[tuple[int, int], Cell]:
-        return {}
-
-    @cached_property
-    def _shared(self) -> dict[Cell, Cell]:
-        return {}
+        nodes = self._nodes[start : start + tensor]
+        if len(set(nodes)) == 1:
+            nodes = (self._first_of_kind[self.line.classes[start]],) * tensor
+        return Cell(tuple(sorted({self._accelerators[node] for node in nodes})), nodes)
 
     @cached_property
     def _nodes(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost import memory
 from trainwright.plan import Sharding
-from trainwright.search.auto.cells import Cells, CellTable
+from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.stage_options import MEANS, StageOption
 from trainwright.search.spans import Array
 
@@ -22,6 +22,29 @@ class Figures:
 
     seconds: Array
     again_ratio: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _Members:
+    """Every kind of cell of every option, those of an option side by side.
+
+    Attributes:
+        option: [member] its number.
+        starts: [option] its first member.
+        rows: [member] of a micro-batch.
+        capacity: [member] bytes of the device that has least.
+        largest: [member] bytes that the layer keeps which keeps most.
+        loss: [member] bytes that the loss needs.
+        sums: [forward | backward | update seconds | kept bytes, member, cut]; see `Cells.sums`.
+    """
+
+    option: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    rows: Array
+    capacity: Array
+    largest: Array
+    loss: Array
+    sums: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,38 +61,44 @@ class Stack:
         return first, end
 
     @cached_property
-    def _members(self) -> list[tuple[int, int, CellTable, float, float]]:
-        """(option, rows, table, capacity, largest kept bytes) of every kind of cell of every option."""
-        found = []
-        for number, option in enumerate(self.options):
-            for cell, share in option.shared.items():
-                rows = share.largest
-                capacity = float(min(self.cells.capacity[name] for name in cell.accelerators))
-                largest = self.cells.largest_kept(cell, rows)
-                found.append((number, rows, self.cells.table(cell, rows), capacity, largest))
-        return found
+    def _members(self) -> _Members:
+        cells = self.cells
+        found = [
+            (number, cell, share.largest)
+            for number, option in enumerate(self.options)
+            for cell, share in option.shared.items()
+        ]
+        option = np.array([number for number, _, _ in found])
+        return _Members(
+            option=option,
+            starts=np.searchsorted(option, np.arange(len(self.options))),
+            rows=np.array([float(rows) for _, _, rows in found]),
+            capacity=np.array([float(min(cells.capacity[name] for name in cell.accelerators)) for _, cell, _ in found]),
+            largest=np.array([cells.largest_kept(cell, rows) for _, cell, rows in found]),
+            loss=np.array([float(cells.loss_bytes(cell.tensor, rows)) for _, cell, rows in found]),
+            sums=np.stack([cells.sums(cell, rows) for _, cell, rows in found], axis=1),
+        )
 
-    @cached_property
-    def _starts(self) -> NDArray[np.intp]:
-        """[option] its first member."""
-        return np.searchsorted([number for number, *_ in self._members], np.arange(len(self.options)))
-
-    def _slowest(self, name: str) -> Array:
-        """[option, span] of the slowest kind of cell."""
+    def _of_spans(self, sums: Array) -> Array:
+        """[…, span] what the layers of a span add to sums [… , cut]."""
         first, end = self.spans
-        stacked = np.stack([getattr(table, name)[first, end] for _, _, table, _, _ in self._members])
-        result: Array = np.maximum.reduceat(stacked, self._starts, axis=0)
+        result: Array = sums[..., end] - sums[..., first]
+        return result
+
+    def _slowest(self, sums: Array) -> Array:
+        """[option, span] of the slowest kind of cell, by sums [member, cut]."""
+        result: Array = np.maximum.reduceat(self._of_spans(sums), self._members.starts, axis=0)
         return result
 
     @cached_property
     def backward(self) -> Array:
         """[option, span] seconds of a backward, nothing recomputed."""
-        return self._slowest("last_backward_seconds")
+        return self._slowest(self._members.sums[1])
 
     @cached_property
     def again(self) -> Array:
         """[option, span] seconds that recomputing all layers adds."""
-        return self._slowest("again_seconds")
+        return self._slowest(self._members.sums[0])
 
     @cached_property
     def held(self) -> Array:
@@ -89,7 +118,7 @@ class Stack:
     @cached_property
     def base(self) -> Array:
         """[means, option, span] seconds of a micro-batch, nothing recomputed; sharded weights collected."""
-        base = self._slowest("seconds")
+        base = self._slowest(self._members.sums[0] + self._members.sums[1])
         found = np.stack([base, base, base + self._collecting(base)])
         found[1:, self._data[:, 0] == 1] = np.inf
         return found
@@ -119,7 +148,7 @@ class Stack:
     def tail(self) -> Array:
         """[means, option, span] about what follows the last backward: gradients summed, weights updated and collected."""
         setting = self.cells.problem.setting
-        update = self._slowest("update_seconds")
+        update = self._slowest(self._members.sums[2])
         summed = self.held * (setting.gradient_dtype.num_bytes * self._ring)
         gathered = self.held * (setting.model.dtype.num_bytes * self._ring / 2)
         hidden = np.minimum(summed / 2, self.backward)
@@ -128,54 +157,56 @@ class Stack:
         return np.stack([summed + update, sharded + gathered, sharded])
 
     @cached_property
+    def _is_last(self) -> NDArray[np.bool_]:
+        """[span] whether it ends with the model."""
+        result: NDArray[np.bool_] = self.spans[1] == len(self.cells.cuts) - 1
+        return result
+
+    @cached_property
     def _left(self) -> Array:
         """[means, member, span] bytes that are left for what is in flight."""
-        setting, model = self.cells.problem.setting, self.cells.problem.model
+        setting, model, members = self.cells.problem.setting, self.cells.problem.model, self._members
         first, end = self.spans
         state = memory.master_bytes(model) + memory.OPTIMIZER_BYTES[setting.optimizer]
         weight, gradient = float(model.dtype.num_bytes), float(setting.gradient_dtype.num_bytes)
-        is_last = end == len(self.cells.cuts) - 1
-        found = np.empty((len(MEANS), len(self._members), len(first)))
-        for number, (option_number, rows, _, capacity, _) in enumerate(self._members):
-            option = self.options[option_number]
-            boundary = rows * self.cells.row_bytes
-            fixed = memory.RECEIVED_AHEAD * (np.where(is_last, 0.0, boundary[end]) + boundary[first])
-            fixed = fixed + setting.runtime.constant_bytes + is_last * self.cells.loss_bytes(option.tensor, rows)
-            held = self.held[option_number]
-            for index, means in enumerate(MEANS):
-                share = 1.0 if means is Sharding.NONE else 1 / option.data
-                weights = share if means is Sharding.ZERO3 else 1.0
-                gradients = share if self.micro_batches == 1 else 1.0
-                needed = fixed + held * (weight * weights + gradient * gradients + state * share)
-                if means is Sharding.ZERO3:
-                    needed = needed + weight * self.cells.gathered_values(option.tensor)
-                found[index, number] = capacity - needed
+        row_bytes = self.cells.row_bytes
+        ahead = memory.RECEIVED_AHEAD * (np.where(self._is_last, 0.0, row_bytes[end]) + row_bytes[first])
+        left = members.capacity[:, None] - setting.runtime.constant_bytes - members.rows[:, None] * ahead
+        left -= members.loss[:, None] * self._is_last
+        held = self.held[members.option]
+        divided = 1 / self._data[members.option]
+        gathered = np.array([weight * self.cells.gathered_values(one.tensor) for one in self.options])[members.option]
+        found = np.empty((len(MEANS), *left.shape))
+        for index, means in enumerate(MEANS):
+            share = 1.0 if means is Sharding.NONE else divided
+            weights = share if means is Sharding.ZERO3 else 1.0
+            gradients = share if self.micro_batches == 1 else 1.0
+            found[index] = left - held * (weight * weights + gradient * gradients + state * share)
+            if means is Sharding.ZERO3:
+                found[index] -= gathered[:, None]
         return found
 
     @cached_property
-    def _flying(self) -> tuple[Array, Array, Array]:
-        """[member, span] bytes that one micro-batch keeps, and that recomputing spares of it; [member, 1] of the largest layer."""
-        first, end = self.spans
-        is_last = end == len(self.cells.cuts) - 1
-        kept, spared = [], []
-        for _, rows, table, _, _ in self._members:
-            bytes_kept = table.kept_bytes[first, end]
-            kept.append(bytes_kept + np.where(is_last, 0.0, rows * self.cells.row_bytes[end]))
-            spared.append(np.maximum(bytes_kept - self.cells.input_bytes(rows)[first, end], 1.0))
-        return np.stack(kept), np.stack(spared), np.array([largest for *_, largest in self._members])[:, None]
+    def _flying(self) -> tuple[Array, Array]:
+        """[member, span] bytes that one micro-batch keeps, and those that recomputing spares of it."""
+        members, cells = self._members, self.cells
+        rows = members.rows[:, None]
+        kept = self._of_spans(members.sums[3])
+        spared = np.maximum(kept - rows * self._of_spans(cells.input_bytes), 1.0)
+        return kept + rows * np.where(self._is_last, 0.0, cells.row_bytes[self.spans[1]]), spared
 
     @cached_property
     def _roomy(self) -> Array:
         """[means, member] micro-batches in flight below which nothing lacks, whatever the layers."""
-        flying, _, _ = self._flying
+        flying, _ = self._flying
         found: Array = (self._left / np.maximum(flying, 1.0)).min(axis=2)
         return found
 
     def figures(self, kept: int) -> Figures:
         """With so many micro-batches in flight."""
-        flying, spared, largest = self._flying
+        flying, spared = self._flying
+        largest, member_option = self._members.largest[:, None], self._members.option
         again = np.zeros_like(self.base)
-        member_option = np.array([number for number, *_ in self._members])
         for mean in range(len(MEANS)):
             tight = np.flatnonzero(self._roomy[mean] < kept)
             if not tight.size:
