@@ -144,9 +144,10 @@ def recost(cache: Path) -> None:
         for search in searches():
             kept = cache / f"{case.number:03}-{search}.json"
             found = kept_answer(kept, case)
-            if found is None or not math.isfinite(found.seconds):
+            document = json.loads(kept.read_text(encoding="utf-8"))["plan"] if found else None
+            if found is None or document is None:
                 continue
-            plan = documents.loads(json.dumps(json.loads(kept.read_text(encoding="utf-8"))["plan"]), Plan)
+            plan = documents.loads(json.dumps(document), Plan)
             problem = problem or case.problem()
             cost = estimate_in(plan, problem.setting)
             seconds = cost.iteration_seconds if cost.feasible else math.inf

@@ -42,16 +42,14 @@ class CollectiveCheck:
 
 
 def collective_ratios(times: Sequence[CollectiveTime], cluster: Cluster) -> CollectiveRatios:
-    """How much longer each kind took than rings on the cluster's links, all measured ones of it together; at least 1.
+    """How much longer each kind took over several nodes than rings on their links, all measured ones of it together.
 
-    Groups over several nodes count, where there are any: inside a node little is lost. Raises ValueError for members that
-    the cluster lacks.
+    At least 1. Raises ValueError for members that the cluster lacks.
     """
-    compared = _compare(times, cluster, IDEAL_RINGS)
-    over_nodes = [one for one in compared if len({device.node for device in one.measured.members}) > 1]
+    over_nodes = [time for time in times if len({device.node for device in time.members}) > 1]
     measured: Counter[str] = Counter()
     predicted: Counter[str] = Counter()
-    for one in over_nodes or compared:
+    for one in _compare(over_nodes, cluster, IDEAL_RINGS):
         measured[one.measured.collective] += one.measured.seconds  # type: ignore[assignment]  # seconds add up
         predicted[one.measured.collective] += one.predicted_seconds  # type: ignore[assignment]
     return CollectiveRatios(

@@ -21,8 +21,9 @@ class ComputeRatio:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRatios:
-    """Measured seconds of collectives over those of undisturbed rings on the measured links; at least 1.
+    """Measured seconds of collectives over several nodes over those of undisturbed rings on their links; at least 1.
 
+    Inside a node little is lost.
     A library may move more than a ring does: PyTorch's gloo sums all where each rank is to have but its part.
     """
 

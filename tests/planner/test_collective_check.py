@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rings import all_reduce_seconds
 
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.collective_check import check_collectives, collective_ratios
-from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.fabric import Fabric
 from trainwright.orders import CollectiveTime
 
@@ -63,7 +63,11 @@ def test_ratios_are_those_of_all_measured_ones_over_nodes_together_and_none_is_b
     assert check.mean_error == pytest.approx(0)
 
 
-def test_where_all_is_measured_inside_a_node_that_counts() -> None:
+def test_inside_a_node_rings_are_undisturbed() -> None:
     inside = exact("all_gather", members=(Device("a", 0), Device("a", 1)))
-    assert collective_ratios([replace(inside, seconds=3 * inside.seconds)], CLUSTER).all_gather == pytest.approx(3)
+    assert collective_ratios([replace(inside, seconds=3 * inside.seconds)], CLUSTER).all_gather == 1
     assert collective_ratios([], CLUSTER).all_gather == 1
+    over = replace(exact("all_gather"), seconds=3 * exact("all_gather").seconds)
+    found = collective_ratios([over], CLUSTER)
+    assert found.all_gather == pytest.approx(3)
+    assert check_collectives([inside, over], CLUSTER, found).mean_error == pytest.approx(0)

@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rings import all_reduce_seconds
 
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node, Port
-from trainwright.cost.collectives import Collectives, all_reduce_seconds
+from trainwright.cost.collectives import Collectives
 from trainwright.cost.fabric import Fabric
 from trainwright.cost.finish import StageEnd, sync_ends
 from trainwright.cost.syncs import Sync
+from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
 MakeCluster = Callable[..., Cluster]
 NODES = ("a", "b", "c")
@@ -86,6 +88,17 @@ def test_reducing_inside_the_nodes_first_crosses_the_cards_with_less() -> None:
     assert hierarchical.seconds(1) == pytest.approx(2 * 1 / 2 + 2 * 3 / 4 / 10 + 2 * 0.002 + 6 * 0.001)
     assert found.seconds(1) == hierarchical.seconds(1)
     assert found.gather_seconds(1) == found.scatter_seconds(1) == found.seconds(1) / 2
+
+
+def test_ratios_lengthen_what_goes_over_nodes_and_nothing_inside_them() -> None:
+    ideal, real = (Collectives(Fabric(ported()), ratios) for ratios in (IDEAL_RINGS, CollectiveRatios(2.0, 3.0, 4.0)))
+    for members, factors in ((("a", "b"), (2, 3, 4)), (("a", "a"), (1, 1, 1))):
+        before, after = ideal.all_reduce((members,)), real.all_reduce((members,))
+        assert after.seconds(1) == pytest.approx(factors[0] * before.seconds(1))
+        assert after.gather_seconds(1) == pytest.approx(factors[1] * before.gather_seconds(1))
+        assert after.scatter_seconds(1) == pytest.approx(factors[2] * before.scatter_seconds(1))
+    with pytest.raises(ValueError, match="all_gather must be at least 1"):
+        CollectiveRatios(all_gather=0.5)
 
 
 def test_the_flat_ring_is_taken_where_the_inside_of_the_nodes_is_slow() -> None:

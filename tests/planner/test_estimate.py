@@ -10,9 +10,9 @@ import pytest
 from bound_oracle import lower_bound_seconds
 from hypothesis import given
 from hypothesis import strategies as st
+from rings import all_reduce_seconds
 
 from trainwright.cluster import Cluster, Device
-from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.estimate import Estimate, estimate, estimate_in
 from trainwright.cost.fabric import Fabric
 from trainwright.cost.replay import Replay

@@ -10,10 +10,10 @@ import pytest
 from bound_oracle import lower_bound_seconds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from rings import all_reduce_seconds
 
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
 from trainwright.cost.boundaries import boundary, missing_rows, redistribution_seconds
-from trainwright.cost.collectives import all_reduce_seconds
 from trainwright.cost.estimate import estimate_in
 from trainwright.cost.fabric import Fabric
 from trainwright.cost.layout import Seats, overlaps
@@ -203,6 +203,22 @@ def test_sharded_pipelines_sum_their_shards(problem: Problem, sharding: Sharding
     one = all_reduce_seconds(pair, problem.model.parameters * 4 / 4, fabric)
     latency = 2 * fabric.link(("node-1", "node-3"))[0]
     assert across.seconds == pytest.approx(2 * (one - latency) + latency, rel=1e-3)
+
+
+def test_pipelines_that_share_weights_out_in_different_ways_hold_whole_gradients(problem: Problem) -> None:
+    devices = problem.cluster.devices
+
+    def held(*data: int) -> int:
+        pipelines = tuple(
+            Pipeline(1, 4, (Stage(devices[4 * i : 4 * i + one], (LayerRun(0, 14, 1, one, (4 // one,) * one, sharding=Sharding.ZERO2),)),))
+            for i, one in enumerate(data)
+        )  # fmt: skip
+        found = estimate_in(Plan(14, 4 * len(data), pipelines), problem.setting)
+        return found.memory_parts[0].gradients_bytes
+
+    whole = problem.model.parameters * 4
+    assert held(4) == held(4, 4) < whole
+    assert held(4, 2) == whole
 
 
 def test_layers_with_the_same_owners_are_one_message(problem: Problem) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.boundaries import boundary
+from trainwright.cost.collectives import Collectives
 from trainwright.cost.fabric import Fabric
 from trainwright.cost.layout import Seats
 from trainwright.plan import Order
@@ -22,7 +23,7 @@ CLUSTER = Cluster((Accelerator("x", 10**12),), tuple(Node(name, "x", 4, CARD, IN
 def test_the_card_carries_a_boundary_once(tensor):
     fabric = Fabric(CLUSTER)
     upper, lower = (Seats((name,) * tensor, tensor, 1, Order.TENSOR_INNER, (3,)) for name in "ab")
-    whole, parts = (boundary(upper, lower, 16.0, fabric, is_split=split) for split in (False, True))
+    whole, parts = (boundary(upper, lower, 16.0, fabric, gathers=gathers) for gathers in (None, Collectives(fabric)))
     assert whole.cards["out", "a"] == pytest.approx(tensor * 3 * 16 / 2)
     assert parts.cards["out", "a"] == pytest.approx(3 * 16 / 2)
     (piece,) = parts.pieces

@@ -51,6 +51,12 @@ def test_a_full_link_sets_the_pace() -> None:
     assert longer - shorter == pytest.approx(2 * 10 * 3.0, rel=0.01)
 
 
+def test_what_takes_no_time_ends_at_once() -> None:
+    works, channels = chain_of_replicas(2, [(0.0, 0.0), (0.0, 0.0)], [0.0], queued=True)
+    for schedule in Schedule:
+        assert set(replay_lumped(schedule, 9, works, channels).ends) == {0.0}
+
+
 def test_messages_that_never_meet_do_not_wait() -> None:
     works, channels = chain_of_replicas(2, [(1.0, 2.0), (1.0, 2.0)], [0.1], queued=True)
     works[1] = works[1]._replace(forward_seconds=1.3)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from trainwright.cost.collectives import Collectives
 from trainwright.cost.fabric import Card, Edge, Fabric, Message
 from trainwright.cost.layout import Seats, overlaps
 
@@ -40,15 +41,17 @@ class Boundary(NamedTuple):
     cards: Mapping[Card, float]
 
 
-def boundary(senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric, *, is_split: bool = False) -> Boundary:
+def boundary(
+    senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric, *, gathers: Collectives | None = None
+) -> Boundary:
     """What goes over a boundary for every micro-batch.
 
     Replicas are alike and send at about the same time, so the pieces of a boundary share the cards. The receiver with
     tensor index k reads from the sender with index k modulo the sender's tensor degree: a whole copy or, where
-    boundaries are split, its part, which the group then gathers.
+    boundaries are split (`gathers` are given), its part, which the group then gathers.
     """
     whole_bytes = row_bytes
-    row_bytes = row_bytes / receivers.tensor if is_split else row_bytes
+    row_bytes = row_bytes if gathers is None else row_bytes / receivers.tensor
     pairs = list(overlaps(senders, receivers))
     alike = Counter((senders.replicas[a], receivers.replicas[b], rows) for a, b, rows in pairs)
     edges = {
@@ -59,7 +62,7 @@ def boundary(senders: Seats, receivers: Seats, row_bytes: float, fabric: Fabric,
     }
     latencies = {
         key: max(fabric.link(edge)[0] for edge in used)
-        + (_gather_seconds(key[1], key[2] * whole_bytes, fabric) if is_split else 0.0)
+        + (0.0 if gathers is None else gathers.all_reduce((key[1],)).gather_seconds(key[2] * whole_bytes))
         for key, used in edges.items()
     }
     departures = (_in_turn if fabric.queues_messages else _at_once)(alike, messages, fabric)
@@ -104,15 +107,6 @@ def _work(messages: Mapping[Message, int], fabric: Fabric) -> dict[Card, float]:
     for (source, target, size), uses in messages.items():
         load[source, target] += uses * size  # type: ignore[assignment]  # bytes add up like counts
     return fabric.card_seconds(fabric.load(load))
-
-
-def _gather_seconds(nodes: tuple[str, ...], whole_bytes: float, fabric: Fabric) -> float:
-    """An all-gather over a ring of the members on these nodes: n - 1 steps of the n-th part."""
-    size = len(nodes)
-    if size == 1:
-        return 0.0
-    steps = [fabric.link(edge) for edge in set(zip(nodes, (*nodes[1:], nodes[0]), strict=True))]
-    return (size - 1) * max(alpha + whole_bytes / size / bandwidth for alpha, bandwidth in steps)
 
 
 def missing_rows(old: Seats, new: Seats) -> Iterator[tuple[int, int, int]]:

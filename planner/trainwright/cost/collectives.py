@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainwright.cluster import Device
 from trainwright.cost.fabric import Card, Edge, Fabric
 from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
@@ -68,17 +67,18 @@ class Collective:
 
     def seconds(self, message_bytes: float) -> float:
         """Seconds of one all-reduce."""
-        return self._ring_seconds(message_bytes) * self.ratios.all_reduce
+        return self.ring_seconds(message_bytes) * self.ratios.all_reduce
 
     def gather_seconds(self, message_bytes: float) -> float:
         """Seconds of an all-gather of the whole message."""
-        return self._ring_seconds(message_bytes) / 2 * self.ratios.all_gather
+        return self.ring_seconds(message_bytes) / 2 * self.ratios.all_gather
 
     def scatter_seconds(self, message_bytes: float) -> float:
         """Seconds of a reduce-scatter of the whole message."""
-        return self._ring_seconds(message_bytes) / 2 * self.ratios.reduce_scatter
+        return self.ring_seconds(message_bytes) / 2 * self.ratios.reduce_scatter
 
-    def _ring_seconds(self, message_bytes: float) -> float:
+    def ring_seconds(self, message_bytes: float) -> float:
+        """Seconds of an all-reduce by an undisturbed ring."""
         return min(way.seconds(message_bytes) for way in self.ways) if message_bytes > 0 else 0.0
 
 
@@ -88,7 +88,11 @@ ALONE = Collective((Way(0.0, 0.0),))
 
 @dataclass
 class Collectives:
-    """The collectives of a cluster; those it has seen are remembered."""
+    """The collectives of a cluster; those it has seen are remembered.
+
+    Attributes:
+        ratios: of those over several nodes.
+    """
 
     fabric: Fabric
     ratios: CollectiveRatios = IDEAL_RINGS
@@ -121,7 +125,8 @@ class Collectives:
         ways = [self._flat(groups, load.flat)]
         if self.fabric.knows_hierarchical_rings and any(_nests(nodes) for nodes in dict.fromkeys(groups)):
             ways.append(self._hierarchical(groups, load.between))
-        return Collective(tuple(ways), self.ratios)
+        spans_nodes = any(len(set(nodes)) > 1 for nodes in groups)
+        return Collective(tuple(ways), self.ratios if spans_nodes else IDEAL_RINGS)
 
     def _uses(self, rings: Mapping[Nodes, float]) -> Counter[Card]:
         """How often rings, each there so many times, use every card."""
@@ -197,10 +202,3 @@ def _moved(members: int) -> float:
 def _nests(nodes: Nodes) -> bool:
     """Whether a group spans nodes with several members on one of them."""
     return 1 < len(set(nodes)) < len(nodes)
-
-
-def all_reduce_seconds(members: Sequence[Device], message_bytes: float, fabric: Fabric) -> float:
-    """Seconds of one all-reduce over the members while nothing else runs."""
-    if len(members) < 2 or message_bytes <= 0:
-        return 0.0
-    return Collectives(fabric).all_reduce((tuple(device.node for device in members),)).seconds(message_bytes)

@@ -125,7 +125,14 @@ def _memory_parts(paces: Paces) -> tuple[MemoryParts, ...]:
         for number, stage in enumerate(pipeline.stages):
             kept = in_flight(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
             seats = paces.seats[index, number]
-            found += stage_memory(stage, seats, paces.setting, kept=kept, micro_batches=pipeline.micro_batches)
+            found += stage_memory(
+                stage,
+                seats,
+                paces.setting,
+                kept=kept,
+                micro_batches=pipeline.micro_batches,
+                unlike_layers=paces.unlike_layers,
+            )
     return tuple(found)
 
 

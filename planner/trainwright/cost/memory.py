@@ -80,11 +80,20 @@ def boundary_bytes(model: Model, first: int, end: int, rows: tuple[int, int], ke
     return (kept + RECEIVED_AHEAD) * outgoing + RECEIVED_AHEAD * incoming
 
 
-def stage_memory(
-    stage: Stage, seats: tuple[Seats, ...], setting: Setting, *, kept: int, micro_batches: int
+def stage_memory(  # noqa: PLR0913 (what memory depends on)
+    stage: Stage,
+    seats: tuple[Seats, ...],
+    setting: Setting,
+    *,
+    kept: int,
+    micro_batches: int,
+    unlike_layers: frozenset[int] = frozenset(),
 ) -> tuple[MemoryParts, ...]:
-    """Of every device of a stage, in order; `kept` is the number of micro-batches in flight."""
-    weights, gradients, optimizer = _state_bytes(stage, setting, micro_batches)
+    """Of every device of a stage, in order.
+
+    `kept` is the number of micro-batches in flight, `unlike_layers` are those that pipelines divide in different ways.
+    """
+    weights, gradients, optimizer = _state_bytes(stage, setting, micro_batches, unlike_layers)
     gathered = _gathered_bytes(stage, setting)
     is_last = stage.end == len(setting.model.layers)
     seen: dict[tuple[str | int, ...], MemoryParts] = {}
@@ -107,11 +116,14 @@ def stage_memory(
     return tuple(found)
 
 
-def _state_bytes(stage: Stage, setting: Setting, micro_batches: int) -> tuple[int, int, int]:
+def _state_bytes(
+    stage: Stage, setting: Setting, micro_batches: int, unlike_layers: frozenset[int]
+) -> tuple[int, int, int]:
     """Weights, gradients, and optimizer state with master weights, of one rank.
 
     Sharded runs divide among their data replicas what their sharding says. zero2 and zero3 sum gradients layer by layer
-    in the last backward and drop the rest: with a single micro-batch whole gradients never come together.
+    in the last backward and drop the rest: with a single micro-batch whole gradients never come together, but for layers
+    that pipelines divide in different ways.
     """
     weights = gradients = optimizer = 0
     state = master_bytes(setting.model) + OPTIMIZER_BYTES[setting.optimizer]
@@ -119,7 +131,8 @@ def _state_bytes(stage: Stage, setting: Setting, micro_batches: int) -> tuple[in
         part = values if run.sharding is Sharding.NONE else -(-values // run.data)
         weights += part if run.sharding is Sharding.ZERO3 else values
         optimizer += state * part
-        if run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and micro_batches == 1:
+        by_layer = run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and micro_batches == 1
+        if by_layer and unlike_layers.isdisjoint(range(run.first, run.first + run.count)):
             largest = max(
                 setting.values_at(kind, run.tensor) for kind, _ in setting.kind_counts(run.first, run.first + run.count)
             )

@@ -60,12 +60,13 @@ def flow(index: int, paces: Paces) -> Flow:
     for number in range(len(stages) - 1):
         row_bytes = paces.setting.model.output_bytes_per_row(pipeline.stages[number].end - 1)
         upper, lower = stages[number].seats[-1], stages[number + 1].seats[0]
-        fabric, is_split = paces.setting.fabric, paces.setting.runtime.splits_boundaries
+        fabric = paces.setting.fabric
+        gathers = paces.setting.collectives if paces.setting.runtime.splits_boundaries else None
         for direction, sender, receiver, step in (
             (FORWARD, upper, lower, (number, number + 1)),
             (BACKWARD, lower, upper, (number + 1, number)),
         ):
-            crossing = boundary(sender, receiver, row_bytes, fabric, is_split=is_split)
+            crossing = boundary(sender, receiver, row_bytes, fabric, gathers=gathers)
             cards.update(crossing.cards)
             channels.extend(
                 Channel(

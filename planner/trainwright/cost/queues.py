@@ -1,4 +1,4 @@
-"""The same iteration where messages queue for a link: each leaves whole, in the order in which they are ready.
+"""The same iteration where messages queue for a link: each leaves whole, of a micro-batch the one that is ready first.
 
 Packets of all senders take turns on a GPU node's network card, so that messages which start together end together. A
 shaped link is one queue, and a small message enters it at once: the second waits for the first, its receiver goes on
@@ -16,6 +16,9 @@ from trainwright.cost.replay import TOLERANCE, Replay
 @dataclass
 class QueuedReplay(Replay):
     """A replay whose channels may name queues. Workers that share one are not alike, so they are not lumped.
+
+    All messages of one micro-batch are served before any of the next, also where a fast replica is that far ahead of a
+    slow one: its own end is then told too late, the slowest one's (an iteration's) hardly.
 
     A message enters all its queues at once.
     """
@@ -65,4 +68,5 @@ class QueuedReplay(Replay):
     def _is_steady(self, now: list[float], steps: list[float], direction: int | None) -> bool:
         """Of forwards alone only where all that moves on does so by one step: else messages overtake each other."""
         moving = [step for step in now if step > 0]
-        return super()._is_steady(now, steps, direction) and max(moving) - min(moving) <= TOLERANCE * max(moving)
+        is_even = not moving or max(moving) - min(moving) <= TOLERANCE * max(moving)
+        return is_even and super()._is_steady(now, steps, direction)

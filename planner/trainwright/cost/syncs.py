@@ -63,19 +63,13 @@ class Bucket:
 
     Attributes:
         values: by holder: on one of its ranks.
+        is_scattered: whether each pipeline sums among its replicas first, of which each then has a part. Pipelines that
+            divide the weights in different ways sum them whole.
     """
 
     holders: tuple[Holder, ...]
     values: tuple[int, ...]
-
-    @property
-    def is_scattered(self) -> bool:
-        """Whether each pipeline sums among its replicas first, of which each then has a part.
-
-        Pipelines that divide the weights in different ways sum them whole.
-        """
-        ways = {(one.run.tensor, one.run.data, one.run.sharding is Sharding.NONE) for one in self.holders}
-        return len(ways) == 1 and self.holders[0].run.sharding is not Sharding.NONE
+    is_scattered: bool
 
 
 def buckets(paces: Paces) -> tuple[Bucket, ...]:
@@ -90,7 +84,8 @@ def buckets(paces: Paces) -> tuple[Bucket, ...]:
         name = tuple(holder.bucket for holder in current)
         if name in found:
             values = tuple(a + b for a, b in zip(found[name].values, values, strict=True))
-        found[name] = Bucket(tuple(current), values)
+        is_scattered = first not in paces.unlike_layers and current[0].run.sharding is not Sharding.NONE
+        found[name] = Bucket(tuple(current), values, is_scattered)
     return tuple(found.values())
 
 
@@ -237,11 +232,11 @@ def _reduce_scatter(collective: Collective, message_bytes: float) -> Cost:
 
 
 def _ring(collective: Collective, message_bytes: float, share: float, ratio: float) -> Cost:
-    """That share of a ring's all-reduce, which takes by a ratio longer than it keeps the cards busy."""
+    """That share of a ring's all-reduce, by a ratio longer."""
     work: Counter[Card] = Counter()
     if message_bytes <= 0:
         return 0.0, 0.0, work
     way = collective.way(message_bytes)
     for card, seconds in way.cards.items():
-        work[card] = share * message_bytes * seconds  # type: ignore[assignment]  # seconds add up like counts
+        work[card] = ratio * share * message_bytes * seconds  # type: ignore[assignment]  # seconds add up like counts
     return ratio * share * way.seconds(message_bytes), ratio * share * way.latency_seconds, work

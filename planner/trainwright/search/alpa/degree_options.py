@@ -214,7 +214,8 @@ class _Tables:
     def _reduce_seconds(self, kind: LayerKind, way: _Way) -> float:
         setting = self.of.problem.setting
         values = setting.values_at(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].scatter_seconds(values * setting.gradient_dtype.num_bytes)
+        collective = self._collectives(way.shape)[1]
+        return _halves(collective, way)[0] * collective.ring_seconds(values * setting.gradient_dtype.num_bytes)
 
     def _iteration_seconds(self, way: _Way, room: Array) -> Array:
         """[first, end] sums of gradients behind the last backward, the update, and weights gathered behind it.
@@ -235,14 +236,15 @@ class _Tables:
         if shape.data == 1:
             return seconds
         collective = self._collectives(shape)[1]
-        summed = _seconds_of(collective, held * setting.gradient_dtype.num_bytes) / 2
+        there, back = _halves(collective, way)
+        summed = there * _ring_seconds(collective, held * setting.gradient_dtype.num_bytes)
         if way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or setting.runtime.overlaps_gradients:
             own = {kind.name: self._reduce_seconds(kind, way) for kind in setting.model.kinds}
             last = self.of.spans.of_first_layer(own)  # nothing computes behind it
             hidden = np.clip(summed - last, 0.0, room)
             summed = summed - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
         if way.sharding is not Sharding.ZERO3:
-            seconds = seconds + _seconds_of(collective, held * setting.model.dtype.num_bytes) / 2
+            seconds = seconds + back * _ring_seconds(collective, held * setting.model.dtype.num_bytes)
         return seconds + summed
 
     def _state_bytes(self, way: _Way) -> tuple[Array, Array]:
@@ -286,8 +288,16 @@ class _Tables:
         return self._activations[key]
 
 
-def _seconds_of(collective: Collective, sizes: Array) -> Array:
-    """Of all-reduces of so many bytes, each by the fastest way."""
+def _halves(collective: Collective, way: _Way) -> tuple[float, float]:
+    """What the sum of gradients and what the bringing back of weights take of a ring's all-reduce."""
+    ratios = collective.ratios
+    if way.sharding is Sharding.NONE:
+        return ratios.all_reduce / 2, ratios.all_reduce / 2
+    return ratios.reduce_scatter / 2, ratios.all_gather / 2
+
+
+def _ring_seconds(collective: Collective, sizes: Array) -> Array:
+    """Of all-reduces of so many bytes by undisturbed rings, each by the fastest way."""
     found: Array = np.min([way.latency_seconds + way.seconds_per_byte * sizes for way in collective.ways], axis=0)
     return np.where(sizes > 0, found, 0.0)
 

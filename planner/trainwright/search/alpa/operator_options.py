@@ -154,5 +154,5 @@ def _rates(all_reduce: Collective, members: int) -> tuple[float, float]:
     if members == 1:
         return 0.0, 0.0
     way = all_reduce.way(_LARGE_BYTES)
-    steps = 2 * (members - 1)
-    return way.latency_seconds / steps, way.seconds_per_byte * members / steps
+    steps, ratio = 2 * (members - 1), all_reduce.ratios.all_reduce
+    return ratio * way.latency_seconds / steps, ratio * way.seconds_per_byte * members / steps

@@ -111,6 +111,15 @@ class Stack:
     def _ring(self) -> Array:
         return np.array([option.ring_seconds for option in self.options])[:, None]
 
+    def _ratio(self, collective: str) -> Array:
+        """[option, 1] of a kind of collective."""
+        return np.array([getattr(option.ratios, collective) for option in self.options])[:, None]
+
+    @cached_property
+    def _gather_ring(self) -> Array:
+        """[option, 1] seconds of collecting one byte of a rank's weights."""
+        return self._ring / 2 * self._ratio("all_gather")
+
     @cached_property
     def _data(self) -> Array:
         return np.array([float(option.data) for option in self.options])[:, None]
@@ -131,7 +140,7 @@ class Stack:
         setting = self.cells.problem.setting
         first, end = self.spans
         piece = np.flatnonzero(end == first + 1)
-        gather = self.held[:, piece] * (setting.model.dtype.num_bytes * self._ring / 2)
+        gather = self.held[:, piece] * (setting.model.dtype.num_bytes * self._gather_ring)
         slowdown = setting.runtime.overlap_slowdown_ratio - 1
         backward = self.backward[:, piece]
         forward = base[:, piece] - backward
@@ -149,10 +158,11 @@ class Stack:
         """[means, option, span] about what follows the last backward: gradients summed, weights updated and collected."""
         setting = self.cells.problem.setting
         update = self._slowest(self._members.sums[2])
-        summed = self.held * (setting.gradient_dtype.num_bytes * self._ring)
-        gathered = self.held * (setting.model.dtype.num_bytes * self._ring / 2)
-        hidden = np.minimum(summed / 2, self.backward)
-        overlapped = summed / 2 - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
+        ring = self.held * (setting.gradient_dtype.num_bytes * self._ring)
+        summed, scattered = ring * self._ratio("all_reduce"), ring / 2 * self._ratio("reduce_scatter")
+        gathered = self.held * (setting.model.dtype.num_bytes * self._gather_ring)
+        hidden = np.minimum(scattered, self.backward)
+        overlapped = scattered - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
         sharded = overlapped + update / self._data
         return np.stack([summed + update, sharded + gathered, sharded])
 

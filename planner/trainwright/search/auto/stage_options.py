@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainwright.plan import Sharding
+from trainwright.runtime import CollectiveRatios
 from trainwright.search.auto.cells import Cell
 from trainwright.search.auto.rows import Share
 
@@ -51,12 +52,14 @@ class StageOption:
 
     Attributes:
         shared: rows of a micro-batch for each kind of cell.
-        ring_seconds: of an all-reduce for every byte of a rank's gradients.
+        ring_seconds: of an all-reduce by an undisturbed ring for every byte of a rank's gradients.
+        ratios: of its collectives over such rings.
     """
 
     counts: Mapping[Cell, int]
     shared: Mapping[Cell, Share]
     ring_seconds: float
+    ratios: CollectiveRatios
 
     @cached_property
     def tensor(self) -> int:

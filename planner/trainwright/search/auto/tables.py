@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan import Sharding
+from trainwright.runtime import IDEAL_RINGS
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.rows import shares
 from trainwright.search.auto.stack import Figures, Stack
@@ -60,12 +61,13 @@ class LineTables:
                 tensor = counted[0][0].tensor
                 devices = tensor * sum(count for _, count in counted)
                 ring = place.rings.seconds_per_byte(tensor, devices)
-                key = (counted, ring)
+                ratios = cells.problem.runtime.collective_ratios if place.rings.nodes > 1 else IDEAL_RINGS
+                key = (counted, ring, ratios)
                 if key not in known:
                     shared = shares(dict(counted), self.rows, cells.total_seconds)
                     known[key] = -1 if shared is None else len(options)
                     if shared is not None:
-                        options.append(StageOption(dict(counted), shared, ring))
+                        options.append(StageOption(dict(counted), shared, ring, ratios))
                 if known[key] >= 0:
                     numbers.append(known[key])
             by_place.append(numbers)

@@ -1,0 +1,14 @@
+"""What a collective takes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainwright.cluster import Device
+from trainwright.cost.collectives import Collectives
+from trainwright.cost.fabric import Fabric
+
+
+def all_reduce_seconds(members: Sequence[Device], message_bytes: float, fabric: Fabric) -> float:
+    """Seconds of one all-reduce over the members while nothing else runs."""
+    return Collectives(fabric).all_reduce((tuple(device.node for device in members),)).seconds(message_bytes)
