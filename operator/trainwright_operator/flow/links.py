@@ -12,6 +12,7 @@ from typing import Final
 from trainwright.cluster import Cluster
 from trainwright.collective_sizes import collective_sizes
 from trainwright.link_sampling import Pair
+from trainwright.measured_runtime import measured_runtime
 from trainwright.orders import LinksOrder, LinksReport
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import ConfigMapReference, Phase
@@ -34,7 +35,8 @@ def measure_links(book: Book, discovery: Discovery) -> LinkFindings | None:
     """The cluster with its links once they are measured; raises Failed where they cannot be."""
     if discovery.devices == 1:
         book.say(ConditionType.LINKS_MEASURED, "True", Reason.NOT_NEEDED)
-        return LinkFindings(Cluster(discovery.accelerators, discovery.nodes, links=()))
+        alone = Cluster(discovery.accelerators, discovery.nodes, links=())
+        return LinkFindings(alone, measured_runtime(alone))
     is_sampled = len(discovery.nodes) > book.spec.links.all_pairs_up_to_nodes
     report = _report(book, first_gang(book, discovery, is_sampled=is_sampled))
     if report is None:
