@@ -8,13 +8,22 @@ from functools import lru_cache
 
 from trainwright.cluster import Cluster, Link
 from trainwright.collective_check import CollectiveCheck, check_collectives
-from trainwright.link_sampling import Pair, Sampling, further_pairs, unlike, unlike_machines
+from trainwright.link_sampling import (
+    Pair,
+    Sampling,
+    first_within,
+    further_pairs,
+    links_bytes,
+    unlike,
+    unlike_machines,
+)
 from trainwright.measured_runtime import measured_runtime, overlap_slowdown
 from trainwright.orders import LinksReport
 from trainwright.runtime import Runtime
 from trainwright.sampled_cluster import sampled_cluster
 from trainwright_operator.api.status import LinksStatus
 from trainwright_operator.flow.discovery import Discovery
+from trainwright_operator.flow.links_room import ROOM_BYTES, insides
 
 _MOST_NAMED = 3
 _MOST_SHOWN = 64
@@ -110,16 +119,16 @@ def findings_of_all(discovery: Discovery, report: LinksReport) -> LinkFindings:
 
 @lru_cache(maxsize=16)
 def doubts(sampling: Sampling, report: LinksReport) -> Doubts:
-    """What is to be measured after the samples. Raises ValueError where a sample is missing."""
+    """What is to be measured after the samples, as far as one report can tell it. Raises ValueError as `unlike` does."""
     measured = _by_edge(report.links)
     kinds = unlike(sampling.kinds, measured)
     machines = unlike_machines(sampling.machines, measured)
+    unknown = [name for machine in machines for name in sampling.machines[machine] if (name, name) not in measured]
+    within = first_within(insides(unknown), ROOM_BYTES / 2)
     return Doubts(
         kinds=(*(kind.name for kind in kinds), *(f"inside {machine}" for machine in machines)),
-        pairs=further_pairs(kinds),
-        insides=tuple(
-            name for machine in machines for name in sampling.machines[machine] if (name, name) not in measured
-        ),
+        pairs=further_pairs(kinds, most_bytes=ROOM_BYTES - links_bytes(within)),
+        insides=tuple(name for name, _ in within),
     )
 
 
