@@ -125,13 +125,14 @@ def link_kinds(places: Mapping[str, Place]) -> tuple[LinkKind, ...]:
     links between two types of machine that have equally much of their topology in common: in one rack, in one zone but
     in two racks, in two zones.
     """
-    groups: dict[Place, list[str]] = defaultdict(list)
+    members: dict[Place, list[str]] = defaultdict(list)
     for node, place in places.items():
-        groups[place].append(node)
+        members[place].append(node)
+    groups = {place: tuple(nodes) for place, nodes in members.items()}
     found: dict[str, list[Block]] = defaultdict(list)
     machines = len({place.machine for place in groups})
     for one, other in combinations_with_replacement(groups, 2):
-        block = Block(tuple(groups[one]), tuple(groups[other]))
+        block = Block(groups[one], groups[other])
         if block.size:
             found[_name(one, other, groups=len(groups), machines=machines)].append(block)
     return tuple(

@@ -96,7 +96,7 @@ class Discovery:
         )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _sampling(nodes: tuple[Node, ...], places: tuple[Place, ...]) -> Sampling:
     """Kept between passes, each of which reads the discovery anew: five hundred nodes have 125,000 links to sort."""
     return Sampling(nodes, places or tuple(place_without_labels(node) for node in nodes))
