@@ -7,6 +7,7 @@ links of the kind are, up to all.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ MOST_GROUPS = 16
 MOST_MACHINES = 5
 """With more types of machine among so many groups, the machine does not tell kinds apart: the check has to."""
 MOST_FURTHER_PAIRS = 1200
-"""Pairs measured of kinds that are not alike: their links fit into one report, however long nodes' names are."""
+"""Pairs measured of kinds that are not alike; fewer where nodes' names are so long that a report has no room for them."""
+LINK_BYTES = 155
+"""Of a link in a report, about, without the names of its ends."""
 _LOOKED_THROUGH = 256
 """Pairs of a kind among which those of its sample are chosen."""
 _GOLDEN_RATIO = 0.6180339887498949
@@ -122,13 +125,14 @@ def link_kinds(places: Mapping[str, Place]) -> tuple[LinkKind, ...]:
     links between two types of machine that have equally much of their topology in common: in one rack, in one zone but
     in two racks, in two zones.
     """
-    groups: dict[Place, list[str]] = defaultdict(list)
+    members: dict[Place, list[str]] = defaultdict(list)
     for node, place in places.items():
-        groups[place].append(node)
+        members[place].append(node)
+    groups = {place: tuple(nodes) for place, nodes in members.items()}
     found: dict[str, list[Block]] = defaultdict(list)
     machines = len({place.machine for place in groups})
     for one, other in combinations_with_replacement(groups, 2):
-        block = Block(tuple(groups[one]), tuple(groups[other]))
+        block = Block(groups[one], groups[other])
         if block.size:
             found[_name(one, other, groups=len(groups), machines=machines)].append(block)
     return tuple(
@@ -192,17 +196,37 @@ def unlike(kinds: Sequence[LinkKind], measured: Mapping[Pair, Link]) -> tuple[Li
     return tuple(kind for kind in differ if kind.size > len(kind.sample))
 
 
-def further_pairs(kinds: Sequence[LinkKind], most: int = MOST_FURTHER_PAIRS) -> tuple[Pair, ...]:
+def further_pairs(
+    kinds: Sequence[LinkKind], most: int = MOST_FURTHER_PAIRS, most_bytes: float = math.inf
+) -> tuple[Pair, ...]:
     """What remains to be measured of kinds that are not alike: all pairs beyond their samples.
 
-    At most `most`, shared evenly among the kinds, and spread over each one's nodes.
+    At most `most`, whose links take at most `most_bytes` of a report: shared evenly among the kinds, and spread over
+    each one's nodes.
     """
     found: list[Pair] = []
     for number, kind in enumerate(sorted(kinds, key=lambda kind: kind.size)):
-        share = (most - len(found)) // (len(kinds) - number)
+        left = len(kinds) - number
         sample = set(kind.sample)
-        found += islice((pair for pair in kind.pairs() if pair not in sample), share)
+        others = islice((pair for pair in kind.pairs() if pair not in sample), (most - len(found)) // left)
+        found += first_within(others, (most_bytes - links_bytes(found)) / left)
     return tuple(found)
+
+
+def first_within(pairs: Iterable[Pair], most_bytes: float) -> tuple[Pair, ...]:
+    """As many of these pairs, from the first on, as take so much of a report."""
+    found: list[Pair] = []
+    for pair in pairs:
+        most_bytes -= links_bytes([pair])
+        if most_bytes < 0:
+            break
+        found.append(pair)
+    return tuple(found)
+
+
+def links_bytes(pairs: Iterable[Pair]) -> int:
+    """What the links of these pairs take of a report: both directions between two nodes, one link inside a node."""
+    return sum((LINK_BYTES + len(one) + len(other)) * (1 if one == other else 2) for one, other in pairs)
 
 
 def unlike_machines(machines: Mapping[str, Sequence[str]], measured: Mapping[Pair, Link]) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ def run(order: LinksOrder, seat: Seat, device: torch.device, watchdog: Watchdog)
         for pair in pairs:
             if seat.rank in pair:
                 latencies[pair] = _latency(_wire(order, seat.rank, pair, device), starts=seat.rank == pair[0])
+        if seat.is_speaker:
+            output.progress(number + 1, len(alone), "rounds of latencies")
     own: list[Link] = []
     for number, pairs in enumerate(meetings):
         watchdog.beat(f"waiting for all ranks before round {number}")

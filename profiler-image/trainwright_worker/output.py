@@ -26,6 +26,8 @@ from trainwright.orders import (
 from trainwright_worker.failures import CONSEQUENCES, WorkerError, one_line
 
 TERMINATION_LOG = Path("/dev/termination-log")
+MOST_TOLD = 20
+"""Lines of progress about one count: the log is read from its end, and what stands before them must stay in reach."""
 MAX_LAST_WORDS_BYTES = 3_072
 """Kubernetes keeps 4096 bytes of a container's termination message."""
 
@@ -39,7 +41,10 @@ def _write_line(marker: str, body: str) -> None:
 
 
 def progress(done: int, total: int, what: str) -> None:
-    _write_line(PROGRESS_MARKER, documents.dumps(Progress(done, total, what)))
+    """Tell how many of all are done, at even steps only where there are many; that all are done is told for certain."""
+    steps = min(MOST_TOLD, total)
+    if done * steps // total > (done - 1) * steps // total:
+        _write_line(PROGRESS_MARKER, documents.dumps(Progress(done, total, what)))
 
 
 def part(number: int, trial: TrialReport) -> None:

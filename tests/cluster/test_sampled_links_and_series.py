@@ -43,6 +43,7 @@ def test_links_are_sampled_and_trials_run_in_one_gang_that_tells_what_each_devic
     winner = next(trial for trial in trials if trial["name"] == status["winner"]["trial"])
     files = {
         "cluster": data[status["clusterRef"]["configMap"]]["document.json"],
+        "runtime": data[status["clusterRef"]["configMap"]]["runtime.json"],
         "profiles": data[status["profilesRef"]["configMap"]]["document.json"],
         "plan": json.dumps(status["winner"]["plan"]),
         "report": data[winner["resultRef"]["configMap"]]["report.json"],

@@ -66,6 +66,7 @@ def test_what_the_operator_keeps_is_what_the_command_reads(per_gang: int, tmp_pa
     for trial in status.trials:
         files = {
             "cluster.json": kept(world, status.cluster_ref.config_map, "document.json"),
+            "runtime.json": kept(world, status.cluster_ref.config_map, "runtime.json"),
             "profiles.json": kept(world, status.profiles_ref.config_map, "document.json"),
             "report.json": kept(world, trial.result_ref.config_map, "report.json"),
             "plan.json": plans[trial.name],
@@ -76,6 +77,13 @@ def test_what_the_operator_keeps_is_what_the_command_reads(per_gang: int, tmp_pa
         options = [
             f"--{name.partition('.')[0]}={tmp_path / name}" for name in files
         ]  # one file an option, of the same name
+        told = CliRunner().invoke(app, ["trial", *options, "--output", "json"])
+        assert told.exit_code == 0, told.output
+        assert json.loads(told.stdout)["predicted_seconds"] == pytest.approx(trial.predicted_seconds, rel=1e-4)
+        unknown = [option for option in options if not option.startswith("--runtime")]
+        plain = json.loads(CliRunner().invoke(app, ["trial", *unknown, "--output", "json"]).stdout)
+        # This world's collectives take a second each: what was measured of them matters.
+        assert plain["predicted_seconds"] < 0.95 * trial.predicted_seconds
         trace = tmp_path / f"{trial.name}.json"
         done = CliRunner().invoke(app, ["trial", *options, "--trace", str(trace)])
         assert done.exit_code == 0, done.output

@@ -18,8 +18,10 @@ from trainwright.link_sampling import (
     Place,
     Sampling,
     are_alike,
+    first_within,
     further_pairs,
     link_kinds,
+    links_bytes,
     unlike,
     unlike_machines,
 )
@@ -132,6 +134,16 @@ def test_further_pairs_are_bounded_shared_and_spread_over_the_nodes() -> None:
     (kind, *_) = kinds
     first = list(islice(kind.pairs(), 400))
     assert len({int(b[2:]) - int(a[2:]) for a, b in first}) >= 3
+
+
+def test_further_pairs_take_no_more_of_a_report_than_they_may() -> None:
+    nodes = {f"{name}-{number:03}": Place(name) for name in ("long-" * 40, "s") for number in range(60)}
+    kinds = [kind for kind in link_kinds(nodes) if kind.name.startswith("among")]
+    found = further_pairs(kinds, most_bytes=200_000)
+    assert 190_000 < links_bytes(found) <= 200_000
+    by_kind = [[pair for pair in found if pair[0][0] == letter] for letter in "ls"]
+    assert 0.9 < links_bytes(by_kind[0]) / links_bytes(by_kind[1]) < 1.1
+    assert first_within([("a", "b"), ("c", "c")], links_bytes([("a", "b")])) == (("a", "b"),)
 
 
 def test_insides_are_compared_by_machine() -> None:

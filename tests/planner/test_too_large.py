@@ -120,9 +120,28 @@ def test_documents_keep_it_and_merging_keeps_all_of_it(tmp_path: Path) -> None:
     one = profiles(LayerTooLarge("slow", "block", 1, 4))
     assert documents.loads(documents.dumps(one), Profiles) == one
     assert documents.loads(documents.dumps(profiles()), Profiles) == profiles()
-    other = Profiles((), too_large=(LayerTooLarge("fast", "head", 1, 8), *one.too_large))
-    for name, document in (("one", one), ("other", other)):
-        (tmp_path / name).write_text(documents.dumps(document))
-    done = CliRunner().invoke(app, ["profiles", "merge", str(tmp_path / "one"), str(tmp_path / "other")])
+    other = Profiles((), too_large=(LayerTooLarge("fast", "head", 1, 16), *one.too_large))
+    assert merged(tmp_path, one, other).too_large == (*one.too_large, other.too_large[0])
+
+
+def merged(folder: Path, *given: Profiles) -> Profiles:
+    files = [folder / f"{number}.json" for number in range(len(given))]
+    for file, document in zip(files, given, strict=True):
+        file.write_text(documents.dumps(document))
+    done = CliRunner().invoke(app, ["profiles", "merge", *map(str, files)])
     assert done.exit_code == 0, done.output
-    assert documents.loads(done.stdout, Profiles).too_large == (*one.too_large, other.too_large[0])
+    return documents.loads(done.stdout, Profiles)
+
+
+def test_of_merged_profiles_the_first_that_measured_a_point_says_whether_it_fits(tmp_path: Path) -> None:
+    fitted, lacking = profiles(), profiles(LayerTooLarge("slow", "block", 1, 4))
+    found = merged(tmp_path, fitted, lacking)
+    assert found == fitted
+    assert found.cost("slow", "block", 1, 8) == fitted.cost("slow", "block", 1, 8)
+    back = merged(tmp_path, lacking, fitted)
+    assert back.too_large == lacking.too_large
+    assert back.cost("slow", "block", 1, 4).activation_bytes > 2**40
+    # An estimate has not tried whether anything fits.
+    assert merged(tmp_path, replace(fitted, origin="estimated"), lacking).too_large == lacking.too_large
+    elsewhere = tuple(LayerTooLarge(*where, 4) for where in (("new", "block", 1), ("slow", "block", 8)))
+    assert merged(tmp_path, fitted, Profiles((), too_large=elsewhere)).too_large == elsewhere

@@ -63,7 +63,9 @@ def test_only_the_pairs_that_are_ordered_are_measured_and_the_insides_of_nodes_w
     assert {(link.source, link.target) for link in report.links} == {*directed, ("node-c", "node-c")}
     assert len(report.links) == 7
     # Two rounds of pairs, since node-a is in two; then the inside of node-c.
-    assert [(progress.done, progress.total) for progress in outcome.progress] == [(1, 3), (2, 3), (3, 3)]
+    told = [(one.what, one.done, one.total) for one in outcome.progress]
+    rounds = ("rounds of latencies", "rounds of links")
+    assert told == [(what, number, 3) for what in rounds for number in (1, 2, 3)]
 
 
 @pytest.mark.torch_processes

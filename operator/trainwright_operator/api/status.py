@@ -234,7 +234,9 @@ class TrainingPlanStatus(StatusSection):
     links: LinksStatus | None = None
     """What the measurement of the links found."""
     cluster_ref: ConfigMapReference | None = None
-    """Holds the cluster document: nodes, accelerators and links, as `trainwright plan --cluster` reads it."""
+    """Holds the cluster document: nodes, accelerators and links, as `trainwright plan --cluster` reads it; and under
+    runtime.json, for `--runtime`, how plans run there by what was measured of collectives and of computation beside
+    communication."""
     links_ref: ConfigMapReference | None = None
     """Holds the measured links: latency and bandwidth by direction; the collectives, and the slow-down of computation."""
     profiles_ref: ConfigMapReference | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from trainwright import documents
@@ -55,7 +56,7 @@ class Discovery:
     @property
     def sampling(self) -> Sampling:
         """Which of the nodes' links stand for which others."""
-        return Sampling(self.nodes, self.places or tuple(place_without_labels(node) for node in self.nodes))
+        return _sampling(self.nodes, self.places)
 
     @property
     def devices(self) -> int:
@@ -93,6 +94,12 @@ class Discovery:
             ),
             excluded_nodes=tuple(ExcludedNode(name=node.name, reason=node.reason[:1024]) for node in self.excluded),
         )
+
+
+@lru_cache(maxsize=8)
+def _sampling(nodes: tuple[Node, ...], places: tuple[Place, ...]) -> Sampling:
+    """Kept between passes, each of which reads the discovery anew: five hundred nodes have 125,000 links to sort."""
+    return Sampling(nodes, places or tuple(place_without_labels(node) for node in nodes))
 
 
 def discover(book: Book) -> Discovery | None:

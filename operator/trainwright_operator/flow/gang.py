@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,6 +11,7 @@ from trainwright.orders import Gang, GangNode, LinksOrder, ProfileOrder, SeriesO
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow import pod_template
+from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.names import (
     GANG_LABEL,
     PLAN_LABEL,
@@ -16,7 +19,7 @@ from trainwright_operator.flow.names import (
     RENDEZVOUS_LABEL,
     Names,
 )
-from trainwright_operator.flow.snapshot import PlanFacts, PodFacts
+from trainwright_operator.flow.snapshot import PlanFacts, PodFacts, StoredMap
 
 MASTER: Final = "master"
 WORKER: Final = "worker"
@@ -57,6 +60,20 @@ class Shape:
     job: str
     devices: int
     nodes: tuple[GangNode, ...]
+
+
+def gangs_of_series(stored: Iterable[StoredMap]) -> frozenset[str]:
+    """The gangs among these ConfigMaps' whose order is a series; an order that cannot be read is none."""
+    orders = (one for one in stored if one.role == StoredRole.ORDER)
+    return frozenset(one.gang for one in orders if _kind(one.data.get(pod_template.ORDER_FILE, "")) == "series")
+
+
+def _kind(order: str) -> object:
+    try:
+        document = json.loads(order)
+    except (ValueError, RecursionError):
+        return None
+    return document.get("kind") if isinstance(document, dict) else None
 
 
 def shapes(names: Names, gang_name: str, gang: Gang) -> tuple[Shape, ...]:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from trainwright.cluster import Cluster, Link
-from trainwright.collective_check import CollectiveCheck, check_collectives, collective_ratios
-from trainwright.link_sampling import Pair, Sampling, further_pairs, unlike, unlike_machines
-from trainwright.orders import LinksReport, Overlap
-from trainwright.runtime import IDEAL_RINGS, CollectiveRatios, Runtime
+from trainwright.collective_check import CollectiveCheck, check_collectives
+from trainwright.link_sampling import (
+    Pair,
+    Sampling,
+    first_within,
+    further_pairs,
+    links_bytes,
+    unlike,
+    unlike_machines,
+)
+from trainwright.measured_runtime import measured_runtime, overlap_slowdown
+from trainwright.orders import LinksReport
+from trainwright.runtime import Runtime
 from trainwright.sampled_cluster import sampled_cluster
 from trainwright_operator.api.status import LinksStatus
 from trainwright_operator.flow.discovery import Discovery
+from trainwright_operator.flow.links_room import ROOM_BYTES, insides
 
 _MOST_NAMED = 3
 _MOST_SHOWN = 64
@@ -40,33 +49,22 @@ class LinkFindings:
     """The cluster with its links.
 
     Attributes:
+        runtime: how plans run here, as far as it was measured.
         measured, inferred: directed links.
         unlike_kinds: by name, kinds of links that are not alike.
         is_cautious: see `SampledCluster`.
-        check: with `collective_ratios`.
+        check: with the runtime's ratios of collectives.
         overlap_slowdown: median of the nodes; None where it was not measured.
     """
 
     cluster: Cluster
+    runtime: Runtime
     measured: int = 0
     inferred: int = 0
     unlike_kinds: tuple[str, ...] = ()
     is_cautious: bool = False
-    collective_ratios: CollectiveRatios = IDEAL_RINGS
     check: CollectiveCheck | None = None
     overlap_slowdown: float | None = None
-
-    @property
-    def runtime(self) -> Runtime:
-        """How plans run here, as far as it was measured."""
-        known = Runtime(collective_ratios=self.collective_ratios)
-        if self.cluster.is_emulated:
-            # An emulated device keeps the pace of its table, whatever it sends meanwhile.
-            return replace(known, overlap_slowdown_ratio=1.0)
-        if self.overlap_slowdown is None:
-            return known
-        # Below 1 is the clock's scatter: communication makes no computation faster.
-        return replace(known, overlap_slowdown_ratio=max(self.overlap_slowdown, 1.0))
 
     def status(self) -> LinksStatus:
         """What the plan's status shows of it."""
@@ -109,28 +107,28 @@ def _told_check(check: CollectiveCheck) -> str:
 def findings_of_all(discovery: Discovery, report: LinksReport) -> LinkFindings:
     """Where every link was measured. Raises ValueError where one is missing."""
     cluster = Cluster(discovery.accelerators, discovery.nodes, report.links)
-    ratios = collective_ratios(report.collectives, cluster)
+    runtime = measured_runtime(cluster, report.collectives, report.overlaps)
     return LinkFindings(
         cluster,
+        runtime,
         measured=len(report.links),
-        collective_ratios=ratios,
-        check=check_collectives(report.collectives, cluster, ratios),
-        overlap_slowdown=_slowdown(report.overlaps),
+        check=check_collectives(report.collectives, cluster, runtime.collective_ratios),
+        overlap_slowdown=overlap_slowdown(report.overlaps),
     )
 
 
 @lru_cache(maxsize=16)
 def doubts(sampling: Sampling, report: LinksReport) -> Doubts:
-    """What is to be measured after the samples. Raises ValueError where a sample is missing."""
+    """What is to be measured after the samples, as far as one report can tell it. Raises ValueError as `unlike` does."""
     measured = _by_edge(report.links)
     kinds = unlike(sampling.kinds, measured)
     machines = unlike_machines(sampling.machines, measured)
+    unknown = [name for machine in machines for name in sampling.machines[machine] if (name, name) not in measured]
+    within = first_within(insides(unknown), ROOM_BYTES / 2)
     return Doubts(
         kinds=(*(kind.name for kind in kinds), *(f"inside {machine}" for machine in machines)),
-        pairs=further_pairs(kinds),
-        insides=tuple(
-            name for machine in machines for name in sampling.machines[machine] if (name, name) not in measured
-        ),
+        pairs=further_pairs(kinds, most_bytes=ROOM_BYTES - links_bytes(within)),
+        insides=tuple(name for name, _ in within),
     )
 
 
@@ -140,25 +138,20 @@ def findings_of_samples(discovery: Discovery, report: LinksReport, further: Link
     sampling = discovery.sampling
     measured = _by_edge((*(further.links if further else ()), *report.links))
     found = sampled_cluster(discovery.accelerators, sampling, measured)
-    ratios = collective_ratios(report.collectives, found.cluster)
+    runtime = measured_runtime(found.cluster, report.collectives, report.overlaps)
     count = len(discovery.nodes)
     everything = count * (count - 1) + sum(node.devices > 1 for node in discovery.nodes)
     return LinkFindings(
         found.cluster,
+        runtime,
         measured=len(measured),
         inferred=everything - len(measured),
         unlike_kinds=doubts(sampling, report).kinds,
         is_cautious=found.is_cautious,
-        collective_ratios=ratios,
-        check=check_collectives(report.collectives, found.cluster, ratios),
-        overlap_slowdown=_slowdown(report.overlaps),
+        check=check_collectives(report.collectives, found.cluster, runtime.collective_ratios),
+        overlap_slowdown=overlap_slowdown(report.overlaps),
     )
 
 
 def _by_edge(links: Sequence[Link]) -> dict[Pair, Link]:
     return {(link.source, link.target): link for link in links}
-
-
-def _slowdown(overlaps: Sequence[Overlap]) -> float | None:
-    ratios = [overlap.compute_slowdown_ratio for overlap in overlaps]
-    return statistics.median(ratios) if ratios else None

@@ -24,6 +24,7 @@ from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.flow.worker_log import strict
 
+RUNTIME_KEY: Final = "runtime.json"
 DEADLINE_SECONDS: Final = 1800
 """A search that takes longer would cost more than the trials it saves. Well above the largest search.budgetSeconds."""
 
@@ -31,7 +32,7 @@ DEADLINE_SECONDS: Final = 1800
 def plan(book: Book, cluster: Cluster, runtime: Runtime, profiles: Profiles) -> PlannedTrials | None:
     """The plans to try, once they are kept; raises Failed where there is none."""
     cluster = with_prices(cluster, book.spec.devices)
-    _keep_cluster(book, cluster)
+    _keep_cluster(book, cluster, runtime)
     name = book.names.candidates(book.spec.trials.top_k)
     stored = book.snapshot.find(name)
     if stored is not None:
@@ -109,9 +110,10 @@ def _kept_start(book: Book, asked: str) -> datetime | None:
     return datetime.fromisoformat(started) if what == asked else None
 
 
-def _keep_cluster(book: Book, cluster: Cluster) -> None:
-    """The cluster document for people; nothing here reads it again."""
+def _keep_cluster(book: Book, cluster: Cluster, runtime: Runtime) -> None:
+    """The cluster and how plans run on it, for people, who can predict the same with them; nothing here reads them again."""
     name = book.names.cluster
     if book.snapshot.find(name) is None:
-        book.store(name, {DOCUMENT_KEY: documents.dumps(cluster)}, role=StoredRole.DOCUMENT)
+        data = {DOCUMENT_KEY: documents.dumps(cluster), RUNTIME_KEY: documents.dumps(runtime)}
+        book.store(name, data, role=StoredRole.DOCUMENT)
     book.fields["cluster_ref"] = ConfigMapReference(config_map=name)

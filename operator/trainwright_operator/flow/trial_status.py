@@ -62,7 +62,7 @@ def ended(trial: PlannedTrial, result: GangResult, result_map: str, model: Model
 
 
 def what_came(result: GangResult) -> Tried:
-    """A trial's result in short. Peaks of memory are left to the trials' status."""
+    """A trial's result in short, as far as the turns of the others depend on it."""
     outcome, report = result.outcome, result.report
     seconds = None
     if outcome.state is OutcomeState.SUCCEEDED and isinstance(report, TrialReport) and is_measured(report):

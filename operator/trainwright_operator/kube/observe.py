@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from trainwright.orders import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.flow.gang import gangs_of_series
 from trainwright_operator.flow.names import PLAN_UID_LABEL, RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.pinning import is_gated
 from trainwright_operator.flow.snapshot import DryRun, PlanFacts, PlannerFacts, PodFacts, RequestFailure, Snapshot
@@ -15,12 +17,20 @@ from trainwright_operator.kube import facts, paths
 from trainwright_operator.kube.api import Api, ApiError
 from trainwright_operator.settings import Settings
 
-_REPORT_LINES = 400
+
+class _Tail(NamedTuple):
+    """How much of a log's end is read: of so many lines the first so many bytes."""
+
+    lines: int
+    bytes: int
+
+
+_REPORT: Final = _Tail(400, MAX_REPORT_BYTES + 200_000)
 """A report is one line, which the container's runtime breaks into parts of 16 KiB; a few lines more may follow it."""
-_REPORT_BYTES = 2 * MAX_REPORT_BYTES + 200_000
-"""Before its report, a series has told the same in parts."""
-_PROGRESS_LINES = 40
-_PROGRESS_BYTES = 64_000
+_PROGRESS: Final = _Tail(40, 64_000)
+_SERIES: Final = _Tail(4000, 2 * MAX_REPORT_BYTES + 500_000)
+"""Before its report a series has told the same in parts, between them some twenty lines of progress a trial. It is read
+so far back while it runs, too: what breaks off may leave no other log."""
 
 
 @dataclass(slots=True)
@@ -60,11 +70,13 @@ class Observer:
             self._jobs(plan.namespace, selector),
             self._api.list(paths.core("configmaps", plan.namespace), labelSelector=selector),
         )
+        maps = tuple(facts.stored_map(config_map) for config_map in stored)
+        series = gangs_of_series(maps)
         snapshot = Snapshot(
             plan=plan,
-            pods=tuple(await asyncio.gather(*(self._pod(plan, pod) for pod in pods))),
+            pods=tuple(await asyncio.gather(*(self._pod(plan, pod, series) for pod in pods))),
             jobs=tuple(facts.job_facts(job) for job in jobs),
-            stored=tuple(facts.stored_map(config_map) for config_map in stored),
+            stored=maps,
             refusals=dict(memory.refusals),
             dry_run=memory.dry_run,
             planner=planner,
@@ -115,17 +127,18 @@ class Observer:
         )
         return facts.devices_held([pod for pods in lists for pod in pods], resource_name)
 
-    async def _pod(self, plan: PlanFacts, pod: dict[str, Any]) -> PodFacts:
+    async def _pod(self, plan: PlanFacts, pod: dict[str, Any], series: Collection[str]) -> PodFacts:
         found = facts.pod_facts(pod)
         if RENDEZVOUS_LABEL not in (pod["metadata"].get("labels") or {}) or found.phase in ("Pending", "Unknown"):
             return found
         ended = found.phase in ("Succeeded", "Failed")
+        tail = _SERIES if found.gang in series else _REPORT if ended else _PROGRESS
         try:
             log = await self._api.get_text(
                 f"{paths.core('pods', plan.namespace)}/{found.name}/log",
                 container="pytorch",
-                tailLines=str(_REPORT_LINES if ended else _PROGRESS_LINES),
-                limitBytes=str(_REPORT_BYTES if ended else _PROGRESS_BYTES),
+                tailLines=str(tail.lines),
+                limitBytes=str(tail.bytes),
             )
         except ApiError:
             return found  # the kubelet does not answer now; deadlines count on

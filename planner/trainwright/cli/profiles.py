@@ -141,20 +141,30 @@ def merge(
     files: Annotated[list[Path], typer.Argument(metavar="PROFILES…", help="Profiles documents, the best first.")],
     write: TargetFile = None,
 ) -> None:
-    """Put several profiles documents into one; what stands in several is taken from the first that has it."""
+    """Put several profiles documents into one; what stands in several is taken from the first that has it.
+
+    So is what did not fit: where an earlier file has measured as many rows, or more, it did.
+    """
     points: dict[tuple[str, str, int, int], LayerProfile] = {}
     too_large: dict[LayerTooLarge, None] = {}
+    fitted: dict[tuple[str, str, int], int] = {}  # the most rows that an earlier file has measured
     origins: set[str] = set()
     for file in files:
         given: Profiles = read(file, Profiles)
         origins.add(given.origin)
-        too_large.update(dict.fromkeys(given.too_large))
+        too_large.update(dict.fromkeys(one for one in given.too_large if one.rows > fitted.get(_series(one), 0)))
         for layer in given.layers:
-            points.setdefault((layer.accelerator, layer.kind, layer.tensor_degree, layer.rows), layer)
+            points.setdefault((*_series(layer), layer.rows), layer)
+        for layer in given.layers if given.origin == "measured" else ():
+            fitted[_series(layer)] = max(layer.rows, fitted.get(_series(layer), 0))
     origin: Literal["measured", "estimated"] = "estimated" if "estimated" in origins else "measured"
     if len(origins) > 1:
         note("some of these profiles are estimated, so the whole document is marked so")
     write_document(Profiles(tuple(points.values()), origin, tuple(too_large)), write)
+
+
+def _series(one: LayerProfile | LayerTooLarge) -> tuple[str, str, int]:
+    return one.accelerator, one.kind, one.tensor_degree
 
 
 def _training(file: Path) -> Training:

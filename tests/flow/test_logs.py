@@ -1,0 +1,97 @@
+"""How far back logs are read: to the first part of a series, however long its trials are and whatever breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from flow_world import World, parts_of
+
+from trainwright import documents
+from trainwright.cluster import Device
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright.orders import Gang, GangNode, SeriesOrder, TrialOrder, TrialReport
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright_operator.flow import worker_log
+from trainwright_operator.kube.api import Api
+from trainwright_operator.kube.observe import Memory, Observer
+from trainwright_operator.settings import Settings
+from trainwright_worker import output
+
+MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
+PLAN = Plan(4, 8, (Pipeline(2, 4, (Stage((Device("n1", 0),), (LayerRun(0, 4, 1, 1, (4,)),)),)),))
+GANG = Gang((GangNode("n1", (0,), "t4"),))
+MANY = 500
+CREATED = {"creationTimestamp": "2026-01-01T00:00:00Z"}
+
+
+class Kubelet:
+    """Answers as the API server does for a namespace with one pod, and for its log as the kubelet does."""
+
+    def __init__(self, order: SeriesOrder | TrialOrder, phase: str, log: str) -> None:
+        gang = {"trainwright.dev/gang": "candidate-1s"}
+        pod = {
+            "metadata": {"name": "master-0", "labels": {**gang, "trainwright.dev/rendezvous": "true"}, **CREATED},
+            "spec": {},
+            "status": {"phase": phase},
+        }
+        order_map = {
+            "metadata": {"name": "order", "labels": {**gang, "trainwright.dev/role": "order"}, **CREATED},
+            "data": {"order.json": documents.dumps(order)},
+        }
+        self.items = {"pods": [pod], "configmaps": [order_map]}
+        self.log = log
+
+    async def list(self, path: str, **_query: str) -> list[dict[str, Any]]:
+        return self.items.get(path.rpartition("/")[2], [])
+
+    async def get_text(self, _path: str, *, container: str, tailLines: str, limitBytes: str) -> str:  # noqa: N803
+        lines = self.log.splitlines(keepends=True)[-int(tailLines) :]
+        return "".join(lines)[: int(limitBytes)]
+
+
+def read(order: SeriesOrder | TrialOrder, phase: str, log: str) -> str:
+    """What the operator reads of a log."""
+    observer = Observer(cast("Api", Kubelet(order, phase, log)), Settings())
+    snapshot = World().snapshot()
+    (pod,) = asyncio.run(observer.snapshot(snapshot.plan, Memory(), snapshot.planner)).pods
+    assert pod.log is not None
+    return pod.log
+
+
+def told_by_worker(capfd: Any, iterations: int) -> str:
+    """A trial's lines of progress."""
+    capfd.readouterr()
+    for number in range(iterations):
+        output.progress(number + 1, iterations, "iterations")
+    return capfd.readouterr().out
+
+
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+@pytest.mark.parametrize("trials", [3, 32])
+def test_all_parts_of_a_series_are_read_though_it_broke_off(capfd: Any, phase: str, trials: int) -> None:
+    progress = told_by_worker(capfd, MANY)
+    order = SeriesOrder(GANG, MODEL, (PLAN,) * trials, iterations=MANY)
+    report = TrialReport((1.123456789012345,) * MANY, (0.123456789012345,) * MANY)
+    parts = parts_of([report] * (trials - 1)).splitlines(keepends=True)
+    log = "".join(progress + part for part in parts) + progress + "a traceback\n" * 100
+    assert set(worker_log.parts(read(order, phase, log))) == set(range(trials - 1))
+
+
+def test_of_other_gangs_no_more_is_read_than_their_report_or_their_progress(capfd: Any) -> None:
+    order = TrialOrder(GANG, MODEL, PLAN)
+    log = "a line\n" * 5000 + told_by_worker(capfd, 10)
+    assert len(read(order, "Running", log).splitlines()) == 40
+    assert len(read(order, "Succeeded", log).splitlines()) == 400
+    assert worker_log.progress(read(order, "Running", log)).done == 10
+
+
+@pytest.mark.parametrize("broken", ["nonsense", "[1]", '{"kind": "other"}', ""])
+def test_an_order_that_somebody_changed_is_no_series(broken: str) -> None:
+    kubelet = Kubelet(SeriesOrder(GANG, MODEL, (PLAN,)), "Running", "a line\n" * 500)
+    kubelet.items["configmaps"][0]["data"]["order.json"] = broken
+    snapshot = World().snapshot()
+    found = asyncio.run(Observer(cast("Api", kubelet), Settings()).snapshot(snapshot.plan, Memory(), snapshot.planner))
+    assert len((found.pods[0].log or "").splitlines()) == 40
