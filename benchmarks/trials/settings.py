@@ -8,9 +8,9 @@ from typing import Any
 
 from local_cluster.shape import ClusterShape
 from trainwright.cluster import Accelerator, Cluster, Emulation, Node
-from trainwright.collective_check import collective_ratios
 from trainwright.collective_sizes import collective_sizes
 from trainwright.families import Gpt, Llama
+from trainwright.measured_runtime import measured_runtime
 from trainwright.model import Model
 from trainwright.orders import Gang, GangNode, LinksOrder, LinksReport, ProfileOrder, ProfileReport
 from trainwright.profiles import Profiles
@@ -98,9 +98,7 @@ def measured_surroundings(bench: Bench, shape: ClusterShape, setting: Setting) -
     nodes = tuple(Node(one.name, one.accelerator, one.devices) for one in shape.nodes if one.name in setting.nodes)
     used = {node.accelerator for node in nodes}
     cluster = Cluster(tuple(one for one in accelerators(shape) if one.name in used), nodes, report.links)
-    ratios = collective_ratios(report.collectives, cluster)
-    # An emulated device keeps the pace of its table, whatever it sends meanwhile.
-    return Surroundings(cluster, Runtime(collective_ratios=ratios, overlap_slowdown_ratio=1.0))
+    return Surroundings(cluster, measured_runtime(cluster, report.collectives))
 
 
 def measured_profiles(bench: Bench, shape: ClusterShape, setting: Setting) -> Profiles:
