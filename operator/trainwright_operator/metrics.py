@@ -57,7 +57,9 @@ TABLE: Final[dict[str, Described]] = {
         Kind.GAUGE, "Seconds since an accelerator was last profiled by a plan that still exists.", ("accelerator",)
     ),
     "trainwright_collective_error_ratio": Described(
-        Kind.GAUGE, "Mean of |predicted - measured| / measured over the collectives measured with the links.", _PLAN
+        Kind.GAUGE,
+        "Sum of |predicted - measured| over that of measured seconds of the collectives measured with the links.",
+        _PLAN,
     ),
     "trainwright_prediction_error_ratio": Described(
         Kind.HISTOGRAM, "|predicted - measured| / measured of each trial; kind: time or memory.", ("kind",)

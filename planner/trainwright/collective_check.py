@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +25,20 @@ class ComparedCollective:
         """(predicted - measured) / measured: above 0 where the cost model is too slow."""
         return self.predicted_seconds / self.measured.seconds - 1
 
+    @property
+    def off_seconds(self) -> float:
+        """By how much the prediction misses."""
+        return abs(self.predicted_seconds - self.measured.seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCheck:
     """How far predictions of collectives are off.
 
     Attributes:
-        mean_error: of all, the sign left out.
-        worst: the one that is furthest off.
+        mean_error: of all, the sign left out, each weighed with what it takes: a small message that is off by its latency
+            says little of what plans spend.
+        worst: the one that is off by most seconds.
     """
 
     count: int
@@ -67,8 +72,8 @@ def check_collectives(
     compared = _compare(times, cluster, ratios)
     if not compared:
         return None
-    mean = statistics.fmean(abs(one.error) for one in compared)
-    return CollectiveCheck(len(compared), mean, max(compared, key=lambda one: abs(one.error)))
+    mean = sum(one.off_seconds for one in compared) / sum(one.measured.seconds for one in compared)
+    return CollectiveCheck(len(compared), mean, max(compared, key=lambda one: one.off_seconds))
 
 
 def _compare(

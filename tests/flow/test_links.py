@@ -213,7 +213,7 @@ def test_collectives_of_the_models_sizes_are_ordered_compared_and_told() -> None
     world.run(until=lambda: measured(world))
     message = world.condition("LinksMeasured").message
     assert f"predictions of {len(order.collective_bytes)} collectives are" in message
-    assert "(all_reduce of" in message
+    assert "for all_reduce of" in message
     found = world.status.links
     assert 0 < found.collective_error <= abs(found.worst_collective_error)
     off = order_of(World(spec=spec_of(links={"collectives": False})), "links")

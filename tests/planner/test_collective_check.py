@@ -33,11 +33,11 @@ def test_what_takes_as_long_as_predicted_is_off_by_nothing() -> None:
     assert check.worst.error == pytest.approx(0)
 
 
-def test_the_mean_has_no_sign_and_the_worst_has_its_own() -> None:
+def test_the_mean_weighs_what_takes_long_and_has_no_sign_and_the_worst_has_its_own() -> None:
     slow, fast = exact(), exact("all_gather")
     slow, fast = replace(slow, seconds=2 * slow.seconds), replace(fast, seconds=0.8 * fast.seconds)
     check = check_collectives([slow, exact(), fast], CLUSTER)
-    assert check.mean_error == pytest.approx((0.5 + 0 + 0.25) / 3)
+    assert check.mean_error == pytest.approx((1 + 0 + 0.1) / (2 + 1 + 0.4))
     assert check.worst.measured is slow
     assert check.worst.error == pytest.approx(-0.5)
     assert check.worst.predicted_seconds == pytest.approx(slow.seconds / 2)

@@ -133,9 +133,9 @@ class LinksStatus(StatusSection):
     unlike_kinds: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
     """Kinds of links that are not alike, against what the nodes' labels say; more of their links were measured."""
     collective_error: Figure | None = None
-    """Mean of |predicted − measured| / measured seconds of the collectives that were measured."""
+    """Sum of |predicted − measured| over that of measured seconds, of the collectives that were measured."""
     worst_collective_error: Figure | None = None
-    """(predicted − measured) / measured seconds of the collective whose prediction is furthest off."""
+    """(predicted − measured) / measured of the collective whose prediction is off by most seconds."""
     overlap_slowdown: Figure | None = None
     """Seconds that computation takes while its device communicates, over those that it takes alone; median of the nodes.
     The search reckons with it."""

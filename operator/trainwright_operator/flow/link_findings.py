@@ -98,8 +98,8 @@ class LinkFindings:
 def _told_check(check: CollectiveCheck) -> str:
     worst = check.worst.measured
     return (
-        f"predictions of {check.count} collectives are {check.mean_error:.0%} off on average and at worst "
-        f"{check.worst.error:+.0%} ({worst.collective} of {worst.message_bytes} bytes by {len(worst.members)} devices)"
+        f"predictions of {check.count} collectives are off by {check.mean_error:.0%} of their time, furthest "
+        f"({check.worst.error:+.0%}) for {worst.collective} of {worst.message_bytes} bytes by {len(worst.members)} devices"
     )
 
 
