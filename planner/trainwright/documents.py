@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 VERSION = "trainwright.dev/v1alpha1"
 LARGEST_NUMBER = 1e24
@@ -78,6 +80,11 @@ def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
     version = data.get("apiVersion", VERSION)
     if version != VERSION:
         raise DocumentError(f"{source}: apiVersion {_shown(version)} is not known here; this version reads {VERSION!r}")
+    if data.get("kind") == "TrainingPlan":
+        raise DocumentError(
+            f"{source}: this is a TrainingPlan, which the operator reads; the planner's own documents are told by "
+            "`trainwright schema`"
+        )
     kinds = {member.__name__: member for member in get_args(noun) or (noun,)}
     document = data.get("document", next(iter(kinds)))
     if not isinstance(document, str) or document not in kinds:
@@ -92,7 +99,7 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         _refuse_large_numbers(body, source)
         return adapter(noun).validate_python({key: _without_heads(value) for key, value in body.items()})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = _most_telling(error.errors(include_url=False))
         where = ".".join(str(part) for part in first["loc"])
         what = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
         if first["type"] == "unexpected_keyword_argument":
@@ -104,6 +111,19 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
     except (ArithmeticError, MemoryError) as error:
         raise DocumentError(f"{source}: larger numbers than any model or cluster has ({error})") from None
+
+
+def _most_telling(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """The first; where that is a field that is missing, one beside it that was written in its place."""
+    first = errors[0]
+    if first["type"] == "missing":
+        written = [
+            error
+            for error in errors
+            if error["type"] == "unexpected_keyword_argument" and error["loc"][:-1] == first["loc"][:-1]
+        ]
+        return written[0] if written else first
+    return first
 
 
 def _without_heads(value: Any) -> Any:

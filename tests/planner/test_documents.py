@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -283,3 +284,17 @@ def test_what_is_written_has_only_fields_of_its_schema(nouns: tuple[object, ...]
         assert document.keys() <= schema["properties"].keys()
         assert document["apiVersion"] == schema["properties"]["apiVersion"]["const"]
         assert document["document"] == schema["properties"]["document"]["const"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"globalBatchSize": 8}, "globalBatchSize: there is no such field; did you mean global_batch_size"),
+        ({"kind": "TrainingPlan", "spec": {}}, "this is a TrainingPlan, which the operator reads"),
+        ({}, "global_batch_size: Field required: add it"),
+    ],
+)
+def test_what_was_written_in_place_of_a_missing_field_is_told(body, told):
+    model = {"gpt": {"layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 64, "vocabulary_size": 512}}
+    with pytest.raises(documents.DocumentError, match=re.escape(told)):
+        documents.parse(model | body, Training)

@@ -183,6 +183,16 @@ def test_the_command_proposes_from_a_file_what_it_proposes_from_the_planner(fold
     assert from_file["trial"]["expected_seconds"] == min(one["expected_seconds"] for one in from_file["candidates"])
 
 
+def test_listed_candidates_go_with_no_limits(folder):
+    listed = call(folder, "plan", "--top=2", "--output=json")
+    (folder / "candidates.json").write_text(listed.stdout)
+    refused = call(
+        folder, "propose", f"--candidates={folder / 'candidates.json'}", "--use-nodes=node-1", "--max-data-degree=1"
+    )
+    assert refused.exit_code == 2
+    assert "whatever --use-nodes, --max-data-degree says" in refused.stderr
+
+
 def test_the_command_goes_on_until_it_says_stop(folder, problem, plans):
     tried: list[Trial] = []
     for _ in range(6):

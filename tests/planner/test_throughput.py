@@ -17,7 +17,7 @@ from trainwright.cluster import Cluster
 from trainwright.families import T5, Gpt, Vit
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.orders import REPORT_MARKER, RankMemory, TrialReport
+from trainwright.orders import REPORT_MARKER, RankMemory, SeriesReport, TrialReport
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.report import chrome_trace, measured_timeline
 from trainwright.report.measured import spans
@@ -165,3 +165,20 @@ def test_the_report_is_found_in_a_log_and_a_trial_without_a_timeline_says_so(tri
     assert "order one with" in refused.stderr
     log.write_text(line + line)
     assert "holds 2 reports" in runner.invoke(app, call(trial_files, f"--report={log}")).stderr
+
+
+def test_a_report_of_other_devices_or_of_a_whole_gang_and_a_log_without_one_are_refused(trial_files: Path) -> None:
+    found = documents.loads((trial_files / "report.json").read_text(), TrialReport)
+    report = trial_files / "other.json"
+
+    def refusal(text: str) -> str:
+        report.write_text(text)
+        result = runner.invoke(app, call(trial_files, f"--report={report}"))
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        return result.stderr
+
+    fewer = replace(found, timeline=None, memory=found.memory[1:])
+    told = refusal(documents.dumps(fewer))
+    assert f"{found.memory[0].node}:{found.memory[0].slot} is but in one of them; give the plan that was tried" in told
+    assert "holds 2 trials of one gang" in refusal(documents.dumps(SeriesReport((found, found))))
+    assert "holds no report (no line begins with TRAINWRIGHT-REPORT)" in refusal("starting\nTRAINWRIGHT-PROGRESS {}\n")

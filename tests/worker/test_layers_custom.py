@@ -135,6 +135,19 @@ def linear() -> nn.Module:
     return nn.Linear(4, 2)
 
 
+EXISTING = nn.Linear(4, 2)
+
+
+def unseeded(count: int, **which: int) -> dict[str, torch.Tensor]:
+    return {"inputs": torch.rand(count, 4), "targets": torch.zeros(count, 2)}
+
+
+def one_for_all(seed: int, count: int, **which: int) -> dict[str, torch.Tensor]:
+    """Seeded, but a row depends on which others it is asked for with."""
+    made = torch.Generator().manual_seed(seed)
+    return {"inputs": torch.rand(count, 4, generator=made), "targets": torch.zeros(count, 2)}
+
+
 @pytest.mark.parametrize(
     ("model", "told"),
     [
@@ -152,6 +165,16 @@ def linear() -> nn.Module:
         (CustomModel([linear, Distance], lambda **which: torch.ones(2, 4)), "must return a dict of tensors"),
         (CustomModel([linear, Distance], lambda **which: {"targets": torch.ones(3)}), "first dimension is the count 2"),
         (CustomModel([linear, Distance], lambda count: {}), r"rows\(\) fails for 2 rows: TypeError"),
+        (
+            CustomModel([linear, Distance], unseeded),
+            "'inputs' of rows.. has other values for row 1 when that is asked for",
+        ),
+        (CustomModel([linear, Distance], one_for_all), "'inputs' of rows.. has other values for row 1"),
+        (CustomModel([lambda: EXISTING, Distance], rows), "layer 0 gives the same weights whenever it is made"),
+        (
+            CustomModel([lambda: nn.Sequential(nn.Identity(), EXISTING), Distance], rows),
+            "layer 0 gives the same weights",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_model_is_said(entry, model, told: str) -> None:

@@ -90,6 +90,7 @@ def propose_trial(
             found = run(planner, problem, top=min(choosing.top, MOST_CANDIDATES), control=control)
         plans = [candidate.plan for candidate in found]
     else:
+        _refuse_limits(limits)
         plans = _listed(choosing.candidates)
     _check_batches(plans, trials, problem)
     study = Study.of(plans, problem.setting, trials, Doubts())
@@ -100,6 +101,17 @@ def propose_trial(
         show_json(proposal_fields(answer, study, problem))
     else:
         show(proposal_report(answer, study, problem, rule))
+
+
+def _refuse_limits(limits: LimitOptions) -> None:
+    given = [
+        name
+        for name in ("use_nodes", "spare", "max_tensor_degree", "max_data_degree", "max_pipeline_degree")
+        if getattr(limits, name)
+    ]
+    if given:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--candidates are taken as they are listed, whatever {named} says; leave that out, or them")
 
 
 def _listed(file: Path) -> list[Plan]:

@@ -14,8 +14,10 @@ from trainwright.cli.answers import Output, OutputOption, note, refuse_no_place_
 from trainwright.cli.command import command
 from trainwright.cli.estimate import plan_of
 from trainwright.cli.inputs import Inputs, content_of
+from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_in
-from trainwright.orders import REPORT_MARKER, TrialReport
+from trainwright.orders import REPORT_MARKER, SeriesReport, TrialReport
+from trainwright.plan import Plan
 from trainwright.throughput import throughput
 
 app = typer.Typer(add_completion=False)
@@ -41,6 +43,7 @@ def trial(
     problem = inputs.problem()
     plan = plan_of(plan_file, problem, inputs)
     answer = _report_in(measured)
+    _check_devices(answer, plan, measured)
     timeline = answer.timeline
     if trace is not None and timeline is None:
         raise documents.DocumentError(f"{measured}: the trial recorded no timeline; order one with `timeline: true`")
@@ -62,6 +65,19 @@ def trial(
     show(report.timeline(tracks, predicted.iteration_seconds, width))
 
 
+def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:
+    """Raises DocumentError for the report of a trial on other devices than the plan's."""
+    ranks = answer.timeline.ranks if answer.timeline is not None else answer.memory
+    used = {str(Device(rank.node, rank.slot)) for rank in ranks}
+    wanted = {str(device) for device in plan.devices}
+    if used and used != wanted:
+        odd = min(used ^ wanted)
+        raise documents.DocumentError(
+            f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(wanted)}, and {odd} is but in one "
+            "of them; give the plan that was tried"
+        )
+
+
 def _report_in(path: Path) -> TrialReport:
     """The report in a file of its own or among the lines of a log. Raises DocumentError where there is none."""
     content = content_of(path)
@@ -69,7 +85,17 @@ def _report_in(path: Path) -> TrialReport:
     marked = [line.removeprefix(marker) for line in content.splitlines() if line.startswith(marker)]
     if len(marked) > 1:
         raise documents.DocumentError(f"{path}: holds {len(marked)} reports; leave the one that is meant")
-    found: TrialReport = documents.loads(marked[0] if marked else content, TrialReport, source=str(path))
+    if not marked and not content.lstrip().startswith((b"{", b"apiVersion", b"document")):
+        raise documents.DocumentError(
+            f"{path}: holds no report (no line begins with {REPORT_MARKER}): did the trial end?"
+        )
+    found: TrialReport | SeriesReport = documents.loads(
+        marked[0] if marked else content, TrialReport | SeriesReport, source=str(path)
+    )
+    if isinstance(found, SeriesReport):
+        raise documents.DocumentError(
+            f"{path}: holds {len(found.trials)} trials of one gang; `resultRef` of a trial names the ConfigMap with its own"
+        )
     if not found.iteration_seconds:
         raise documents.DocumentError(f"{path}: the trial measured no iteration")
     return found

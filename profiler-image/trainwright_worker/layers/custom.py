@@ -89,6 +89,7 @@ class CustomLayers:
         probed = self._rows(seed=0, iteration=0, first=0, count=_PROBED_ROWS)
         if TARGETS not in probed:
             raise self._wrong(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
+        self._check_rows(probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
         try:
@@ -145,6 +146,16 @@ class CustomLayers:
                 )
         return found
 
+    def _check_rows(self, probed: Mapping[str, Tensor]) -> None:
+        """Which rows a rank asks for together is the plan's choice, so that a row must not depend on it."""
+        alone = self._rows(seed=0, iteration=0, first=1, count=1)
+        for field, value in probed.items():
+            if field not in alone or not torch.equal(alone[field], value[1:2]):
+                raise self._wrong(
+                    f"field {field!r} of rows() has other values for row 1 when that is asked for alone; make each row "
+                    "from seed, iteration and its own number (first, first + 1, …)"
+                )
+
     def _made(self, layer: int) -> CustomLayer:
         try:
             module = self.model.layers[layer]()
@@ -164,6 +175,7 @@ class CustomLayers:
         with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
             for layer in range(len(self)):
                 made = self._made(layer)
+                self._check_fresh(layer, made)
                 arguments = (*boundary, *(data[field] for field in made.reads))
                 try:
                     result = made.module(*arguments)
@@ -181,6 +193,15 @@ class CustomLayers:
                 parameters.append(sum(parameter.numel() for parameter in made.parameters()))
         self.parameters = tuple(parameters)
         return shapes
+
+    def _check_fresh(self, layer: int, made: CustomLayer) -> None:
+        """Weights that exist already do not follow from the seed, and may be another layer's too."""
+        known = {id(parameter) for parameter in made.parameters()}
+        if any(id(parameter) in known for parameter in self._made(layer).parameters()):
+            raise self._wrong(
+                f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
+                "(weights that layers share are not supported yet)"
+            )
 
     def _checked(self, layer: int, result: Any) -> Boundary:
         boundary = result if isinstance(result, tuple) else (result,)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainwright.cost import memory
 from trainwright.plan import Sharding
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.stage_options import MEANS, StageOption
+from trainwright.search.auto.stage_options import StageOption, means_of
 from trainwright.search.spans import Array
 
 
@@ -162,9 +162,10 @@ class Stack:
         summed, scattered = ring * self._ratio("all_reduce"), ring / 2 * self._ratio("reduce_scatter")
         gathered = self.held * (setting.model.dtype.num_bytes * self._gather_ring)
         hidden = np.minimum(scattered, self.backward)
-        overlapped = scattered - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
-        sharded = overlapped + update / self._data
-        return np.stack([summed + update, sharded + gathered, sharded])
+        meanwhile = scattered - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
+        update_part = update / self._data
+        behind = scattered if self.micro_batches > 1 else meanwhile
+        return np.stack([summed + update, behind + update_part + gathered, meanwhile + update_part])
 
     @cached_property
     def _is_last(self) -> NDArray[np.bool_]:
@@ -186,8 +187,9 @@ class Stack:
         held = self.held[members.option]
         divided = 1 / self._data[members.option]
         gathered = np.array([weight * self.cells.gathered_values(one.tensor) for one in self.options])[members.option]
-        found = np.empty((len(MEANS), *left.shape))
-        for index, means in enumerate(MEANS):
+        every = means_of(self.micro_batches)
+        found = np.empty((len(every), *left.shape))
+        for index, means in enumerate(every):
             share = 1.0 if means is Sharding.NONE else divided
             weights = share if means is Sharding.ZERO3 else 1.0
             gradients = share if self.micro_batches == 1 else 1.0
@@ -217,7 +219,7 @@ class Stack:
         flying, spared = self._flying
         largest, member_option = self._members.largest[:, None], self._members.option
         again = np.zeros_like(self.base)
-        for mean in range(len(MEANS)):
+        for mean in range(len(self._roomy)):
             tight = np.flatnonzero(self._roomy[mean] < kept)
             if not tight.size:
                 continue

@@ -11,8 +11,14 @@ from trainwright.runtime import CollectiveRatios
 from trainwright.search.auto.cells import Cell
 from trainwright.search.auto.rows import Share
 
-MEANS = (Sharding.NONE, Sharding.ZERO2, Sharding.ZERO3)
-"""What tables tell apart. zero1 holds what zero2 holds and sums gradients later, so that it is hardly ever faster."""
+
+def means_of(micro_batches: int) -> tuple[Sharding, Sharding, Sharding]:
+    """What tables tell apart of sharding.
+
+    With several micro-batches zero1 and zero2 hold the same, and zero1's sums, behind the last backward, keep no stage
+    before from its own. With one alone zero2 never holds whole gradients.
+    """
+    return Sharding.NONE, Sharding.ZERO2 if micro_batches == 1 else Sharding.ZERO1, Sharding.ZERO3
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from trainwright.runtime import IDEAL_RINGS
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.rows import shares
 from trainwright.search.auto.stack import Figures, Stack
-from trainwright.search.auto.stage_options import MEANS, StageOption
+from trainwright.search.auto.stage_options import StageOption, means_of
 from trainwright.search.spans import Array
 
 KEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -130,4 +130,8 @@ class LineTables:
         score = self.micro_batches * figures.seconds[:, numbers, column] + stack.tail[:, numbers, column]
         mean, index = divmod(int(score.argmin()), len(numbers))
         number = numbers[index]
-        return stack.options[number], MEANS[mean], float(figures.again_ratio[mean, number, column])
+        return (
+            stack.options[number],
+            means_of(self.micro_batches)[mean],
+            float(figures.again_ratio[mean, number, column]),
+        )
