@@ -41,9 +41,9 @@ def _write_line(marker: str, body: str) -> None:
 
 
 def progress(done: int, total: int, what: str) -> None:
-    """Tell how many of all are done, at even steps only where there are many; that all are done is told for certain."""
-    steps = min(MOST_TOLD, total)
-    if done * steps // total > (done - 1) * steps // total:
+    """Tell how many of all are done; where there are many the first, then at even steps, the last of them for certain."""
+    steps = total if total <= MOST_TOLD else MOST_TOLD - 1
+    if done == 1 or done * steps // total > (done - 1) * steps // total:
         _write_line(PROGRESS_MARKER, documents.dumps(Progress(done, total, what)))
 
 

@@ -15,4 +15,5 @@ def test_a_count_is_told_in_few_lines_the_last_of_them_for_certain(capfd: Any, t
         output.progress(number + 1, total, "iterations")
     told = capfd.readouterr().out.splitlines()
     assert len(told) == lines
+    assert '"done":1,' in told[0].replace(" ", "")
     assert f'"done":{total},' in told[-1].replace(" ", "")
