@@ -95,11 +95,19 @@ def test_defaults_appear_where_the_spec_is_silent(api_server, training_plan) -> 
     search = {"planner": "Auto", "objective": "Time", "tolerance": 0.03, "budgetSeconds": 600, "limits": {}}
     assert kept["search"] == search
     assert kept["training"] == {"globalBatchSize": 4, "dtype": "float32", "optimizer": "adam"}
-    assert kept["links"] == {"deadlineSeconds": 300}
+    assert kept["links"] == {
+        "deadlineSeconds": 300,
+        "allPairsUpToNodes": 12,
+        "topologyLabels": ["topology.kubernetes.io/zone", "topology.kubernetes.io/rack"],
+        "collectives": True,
+        "overlap": True,
+    }
     assert kept["profiling"] == {"deadlineSeconds": 600, "warmupIterations": 3, "iterations": 10}
     assert kept["trials"] == {
         "topK": 3,
         "baseline": "Megatron",
+        "perGang": 1,
+        "timeline": False,
         "warmupIterations": 3,
         "iterations": 10,
         "maxFailed": 2,
