@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from flow_world import World, node, shuffled_once, spec_of
+from flow_world import World, node, pass_with_kills, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,19 +33,8 @@ def test_an_operator_killed_between_any_two_actions_comes_to_the_same_winner() -
     undisturbed = small()
     expected = winner(undisturbed)
     for seed in range(30):
-        rng = random.Random(seed)
         world = small()
-        for _ in range(400):
-            todo = world.decide()
-            if rng.random() < 0.3:
-                todo = shuffled_once(todo, rng)
-                world.apply(todo)
-                world.restart()
-            else:
-                world.apply(todo)
-            world.pass_time(2.0)
-            if world.succeeded != "Unknown":
-                break
+        pass_with_kills(world, random.Random(seed), likely=0.3, passes=400)
         assert winner(world) == expected, seed
         assert sorted(world.created) == sorted(set(world.created)), f"seed {seed}: something was made twice"
         assert sorted(world.created) == sorted(undisturbed.created), seed

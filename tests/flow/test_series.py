@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from flow_world import World, node, parts_of, report_of, shuffled_once, spec_of
+from flow_world import World, node, parts_of, pass_with_kills, report_of, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -264,19 +264,8 @@ def test_an_operator_killed_between_any_two_actions_measures_nothing_twice() -> 
     undisturbed = world_of(per_gang=3)
     expected = undisturbed.run().winner
     for seed in range(15):
-        rng = random.Random(seed)
         world = world_of(per_gang=3)
-        for _ in range(600):
-            todo = world.decide()
-            if rng.random() < 0.4:
-                todo = shuffled_once(todo, rng)
-                world.apply(todo)
-                world.restart()
-            else:
-                world.apply(todo)
-            world.pass_time(2.0)
-            if world.succeeded != "Unknown":
-                break
+        pass_with_kills(world, random.Random(seed), likely=0.4, passes=600)
         winner = world.run().winner
         assert (winner.trial, winner.plan) == (expected.trial, expected.plan), seed
         assert sorted(world.created) == sorted(undisturbed.created), seed

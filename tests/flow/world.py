@@ -353,6 +353,20 @@ class World:
                 )
 
 
-def shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:
+def pass_with_kills(world: World, rng: random.Random, *, likely: float, passes: int) -> None:
+    """Passes in which the operator is killed between any two actions with so much likelihood, until there is an answer."""
+    for _ in range(passes):
+        todo = world.decide()
+        if rng.random() < likely:
+            world.apply(_shuffled_once(todo, rng))
+            world.restart()
+        else:
+            world.apply(todo)
+        world.pass_time(2.0)
+        if world.succeeded != "Unknown":
+            break
+
+
+def _shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:
     """The first actions of a pass that was cut short by a kill."""
     return todo[: rng.randrange(len(todo) + 1)]

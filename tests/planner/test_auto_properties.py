@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from changed_problems import renamed, twice_as_slow
+from changed_problems import renamed, slower
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -77,7 +77,7 @@ def test_twice_the_times_double_the_answer(
     *, draw: Draw, speeds: list[tuple[str, int]], batch: int, memory: int | None, pick: Random
 ) -> None:
     problem = draw(speeds, batch, pick, memory)
-    before, after = seconds(problem), seconds(twice_as_slow(problem))
+    before, after = seconds(problem), seconds(slower(problem, 2.0))
     assert (before is None) == (after is None)
     if before is not None:
         assert after == pytest.approx(2 * before, rel=1e-6)

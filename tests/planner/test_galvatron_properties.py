@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from changed_problems import renamed, slower
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_in
-from trainwright.profiles import Profiles
 from trainwright.search import NoFeasiblePlan, Problem, Progress, run
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control
@@ -51,37 +51,6 @@ def found(planner: str, problem: Problem, top: int | None = None) -> list[Candid
 
 def best(planner: str, problem: Problem) -> float:
     return min((candidate.estimate.iteration_seconds for candidate in found(planner, problem)), default=float("inf"))
-
-
-def renamed(problem: Problem, pick: random.Random) -> Problem:
-    old = list(problem.cluster.nodes)
-    pick.shuffle(old)
-    names = {node.name: f"x{number}" for number, node in enumerate(old)}
-    links = [replace(k, source=names[k.source], target=names[k.target]) for k in problem.cluster.links]
-    pick.shuffle(links)
-    called = tuple(replace(node, name=names[node.name]) for node in old)
-    return replace(problem, cluster=replace(problem.cluster, nodes=called, links=tuple(links)))
-
-
-def slower(problem: Problem, ratio: float) -> Problem:
-    links = tuple(
-        replace(
-            link,
-            latency_seconds=ratio * link.latency_seconds,
-            bandwidth_bytes_per_second=link.bandwidth_bytes_per_second / ratio,
-        )
-        for link in problem.cluster.links
-    )
-    layers = tuple(
-        replace(
-            layer,
-            forward_seconds=ratio * layer.forward_seconds,
-            backward_seconds=ratio * layer.backward_seconds,
-            update_seconds=ratio * layer.update_seconds,
-        )
-        for layer in problem.profiles.layers
-    )
-    return replace(problem, cluster=replace(problem.cluster, links=links), profiles=Profiles(layers))
 
 
 @planners

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from changed_problems import renamed, twice_as_slow
+from changed_problems import renamed, slower
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +74,7 @@ def test_twice_the_times_double_the_answer(
     *, draw: Callable[..., Problem], planner: str, speeds: list[tuple[str, int]], batch: int, pick: Random
 ) -> None:
     problem = draw(speeds, batch, pick)
-    before, after = best(planner, problem), best(planner, twice_as_slow(problem))
+    before, after = best(planner, problem), best(planner, slower(problem, 2.0))
     assert (before is None) == (after is None)
     if before is not None:
         assert after == pytest.approx(2 * before, rel=1e-6)

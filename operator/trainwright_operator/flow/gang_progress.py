@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trainwright import documents
 from trainwright.orders import Progress
@@ -25,10 +25,7 @@ from trainwright_operator.flow.outcome import GangResult, Outcome, OutcomeState
 from trainwright_operator.flow.pod_template import ORDER_FILE
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredMap
-from trainwright_operator.flow.trouble import Trouble, trouble_of
-
-_TELLING_PATIENCE = timedelta(seconds=20)
-"""The launcher in a pod takes up to 10 s to end the processes that lost their peer."""
+from trainwright_operator.flow.trouble import CAUSE_PATIENCE, Trouble, trouble_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +176,7 @@ class _Gang:
         if not self.wanted.parts or master is None or master.phase != "Running":
             return False
         ends = [one.finished_at for pod in self.pods for one in pod.containers if one.finished_at is not None]
-        return bool(ends) and self.book.now - min(ends) < _TELLING_PATIENCE
+        return bool(ends) and self.book.now - min(ends) < CAUSE_PATIENCE
 
     def _placed(self) -> list[tuple[PodFacts | None, str]]:
         """Every pod that the gang is to have, in the gang's order by job, with the node that it belongs on."""

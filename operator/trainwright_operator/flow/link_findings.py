@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from trainwright.cluster import Cluster, Link
@@ -106,15 +106,8 @@ def _told_check(check: CollectiveCheck) -> str:
 @lru_cache(maxsize=16)
 def findings_of_all(discovery: Discovery, report: LinksReport) -> LinkFindings:
     """Where every link was measured. Raises ValueError where one is missing."""
-    cluster = Cluster(discovery.accelerators, discovery.nodes, report.links)
-    runtime = measured_runtime(cluster, report.collectives, report.overlaps)
-    return LinkFindings(
-        cluster,
-        runtime,
-        measured=len(report.links),
-        check=check_collectives(report.collectives, cluster, runtime.collective_ratios),
-        overlap_slowdown=overlap_slowdown(report.overlaps),
-    )
+    found = _findings(Cluster(discovery.accelerators, discovery.nodes, report.links), report)
+    return replace(found, measured=len(report.links))
 
 
 @lru_cache(maxsize=16)
@@ -138,17 +131,24 @@ def findings_of_samples(discovery: Discovery, report: LinksReport, further: Link
     sampling = discovery.sampling
     measured = _by_edge((*(further.links if further else ()), *report.links))
     found = sampled_cluster(discovery.accelerators, sampling, measured)
-    runtime = measured_runtime(found.cluster, report.collectives, report.overlaps)
     count = len(discovery.nodes)
     everything = count * (count - 1) + sum(node.devices > 1 for node in discovery.nodes)
-    return LinkFindings(
-        found.cluster,
-        runtime,
+    return replace(
+        _findings(found.cluster, report),
         measured=len(measured),
         inferred=everything - len(measured),
         unlike_kinds=doubts(sampling, report).kinds,
         is_cautious=found.is_cautious,
-        check=check_collectives(report.collectives, found.cluster, runtime.collective_ratios),
+    )
+
+
+def _findings(cluster: Cluster, report: LinksReport) -> LinkFindings:
+    """What the collectives and the slow-down of computation say on a cluster with its links."""
+    runtime = measured_runtime(cluster, report.collectives, report.overlaps)
+    return LinkFindings(
+        cluster,
+        runtime,
+        check=check_collectives(report.collectives, cluster, runtime.collective_ratios),
         overlap_slowdown=overlap_slowdown(report.overlaps),
     )
 

@@ -1,7 +1,7 @@
 """LinksMeasured: latency and bandwidth between nodes and within them: of all in one gang, or of a few that stand for more.
 
-With many nodes, or names too long for a report of all their links, a first gang measures samples of every kind of link; where those of a kind are not alike, a second one
-measures further links of that kind.
+With many nodes, or names too long for a report of all their links, a first gang measures samples of every kind of link;
+where those of a kind are not alike, a second one measures further links of that kind.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def alone(book: Book, discovery: Discovery, trial: PlannedTrial, gang: str, run_
     """The gang of a single trial."""
     plan, spec = trial.plan, book.spec
     order = TrialOrder(
-        gang=discovery.gang([(node, plan.slots(node)) for node in plan.nodes], run_seconds=run_seconds),
+        gang=discovery.gang(_places([plan]), run_seconds=run_seconds),
         model=model_of(spec),
         plan=plan,
         optimizer=spec.training.optimizer,

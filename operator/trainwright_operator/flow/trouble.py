@@ -17,7 +17,7 @@ from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, PodFact
 
 _PULL_PATIENCE = timedelta(seconds=20)
 """One failed pull may be the registry's hiccup; kubelet has tried again by then."""
-_CAUSE_PATIENCE = timedelta(seconds=20)
+CAUSE_PATIENCE = timedelta(seconds=20)
 """When one worker only says that it lost a peer, that peer's own last words may still be on their way: the launcher in
 its pod first ends the other processes there, which takes up to 10 s."""
 _HOPELESS = ("InvalidImageName", "ErrImageNeverPull")
@@ -85,7 +85,7 @@ def _failed(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
     if causes:
         return _most_telling(causes)
     ended = [container.finished_at for pod in failed for container in pod.containers if container.finished_at]
-    if troubles and (len(failed) == len(pods) or not ended or now - min(ended) >= _CAUSE_PATIENCE):
+    if troubles and (len(failed) == len(pods) or not ended or now - min(ended) >= CAUSE_PATIENCE):
         return _most_telling([_last_words(pod, by_cause=True) for pod in failed])
     return None
 
@@ -153,7 +153,7 @@ def _failed_job(now: datetime, pods: Sequence[PodFacts], jobs: Sequence[JobFacts
     if any(pod.phase == "Failed" for pod in pods):
         return None
     for job in jobs:
-        if job.failed_at is not None and now - job.failed_at >= _CAUSE_PATIENCE:
+        if job.failed_at is not None and now - job.failed_at >= CAUSE_PATIENCE:
             return Trouble.of(Reason.CRASHED, what=f"PyTorchJob {job.name} failed: {job.message}")
     return None
 

@@ -65,7 +65,10 @@ def boundary(
         + (0.0 if gathers is None else gathers.all_reduce((key[1],)).gather_seconds(key[2] * whole_bytes))
         for key, used in edges.items()
     }
-    departures = (_in_turn if fabric.queues_messages else _at_once)(alike, messages, fabric)
+    work = {key: _work(own, fabric) for key, own in messages.items()}
+    departures = (
+        _in_turn(alike, messages, work, fabric) if fabric.queues_messages else _at_once(alike, messages, fabric)
+    )
     found = []
     for a, b, rows in pairs:
         key = senders.replicas[a], receivers.replicas[b], rows
@@ -73,7 +76,7 @@ def boundary(
         found.append(Piece(a, b, drain, latencies[key], queues))
     load: Counter[Card] = Counter()
     for key, times in alike.items():
-        for card, seconds in _work(messages[key], fabric).items():
+        for card, seconds in work[key].items():
             load[card] += times * seconds  # type: ignore[assignment]  # seconds add up like counts
     return Boundary(tuple(found), load)
 
@@ -88,15 +91,20 @@ def _at_once(alike: Mapping[_Kind, int], messages: Mapping[_Kind, Counter[Messag
     return {key: (max(seconds[message] for message in own), ()) for key, own in messages.items()}
 
 
-def _in_turn(alike: Mapping[_Kind, int], messages: Mapping[_Kind, Counter[Message]], fabric: Fabric) -> _Departures:
+def _in_turn(
+    alike: Mapping[_Kind, int],
+    messages: Mapping[_Kind, Counter[Message]],
+    work: Mapping[_Kind, Mapping[Card, float]],
+    fabric: Fabric,
+) -> _Departures:
     """Every piece by itself, behind those that are before it on a card."""
     holders: Counter[Card] = Counter()
     for key, times in alike.items():
-        holders.update(dict.fromkeys(_work(messages[key], fabric), times))
+        holders.update(dict.fromkeys(work[key], times))
     found = {}
     for key, own in messages.items():
         seconds = fabric.seconds_at_once(own)
-        shared = tuple((card, busy) for card, busy in _work(own, fabric).items() if holders[card] > 1)
+        shared = tuple((card, busy) for card, busy in work[key].items() if holders[card] > 1)
         found[key] = max(seconds.values()), shared
     return found
 

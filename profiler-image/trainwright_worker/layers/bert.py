@@ -16,7 +16,7 @@ from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, Share
 from trainwright_worker.layers.losses import mean_by_row
 from trainwright_worker.layers.masked_tokens import UNMASKED, masked_sentences
 from trainwright_worker.layers.stacked import StackedLayers
-from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
 from trainwright_worker.layers.token_ends import shared_table
 from trainwright_worker.layers.weights import normal
 
@@ -60,14 +60,7 @@ class Block(Layer):
     whole on every rank.
     """
 
-    split_dimensions: ClassVar = {
-        "qkv_weight": 1,
-        "qkv_bias": 1,
-        "attention_weight": 1,
-        "expand_weight": 0,
-        "expand_bias": 0,
-        "contract_weight": 1,
-    }
+    split_dimensions: ClassVar = BLOCK_SPLIT
     parts_sequence = True
 
     qkv_weight: nn.Parameter

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trainwright_worker.layers.heads import projected_by_head, side_by_side
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
-from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
 from trainwright_worker.layers.weights import SCALE, normal
 from trainwright_worker.layers.windows import Windows
 
@@ -40,14 +40,7 @@ class PreNormBlock(Layer):
     both directions.
     """
 
-    split_dimensions: ClassVar = {
-        "qkv_weight": 1,
-        "qkv_bias": 1,
-        "attention_weight": 1,
-        "expand_weight": 0,
-        "expand_bias": 0,
-        "contract_weight": 1,
-    }
+    split_dimensions: ClassVar = BLOCK_SPLIT
 
     first_norm_weight: nn.Parameter
     first_norm_bias: nn.Parameter

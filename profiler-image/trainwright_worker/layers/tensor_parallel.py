@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from trainwright_worker.layers.layer import Layer
 
 
+BLOCK_SPLIT: Mapping[str, int] = {
+    "qkv_weight": 1,
+    "qkv_bias": 1,
+    "attention_weight": 1,
+    "expand_weight": 0,
+    "expand_bias": 0,
+    "contract_weight": 1,
+}
+"""By weight of attention and feed-forward with GELU: the dimension that Megatron-LM's split divides."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorShard:
     """One rank's part of the tensor-parallel layers: the `index`-th of `degree` equal parts.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from trainwright.cluster import Link
 from trainwright.profiles import Profiles
 from trainwright.search import Problem
 
@@ -21,17 +20,22 @@ def renamed(problem: Problem, pick: Random) -> Problem:
     return replace(problem, cluster=replace(problem.cluster, nodes=turned, links=tuple(links)))
 
 
-def twice_as_slow(problem: Problem) -> Problem:
-    """Every computation and every message takes twice its time."""
+def slower(problem: Problem, ratio: float) -> Problem:
+    """Every computation and every message takes so many times as long."""
     links = tuple(
-        Link(k.source, k.target, 2 * k.latency_seconds, k.bandwidth_bytes_per_second / 2) for k in problem.cluster.links
+        replace(
+            link,
+            latency_seconds=ratio * link.latency_seconds,
+            bandwidth_bytes_per_second=link.bandwidth_bytes_per_second / ratio,
+        )
+        for link in problem.cluster.links
     )
     layers = tuple(
         replace(
             layer,
-            forward_seconds=2 * layer.forward_seconds,
-            backward_seconds=2 * layer.backward_seconds,
-            update_seconds=2 * layer.update_seconds,
+            forward_seconds=ratio * layer.forward_seconds,
+            backward_seconds=ratio * layer.backward_seconds,
+            update_seconds=ratio * layer.update_seconds,
         )
         for layer in problem.profiles.layers
     )
