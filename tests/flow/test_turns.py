@@ -100,8 +100,9 @@ def test_what_was_tried_out_of_order_counts_before_the_next_is_chosen(planned: P
 def known_after(planned: PlannedTrials, tried: dict[str, Tried]) -> Knowledge:
     seconds = [trial.predicted_seconds for trial in planned.trials]
     known = Knowledge.before_trials(seconds, planned.uncertainty.covariance, planned.uncertainty.memory_shares)
-    for number, trial in enumerate(planned.trials):
-        known = known.after_seconds(number, tried[trial.name].seconds) if trial.name in tried else known
+    numbers = {trial.name: number for number, trial in enumerate(planned.trials)}
+    for name, result in tried.items():
+        known = known.after_seconds(numbers[name], result.seconds)
     return known
 
 

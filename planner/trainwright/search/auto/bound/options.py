@@ -95,6 +95,7 @@ def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Re
     low, high = grid[:, 0], grid[:, 1]
     columns: dict[str, list[Array]] = {name: [] for name in ("forward", "backward", "update", "activation")}
     heads: list[tuple[int, int, bool]] = []
+    lone = len(used_nodes(problem)) == 1
     for number, one in enumerate(reach.values()):
         name = one.accelerator
         for tensor in _degrees(problem, name):
@@ -103,7 +104,7 @@ def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Re
             tables = [_kind_tables(problem, name, kind, tensor, low, high) for kind in kinds]
             stacked = [np.stack(part, axis=1) for part in zip(*tables, strict=True)]
             for crosses in (False, True):
-                if (crosses and tensor == 1) or (not crosses and tensor > one.group):
+                if (crosses and (tensor == 1 or lone)) or (not crosses and tensor > one.group):
                     continue
                 sync = [_sync_seconds(problem, kind, tensor, crosses=crosses, reach=one) for kind in kinds]
                 latency, per_row = np.array([s[0] for s in sync]), np.array([s[1] for s in sync])

@@ -90,7 +90,7 @@ class Several:
         near = max((one.inside for one in reach if one.group > 1), default=0.0) * ratio
         between = np.where(shares.counts > 0, [one.between * ratio for one in reach], 0.0).max(axis=1)
         apart = np.minimum(between, far) if far else np.full(len(between), near)
-        updates = shares.ways.update.min(axis=(0, 1))
+        updates = shares.ways.update.min(axis=(0, 1)) * shares.ways.updated_share
         summed = shares.summed_values * problem.setting.gradient_dtype.num_bytes
         alone = all(one.group == 1 for one in reach)
         rate = apart if alone else np.maximum(apart, near)

@@ -168,7 +168,7 @@ class Shares:
         degree = self.ways.degrees[way]
         held = np.array([self._held(number, degree) for number in range(len(model.kinds))])
         summed = message * self.summed_values
-        update = self.ways.update[way].min(axis=0)
+        update = self.ways.update[way].min(axis=0) * self.ways.updated_share
         most = replicas[1]
         each = price / self.memory[:, None]
         forwards, backwards, ends = weights
@@ -193,6 +193,16 @@ class Shares:
         """[kind] values of a layer that its replicas sum or collect for certain, of all its ranks."""
         kinds = self.problem.model.kinds
         return np.array([kind.parameters - kind.shared_parameters for kind in kinds], dtype=np.float64) * _SAFE
+
+    @cached_property
+    def rank_values(self) -> Array:
+        """[way, kind] the same of one of its ranks: all of them where the degree does not divide them."""
+        setting, kinds = self.problem.setting, self.problem.model.kinds
+        found = [
+            [setting.values_at(kind, degree) - setting.shared_at(kind, degree) for kind in kinds]
+            for degree in self.ways.degrees
+        ]
+        return np.maximum(np.array(found, dtype=np.float64), 0.0) * _SAFE
 
     def least_bytes(self, kept: int, *, single: bool) -> Array:
         """[stage, kind] what any device of the stage holds at least: one row, everything shared out or computed again."""

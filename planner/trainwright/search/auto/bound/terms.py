@@ -85,22 +85,17 @@ class Terms:
     def updated_share(self, tensor: int) -> Array:
         """[interval] least share of its layers' optimizer seconds: a run that holds a weight once updates it once.
 
-        Such a run spares as much of all its layers' seconds. Where a weight's only two owners are the ends of the
-        interval, that run is all of it.
+        Such a run spares as much of all its layers' seconds; the runs of a stage are intervals of its own.
         """
-        found = np.ones(len(self.first))
         kinds = self.problem.model.kinds
         values = self.summed(np.array([self.problem.setting.values_at(kind, tensor) for kind in kinds], float))
-        whole = self.held_values(tensor) / np.maximum(values, 1.0)
-        for name in self.shared_names:
-            owners = self._owners(name)
-            owns = np.array(
-                [self.problem.model.kind_of(layer).shared_weight == name for layer in range(self.end.max())]
-            )
-            ends = owns[self.first] & owns[self.end - 1] & (owners == 2)
-            least = np.where(ends & (len(self.shared_names) == 1), whole, found / np.maximum(owners, 1.0))
-            found = np.where(owners > 1, least, found)
-        return found
+        size = len(self.problem.model.layers)
+        found = np.ones((size + 1, size + 1))
+        found[self.first, self.end] = np.where(values > 0, self.held_values(tensor) / np.maximum(values, 1.0), 1.0)
+        np.minimum.accumulate(found, axis=1, out=found)
+        found = np.minimum.accumulate(found[::-1], axis=0)[::-1]
+        result: Array = found[self.first, self.end]
+        return result
 
     def _owners(self, name: str) -> Array:
         """[interval] how many of its layers hold the weight."""

@@ -26,7 +26,8 @@ class Ways:
         degrees, crosses: [way].
         forward, backward: [way, accelerator, rows - 1, kind] seconds; beyond reason where a way does not exist.
         activation: [way, accelerator, rows - 1, kind] bytes.
-        update: [way, accelerator, kind] least seconds of the optimizer for a layer that is not sharded, shared weights once.
+        update: [way, accelerator, kind] least seconds of the optimizer for a layer that is not sharded.
+        updated_share: the least share of them where a run holds shared weights once.
     """
 
     degrees: tuple[int, ...]
@@ -35,6 +36,7 @@ class Ways:
     backward: Array
     activation: Array
     update: Array
+    updated_share: float
 
     @classmethod
     def of(cls, terms: Terms, rows: int) -> Ways:
@@ -60,8 +62,8 @@ class Ways:
                     ):
                         table[way, number] = np.minimum(table[way, number], source[mine])
                     update[way, number] = np.minimum(update[way, number], options.update[mine].min(axis=0))
-            update[way] *= float(terms.updated_share(degree).min())
-        return cls(degrees, crossing, forward, backward, activation, update)
+        share = min(float(terms.updated_share(degree).min()) for degree in degrees)
+        return cls(degrees, crossing, forward, backward, activation, update, share)
 
 
 def stage_counts(most: tuple[int, ...]) -> Counts:

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound.behind import behind_seconds
 from trainwright.search.auto.bound.crossings import Crossings
+from trainwright.search.auto.bound.ends import Ends
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.ways import NEVER
@@ -21,6 +21,8 @@ _GROWTH = 1 + 2e-3
 _EXACT_KEPT = 4
 _HUGE = 1e4
 _PRICES = (1.0, 4.0)
+_OFTEN = 0.1
+"""Kinds of layers are asked for their price from that share of all layers on."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Ask:
         """Micro-batches in flight with so many stages behind: at least."""
         return self.micro_batches if self.gathers else min(self.micro_batches, behind + 1)
 
+    def rounds(self, behind: int) -> tuple[int, int]:
+        """How often a stage waits for a way to the last stage and back before the last one begins, and what is left."""
+        return (0, 0) if self.gathers else divmod(self.micro_batches - 1, behind + 1)
+
     def spared(self, behind: int) -> int:
         """Forwards that a stage may have done while the first micro-batch was on its way."""
         return 0 if self.gathers else min(self.micro_batches - 1, behind)
@@ -45,13 +51,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class _Needs:
-    """Of stages with so many behind them, [stage, first, end] but for the last.
+    """Of stages with so many behind them, [stage, first, end] but for the last two.
 
     Attributes:
         table: seconds of a micro-batch.
         least: of an iteration, beside what the stages behind take.
         pace: of an iteration, beside V.
         late: as in (B), beside its parts of V.
+        every: of all passes.
+        last: [stage, end] of a pass of the first stage and of what is behind its last backward.
         alone: [stage] of an iteration where the stage is all there is.
     """
 
@@ -59,7 +67,22 @@ class _Needs:
     least: Array
     pace: Array
     late: Array
+    every: Array
+    last: Array
     alone: Array
+
+
+@dataclass(frozen=True)
+class _Before:
+    """Of the stages before a layer, by how many devices are left for them: [devices …, layer].
+
+    Attributes:
+        both: least seconds of a micro-batch there and back.
+        done: and of what the first does behind its last backward.
+    """
+
+    both: Array
+    done: Array
 
 
 class Whole:
@@ -92,7 +115,9 @@ class Whole:
         self._tight: dict[Load, Array] = {}
         self._known: dict[tuple[Ask, int, bool], _Needs] = {}
         self._crossings = Crossings(shares, alone=self.most_stages == 1)
-        self._after: tuple[Array, Array] | None = None
+        self._behind = Ends(shares)
+        self._ended: dict[tuple[float, float], Array] = {}
+        self._passes: dict[tuple[int, int], Array] = {}
 
     @cached_property
     def backward_share(self) -> float:
@@ -162,11 +187,11 @@ class Whole:
         if not self.may_lack:
             return []
         ways, memory = self.shares.ways, self.shares.memory
-        kind = int(np.bincount(self.terms.kind_of).argmax())
+        kinds = np.flatnonzero(np.bincount(self.terms.kind_of) >= _OFTEN * self.size)
         rows = min(self.shares.rows, ways.forward.shape[2]) - 1
-        activation = ways.activation[0, :, rows, kind] - (rows + 1) * self.shares.input_bytes[kind]
-        forward = ways.forward[0, :, rows, kind]
-        even = sorted({float(f"{one:.6g}") for one in forward * memory / np.maximum(kept * activation, 1.0)})
+        activation = ways.activation[0, :, rows][:, kinds] - (rows + 1) * self.shares.input_bytes[kinds]
+        forward = ways.forward[0, :, rows][:, kinds]
+        even = sorted({float(f"{one:.6g}") for one in (forward * memory[:, None] / np.maximum(kept * activation, 1.0)).ravel()})
         scale = float(self.plain[-1, 0, -1])
         found = [one * factor for factor in _PRICES[: 1 + (len(even) == 1)] for one in even] + [
             _HUGE * max(scale, 1e-12)
@@ -183,41 +208,114 @@ class Whole:
         return bool((whole > 0.5).any())
 
     def latency(self, seconds: float, ask: Ask) -> float:
-        """V of the pipelines that keep within the seconds, at least; infinite where there are none."""
-        found = 0.0
+        """V⁺ of the pipelines that keep within the seconds, at least; infinite where there are none."""
+        found = 0.0, 0.0
         for tight in (False, True)[: 1 + self.may_lack]:
+            before = self._before(seconds, ask, tight=tight)
             for _ in range(1 if self.may_lack and not tight else _MOST_TURNS):
-                least, found = found, max(found, self._laid(seconds, found, ask, tight=tight))
-                if found > seconds:
+                least = found
+                laid = self._laid(seconds, found, before, ask, tight=tight)
+                found = max(found[0], laid[0]), max(found[1], laid[1])
+                if found[1] > seconds:
                     return np.inf
-                if found <= least * _GROWTH:
+                if found[1] <= least[1] * _GROWTH:
                     break
+        return found[1]
+
+    def _before(self, seconds: float, ask: Ask, *, tight: bool) -> _Before:
+        """Stages that keep within the seconds by themselves, laid from the first on."""
+        needs = self._needs(ask, 1, tight=tight)
+        table = np.where(needs.every <= seconds, needs.table, NEVER)
+        last = np.where(needs.every[:, 0] <= seconds, needs.last, NEVER)
+        pieces = np.array(max(sum(self.shape) - 1, 1))
+        message = self._crossings.messages(len(table) - 1, pieces, np.array(True))
+        both = np.full((*(one + 1 for one in self.shape), self.size + 1), np.inf)
+        both[..., 0] = 0.0
+        found = both.copy(), both.copy()
+        newest: tuple[Array, Array] = both.copy(), both.copy()
+        for count in range(self.most_stages - 1):
+            newest = self._one_more(newest, table, last if count == 0 else None, message)
+            better = [one < two * (1 - 1e-12) for one, two in zip(newest, found, strict=True)]
+            if not any(one.any() for one in better):
+                break
+            for one, two, three in zip(newest, found, better, strict=True):
+                np.minimum(one, two, out=two)
+                one[~three] = np.inf
+        return _Before(*found)
+
+    def _one_more(
+        self, newest: tuple[Array, Array], table: Array, first: Array | None, message: Array
+    ) -> tuple[Array, Array]:
+        found = np.full_like(newest[0], np.inf), np.full_like(newest[1], np.inf)
+        for number, counts in enumerate(self.shares.counts.tolist()):
+            source = tuple(slice(0, most + 1 - one) for one, most in zip(counts, self.shape, strict=True))
+            target = tuple(slice(one, None) for one in counts)
+            for part, (old, new) in enumerate(zip(newest, found, strict=True)):
+                if first is not None:
+                    values = (table if part == 0 else first[:, None])[number, 0]
+                    into = new[target]
+                    into[..., 1:] = np.minimum(into[..., 1:], np.where(values < NEVER, values, np.inf)[1:])
+                    continue
+                rest = old[source]
+                starts = np.flatnonzero(np.isfinite(rest).reshape(-1, self.size + 1).any(axis=0))
+                starts = starts[(starts > 0) & (starts < self.size)]
+                if not len(starts):
+                    continue
+                rest = rest[..., starts] + message[starts]
+                values = (rest[..., :, None] + table[number][starts]).min(axis=-2)
+                values[values >= NEVER] = np.inf
+                self.spent += values.size * len(starts) + STEP
+                np.minimum(new[target], values, out=new[target])
         return found
 
-    def _laid(self, seconds: float, latency: float, ask: Ask, *, tight: bool) -> float:
+    def _laid(
+        self, seconds: float, latency: tuple[float, float], before: _Before, ask: Ask, *, tight: bool
+    ) -> tuple[float, float]:
+        """V and V⁺, at least."""
         best = np.full((*(one + 1 for one in self.shape), self.size + 1), np.inf)
         best[..., self.size] = 0.0
-        least = np.inf
+        both = done = np.inf
+        slowest: dict[int, Array] = {}
+        reverse = tuple(slice(None, None, -1) for _ in self.shape)
         for behind in range(self.most_stages):
-            table, limits = self._limits(seconds, latency, ask, behind, tight=tight)
-            best = self._with_stage(best, table, limits, behind)
-            rounds = 0 if ask.gathers else (ask.micro_batches - 1) // (behind + 1)
+            needs = self._needs(ask, behind, tight=tight)
+            limits = self._limits(seconds, latency, needs, behind)
+            waits = {ask.rounds(number)[1] for number in range(behind, self.most_stages) if ask.rounds(number)[0]} - {0}
+            slowest = {left: slowest[left] if slowest else best for left in waits}
+            best, whole = self._with_stage(best, slowest, needs, limits, (seconds, before, behind))
+            rounds, left = ask.rounds(behind)
             if rounds:
-                best[np.maximum(best, latency) + rounds * best > seconds] = np.inf
-            least = min(least, float(best[..., 0].min()))
+                ends = best + before.done[reverse]
+                ends[..., 0] = whole if behind else 0.0
+                ends = np.maximum(ends, latency[1]) + rounds * best
+                if left:
+                    ends += slowest[left]
+                if behind == 0:
+                    ends[..., 0] = whole
+                best[ends > seconds] = np.inf
+                whole[ends[..., 0] > seconds] = np.inf
+            both, done = min(both, float(best[..., 0].min())), min(done, float(whole.min()))
             if not np.isfinite(best).any():
                 break
-        return least
+        return both, done
 
-    def _limits(self, seconds: float, latency: float, ask: Ask, behind: int, *, tight: bool) -> tuple[Array, Array]:
-        """[stage, first, end] seconds of stages, and the most that those behind may take for one to keep within."""
-        needs = self._needs(ask, behind, tight=tight)
-        found = np.where(needs.pace <= seconds - latency, seconds - needs.least, -1.0)
+    def _few(self, left: int, behind: int) -> Array:
+        """[stage, first, end] seconds of so many micro-batches more, less the forwards that were done before."""
+        key = left, min(left, behind)
+        if key not in self._passes:
+            self._passes[key] = self.spread(self.shares.weighted(key[0] - key[1], key[0]).min(axis=0))
+        return self._passes[key]
+
+    def _limits(self, seconds: float, latency: tuple[float, float], needs: _Needs, behind: int) -> Array:
+        """[stage, first, end] the most that those behind a stage may take for it to keep within the seconds."""
+        both, done = latency
+        found = np.where(needs.pace <= seconds - done, seconds - needs.least, -1.0)
+        found = np.where(needs.every <= seconds, found, -1.0)
         beta = self.backward_share
-        late = (seconds - (1 - beta) * latency - needs.late[:, 1:]) / beta
+        late = (seconds - (1 - beta) * both - needs.late[:, 1:]) / beta
         found[:, 1:] = np.minimum(found[:, 1:], late)
         found[:, 0, -1] = seconds - needs.alone if behind == 0 else -1.0
-        return needs.table, found
+        return found
 
     def _needs(self, ask: Ask, behind: int, *, tight: bool) -> _Needs:
         key = (ask, behind, tight)
@@ -229,12 +327,20 @@ class Whole:
             pace = self.spread(self.shares.weighted(fewer, later).min(axis=0))
             if tight:
                 pace = np.maximum(pace, fewer * table)
-            pace += float(self._crossings.shared.min())
             own = self._own(ask, behind, tight=tight)
             least = np.maximum(own, table + pace)
-            least[:, 0] = np.maximum(least[:, 0], own[:, 0] + self._crossings.shared[:, None])
+            least[:, 0, :-1] = np.maximum(least[:, 0, :-1], own[:, 0, :-1] + self._crossings.shared[:, None])
             late = self._ends(fewer + beta, later + beta)
-            self._known[key] = _Needs(table, np.minimum(least, NEVER), pace, late, own[:, 0, -1])
+            every = self._ends(later + 1.0, later + 1.0).copy()
+            last = self._ends(1.0, 1.0)[:, 0]
+            if tight:
+                every = np.maximum(every, (later + 1.0) * table)
+                last = np.maximum(last, table[:, 0])
+            every[:, 0, :-1] += self._crossings.shared[:, None]
+            last = last + self._crossings.shared[:, None]
+            self._known[key] = _Needs(
+                table, np.minimum(least, NEVER), pace, late, every, np.minimum(last, NEVER), own[:, 0, -1]
+            )
         return self._known[key]
 
     def _own(self, ask: Ask, behind: int, *, tight: bool) -> Array:
@@ -252,21 +358,46 @@ class Whole:
 
     def _ends(self, forwards: float, backwards: float) -> Array:
         """[stage, first, end] so many passes and what is behind them, each layer at the degree that suits both."""
-        first, second = self._behind(self.problem.global_batch_size // self.shares.rows)
-        found = self.spread((self.shares.weighted(forwards, backwards) + first).min(axis=0))
-        less = backwards - 1 + min(self.problem.runtime.overlap_slowdown_ratio - 1, 1.0)
-        if less >= 0:
-            found = np.maximum(found, self.spread((self.shares.weighted(forwards, less) + second).min(axis=0)))
+        key = float(forwards), float(backwards)
+        if key not in self._ended:
+            # What is least over ways is concave in the share: between two shares it is above the line.
+            least = self.shares.ways.updated_share
+            low, high = self._ended_with(*key, least), self._ended_with(*key, 1.0)
+            part = (self._updated - least) / max(1 - least, 1e-12)
+            self._ended[key] = np.where(high < NEVER, low + part[None] * np.maximum(high - low, 0.0), NEVER)
+        return self._ended[key]
+
+    def _ended_with(self, forwards: float, backwards: float, updated: float) -> Array:
+        found = np.zeros((len(self.shares.counts), self.size, self.size + 1))
+        for each, first in self._behind.seconds(forwards, backwards, updated):
+            more = np.where(each < NEVER, first - each, 0.0)[:, self.terms.kind_of]
+            found = np.maximum(found, self.spread(each) + more[:, :, None])
+        return np.minimum(found, NEVER)
+
+    @cached_property
+    def _updated(self) -> Array:
+        """[first, end] least share of the optimizer's seconds."""
+        found = np.ones((self.size, self.size + 1))
+        shares = [self.terms.updated_share(degree) for degree in self.shares.ways.degrees]
+        found[self.terms.first, self.terms.end] = np.min(shares, axis=0)
         return found
 
-    def _behind(self, micro_batches: int) -> tuple[Array, Array]:
-        if self._after is None:
-            self._after = behind_seconds(self.shares, micro_batches)
-        return self._after
+    def _with_stage(
+        self,
+        best: Array,
+        slowest: dict[int, Array],
+        needs: _Needs,
+        limits: Array,
+        where: tuple[float, _Before, int],
+    ) -> tuple[Array, Array]:
+        """One stage before those of `best` [devices used of each accelerator …, first]; and V⁺ of whole ones [devices used …].
 
-    def _with_stage(self, best: Array, table: Array, limits: Array, behind: int) -> Array:
-        """One stage before those of `best` [devices used of each accelerator …, first]."""
-        found = np.full_like(best, np.inf)
+        What so many micro-batches more take the slowest of the stages is put in the place of what it was.
+        """
+        seconds, before, behind = where
+        table, beta = needs.table, self.backward_share
+        found, whole = np.full_like(best, np.inf), np.full(best.shape[:-1], np.inf)
+        passing = {left: np.full_like(best, np.inf) for left in slowest}
         used = np.indices([one + 1 for one in self.shape]).sum(axis=0)
         for number in np.flatnonzero((limits >= 0).any(axis=(1, 2))).tolist():
             counts = self.shares.counts[number].tolist()
@@ -280,12 +411,28 @@ class Whole:
             if behind:
                 pieces = np.maximum(sum(counts) + used[source] - behind, 1)
                 rest = rest + self._crossings.messages(number, pieces, near)[..., ends]
-            kept = rest[..., None, :] <= limits[number][:, ends]
+            left = tuple(slice(most - one, None, -1) for one, most in zip(counts, self.shape, strict=True))
+            both, done = before.both[left][..., : self.size, None], before.done[left][..., : self.size, None]
+            late = rest[..., None, :]
+            kept = late <= limits[number][:, ends]
+            kept &= late + done + (table + needs.pace)[number][:, ends] <= seconds
+            kept &= done + needs.every[number][:, ends] <= seconds
+            kept &= late + (1 - beta) * both + needs.least[number][:, ends] <= seconds
             if behind and self._crossings.farther[number] > 0:
                 more = np.where(near, 0.0, self._crossings.farther[number])[..., None]
                 kept[..., 0, :] &= rest + more <= limits[number][0, ends]
-            values = np.where(kept, rest[..., None, :] + table[number][:, ends], np.inf).min(axis=-1)
+            values = np.where(kept, late + table[number][:, ends], np.inf).min(axis=-1)
+            into = tuple(slice(one, None) for one in counts)
+            last = needs.last[number][ends] if behind else needs.alone[number]
+            np.minimum(whole[into], np.where(kept[..., 0, :], rest + last, np.inf).min(axis=-1), out=whole[into])
             self.spent += values.size * len(ends) + STEP
-            target = found[tuple(slice(one, None) for one in counts)]
+            target = found[into]
             np.minimum(target[..., : self.size], values, out=target[..., : self.size])
-        return found
+            for few, old in slowest.items():
+                mine = self._few(few, behind)[number][:, ends]
+                values = np.where(kept, np.maximum(old[source][..., None, ends], mine), np.inf).min(axis=-1)
+                self.spent += values.size * len(ends)
+                target = passing[few][into]
+                np.minimum(target[..., : self.size], values, out=target[..., : self.size])
+        slowest.update(passing)
+        return found, whole
