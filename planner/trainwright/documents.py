@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
@@ -72,11 +72,14 @@ def dumps(noun: object) -> str:
     return json.dumps(dump(noun), separators=(",", ":"), ensure_ascii=False)
 
 
-def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
-    """The noun that plain data describes. Raises DocumentError with one sentence on the first thing that is wrong."""
+def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str, Any] | None = None) -> Any:
+    """The noun that plain data describes; `absent` stands in for fields that it lacks.
+
+    Raises DocumentError with one sentence on the first thing that is wrong.
+    """
     if not isinstance(data, dict):
         raise DocumentError(f"{source}: expected a mapping at the top, got {_KINDS.get(type(data), 'one value')}")
-    body = {key: value for key, value in data.items() if key not in ("apiVersion", "document")}
+    body = {**(absent or {}), **{key: value for key, value in data.items() if key not in ("apiVersion", "document")}}
     version = data.get("apiVersion", VERSION)
     if version != VERSION:
         raise DocumentError(f"{source}: apiVersion {_shown(version)} is not known here; this version reads {VERSION!r}")
@@ -181,13 +184,15 @@ def _too_large(value: Any, where: str) -> str | None:
     return None
 
 
-def loads(text: str | bytes, noun: Any, *, source: str = "document") -> Any:
-    """The noun that a YAML or JSON text describes. Raises DocumentError with one sentence."""
+def loads(
+    text: str | bytes, noun: Any, *, source: str = "document", absent: Mapping[str, Any] | None = None
+) -> Any:
+    """The noun that a YAML or JSON text describes; `absent` as for `parse`. Raises DocumentError with one sentence."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         data = _load_yaml(text, source)
-    return parse(data, noun, source=source)
+    return parse(data, noun, source=source, absent=absent)
 
 
 def _load_yaml(text: str | bytes, source: str) -> Any:

@@ -137,6 +137,13 @@ def test_profiles_are_estimated_for_accelerators_by_name(folder: Path) -> None:
     assert "give --cluster or --accelerator" in refused(call("profiles", "estimate", "--model", folder / "model.yaml"))
 
 
+def test_what_layers_cost_needs_no_batch(folder: Path) -> None:
+    asked = ("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "Tesla-T4")
+    named = call(*asked).stdout
+    (folder / "model.yaml").write_text(MODEL.replace("global_batch_size: 8", ""))
+    assert call(*asked).stdout == named
+
+
 def test_calibration_writes_a_runtime_that_predicts_the_trials(
     tmp_path: Path, make_problem: Callable[..., Problem]
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,11 +26,13 @@ ANOTHER_MODEL_RATIO = 2.5
 """Weights of a layer may differ so much by number format and by what a runtime divides; beyond it is another layer."""
 SEARCHED = "search"
 """In place of a batch size: find the one with the best throughput."""
+ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
+"""Stands in for the batch that a model file does not name, where none is needed or another one takes its place."""
 
 
-def read(path: Path, noun: Any) -> Any:
-    """The noun in a file. Raises DocumentError with one sentence."""
-    return documents.loads(content_of(path), noun, source=str(path))
+def read(path: Path, noun: Any, *, absent: Mapping[str, Any] | None = None) -> Any:
+    """The noun in a file; `absent` stands in for fields that it lacks. Raises DocumentError with one sentence."""
+    return documents.loads(content_of(path), noun, source=str(path), absent=absent)
 
 
 def content_of(path: Path) -> bytes:
@@ -67,7 +69,8 @@ class Inputs:
         str | None,
         typer.Option(
             metavar="ROWS|search",
-            help="Rows of one iteration, in place of the model file's; `search` looks for the best throughput.",
+            help="Rows of one iteration, whatever the model file says of them, or if it says nothing; `search` looks for the "
+            "best throughput.",
         ),
     ] = None
 
@@ -93,9 +96,11 @@ class Inputs:
         )
 
     def _training(self) -> Training:
-        training: Training = read(self.model, Training)
-        if self.global_batch_size is not None and not self.searches_batch:
-            training = replace(training, global_batch_size=_rows(self.global_batch_size))
+        given = self.global_batch_size
+        training: Training = read(self.model, Training, absent=None if given is None else ANY_BATCH)
+        if given is not None and not self.searches_batch:
+            # Not read with the file: a wrong number here is not the file's mistake.
+            training = replace(training, global_batch_size=_rows(given))
         refuse_what_nothing_holds(training)
         return training
 
