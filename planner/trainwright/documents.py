@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
@@ -12,6 +12,8 @@ from typing import Any, get_args, get_type_hints
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
+
+from trainwright.quantity import wanted
 
 VERSION = "trainwright.dev/v1alpha1"
 LARGEST_NUMBER = 1e24
@@ -33,6 +35,9 @@ _WORDS = {
     "unexpected_keyword_argument": "there is no such field",
 }
 """What is wrong, by pydantic's name for it, where its own words are about Python."""
+
+_NUMBERS = {"int_parsing", "int_type", "int_from_float", "int_parsing_size", "float_parsing", "float_type"}
+"""Pydantic's names for something else than a number where one is wanted."""
 
 _KINDS = {type(None): "nothing", list: "a list"}
 """What stands at the top of a text that is no document."""
@@ -72,11 +77,14 @@ def dumps(noun: object) -> str:
     return json.dumps(dump(noun), separators=(",", ":"), ensure_ascii=False)
 
 
-def parse(data: Any, noun: Any, *, source: str = "document") -> Any:
-    """The noun that plain data describes. Raises DocumentError with one sentence on the first thing that is wrong."""
+def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str, Any] | None = None) -> Any:
+    """The noun that plain data describes; `absent` stands in for fields that it lacks.
+
+    Raises DocumentError with one sentence on the first thing that is wrong.
+    """
     if not isinstance(data, dict):
         raise DocumentError(f"{source}: expected a mapping at the top, got {_KINDS.get(type(data), 'one value')}")
-    body = {key: value for key, value in data.items() if key not in ("apiVersion", "document")}
+    body = {**(absent or {}), **{key: value for key, value in data.items() if key not in ("apiVersion", "document")}}
     version = data.get("apiVersion", VERSION)
     if version != VERSION:
         raise DocumentError(f"{source}: apiVersion {_shown(version)} is not known here; this version reads {VERSION!r}")
@@ -101,16 +109,23 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
     except ValidationError as error:
         first = _most_telling(error.errors(include_url=False))
         where = ".".join(str(part) for part in first["loc"])
-        what = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
-        if first["type"] == "unexpected_keyword_argument":
-            known = _fields_at(noun, first["loc"][:-1])
-            close = get_close_matches(str(first["loc"][-1]), known, n=1)
-            what += f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if known else ""
-        raise DocumentError(f"{source}: {where + ': ' if where else ''}{what}") from None
+        raise DocumentError(f"{source}: {where + ': ' if where else ''}{_what(first, noun)}") from None
     except RecursionError:
         raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
     except (ArithmeticError, MemoryError) as error:
         raise DocumentError(f"{source}: larger numbers than any model or cluster has ({error})") from None
+
+
+def _what(error: ErrorDetails, noun: Any) -> str:
+    """What is wrong, and what to write in its place."""
+    if error["type"] in _NUMBERS:
+        return wanted(str(error["loc"][-1]), error["input"], whole=error["type"].startswith("int"))
+    what = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if error["type"] == "unexpected_keyword_argument":
+        name, known = str(error["loc"][-1]), _fields_at(noun, error["loc"][:-1])
+        close = get_close_matches(name, known, n=1) or [field for field in known if field.startswith(f"{name}_")]
+        what += f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if known else ""
+    return what
 
 
 def _most_telling(errors: Sequence[ErrorDetails]) -> ErrorDetails:
@@ -181,13 +196,13 @@ def _too_large(value: Any, where: str) -> str | None:
     return None
 
 
-def loads(text: str | bytes, noun: Any, *, source: str = "document") -> Any:
-    """The noun that a YAML or JSON text describes. Raises DocumentError with one sentence."""
+def loads(text: str | bytes, noun: Any, *, source: str = "document", absent: Mapping[str, Any] | None = None) -> Any:
+    """The noun that a YAML or JSON text describes; `absent` as for `parse`. Raises DocumentError with one sentence."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         data = _load_yaml(text, source)
-    return parse(data, noun, source=source)
+    return parse(data, noun, source=source, absent=absent)
 
 
 def _load_yaml(text: str | bytes, source: str) -> Any:

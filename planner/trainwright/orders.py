@@ -27,6 +27,8 @@ REPORT_MARKER = "TRAINWRIGHT-REPORT"
 FAILURE_MARKER = "TRAINWRIGHT-FAILURE"
 MAX_REPORT_BYTES = 900_000
 """A report larger than this is refused: it must fit into one ConfigMap (1 MiB) with room to spare."""
+MOST_LATE_RATIO = 0.01
+"""Of the computations that were paced, so many may have taken longer than the emulated device would."""
 
 ORDER_PATH = "/etc/trainwright/order.json"
 NODE_NAME_VARIABLE = "TRAINWRIGHT_NODE_NAME"
@@ -275,7 +277,7 @@ class TrialReport:
         losses: the mean loss of each iteration, warm-up included; training that works lowers it.
         memory: by rank; empty where it was not tracked.
         paced_segments, late_segments: of emulated devices: computations that were paced, and those among them whose
-            real computation took longer than the emulated device would (above 1 % the trial is void).
+            real computation took longer than the emulated device would.
         timeline: where it was asked for.
     """
 
@@ -286,6 +288,11 @@ class TrialReport:
     late_segments: int = 0
     timeline: Timeline | None = None
     kind: Literal["trial"] = "trial"
+
+    @property
+    def is_void(self) -> bool:
+        """Whether emulated devices were faster than the machine that emulates them: then its seconds mean nothing."""
+        return self.late_segments > MOST_LATE_RATIO * self.paced_segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from trainwright import documents
-from trainwright_worker.layers.described import describe
 
 
 def _arguments() -> argparse.Namespace:
@@ -27,6 +26,13 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = _arguments()
+    try:
+        from trainwright_worker.layers.described import describe  # noqa: PLC0415 - it may lack torch, which is told here
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"there is no module {error.name} here; Trainwright's extra brings it: pip install '.[worker]'\n"
+        )
+        return 2
     sys.path.insert(0, str(Path.cwd()))  # where the user's module is, as with python -m
     try:
         described = documents.dump(describe(arguments.entrypoint))

@@ -217,6 +217,23 @@ def test_the_batch_size_on_the_command_line_goes_before_that_of_the_model_file(f
     assert "global_batch_size must be 1" in refused(call(files, "plan", "--global-batch-size", "0"))
 
 
+@pytest.mark.parametrize("rows", ["16", "search"])
+def test_the_batch_size_on_the_command_line_stands_in_for_one_that_the_model_file_lacks(files: Path, rows: str) -> None:
+    def found() -> str:
+        more = ("--planner", "megatron", "--global-batch-size", rows, "--output", "json")
+        return json.loads(call(files, "plan", *more).stdout)["candidates"]
+
+    named = found()
+    (files / "model.yaml").write_text(MODEL.replace("global_batch_size: 16", ""))
+    assert found() == named
+    assert "global_batch_size: Field required: add it" in refused(call(files, "plan"))
+    told = refused(call(files, "plan", "--global-batch-size", "0"))
+    assert "global_batch_size must be 1 … 1000000, got 0" in told
+    assert "model.yaml" not in told
+    (files / "model.yaml").write_text(MODEL.replace("global_batch_size", "globalBatchSize"))
+    assert "did you mean global_batch_size?" in refused(call(files, "plan", "--global-batch-size", "16"))
+
+
 def test_a_searched_batch_has_at_least_the_throughput_of_the_batch_asked_for(files: Path) -> None:
     def throughput(*more: str) -> float:
         answer = json.loads(

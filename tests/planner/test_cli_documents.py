@@ -137,6 +137,13 @@ def test_profiles_are_estimated_for_accelerators_by_name(folder: Path) -> None:
     assert "give --cluster or --accelerator" in refused(call("profiles", "estimate", "--model", folder / "model.yaml"))
 
 
+def test_what_layers_cost_needs_no_batch(folder: Path) -> None:
+    asked = ("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "Tesla-T4")
+    named = call(*asked).stdout
+    (folder / "model.yaml").write_text(MODEL.replace("global_batch_size: 8", ""))
+    assert call(*asked).stdout == named
+
+
 def test_calibration_writes_a_runtime_that_predicts_the_trials(
     tmp_path: Path, make_problem: Callable[..., Problem]
 ) -> None:
@@ -167,16 +174,51 @@ def test_calibration_writes_a_runtime_that_predicts_the_trials(
         assert abs(fitted - trial.iteration_seconds) < abs(plain - trial.iteration_seconds) / 2
 
 
-@pytest.mark.parametrize(("hidden", "is_told"), [(64, False), (256, True)])
-def test_profiles_of_another_model_are_told(tmp_path: Path, hidden: int, *, is_told: bool) -> None:
-    for name, size in (("profiled", 64), ("asked", hidden)):
-        (tmp_path / f"{name}.yaml").write_text(
-            f"gpt: {{layers: 2, hidden_size: {size}, heads: 4, sequence_length: 16, vocabulary_size: 100}}\n"
-            "global_batch_size: 4\n"
-        )
-    cluster, profiles = tmp_path / "cluster.yaml", tmp_path / "profiles.json"
-    cluster.write_text(call("cluster", "g4dn.12xlarge=1").stdout)
-    call("profiles", "estimate", "--model", tmp_path / "profiled.yaml", "--cluster", cluster, "--write", profiles)
-    result = call("plan", "--cluster", cluster, "--model", tmp_path / "asked.yaml", "--profiles", profiles)
-    assert result.exit_code == 0
-    assert ("were they measured on another one?" in result.stderr) is is_told
+def profiled(folder: Path, model: str, asked: str) -> Result:
+    """`plan` of one model with the profiles of another."""
+    cluster, profiles = folder / "cluster.yaml", folder / "profiles.json"
+    for name, text in (("profiled", model), ("asked", asked)):
+        (folder / f"{name}.yaml").write_text(f"{text}\nglobal_batch_size: 4\n")
+    call("profiles", "estimate", "--model", folder / "profiled.yaml", "--cluster", cluster, "--write", profiles)
+    return planned(folder)
+
+
+def planned(folder: Path) -> Result:
+    names = (("cluster", "cluster.yaml"), ("model", "asked.yaml"), ("profiles", "profiles.json"))
+    return call("plan", *(f"--{option}={folder / name}" for option, name in names))
+
+
+def gpt(hidden: int = 64, more: str = "") -> str:
+    return f"gpt: {{layers: 2, hidden_size: {hidden}, heads: 4, sequence_length: 16, vocabulary_size: 100}}\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (gpt(), None),
+        (gpt(72), "were they measured on another one?"),
+        (gpt(256), "were they measured on another one?"),
+        (gpt(more="dtype: float16"), "take twice the bytes of this model's in float16"),
+    ],
+)
+def test_profiles_of_another_model_or_number_format_are_told(folder: Path, asked: str, told: str | None) -> None:
+    result = profiled(folder, gpt(), asked)
+    assert result.exit_code == 0, result.output
+    assert told in result.stderr if told else not result.stderr
+
+
+def test_profiles_of_other_kinds_of_layers_are_refused(folder: Path) -> None:
+    t5 = "t5: {layers: 2, hidden_size: 64, heads: 4, sequence_length: 16, vocabulary_size: 100}"
+    told = refused(profiled(folder, gpt(), t5))
+    assert "profiles.json: the model of" in told
+    assert "layers of kind encoder, decoder_embedding, decoder, but the profiles are of embedding, block, head" in told
+
+
+def test_profiles_of_further_kinds_are_told(folder: Path) -> None:
+    profiled(folder, gpt(), gpt())
+    document = json.loads((folder / "profiles.json").read_text())
+    document["layers"] += [{**layer, "kind": "decoder"} for layer in document["layers"] if layer["kind"] == "block"]
+    (folder / "profiles.json").write_text(json.dumps(document))
+    result = planned(folder)
+    assert result.exit_code == 0, result.output
+    assert "tell of layers of kind decoder, which this model has not" in result.stderr

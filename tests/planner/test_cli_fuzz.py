@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from trainwright import documents
 from trainwright.cli import app
 from trainwright.fitting import Trial, Trials
+from trainwright.orders import TrialReport
 from trainwright.runtime import Runtime
 from trainwright.search import Problem, run
 
@@ -30,6 +31,7 @@ COMMANDS = (
     *((command, file) for command in ("estimate", "explain") for file in (*PROBLEM_FILES, "plan")),
     *(("calibrate", file) for file in ("trials", "cluster", "runtime")),
     *(("propose", file) for file in ("trials", "cluster", "profiles")),
+    *(("trial", file) for file in ("report", "trials", "plan")),
     ("profiles merge", "profiles"),
     ("profiles estimate", "cluster"),
     ("profiles estimate", "model"),
@@ -50,6 +52,7 @@ def good(make_problem: Callable[..., Problem]) -> dict[str, Any]:
         "runtime": documents.dump(Runtime()),
         "plan": documents.dump(plan),
         "trials": documents.dump(Trials((Trial(plan, 1.0),))),
+        "report": documents.dump(TrialReport((2.0,), (3.0,))),
         "table": {"1": {"1": {"0": [1.0, 1.0, 1.0]}}},
     }
 
@@ -67,7 +70,7 @@ def call(folder: Path, command: str, file: str, content: bytes) -> Result:
     (folder / "odd").write_bytes(content)
     path = {
         name: str(folder / ("odd" if name == file else f"{name}.json"))
-        for name in (*PROBLEM_FILES, "plan", "trials", "table")
+        for name in (*PROBLEM_FILES, "plan", "trials", "report", "table")
     }
     problem = [f"--{name}={path[name]}" for name in PROBLEM_FILES]
     arguments = {
@@ -76,6 +79,10 @@ def call(folder: Path, command: str, file: str, content: bytes) -> Result:
         "explain": ["explain", *problem, *([f"--plan={path['plan']}"] if file == "plan" else [])],
         "estimate": ["estimate", *problem, f"--plan={path['plan']}"],
         "calibrate": ["calibrate", *problem, f"--trials={path['trials']}"],
+        "trial": [
+            *("trial", *problem, f"--plan={path['plan']}", f"--report={path['report']}"),
+            *([f"--append={path['trials']}"] if file == "trials" else []),
+        ],
         "propose": ["propose", "--top=3", *problem, f"--trials={path['trials']}"],
         "profiles merge": ["profiles", "merge", path["profiles"], path["profiles"]],
         "profiles estimate": ["profiles", "estimate", f"--model={path['model']}", f"--cluster={path['cluster']}"],

@@ -110,6 +110,19 @@ def test_the_command_writes_what_a_model_file_and_what_a_training_plan_takes(mon
     assert "has no function vgg" in capsys.readouterr().err
 
 
+def test_what_describe_needs_is_told_where_only_the_planner_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["describe", BERT])
+    monkeypatch.delitem(sys.modules, "trainwright_worker.layers.described")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert command.main() == 2
+    told = capsys.readouterr()
+    assert "there is no module torch here" in told.err
+    assert "pip install '.[worker]'" in told.err
+    assert not told.out
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

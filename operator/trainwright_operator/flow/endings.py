@@ -16,8 +16,6 @@ from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.trouble import Trouble
 
 _GOOD = OutcomeState.SUCCEEDED
-_MOST_LATE = 0.01
-"""Share of the paced computations: with more, an emulated device was faster than the machine that emulates it."""
 
 
 def keep(  # noqa: PLR0913 - each is a different fact of the end
@@ -73,9 +71,8 @@ def judged(report: WorkerReport) -> Trouble:
     if isinstance(report, TrialReport):
         if not is_measured(report):
             return Trouble.of(Reason.REPORT_INVALID, what="it lacks iterations, or one of them took no time")
-        late, paced = report.late_segments, report.paced_segments
-        if late > _MOST_LATE * paced:
-            sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced)
+        if report.is_void:
+            sentence = message(Reason.EMULATION_TOO_SLOW, late=report.late_segments, paced=report.paced_segments)
             return Trouble(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
     return Trouble(Reason.MEASUREMENT_TAKEN, message(Reason.MEASUREMENT_TAKEN), OutcomeState.SUCCEEDED)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +67,24 @@ def write_document(noun: object, path: Path | None) -> None:
         show_json(documents.dump(noun))
         return
     path.write_text(json.dumps(documents.dump(noun), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def replace_document(noun: object, path: Path) -> None:
+    """A document as JSON in place of a file's content, which stays whole until the new one is."""
+    target = path.resolve()  # where a link leads to, so that it stays one
+    new = target.with_name(f".trainwright-{secrets.token_hex(6)}")
+    try:
+        with new.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(documents.dump(noun), indent=2, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            new.chmod(target.stat().st_mode)
+        new.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def refuse_no_place_for(path: Path | None) -> None:

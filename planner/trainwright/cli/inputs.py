@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ import typer
 from trainwright import documents
 from trainwright.accelerators import drawn_out, estimate_profiles
 from trainwright.cli.answers import note
+from trainwright.cli.profiled_model import doubt, refuse_other_kinds
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
@@ -22,15 +23,15 @@ from trainwright.training import Training
 MAX_DOCUMENT_BYTES = 64 * 2**20
 ROWS = tuple(2**power for power in range(9))
 """What is estimated; beyond the last any device is busy, and time grows in proportion to the rows."""
-ANOTHER_MODEL_RATIO = 2.5
-"""Weights of a layer may differ so much by number format and by what a runtime divides; beyond it is another layer."""
 SEARCHED = "search"
 """In place of a batch size: find the one with the best throughput."""
+ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
+"""Stands in for the batch that a model file does not name, where none is needed or another one takes its place."""
 
 
-def read(path: Path, noun: Any) -> Any:
-    """The noun in a file. Raises DocumentError with one sentence."""
-    return documents.loads(content_of(path), noun, source=str(path))
+def read(path: Path, noun: Any, *, absent: Mapping[str, Any] | None = None) -> Any:
+    """The noun in a file; `absent` stands in for fields that it lacks. Raises DocumentError with one sentence."""
+    return documents.loads(content_of(path), noun, source=str(path), absent=absent)
 
 
 def content_of(path: Path) -> bytes:
@@ -67,7 +68,8 @@ class Inputs:
         str | None,
         typer.Option(
             metavar="ROWS|search",
-            help="Rows of one iteration, in place of the model file's; `search` looks for the best throughput.",
+            help="Rows of one iteration, whatever the model file says of them, or if it says nothing; `search` looks for the "
+            "best throughput.",
         ),
     ] = None
 
@@ -93,15 +95,21 @@ class Inputs:
         )
 
     def _training(self) -> Training:
-        training: Training = read(self.model, Training)
-        if self.global_batch_size is not None and not self.searches_batch:
-            training = replace(training, global_batch_size=_rows(self.global_batch_size))
+        given = self.global_batch_size
+        training: Training = read(self.model, Training, absent=None if given is None else ANY_BATCH)
+        if given is not None and not self.searches_batch:
+            # Not read with the file: a wrong number here is not the file's mistake.
+            training = replace(training, global_batch_size=_rows(given))
         refuse_what_nothing_holds(training)
         return training
 
     def _profiles(self, cluster: Cluster, training: Training) -> Profiles:
         if self.profiles is not None:
-            return _drawn_out(read(self.profiles, Profiles), training)
+            given: Profiles = read(self.profiles, Profiles)
+            refuse_other_kinds(given, training, file=self.profiles, model_file=self.model)
+            if doubted := doubt(given, training):
+                note(doubted)
+            return _drawn_out(given, training)
         names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
         try:
             found = estimated(training, names, devices=len(cluster.devices))
@@ -113,26 +121,10 @@ class Inputs:
 
 def _drawn_out(given: Profiles, training: Training) -> Profiles:
     """With what was measured at one number of rows alone drawn out to others, which is said on standard error."""
-    _note_another_model(given, training)
     found = drawn_out(given, training.model, ROWS)
     if found is not given:
         note("what was measured at one number of rows alone is drawn out to others by the data sheets' curves")
     return found
-
-
-def _note_another_model(given: Profiles, training: Training) -> None:
-    """Say so where layers of the same name hold a very different number of values: nothing else tells models apart."""
-    for layer in given.layers:
-        kind = next((kind for kind in training.model.kinds if kind.name == layer.kind), None)
-        if kind is None or not layer.parameter_bytes or not kind.parameters:
-            continue
-        ratio = layer.parameter_bytes / (kind.parameters_at(layer.tensor_degree) * training.dtype.num_bytes)
-        if not 1 / ANOTHER_MODEL_RATIO < ratio < ANOTHER_MODEL_RATIO:
-            note(
-                f"the profiles' {layer.kind} holds {layer.parameter_bytes} bytes of weights, {ratio:.2g} times those of "
-                "this model: were they measured on another one?"
-            )
-            return
 
 
 def estimated(training: Training, accelerators: Sequence[str], *, devices: int) -> Profiles:

@@ -11,7 +11,7 @@ import typer
 
 from trainwright.cli.answers import note, write_document
 from trainwright.cli.command import command
-from trainwright.cli.inputs import estimated, read, refuse_what_nothing_holds
+from trainwright.cli.inputs import ANY_BATCH, estimated, read, refuse_what_nothing_holds
 from trainwright.cluster import Cluster, Port
 from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
@@ -168,6 +168,7 @@ def _series(one: LayerProfile | LayerTooLarge) -> tuple[str, str, int]:
 
 
 def _training(file: Path) -> Training:
-    training: Training = read(file, Training)
+    """What a layer costs does not depend on the batch, so the file need not name one."""
+    training: Training = read(file, Training, absent=ANY_BATCH)
     refuse_what_nothing_holds(training)
     return training

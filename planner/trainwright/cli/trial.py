@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +15,38 @@ from trainwright.cli.answers import Output, OutputOption, note, refuse_no_place_
 from trainwright.cli.command import command
 from trainwright.cli.estimate import plan_of
 from trainwright.cli.inputs import Inputs, content_of
+from trainwright.cli.trials_file import TrialsFile
 from trainwright.cluster import Device
 from trainwright.cost.estimate import estimate_in
+from trainwright.cost.setting import Setting
+from trainwright.fitting import Trial
 from trainwright.orders import REPORT_MARKER, SeriesReport, TrialReport
 from trainwright.plan import Plan
 from trainwright.throughput import throughput
 
 app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What to write beside the answer."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the measured timeline into this file; chrome://tracing and Perfetto open it."),
+    ] = None
+    append: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRIALS",
+            help="Add plan and measurement to this trials document, which `calibrate` and `propose` read; begin it where "
+            "there is none.",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.trace is not None and self.trace == self.append:
+            raise ValueError(f"--trace and --append both write into {self.trace}; give each a file of its own")
 
 
 @app.command()
@@ -32,13 +58,11 @@ def trial(
     measured: Annotated[
         Path, typer.Option("--report", help="The worker's report of the trial, or its log, which holds the report.")
     ],
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write the measured timeline into this file; chrome://tracing and Perfetto open it."),
-    ] = None,
+    written: Written,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell how a measured trial went: throughput, utilisation, how far the prediction was off, and what each device did when."""
+    trace = written.trace
     refuse_no_place_for(trace)
     problem = inputs.problem()
     plan = plan_of(plan_file, problem, inputs)
@@ -49,6 +73,8 @@ def trial(
         raise documents.DocumentError(f"{measured}: the trial recorded no timeline; order one with `timeline: true`")
     found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
     predicted = estimate_in(plan, problem.setting)
+    if written.append is not None:
+        note(_added(written.append, plan, answer, measured, problem.setting))
     if trace is not None and timeline is not None:
         trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
     if output is Output.JSON:
@@ -63,6 +89,15 @@ def trial(
     show("", Text("As measured, device by device", style="bold"), report.measured_timeline(timeline, width))
     show("", Text("As predicted, by the slowest devices of each stage", style="bold"))
     show(report.timeline(tracks, predicted.iteration_seconds, width))
+
+
+def _added(trials: Path, plan: Plan, answer: TrialReport, path: Path, setting: Setting) -> str:
+    """Add the trial to a document, and tell what was done. Raises DocumentError where one of both cannot be used."""
+    try:
+        made = Trial.of(plan, answer)
+    except ValueError as error:
+        raise documents.DocumentError(f"{path}: {error}") from None
+    return TrialsFile.opened(trials, setting).append(made)
 
 
 def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from trainwright.cluster import Device
+from trainwright.orders import TrialReport
 from trainwright.plan import Plan
 
 
@@ -55,6 +57,24 @@ class Trial:
                 f"memory_by_device of {self.label} must name devices of its plan, each once; check "
                 f"{(strange or devices)[0]}"
             )
+
+    @classmethod
+    def of(cls, plan: Plan, report: TrialReport) -> Trial:
+        """What a worker measured of a plan. Raises ValueError where it means nothing, or is of other devices."""
+        if report.is_void:
+            raise ValueError(
+                f"{report.late_segments} of {report.paced_segments} computations took longer than the emulated devices "
+                "would, so this trial says nothing about them; try the plan again on a machine that is less busy"
+            )
+        held = tuple(
+            DeviceMemory(Device(rank.node, rank.slot), rank.peak_bytes) for rank in report.memory if rank.peak_bytes > 0
+        )
+        peak = max((memory.peak_bytes for memory in held), default=None)
+        return cls(plan, statistics.median(report.iteration_seconds), peak, held)
+
+    def is_same_run_as(self, other: Trial) -> bool:
+        """Whether both tell of one and the same run: no two of a plan take equally long to the last digit."""
+        return self.plan == other.plan and self.iteration_seconds == other.iteration_seconds
 
     @property
     def label(self) -> str:

@@ -1,0 +1,95 @@
+"""Sizes, rates and times as people write them, where a document takes plain numbers: which number they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Final
+
+_FLAGS: Final = re.IGNORECASE | re.ASCII
+"""In other scripts there are letters that count as a k or an s, too."""
+_NUMBER: Final = r"([0-9]{1,25}(?:\.[0-9]{0,25})?(?:e[+-]?[0-9]{1,2})?)\s*"
+_BYTES: Final = re.compile(_NUMBER + r"([kmgtp]?)(i?)(b|bytes?|bits?)?(/s|/sec|/second|ps)?", _FLAGS)
+_FLOPS: Final = re.compile(_NUMBER + r"([kmgtp]?)(?:flops?)?(?:/s|ps)?", _FLAGS)
+_TIME: Final = re.compile(_NUMBER + r"(ns|us|µs|μs|ms|s)?", _FLAGS)
+_PLAIN: Final = re.compile(_NUMBER, _FLAGS)
+_PREFIXES: Final = " kmgtp"
+_SECONDS: Final[Mapping[str, str]] = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ms": "1e-3", "s": "1"}
+_LONGEST_SHOWN: Final = 40
+_LARGEST: Final = Decimal("1e24")
+"""Beyond it nothing is told: no document takes such a number."""
+
+
+def wanted(field: str, written: object, *, whole: bool) -> str:
+    """What a field takes, by the unit that its name ends with, what stands there, and what to write in its place.
+
+    For example `expected a whole number of bytes, got '16GiB'; write 17179869184`.
+    """
+    unit, read = next(((unit, read) for ending, unit, read in _UNITS if field.endswith(ending)), ("", _plain))
+    sentence = f"expected a {'whole ' if whole else ''}number{unit}, got {_shown(written)}"
+    meant = read(written.strip()) if isinstance(written, str) else None
+    return sentence if meant is None or meant > _LARGEST else f"{sentence}; write {_spelt(meant, whole=whole)}"
+
+
+def _size(text: str) -> Decimal | None:
+    """Bytes. Bits have no meaning here, and `b` may be either."""
+    found = _BYTES.fullmatch(text)
+    if found is None or found[5] or (found[4] or "B")[:2] not in {"B", "by", "By", "BY"}:
+        return None
+    return Decimal(found[1]) * _factor(found[2], binary=bool(found[3]))
+
+
+def _rate(text: str) -> Decimal | None:
+    """Bytes per second. Of a number without a unit, nobody knows whether it counts bits or bytes."""
+    found = _BYTES.fullmatch(text)
+    if found is None or (found[4] is None and (found[2] or found[5])):
+        return None
+    bits = found[4] == "b" or (found[4] or "").lower().startswith("bit")
+    return Decimal(found[1]) * _factor(found[2], binary=bool(found[3])) / (8 if bits else 1)
+
+
+def _flops(text: str) -> Decimal | None:
+    found = _FLOPS.fullmatch(text)
+    return None if found is None else Decimal(found[1]) * _factor(found[2])
+
+
+def _time(text: str) -> Decimal | None:
+    found = _TIME.fullmatch(text)
+    return None if found is None else Decimal(found[1]) * Decimal(_SECONDS[(found[2] or "s").lower()])
+
+
+def _plain(text: str) -> Decimal | None:
+    """YAML takes 16e9 for a text."""
+    found = _PLAIN.fullmatch(text)
+    return None if found is None else Decimal(found[1])
+
+
+_UNITS: Final[tuple[tuple[str, str, Callable[[str], Decimal | None]], ...]] = (
+    ("bytes_per_second", " of bytes per second", _rate),
+    ("flops_per_second", " of FLOPs per second", _flops),
+    ("per_second", " per second", _plain),
+    ("bytes", " of bytes", _size),
+    ("seconds", " of seconds", _time),
+)
+"""By the end of a field's name, the first that fits."""
+
+
+def _factor(prefix: str, *, binary: bool = False) -> int:
+    return int((1024 if binary else 1000) ** _PREFIXES.index(prefix.lower() or " "))
+
+
+def _spelt(value: Decimal, *, whole: bool) -> str:
+    """Without an exponent, which YAML takes for a text."""
+    if whole or value == value.to_integral_value():
+        return f"{value.to_integral_value():f}"
+    return f"{value:f}".rstrip("0")
+
+
+def _shown(written: object) -> str:
+    """A few lines of YAML can stand for gigabytes of lists."""
+    if written is None:
+        return "nothing"
+    if isinstance(written, str) and len(written) > _LONGEST_SHOWN:
+        return f"{written[:_LONGEST_SHOWN]!r} and more"
+    return repr(written) if isinstance(written, str | float) else f"a {type(written).__name__}"
