@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from flow_world import World, node, report_of, spec_of
+from flow_reports import report_of
+from flow_world import World, node, spec_of
 
 from trainwright import documents
 from trainwright.orders import ProfileOrder, ProfileReport

@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from flow_world import World, links_report, log_of, node, report_of, spec_of
+from flow_reports import links_report, log_of, report_of
+from flow_world import World, node, spec_of
 
 from trainwright import documents
 from trainwright.cluster import Cluster

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from flow_world import World, links_report, node, report_of, spec_of
+from flow_reports import links_report, report_of
+from flow_world import World, node, spec_of
 
 from trainwright import documents, link_sampling
 from trainwright.collective_sizes import collective_sizes

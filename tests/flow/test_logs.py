@@ -6,7 +6,8 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from flow_world import World, parts_of
+from flow_reports import parts_of
+from flow_world import World
 
 from trainwright import documents
 from trainwright.cluster import Device

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flow_world import World, report_of, spec_of
+from flow_reports import report_of
+from flow_world import World, spec_of
 from pydantic import ValidationError
 
 from trainwright import documents

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from flow_world import World, node, pass_with_kills, spec_of
+from flow_harm import pass_with_kills
+from flow_world import World, node, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

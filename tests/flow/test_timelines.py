@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flow_world import World, node, report_of, spec_of
+from flow_reports import report_of
+from flow_world import World, node, spec_of
 from typer.testing import CliRunner
 
 from trainwright import documents

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from flow_world import START, World, node, report_of, spec_of
+from flow_reports import report_of
+from flow_world import START, World, node, spec_of
 
 from trainwright import documents
 from trainwright.cluster import Cluster

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from flow_world import World, report_of, spec_of
+from flow_reports import report_of
+from flow_world import World, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
-from trainwright.cli import COMMANDS, app
+from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
@@ -187,13 +185,6 @@ def test_no_feasible_plan_ends_in_one_sentence_and_code_3(
     assert "no plan fits into memory; the closest is" in refused(call(folder, "plan"), 3)
 
 
-@pytest.mark.parametrize("name", ["cluster", "model", "profiles", "plan", "runtime", "trials"])
-def test_schema_prints_a_json_schema(name: str) -> None:
-    result = runner.invoke(app, ["schema", name])
-    assert result.exit_code == 0
-    assert json.loads(result.stdout)["additionalProperties"] is False
-
-
 def test_limits_hold_for_the_plans_shown(files: Path) -> None:
     limits = ["--max-tensor-degree", "1", "--max-data-degree", "2", "--max-pipeline-degree", "4", "--spare", "node-4"]
     shown = json.loads(call(files, "plan", *limits, "--use-nodes", "node-1,node-2", "--output", "json").stdout)
@@ -324,51 +315,6 @@ def test_ctrl_c_ends_without_a_traceback(files: Path, monkeypatch: pytest.Monkey
     result = call(files, "plan")
     assert result.exit_code == 130
     assert "Traceback" not in result.output
-
-
-def test_a_reader_that_goes_away_leaves_no_traceback(files: Path) -> None:
-    program = "from trainwright.cli import app; app(prog_name='trainwright')"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, "schema", "plan"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert not process.stderr.read()
-
-
-def test_help_loads_no_search() -> None:
-    program = "import sys; from trainwright.cli import app; app(['--help'], standalone_mode=False); print('numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_help(name: str) -> None:
-    result = runner.invoke(app, [name, "--help"])
-    assert result.exit_code == 0, result.output
-    assert name in runner.invoke(app, []).output
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("plan --planner ", "megatron"),
-        ("estimate --cost-model ", "galvatron"),
-        ("schema ", "runtime"),
-        ("profiles import --format ", "sailor"),
-        ("accelerators ", "Tesla-T4"),
-    ],
-)
-def test_the_shell_completes_names(words: str, expected: str) -> None:
-    typed = f"trainwright {words}"
-    environment = {
-        "_TRAINWRIGHT_COMPLETE": "complete_bash",
-        "COMP_WORDS": typed,
-        "COMP_CWORD": str(len(typed.split())),
-    }
-    result = runner.invoke(app, [], prog_name="trainwright", env=environment)
-    assert expected in result.stdout.split()
 
 
 def test_options_that_do_not_exist_are_refused_in_one_sentence() -> None:

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import combinations
 from typing import Any
 
-from trainwright import documents
-from trainwright.cluster import Device, Link
-from trainwright.orders import (
-    PART_MARKER,
-    PROGRESS_MARKER,
-    REPORT_MARKER,
-    CollectiveTime,
-    LinksOrder,
-    LinksReport,
-    Overlap,
-    ProfileOrder,
-    ProfileReport,
-    Progress,
-    RankMemory,
-    SeriesOrder,
-    SeriesPart,
-    SeriesReport,
-    TrialOrder,
-    TrialReport,
-)
-from trainwright.profiles import LayerProfile
+from flow_reports import log_of, report_of
+
+from trainwright.orders import TrialOrder
 from trainwright.search import NoFeasiblePlan
 from trainwright_operator.api.spec import TrainingPlanSpec
-from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow import gang as gangs
 from trainwright_operator.flow import pinning
@@ -73,59 +53,6 @@ def spec_of(**changes: Any) -> TrainingPlanSpec:
         "search": {"planner": "Amp", "limits": {"maxTensorDegree": 2}},
     }
     return TrainingPlanSpec.model_validate(body | changes)
-
-
-def log_of(document: Any) -> str:
-    told = parts_of(document.trials) if isinstance(document, SeriesReport) else ""
-    progress = f"{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n"
-    return f"starting\n{progress}{told}{REPORT_MARKER} {documents.dumps(document)}\n"
-
-
-def parts_of(trials: Iterable[TrialReport]) -> str:
-    """What a worker tells of a series' first trials before it has measured them all."""
-    parts = (documents.dumps(SeriesPart(number, trial)) for number, trial in enumerate(trials))
-    return "".join(f"{PART_MARKER} {part}\n" for part in parts)
-
-
-def links_report(
-    order: LinksOrder, rate: Callable[[str, str], float] = lambda x, y: 1e8 if x == y else 1e7
-) -> LinksReport:
-    """What was ordered, each link as fast as `rate` says; collectives of all devices take a second."""
-    names = [node.name for node in order.gang.nodes]
-    pairs = list(combinations(names, 2)) if order.pairs is None else order.pairs
-    edges = [edge for x, y in pairs for edge in ((x, y), (y, x))]
-    edges += [(node.name, node.name) for node in order.gang.nodes if len(node.slots) > 1]
-    devices = tuple(Device(node.name, slot) for node in order.gang.nodes for slot in node.slots)
-    return LinksReport(
-        tuple(Link(*edge, 1e-4, rate(*edge)) for edge in edges),
-        tuple(CollectiveTime("all_reduce", devices, size, 1.0, 3) for size in order.collective_bytes),
-        tuple(Overlap(name, 1.2) for name in names) if order.overlap else (),
-    )
-
-
-def report_of(order: gangs.Order) -> Any:
-    """What a faultless worker reports."""
-    if isinstance(order, LinksOrder):
-        return links_report(order)
-    if isinstance(order, ProfileOrder):
-        accelerator = order.gang.nodes[0].accelerator
-        speed = 2.0 if "t4" in accelerator else 1.0
-        return ProfileReport(
-            tuple(
-                LayerProfile(
-                    accelerator, kind.name, order.tensor_degree if kind.is_tensor_parallel else 1, rows,
-                    0.01 * rows * speed, 0.02 * rows * speed, 0.001, 1000 * rows, 4 * kind.parameters,
-                )
-                for kind in order.model.kinds
-                if kind.is_tensor_parallel or order.tensor_degree == 1
-                for rows in order.rows
-            )
-        )  # fmt: skip
-    if isinstance(order, SeriesOrder):
-        return SeriesReport(tuple(report_of(order.trial(number)) for number in range(len(order.plans))))
-    seconds = 1.0 + 0.1 * len(order.plan.pipelines[0].stages)
-    memory = tuple(RankMemory(device.node, device.slot, 1000) for device in order.plan.devices)
-    return TrialReport((seconds, seconds), (2.0, 1.0, 0.5), memory, paced_segments=1000, late_segments=1)
 
 
 @dataclass
@@ -216,6 +143,9 @@ class World:
 
     def condition(self, kind: str) -> Any:
         return next((c for c in self.status.conditions if c.type == kind), None)
+
+    def trial(self, name: str) -> TrialStatus:
+        return next(found for found in self.status.trials if found.name == name)
 
     @property
     def _is_answered(self) -> bool:
@@ -351,22 +281,3 @@ class World:
                 self.jobs[name] = replace(
                     job, succeeded=fault != "crash", failed_at=self.now if fault == "crash" else None
                 )
-
-
-def pass_with_kills(world: World, rng: random.Random, *, likely: float, passes: int) -> None:
-    """Passes in which the operator is killed between any two actions with so much likelihood, until there is an answer."""
-    for _ in range(passes):
-        todo = world.decide()
-        if rng.random() < likely:
-            world.apply(_shuffled_once(todo, rng))
-            world.restart()
-        else:
-            world.apply(todo)
-        world.pass_time(2.0)
-        if world.succeeded != "Unknown":
-            break
-
-
-def _shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:
-    """The first actions of a pass that was cut short by a kill."""
-    return todo[: rng.randrange(len(todo) + 1)]

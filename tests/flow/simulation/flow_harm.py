@@ -1,0 +1,51 @@
+"""Harm that is done to a gang or to the operator while a plan is on its way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from flow_world import World
+
+from trainwright_operator.flow import actions as a
+
+
+def running(world: World, gang: str) -> bool:
+    pods = [pod for pod in world.pods.values() if pod.gang == gang]
+    return bool(pods) and all(pod.phase == "Running" for pod in pods)
+
+
+def run_with(world: World, gang: str, harm: Callable[[World], None]) -> World:
+    """Run to the end; as soon as all pods of the gang run, harm is done once."""
+    world.run(until=lambda: running(world, gang))
+    harm(world)
+    world.run()
+    return world
+
+
+def fail_pods(world: World, gang: str, **container: object) -> None:
+    for name, pod in world.pods.items():
+        if pod.gang == gang:
+            ended = replace(pod.containers[0], running_since=None, started_at=pod.started_at, finished_at=world.now,
+                            **{"exit_code": 1, **container})  # fmt: skip
+            world.pods[name] = replace(pod, phase="Failed", containers=(ended,))
+
+
+def pass_with_kills(world: World, rng: random.Random, *, likely: float, passes: int) -> None:
+    """Passes in which the operator is killed between any two actions with so much likelihood, until there is an answer."""
+    for _ in range(passes):
+        todo = world.decide()
+        if rng.random() < likely:
+            world.apply(_shuffled_once(todo, rng))
+            world.restart()
+        else:
+            world.apply(todo)
+        world.pass_time(2.0)
+        if world.succeeded != "Unknown":
+            break
+
+
+def _shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:
+    """The first actions of a pass that was cut short by a kill."""
+    return todo[: rng.randrange(len(todo) + 1)]

@@ -1,0 +1,97 @@
+"""Which reports count: one that cannot be used or is void says so, one that arrives late is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from flow_harm import running
+from flow_reports import log_of, report_of
+from flow_world import World, spec_of
+
+from trainwright.orders import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNode, LinksOrder, TrialOrder
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (f"{REPORT_MARKER} not json\n", "not JSON"),
+        (f'{REPORT_MARKER} {{"document": "TrialReport", "iteration_seconds": "fast"}}\n', "iteration_seconds"),
+        (f"{REPORT_MARKER} {'x' * (MAX_REPORT_BYTES + 1)}\n", "more than the"),
+        (f'{REPORT_MARKER} {{"document": "Gang", "nodes": []}}\n', "Gang"),
+    ],
+)
+def test_a_report_that_cannot_be_used_is_invalid(log: str, words: str) -> None:
+    world = World(log=lambda order: log if isinstance(order, TrialOrder) else None)
+    world.run()
+    assert world.trial("candidate-1").reason == "ReportInvalid"
+    assert words in world.trial("candidate-1").message
+
+
+def test_a_report_of_another_kind_is_invalid() -> None:
+    links = report_of(LinksOrder(Gang((GangNode("n1", (0,), "a"), GangNode("n2", (0,), "a")))))
+    world = World(log=lambda order: log_of(links) if isinstance(order, TrialOrder) else None)
+    world.run()
+    assert world.trial("candidate-1").reason == "ReportInvalid"
+
+
+def test_an_emulation_that_is_too_slow_voids_the_trial() -> None:
+    def report(order):
+        good = report_of(order)
+        return replace(good, late_segments=11) if isinstance(order, TrialOrder) else good
+
+    world = World(report=report, spec=spec_of(trials={"maxFailed": 32}))
+    status = world.run()
+    found = world.trial("candidate-1")
+    assert (found.state, found.reason) == ("Void", "EmulationTooSlow")
+    assert found.measured_seconds is not None
+    assert (world.succeeded, status.winner) == ("False", None)
+
+
+def test_a_void_trial_is_tried_once_more() -> None:
+    runs = []
+
+    def report(order):
+        good = report_of(order)
+        if not isinstance(order, TrialOrder):
+            return good
+        runs.append(order.plan)
+        return replace(good, late_segments=11) if len(runs) == 1 else good
+
+    world = World(report=report)
+    status = world.run()
+    assert [found.state for found in status.trials] == ["Succeeded"] * 5
+    assert runs[0] == runs[1]
+    assert len(runs) == 6
+    assert world.condition("TrialsCompleted").reason == "AllTrialsFinished"
+
+
+def test_a_result_that_somebody_changed_is_not_trusted() -> None:
+    world = World()
+    world.run(until=lambda: any(name.endswith("-links-result") for name in world.stored))
+    name = next(name for name in world.stored if name.endswith("-links-result"))
+    world.stored[name] = replace(world.stored[name], data={"outcome.json": "{}"})
+    world.run()
+    assert world.condition("LinksMeasured").reason == "ReportInvalid"
+
+
+def test_a_trial_whose_job_removed_its_other_pods_still_counts_its_time() -> None:
+    world = World()
+    world.run(until=lambda: running(world, "candidate-1"))
+    world.pass_time(20)
+    ended = [name for name, pod in world.pods.items() if pod.gang == "candidate-1" and pod.role == "worker"]
+    for name in ended:
+        del world.pods[name]
+    world.run()
+    found = world.trial("candidate-1")
+    assert found.state == "Succeeded"
+    assert (found.end_time - found.start_time).total_seconds() >= 20
+
+
+def test_a_report_is_taken_though_its_deadline_passed_while_no_operator_ran() -> None:
+    world = World()
+    world.run(until=lambda: running(world, "candidate-1"))
+    world.pass_time(20)
+    world.pass_time(5000)
+    world.run()
+    assert world.trial("candidate-1").state == "Succeeded"

@@ -1,0 +1,99 @@
+"""What moves to another plan, counted part by part; and what a plan is under every renaming of its devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+from trainwright.cluster import Device
+from trainwright.cost.links import node_classes
+from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
+from trainwright.cost.setting import Setting
+from trainwright.plan import LayerRun, Order, Plan, Sharding, Stage
+from trainwright.search import Problem
+
+UNITS = 2 * 2 * 3 * 4
+"""A layer's values in so many equal parts: every degree and share of these tests takes whole ones."""
+
+Unit = tuple[str, str, bool, int]
+"""Weights or optimizer, of which weight, whether of the values that tensor groups divide, and the part's number."""
+
+
+def held_units(plan: Plan, setting: Setting) -> dict[Device, set[Unit]]:
+    """Oracle: by device every small part that it holds."""
+    found: dict[Device, set[Unit]] = {}
+    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+        for index, device in enumerate(stage.devices):
+            for name, flag, divided, run_ in named_values(stage, setting):
+                inner = run_.order is Order.TENSOR_INNER
+                replica, part = divmod(index, run_.tensor) if inner else (index % run_.data, index // run_.data)
+                for state, shards in (
+                    ("weights", run_.sharding is Sharding.ZERO3),
+                    ("optimizer", run_.sharding is not Sharding.NONE),
+                ):
+                    size = UNITS // run_.tensor if divided else UNITS
+                    start = part * size if divided else 0
+                    if shards:
+                        size //= run_.data
+                        start += replica * size
+                    held = found.setdefault(device, set())
+                    held |= {(state, name, flag, unit) for unit in range(start, start + size)}
+    return found
+
+
+def named_values(stage: Stage, setting: Setting) -> list[tuple[str, bool, bool, LayerRun]]:
+    """The stage's weights: name, whether these are the values divided by nature, whether they are divided here."""
+    found = []
+    owned: set[str] = set()
+    for run_ in stage.layers:
+        for layer in range(run_.first, run_.first + run_.count):
+            kind = setting.model.kind_of(layer)
+            found.append((f"layer {layer}", False, False, run_))
+            if kind.is_tensor_parallel:
+                found.append((f"layer {layer}", True, True, run_))
+            if kind.shared_weight and kind.shared_weight not in owned:
+                owned.add(kind.shared_weight)
+                found.append((kind.shared_weight, False, setting.divides(kind, run_.tensor), run_))
+    return found
+
+
+def units_to_bytes(units: set[Unit], setting: Setting) -> float:
+    model = setting.model
+    per_value = {
+        "weights": model.dtype.num_bytes,
+        "optimizer": master_bytes(model) + OPTIMIZER_BYTES[setting.optimizer],
+    }
+    total = 0.0
+    for state, name, divided, _ in units:
+        if name.startswith("layer "):
+            kind = model.kind_of(int(name.removeprefix("layer ")))
+            own = kind.parameters - (kind.shared_parameters if kind.shared_weight else 0)
+            split = min(kind.split_parameters, own) if kind.is_tensor_parallel else 0
+            values = split if divided else own - split
+        else:
+            values = next(kind.shared_parameters for kind in model.kinds if kind.shared_weight == name)
+        total += per_value[state] * values / UNITS
+    return total
+
+
+def renamed(plan: Plan, problem: Problem) -> list[Plan]:
+    """Oracle: the plan under every renaming of interchangeable nodes of two devices, and of their slots."""
+    cluster = problem.cluster
+    classes = node_classes(cluster)
+    names = [node.name for node in cluster.nodes]
+    found = []
+    for order in permutations(range(len(names))):
+        if any(classes[a] != classes[b] for a, b in enumerate(order)):
+            continue
+        for swapped in range(2 ** len(names)):
+            name = {
+                Device(names[a], slot): Device(names[b], slot ^ (swapped >> a & 1))
+                for a, b in enumerate(order)
+                for slot in range(2)
+            }
+            stages = tuple(
+                replace(stage, devices=tuple(name[device] for device in stage.devices))
+                for stage in plan.pipelines[0].stages
+            )
+            found.append(replace(plan, pipelines=(replace(plan.pipelines[0], stages=stages),)))
+    return found
