@@ -108,12 +108,17 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         return adapter(noun).validate_python({key: _without_heads(value) for key, value in body.items()})
     except ValidationError as error:
         first = _most_telling(error.errors(include_url=False))
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(_plain(part) for part in first["loc"])
         raise DocumentError(f"{source}: {where + ': ' if where else ''}{_what(first, noun)}") from None
     except RecursionError:
         raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
     except (ArithmeticError, MemoryError) as error:
         raise DocumentError(f"{source}: larger numbers than any model or cluster has ({error})") from None
+
+
+def _plain(name: int | str) -> str:
+    """A name in an error message: what is not printable is written out, so that the message stays a line."""
+    return str(name) if str(name).isprintable() else repr(name)
 
 
 def _what(error: ErrorDetails, noun: Any) -> str:
@@ -186,7 +191,7 @@ def _too_large(value: Any, where: str) -> str | None:
     if is_dataclass(value):
         members = [(field.name, getattr(value, field.name)) for field in fields(value)]
     elif isinstance(value, dict):
-        members = [(str(name), member) for name, member in value.items()]
+        members = [(_plain(str(name)), member) for name, member in value.items()]
     elif isinstance(value, tuple | list):
         members = [(str(number), member) for number, member in enumerate(value)]
     for name, member in members:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trainwright import documents
@@ -166,6 +166,7 @@ anything = st.recursive(
 
 
 @given(data=anything, noun=st.sampled_from(NOUNS))
+@example(data={"\n": None}, noun=Cluster)
 def test_any_data_is_read_or_refused(data: Any, noun: type) -> None:
     check(data, noun)
 

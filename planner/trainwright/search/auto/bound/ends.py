@@ -47,9 +47,7 @@ class Ends:
             found.append(tuple(np.minimum((passes + part).min(axis=0), NEVER) for part in behind))
         return tuple((one, two) for one, two in found)
 
-    def _behind(
-        self, passes: tuple[float, float], parts: tuple[float, float], updated: float
-    ) -> tuple[Array, Array]:
+    def _behind(self, passes: tuple[float, float], parts: tuple[float, float], updated: float) -> tuple[Array, Array]:
         """[way, stage, kind] least seconds of what is not computing, of a layer and as a stage's first."""
         (forwards, backwards), (last, before) = passes, parts
         problem = self.shares.problem
@@ -73,7 +71,7 @@ class Ends:
 
     @cached_property
     def _replicas(self) -> Array:
-        """[way, stage, 1]"""
+        """[way, stage, 1] replicas."""
         found: Array = np.stack([np.maximum(self.shares.size // one, 1)[:, None] for one in self.shares.ways.degrees])
         return found
 

@@ -191,7 +191,9 @@ class Whole:
         rows = min(self.shares.rows, ways.forward.shape[2]) - 1
         activation = ways.activation[0, :, rows][:, kinds] - (rows + 1) * self.shares.input_bytes[kinds]
         forward = ways.forward[0, :, rows][:, kinds]
-        even = sorted({float(f"{one:.6g}") for one in (forward * memory[:, None] / np.maximum(kept * activation, 1.0)).ravel()})
+        even = sorted(
+            {float(f"{one:.6g}") for one in (forward * memory[:, None] / np.maximum(kept * activation, 1.0)).ravel()}
+        )
         scale = float(self.plain[-1, 0, -1])
         found = [one * factor for factor in _PRICES[: 1 + (len(even) == 1)] for one in even] + [
             _HUGE * max(scale, 1e-12)
