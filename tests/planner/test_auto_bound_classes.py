@@ -19,7 +19,7 @@ from trainwright.plan import Plan, Schedule
 from trainwright.search import Control, NoFeasiblePlan, Problem, run
 from trainwright.search.auto.bound import lower_bound_seconds
 from trainwright.search.auto.bound.classes import Classes
-from trainwright.search.auto.bound.several import shared_rows
+from trainwright.search.auto.bound.several import divided
 from trainwright.search.auto.exhaustive import exhaustive
 
 PLANS = 40
@@ -90,6 +90,6 @@ def test_pools_are_all_nodes_once_and_alike() -> None:
 
 def test_rows_are_shared_by_two_or_more() -> None:
     rows = np.array([0.0, 3.0, 4.0, 9.0])
-    assert shared_rows(rows) == 9.0
-    assert shared_rows(np.array([0.0, 1.0, 5.0, 20.0])) == 6.0
-    assert shared_rows(np.array([[0.0, 2.0], [3.0, 100.0]])) == 5.0
+    assert divided(rows)[0] == 9.0
+    assert divided(np.array([0.0, 1.0, 5.0, 20.0]))[0] == 6.0
+    assert divided(np.array([[0.0, 2.0], [3.0, 100.0]]))[0] == 5.0

@@ -24,7 +24,9 @@ class Gaps:
 
         rows = candidate.plan.global_batch_size
         if rows not in self._bounds:
-            self._bounds[rows] = lower_bound_seconds(replace(self.problem, global_batch_size=rows))
+            self._bounds[rows] = lower_bound_seconds(
+                replace(self.problem, global_batch_size=rows), incumbent_seconds=candidate.estimate.iteration_seconds
+            )
         return self._bounds[rows] or None
 
     def gap(self, candidate: Candidate) -> float | None:

@@ -2,46 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 
 import numpy as np
 
+from trainwright.search.auto.bound.asks import Ask
+from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import exact_options
 from trainwright.search.auto.bound.pools import Pools, pools_of
-from trainwright.search.auto.bound.several import Several, shared_rows
+from trainwright.search.auto.bound.several import Several
 from trainwright.search.auto.bound.shares import Shares
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Ways, stage_counts
-from trainwright.search.auto.bound.whole import Ask, Whole
+from trainwright.search.auto.bound.whole import Whole
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
 _PRECISION = 3e-3
-_GROWTH = 1.4
-_MOST_SPENT = 5e8
-"""Stages of intervals looked at before a better bound is given up."""
+MOST_SPENT = 1e9
+"""Stages of intervals looked at before a better bound is given up: some seconds."""
 _RATIO = 1.12
 _EXACT_ROWS = 8
 
 
 @dataclass
 class Classes:
-    """Of one problem."""
+    """Of one problem: looked at until so much is spent."""
 
     problem: Problem
-    spent: float = 0.0
+    most_spent: float = MOST_SPENT
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
+        """Devices by pool."""
         return tuple(reach.devices for reach in self._terms.options.reach)
 
     @cached_property
     def pools(self) -> Pools | None:
         """None where there are too many devices to look at."""
         return pools_of(self.problem)
+
+    @property
+    def spent(self) -> float:
+        """A count of what was looked at."""
+        return sum(one.tables.spent for one in self._alone.values()) + self._several.spent
+
+    def seconds(self, lowest: float, highest: float) -> float:
+        """No plan takes less; the answer is sought between both, of which the first is known to be one."""
+        return self._sought(lowest, highest, self._keeps)
+
+    def one(self, lowest: float, highest: float) -> float:
+        """The same of plans with a single pipeline."""
+        return self._sought(lowest, highest, self._keeps_alone)
+
+    def several(self, lowest: float, highest: float) -> float:
+        """The same of plans with more than one."""
+        return self._sought(lowest, highest, self._keep_together)
+
+    def _sought(self, lowest: float, highest: float, keeps: Callable[[float], bool]) -> float:
+        """The most seconds, about, that no plan keeps within."""
+        if lowest >= highest or not keeps(highest):
+            return lowest if self._is_over() else highest
+        low, high = lowest, highest
+        while high > low * (1 + _PRECISION):
+            middle = (low * high) ** 0.5
+            kept = keeps(middle)
+            if self._is_over():
+                break
+            low, high = (low, middle) if kept else (middle, high)
+        return low
+
+    def _keeps(self, seconds: float) -> bool:
+        return self._keeps_alone(seconds) or self._keep_together(seconds)
+
+    def _keeps_alone(self, seconds: float) -> bool:
+        """Whether one pipeline may keep within the seconds; so it is said, too, where too much is spent."""
+        for ask in sorted(self._asks, key=lambda one: self._asks[one]):
+            if self._asks[ask] < seconds:
+                if self._is_over() or self._alone[ask.micro_batches].keeps(seconds, ask):
+                    # It is asked first from now on.
+                    self._asks[ask] = -seconds
+                    return True
+                self._asks[ask] = seconds
+        return False
+
+    def _keep_together(self, seconds: float) -> bool:
+        if self.problem.global_batch_size == 1 or sum(self.shape) == 1:
+            return False
+        return self._several.possible(seconds, self._is_over)
+
+    def _is_over(self) -> bool:
+        return self.spent > self.most_spent
+
+    @cached_property
+    def _asks(self) -> dict[Ask, float]:
+        """What may be asked of one pipeline, the likeliest first, and seconds that it does not keep within."""
+        middle = np.log(self.problem.global_batch_size) / 2
+        counts = sorted(divisors(self.problem.global_batch_size), key=lambda one: abs(np.log(one) - middle))
+        return {Ask(count, gathers): 0.0 for count in counts for gathers in (False, True)[: 1 + (count > 1)]}
+
+    @cached_property
+    def _alone(self) -> dict[int, Whole]:
+        """By number of micro-batches."""
+        batch = self.problem.global_batch_size
+        return {count: Whole(Tables(self._shares(batch // count)), self.shape) for count in divisors(batch)}
+
+    @cached_property
+    def _several(self) -> Several:
+        lanes = _row_lanes(max(self.problem.global_batch_size - 1, 1))
+        return Several([self._shares(most, least) for least, most in lanes], self.shape)
+
+    def _shares(self, rows: int, least_rows: int = 0) -> Shares:
+        return Shares(self.problem, self._terms, self._ways, stage_counts(self.shape), rows, least_rows)
 
     @cached_property
     def _terms(self) -> Terms:
@@ -50,71 +124,6 @@ class Classes:
     @cached_property
     def _ways(self) -> Ways:
         return Ways.of(self._terms, self.problem.global_batch_size)
-
-    def seconds(self, lowest: float, highest: float) -> float:
-        """No plan takes less; the answer is sought between both, of which the first is known to be one: from below."""
-        found = lowest
-        while found < highest * (1 - _PRECISION) and self.spent < _MOST_SPENT:
-            high = min(found * _GROWTH, highest)
-            one = self.one(found, high)
-            if one > found * (1 + _PRECISION):
-                one = min(one, self.several(found, one))
-            if one < high:
-                return max(one, found)
-            found = high
-        return found
-
-    def one(self, lowest: float, highest: float) -> float:
-        """No plan with a single pipeline takes less; the answer is sought between both."""
-        batch, counts = self.problem.global_batch_size, stage_counts(self.shape)
-        found = highest
-        for count in sorted(divisors(batch), key=lambda one: abs(np.log(one) - np.log(batch) / 2)):
-            whole = Whole(Shares(self.problem, self._terms, self._ways, counts, batch // count), self.shape)
-            for gathers in (False, True)[: 1 + (count > 1)]:
-                ask = Ask(count, gathers)
-                low, high = lowest, found
-                if self._is_over(whole.spent) or found <= lowest * (1 + _PRECISION):
-                    return lowest
-                if not isfinite(whole.latency(high, ask)):
-                    continue
-                while high > low * (1 + _PRECISION) and not self._is_over(whole.spent):
-                    middle = (low + high) / 2
-                    low, high = (low, middle) if isfinite(whole.latency(middle, ask)) else (middle, high)
-                found = low
-            self.spent += whole.spent
-        return max(found, lowest)
-
-    def _is_over(self, more: float) -> bool:
-        return self.spent + more > _MOST_SPENT
-
-    def several(self, lowest: float, highest: float) -> float:
-        """No plan with more than one pipeline takes less; the answer is sought between both."""
-        batch, counts = self.problem.global_batch_size, stage_counts(self.shape)
-        if batch == 1 or sum(self.shape) == 1:
-            return highest
-        if self.spent > _MOST_SPENT:
-            return lowest
-        lanes = [
-            Several(Shares(self.problem, self._terms, self._ways, counts, most, least), self.shape)
-            for least, most in _row_lanes(batch - 1)
-        ]
-
-        def possible(seconds: float) -> bool:
-            for tight in (False, True):
-                rows = np.max([lane.rows(seconds, tight=tight) for lane in lanes], axis=0)
-                if shared_rows(rows) < batch:
-                    return False
-            return True
-
-        low, high = lowest, highest
-        found = highest
-        if possible(high):
-            while high > low * (1 + _PRECISION) and not self._is_over(sum(lane.whole.spent for lane in lanes)):
-                middle = (low + high) / 2
-                low, high = (low, middle) if possible(middle) else (middle, high)
-            found = low
-        self.spent += sum(lane.whole.spent for lane in lanes)
-        return found
 
 
 def _row_lanes(most: int) -> Iterator[tuple[int, int]]:

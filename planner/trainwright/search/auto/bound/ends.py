@@ -25,9 +25,13 @@ class Ends:
     that is at most (λ b + (1 - λ) R) (1 - hidden), so that each layer can be looked at by itself. λ is of the last
     backward; collecting weights in the passes before has one of its own. A stage's first layer is the last of its
     backward: nothing hides its sum.
+
+    Attributes:
+        across: [stage] where pipelines are several: bytes per second at which they sum what each has by itself, at best.
     """
 
     shares: Shares
+    across: Array | None = None
 
     def seconds(self, forwards: float, backwards: float, updated: float) -> tuple[tuple[Array, Array], ...]:
         """Pairs of [stage, kind] least seconds of so many passes and what is behind them: of a layer, and as a stage's first.
@@ -47,6 +51,10 @@ class Ends:
             found.append(tuple(np.minimum((passes + part).min(axis=0), NEVER) for part in behind))
         return tuple((one, two) for one, two in found)
 
+    def beside(self, passes: float) -> tuple[Array, Array]:
+        """[way, stage, kind] least seconds beside so many forwards and backwards, of a layer and as a stage's first."""
+        return self._behind((passes, passes), (0.0, 0.0), self.shares.ways.updated_share)
+
     def _behind(self, passes: tuple[float, float], parts: tuple[float, float], updated: float) -> tuple[Array, Array]:
         """[way, stage, kind] least seconds of what is not computing, of a layer and as a stage's first."""
         (forwards, backwards), (last, before) = passes, parts
@@ -62,6 +70,9 @@ class Ends:
         for shown in (beside, 1.0):
             plain = message * grad * (shown if overlaps else 1.0)
             scattered = message * grad / 2 * shown
+            if self.across is not None:
+                apart = self.shares.rank_values[:, None, :] * grad / self.across[None, :, None]
+                plain, scattered = np.maximum(message * grad, apart), scattered + apart / self._replicas
             found.append(np.minimum(plain + update, scattered + collected + update / self._replicas))
         return found[0], found[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainwright.search.auto.bound.chains import Chains
-from trainwright.search.auto.bound.classes import Classes
+from trainwright.search.auto.bound.classes import MOST_SPENT, Classes
 from trainwright.search.auto.bound.options import Array, Options, options_of
 from trainwright.search.auto.bound.terms import Terms, geometric
 from trainwright.search.auto.bound.trial import Lane
@@ -26,10 +26,11 @@ _FIRST_FACTOR, _LAST_FACTOR = 4.0, 1.1
 _EXACT_MICRO_BATCHES, _MICRO_BATCHES_RATIO = 8, 1.3
 
 
-def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = None) -> float:
+def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = None, effort: float = 1.0) -> float:
     """No plan of the problem takes less, whatever its pipelines, stages, degrees, rows, sharding and recompute.
 
-    Where an incumbent is given, the bound is looked for below its seconds only: it is at most that.
+    Where an incumbent is given, the bound is looked for below its seconds only: it is at most that. With more effort, in
+    about as much more time, it may be closer.
     """
     prices, work = _work_seconds(problem, options_of(problem, finest=True))
     options = options_of(problem)
@@ -40,7 +41,7 @@ def lower_bound_seconds(problem: Problem, *, incumbent_seconds: float | None = N
         return (min(work, max(highest, 0.0)) + constant) * (1 - _MARGIN)
     chains = Chains(terms, prices)
     found, binding = _least_possible(chains, lanes, work, max(highest, work))
-    classes = Classes(problem)
+    classes = Classes(problem, MOST_SPENT * effort)
     if classes.pools is not None:
         found = max(found, classes.seconds(found, max(highest, work)))
     else:

@@ -2,173 +2,109 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.search.auto.bound.asks import Ask
+from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import Array
-from trainwright.search.auto.bound.shares import Load, Shares
-from trainwright.search.auto.bound.ways import NEVER
-from trainwright.search.auto.bound.whole import STEP, Whole
+from trainwright.search.auto.bound.quick import Quick
+from trainwright.search.auto.bound.shares import Shares
+from trainwright.search.auto.bound.sums import across_rates
+from trainwright.search.auto.bound.whole import Whole
+
+Devices = tuple[int, ...]
 
 
+@dataclass
 class Several:
-    """One pipeline of several with `least_rows` … `rows` in a micro-batch.
+    """Pipelines with `least_rows` … `rows` of some `Shares` in a micro-batch, one or the other.
 
-    Of stage s with τ(s), what it does behind its last backward, and k stages behind it, T >= m τ(s) + behind(s), and
-    T >= V + (m - 1 - min(m - 1, k) σ) τ(s) as in `Whole`, where k is less than the pipeline's devices. Stages are cut and
-    devices given so that the first allows most micro-batches, and so that V is least; devices may be left over.
+    How many rows a pipeline passes is known at a glance (`Quick`), and closely where it matters: of the devices that the
+    best division among pipelines gives to each of them, until the best division is known closely.
     """
 
-    def __init__(self, shares: Shares, shape: tuple[int, ...]) -> None:
-        self.whole, self.shares, self.shape = Whole(shares, shape), shares, shape
-        batch = shares.problem.global_batch_size
-        self.most = (batch - 1) // (shares.least_rows or shares.rows)
-        self._latencies: dict[tuple[int, bool], Array] = {}
+    lanes: Sequence[Shares]
+    shape: Devices
+    _tables: dict[tuple[int, bool], Tables] = field(default_factory=dict)
 
-    def rows(self, seconds: float, *, tight: bool) -> Array:
-        """[devices of each accelerator …] the most rows in that time."""
-        found = np.zeros(tuple(one + 1 for one in self.shape))
-        for least, most in self._classes(tight=tight):
-            key = (least, tight and self.whole.may_lack)
-            slowest = self._slowest(seconds, self._behind[0], self._tables(*key))
-            if self._closed.any():
-                apart = self._slowest(seconds, self._behind[1], self._tables(*key))
-                slowest = np.where(self._closed, np.maximum(slowest, apart), slowest)
-            if key not in self._latencies:
-                self._latencies[key] = self._laid(self._tables(*key), np.add)
-            count = self._micro_batches(slowest, self._latencies[key], seconds, most)
-            found = np.maximum(found, np.where(count >= least, count * self.shares.rows, 0.0))
-        kept: Array = np.minimum(found, self.shares.problem.global_batch_size - 1)
-        return kept
+    def __post_init__(self) -> None:
+        self._quick = [Quick(shares, self.shape) for shares in self.lanes]
 
-    def _classes(self, *, tight: bool) -> list[tuple[int, int]]:
-        """Numbers of micro-batches that share what memory allows."""
-        if not tight or not self.whole.may_lack:
-            return [(1, self.most)]
-        starts = [one for one in (1, 2, 4) if one <= self.most]
-        return list(zip(starts, (*(one - 1 for one in starts[1:]), self.most), strict=True))
+    @property
+    def spent(self) -> int:
+        """A count of what was looked at."""
+        return sum(one.tables.spent for one in self._quick) + sum(one.spent for one in self._tables.values())
 
-    def _tables(self, least: int, tight: bool) -> list[Array]:
-        """By stages behind, the last for all more: [stage, first, end] seconds."""
-        if not tight:
-            return [self.whole.plain]
-        return [self.whole.held(Load(kept, single=least == 1)) for kept in range(1, least + 1)]
+    def possible(self, seconds: float, is_over: Callable[[], bool]) -> bool:
+        """Whether they may pass the whole batch in that time; where it is over, whether they may at a glance."""
+        batch = self.lanes[0].problem.global_batch_size
+        for tight in (False, True):
+            glances = [lane.rows(seconds, tight=tight) for lane in self._quick]
+            rows = np.max(glances, axis=0)
+            if divided(rows)[0] < batch:
+                return False
+        known: set[Devices] = set()
+        while not is_over():
+            most, parts = divided(rows)
+            if most < batch:
+                return False
+            unknown = set(parts) - known
+            if not unknown:
+                return True
+            for devices in unknown:
+                known.add(devices)
+                found = self._rows(seconds, devices, [float(one[devices]) for one in glances])
+                fewer = tuple(slice(0, one + 1) for one in devices)
+                rows[fewer] = np.minimum(rows[fewer], found)
+        return True
 
-    def _slowest(self, seconds: float, behind: Array, tables: list[Array]) -> Array:
-        """[devices …] least seconds of a micro-batch in the stage that allows fewest, what is behind it shared out."""
-        left = np.maximum(seconds - behind, 0.0)
-        share = [np.where(left > 0, table / np.maximum(left, 1e-30), np.inf) for table in tables]
-        return self._laid(share, np.maximum) * seconds
-
-    @cached_property
-    def _closed(self) -> NDArray[np.bool_]:
-        """[devices …] whether no node has devices for other pipelines, where that matters."""
-        found = np.ones(tuple(one + 1 for one in self.shape), dtype=np.bool_)
-        for axis, (reach, most) in enumerate(zip(self.shares.terms.options.reach, self.shape, strict=True)):
-            if reach.group > 1:
-                mine = np.zeros(most + 1, dtype=np.bool_)
-                mine[[0, most]] = True
-                found &= mine.reshape([-1 if one == axis else 1 for one in range(len(self.shape))])
-        if all(reach.group == 1 for reach in self.shares.terms.options.reach):
-            found[:] = False
-        return found
-
-    @cached_property
-    def _behind(self) -> tuple[Array, Array]:
-        """Two of [stage, first, end] least seconds behind the last backward, and those where no node is shared.
-
-        All layers are summed over two pipelines at least. Where they are sharded over d replicas of t ranks, each rank
-        sums 1 / (t d) of them, and updates so much; n devices are t d. Where no node has devices of several pipelines,
-        the sum goes from one of the stage's nodes to another.
-        """
-        shares, terms = self.shares, self.shares.terms
-        problem, reach = shares.problem, terms.options.reach
-        ratio, rates = problem.runtime.link_ratio, terms.ring_rates
-        far = float(rates[2]) if len(rates) > 2 else 0.0
-        near = max((one.inside for one in reach if one.group > 1), default=0.0) * ratio
-        between = np.where(shares.counts > 0, [one.between * ratio for one in reach], 0.0).max(axis=1)
-        apart = np.minimum(between, far) if far else np.full(len(between), near)
-        updates = shares.ways.update.min(axis=(0, 1)) * shares.ways.updated_share
-        summed = shares.summed_values * problem.setting.gradient_dtype.num_bytes
-        alone = all(one.group == 1 for one in reach)
-        rate = apart if alone else np.maximum(apart, near)
-        return (
-            self.whole.spread((summed / rate[:, None] + updates) / shares.size[:, None]),
-            self.whole.spread((summed / apart[:, None] + updates) / shares.size[:, None]),
-        )
-
-    def _laid(self, tables: list[Array], joined: np.ufunc) -> Array:
-        """[devices …] the least that a pipeline can have of what stages give, so joined."""
-        whole = self.whole
-        best = np.full((*(one + 1 for one in self.shape), whole.size + 1), np.inf)
-        best[..., whole.size] = 0.0
-        found = np.full(best.shape[:-1], np.inf)
-        for behind in range(whole.most_stages):
-            best = self._longer(best, tables[min(behind, len(tables) - 1)], joined)
-            found = np.minimum(found, best[..., 0])
-            for axis in range(len(self.shape)):
-                found = np.minimum.accumulate(found, axis=axis)
-            best[best >= found[..., None]] = np.inf
-            if not np.isfinite(best[..., 1:]).any():
+    def _rows(self, seconds: float, devices: Devices, glances: Sequence[float]) -> float:
+        """The most rows of a pipeline on no more than these devices; `glances` are those of every lane."""
+        most = 0.0
+        for number in sorted(range(len(glances)), key=lambda lane: -glances[lane]):
+            if glances[number] <= most:
                 break
-        return found
+            rows = self.lanes[number].rows
+            for gathers in (False, True):
+                least, high = int(most // rows), int(glances[number] // rows)
+                while least < high:
+                    middle = (least + high + 1) // 2
+                    if self._keeps(seconds, devices, number, Ask(middle, gathers)):
+                        least = middle
+                    else:
+                        high = middle - 1
+                most = max(most, float(least * rows))
+        return most
 
-    def _longer(self, best: Array, table: Array, joined: np.ufunc) -> Array:
-        """With one stage more in front."""
-        size, found = self.whole.size, np.full_like(best, np.inf)
-        for counts, stages in zip(self.shares.counts.tolist(), table, strict=True):
-            rest = best[tuple(slice(0, most + 1 - one) for one, most in zip(counts, self.shape, strict=True))]
-            ends = np.flatnonzero(np.isfinite(rest).reshape(-1, size + 1).any(axis=0))
-            if len(ends):
-                longer = joined(rest[..., None, ends], stages[:, ends]).min(axis=-1)
-                self.whole.spent += longer.size * len(ends) + STEP
-                target = found[tuple(slice(one, None) for one in counts)]
-                np.minimum(target[..., :size], longer, out=target[..., :size])
-        return found
-
-    @cached_property
-    def _devices(self) -> Array:
-        found: Array = np.indices([one + 1 for one in self.shape]).sum(axis=0).astype(np.float64)
-        return found
-
-    @cached_property
-    def _share(self) -> float:
-        """σ: the largest share of a forward."""
-        ways = self.shares.ways
-        there = ways.forward < NEVER
-        both = ways.forward[there] + ways.backward[there]
-        return float((ways.forward[there] / np.maximum(both, 1e-300)).max(initial=0.0))
-
-    def _micro_batches(self, slowest: Array, latency: Array, seconds: float, most: int) -> Array:
-        """[…] the most micro-batches; none where even one takes longer.
-
-        While no more than k are under way each spares its forward; behind them all of it counts.
-        """
-        slow, share = np.clip(slowest, 1e-30, NEVER), self._share
-        alone = np.floor(seconds / slow * (1 + 1e-9))
-        left = (seconds - np.minimum(latency, NEVER)) / slow * (1 + 1e-9)
-        ahead = np.maximum(self._devices - 1, 0)
-        few = np.floor(left / max(1 - share, 1e-9))
-        many = np.floor(left + ahead * share)
-        found = 1 + np.where(few <= ahead, few, np.maximum(many, ahead))
-        return np.where(left >= 0, np.clip(np.minimum(alone, found), 0, most), 0.0)
+    def _keeps(self, seconds: float, devices: Devices, lane: int, ask: Ask) -> bool:
+        apart = bool(self._quick[lane].closed[devices])
+        if (lane, apart) not in self._tables:
+            shares = self.lanes[lane]
+            self._tables[lane, apart] = Tables(shares, across=across_rates(shares.terms, shares.counts)[apart])
+        return Whole(self._tables[lane, apart], devices).keeps(seconds, ask)
 
 
-def shared_rows(rows: Array) -> float:
-    """The most rows of two or more pipelines that divide all devices, by the most of one [devices …]."""
+def divided(rows: Array) -> tuple[float, tuple[Devices, ...]]:
+    """The most rows of two or more pipelines that divide all devices, and which, by the most of one [devices …]."""
     best = rows.copy()
-    shape = rows.shape
-    order = sorted(np.ndindex(*shape), key=sum)
+    parts: dict[Devices, tuple[Devices, ...]] = {}
     several = 0.0
-    for at in order:
+    found: tuple[Devices, ...] = ()
+    for at in sorted(np.ndindex(*rows.shape), key=sum):
+        parts[at] = (at,)
         if sum(at) < 2:
             continue
-        lower = tuple(slice(0, one + 1) for one in at)
-        whole = best[lower]
+        whole = best[tuple(slice(0, one + 1) for one in at)]
         pairs = whole + whole[tuple(slice(None, None, -1) for _ in at)]
         pairs[(0,) * len(at)] = pairs[tuple(-1 for _ in at)] = 0.0
-        several = float(pairs.max())
-        best[at] = max(float(best[at]), several)
-    return several
+        first = np.unravel_index(int(pairs.argmax()), pairs.shape)
+        several = float(pairs[first])
+        one: Devices = tuple(int(part) for part in first)
+        other: Devices = tuple(a - b for a, b in zip(at, one, strict=True))
+        found = tuple(part for part in (*parts[one], *parts[other]) if best[part] > 0)
+        if several > best[at]:
+            best[at], parts[at] = several, found
+    return several, found

@@ -45,3 +45,16 @@ def all_reduce_seconds(terms: Terms, ways: Ways, counts: Counts, way: int) -> Ar
         single = (nodes == 1) & (np.where(counts > 0, lone, True).all(axis=1))
         found = np.where(single, near, np.where(nodes == 1, np.minimum(near, far), far))
     return np.where(replicas > 1, found, 0.0)
+
+
+def across_rates(terms: Terms, counts: Counts) -> tuple[Array, Array]:
+    """Two of [stage] bytes per second, at best, of sums over several pipelines.
+
+    The second where none of the others has a device of the stage's nodes.
+    """
+    reach, rates, ratio = terms.options.reach, terms.ring_rates, terms.problem.runtime.link_ratio
+    far = float(rates[2]) if len(rates) > 2 else 0.0
+    near = max((one.inside for one in reach if one.group > 1), default=0.0) * ratio
+    between = np.where(counts > 0, [one.between * ratio for one in reach], 0.0).max(axis=1)
+    apart = np.minimum(between, far) if far else np.full(len(between), near)
+    return (apart if all(one.group == 1 for one in reach) else np.maximum(apart, near)), apart

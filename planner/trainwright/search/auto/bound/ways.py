@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -70,3 +71,17 @@ def stage_counts(most: tuple[int, ...]) -> Counts:
     """[stage, accelerator] all numbers of devices that a stage may have, none left out."""
     every = product(*(range(one + 1) for one in most))
     return np.array([one for one in every if any(one)], dtype=np.intp)
+
+
+Part = tuple[slice, ...]
+
+
+def stages_in(counts: Counts, shape: tuple[int, ...]) -> Iterator[tuple[int, Part, Part]]:
+    """Stages with no more devices than there are: number, what devices may be used beside it, and what with it.
+
+    Both are parts of tables [devices of each accelerator …].
+    """
+    for number in np.flatnonzero((counts <= np.array(shape)).all(axis=1)).tolist():
+        mine = counts[number].tolist()
+        beside = tuple(slice(0, most + 1 - one) for one, most in zip(mine, shape, strict=True))
+        yield number, beside, tuple(slice(one, None) for one in mine)
