@@ -54,14 +54,16 @@ class StageMemory:
         """[first, end] values that a device holds, a weight that several layers share held once."""
         if tensor not in self._held:
             model, setting = self.problem.model, self.problem.setting
-            layers = range(len(model.layers))
-            held = spans(np.array([setting.values_at(model.kind_of(layer), tensor) for layer in layers], dtype=float))
-            owners = [layer for layer in layers if model.kind_of(layer).shared_weight is not None]
-            for number, owner in enumerate(owners[1:], start=1):
-                # Spans that begin behind the owner before last, or end before this one, hold nothing twice through it.
-                for first in range(owners[number - 1] + 1):
-                    for end in range(owner + 1, len(model.layers) + 1):
-                        held[first, end] = setting.parameters(first, end, tensor)
+            kinds = list(map(model.kind_of, range(len(model.layers))))
+            held = spans(np.array([setting.values_at(kind, tensor) for kind in kinds], dtype=float))
+            for name in {kind.shared_weight for kind in model.kinds} - {None}:
+                named, once = np.zeros_like(held), np.zeros_like(held)
+                for owner in reversed([kind for kind in model.kinds if kind.shared_weight == name]):
+                    count = np.maximum(spans(np.array([kind is owner for kind in kinds], dtype=float)), 0.0)
+                    size = setting.shared_at(owner, tensor)
+                    named += count * size
+                    once = np.where(count > 0, size, once)
+                held -= named - once
             self._held[tensor] = held
         return self._held[tensor]
 
