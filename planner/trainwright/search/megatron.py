@@ -25,23 +25,28 @@ def megatron(problem: Problem, control: Control, top: int | None) -> list[Candid
     """
     check_profiled(problem)
     drafting = Drafting.of(problem)
-    drafts: list[Draft] = []
-    sizes = divisors(problem.global_batch_size)
-    for rows in sizes:
-        drafts += [drafting.draft(*split) for split in _smallest_that_fit(drafting, rows)]
-        if drafts and control.expired():
-            break
+    drafts = megatron_drafts(drafting, control)
     if not drafts:
-        everything = (split for rows in sizes for split in _splits(drafting, rows))
+        everything = (split for rows in divisors(problem.global_batch_size) for split in splits(drafting, rows))
         plans = (drafting.plan(stages.placement, rows, ends) for stages, rows, ends in everything)
         raise why_nothing_fits(problem, plans)
     return best_of(problem, drafts, control, top)
 
 
+def megatron_drafts(drafting: Drafting, control: Control) -> list[Draft]:
+    """The plans to be; none where nothing fits."""
+    drafts: list[Draft] = []
+    for rows in divisors(drafting.problem.global_batch_size):
+        drafts += [drafting.draft(*split) for split in _smallest_that_fit(drafting, rows)]
+        if drafts and control.expired():
+            break
+    return drafts
+
+
 def _smallest_that_fit(drafting: Drafting, rows: int) -> list[Split]:
     found: list[Split] = []
     smallest = 0
-    for split in _splits(drafting, rows):
+    for split in splits(drafting, rows):
         product = split[0].tensor * split[0].pipeline
         if found and product > smallest:
             break
@@ -51,7 +56,7 @@ def _smallest_that_fit(drafting: Drafting, rows: int) -> list[Split]:
     return found
 
 
-def _splits(drafting: Drafting, rows: int) -> Iterator[Split]:
+def splits(drafting: Drafting, rows: int) -> Iterator[Split]:
     """All even splits for a micro-batch size by tensor × pipeline degree, the smallest first."""
     problem = drafting.problem
     per_node = min(Counter(device.node for device in problem.devices).values())

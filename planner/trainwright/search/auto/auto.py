@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 
 from trainwright.cost.links import node_classes
 from trainwright.cost.memory import parameter_bytes
@@ -26,10 +26,11 @@ from trainwright.search.auto.tables import LineTables
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.bmw import galvatron_bmw
-from trainwright.search.megatron import megatron
+from trainwright.search.lean import lean_plans
+from trainwright.search.megatron import megatron_drafts
 from trainwright.search.preference.adaption import adapted
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem, Search
-from trainwright.search.ranking import in_order
+from trainwright.search.ranking import best_of, candidate_of, in_order
 
 SEEDS: tuple[tuple[Search, int, int], ...] = (
     (amp, 64, 64),
@@ -80,6 +81,7 @@ class _Run:
         replays = min(max(REPLAYED_DEVICES // len(problem.devices) ** 3, LEAST_REPLAYS), MOST_REPLAYS)
         self.judge = Judge(problem, control, replays)
         self.drafts: list[tuple[float, Plan]] = []
+        self.lean: list[Candidate] = []
 
     def candidates(self) -> list[Candidate]:
         if is_small(self.problem):
@@ -92,7 +94,7 @@ class _Run:
         self._look_deeper()
         self._descend()
         self._reschedule()
-        found = in_order(self.judge.feasible())
+        found = in_order([*self.judge.feasible(), *self.lean])
         if not found:
             raise self._refusal()
         self._step(2 * _STEPS)
@@ -108,11 +110,13 @@ class _Run:
         return not self.judge.feasible()
 
     def _begin(self) -> None:
-        """A first answer at once: the usual heuristic's, where it fits."""
-        with suppress(NoFeasiblePlan):
-            for candidate in megatron(self.problem, Control(), 1)[:1]:
-                self.judge.add(candidate)
-                self._step(0)
+        """A first answer at once: the usual heuristic's, or where that does not fit what saves most memory."""
+        if drafts := megatron_drafts(Drafting.of(self.problem), Control()):
+            self.judge.add(best_of(self.problem, drafts, Control(), 1)[0])
+        else:
+            self.lean = [candidate_of(self.problem, plan) for plan in islice(lean_plans(self.problem), 1)]
+        if self.lean or not self._has_none:
+            self._step(0)
 
     def _look_at_all(self) -> None:
         """Every plan whose stages have one degree each; those that mix degrees inside a stage are found by the descent."""
@@ -220,10 +224,11 @@ class _Run:
 
     @property
     def _is_over(self) -> bool:
-        return self.control.expired() and bool(self.judge.feasible())
+        return self.control.expired() and bool(self.judge.feasible() or self.lean)
 
     def _step(self, done: int) -> None:
-        best = min((one.estimate.iteration_seconds for one in self.judge.feasible()), default=None)
+        found = [*self.judge.feasible(), *self.lean]
+        best = min((one.estimate.iteration_seconds for one in found), default=None)
         self.control.step(done, 2 * _STEPS, best)
 
     def _draft(self, effort: Effort, sizes: Sequence[int]) -> Iterator[None]:
