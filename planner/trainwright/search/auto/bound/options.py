@@ -28,12 +28,14 @@ class Reach:
 
     Attributes:
         accelerator: its name.
+        nodes: with devices of it.
         group: most devices of it in one node.
         inside, inside_latency: between devices of one such node; (infinite, 0) where nodes have one device.
         between, between_latency: to any other node, in the better direction.
     """
 
     accelerator: str
+    nodes: int
     devices: int
     group: int
     inside: float
@@ -270,6 +272,7 @@ def _reached(problem: Problem, pools: Mapping[str, tuple[str, list[int]]]) -> di
         late = np.minimum(links.latency[out], links.latency[back].T)[apart]
         found[key] = Reach(
             name,
+            len(them),
             sum(cluster.nodes[index].devices for index in them),
             max(cluster.nodes[index].devices for index in them),
             float(inside),

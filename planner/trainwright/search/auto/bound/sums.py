@@ -16,6 +16,32 @@ def fewest_nodes(terms: Terms, counts: Counts) -> Counts:
     return found
 
 
+def most_nodes(terms: Terms, counts: Counts) -> Counts:
+    """[stage] nodes that it spans at most."""
+    found: Counts = np.minimum(counts, np.array([reach.nodes for reach in terms.options.reach])).sum(axis=1)
+    return found
+
+
+def between_of(terms: Terms) -> Array:
+    """[accelerator] bytes per second at best between nodes."""
+    found: Array = np.array([one.between for one in terms.options.reach]) * terms.problem.runtime.link_ratio
+    return found
+
+
+def _crowded(terms: Terms, inside: Array, between: Array, moved: Array, card: Array) -> Array:
+    """[stage] least seconds for each byte where some node has several replicas.
+
+    A nested sum goes inside that node, too. A flat ring goes from one of them to the other, or twice over the node's card
+    (where nodes have cards, and not links of their own to each other).
+    `inside` are seconds of the whole ring on the best link inside a node, `between` of one between nodes; `moved` is the
+    share of the message that goes over each edge of a ring, `card` the bytes per second of the best card.
+    """
+    has_cards = not any(link.source != link.target for link in terms.problem.cluster.links)
+    flat = np.minimum(inside, (1 + has_cards) * moved / card)
+    found: Array = np.minimum(inside / np.maximum(moved, 1e-300) + between, flat)
+    return found
+
+
 def all_reduce_seconds(terms: Terms, ways: Ways, counts: Counts, way: int) -> Array:
     """[stage] least seconds for each byte of a layer's whole gradients, summed over the replicas of this degree.
 
@@ -34,13 +60,15 @@ def all_reduce_seconds(terms: Terms, ways: Ways, counts: Counts, way: int) -> Ar
     near = moved / np.maximum(degree * best, 1e-300)
     if len(rates) <= 2:
         return np.where(replicas > 1, near, 0.0)
-    between = np.where(counts > 0, [one.between * ratio for one in reach], np.inf).min(axis=1)
+    between = np.where(counts > 0, between_of(terms), np.inf).min(axis=1)
     if ways.crosses[way]:
         found = np.minimum(near, 1 / (degree * rates[2]))
     else:
         spanned = np.clip(nodes, 2, len(rates) - 1)
         rate = np.minimum(rates[spanned], between)
         far = 2 * (spanned - 1) / spanned / rate if degree == 1 else 1 / (degree * np.minimum(rates[2], between))
+        crowded = _crowded(terms, near, far, moved, np.where(counts > 0, between_of(terms), 0.0).max(axis=1) * degree)
+        far = np.where(replicas > most_nodes(terms, counts), np.maximum(far, crowded), far)
         lone = np.array([one.devices == one.group for one in reach])
         single = (nodes == 1) & (np.where(counts > 0, lone, True).all(axis=1))
         found = np.where(single, near, np.where(nodes == 1, np.minimum(near, far), far))
@@ -55,6 +83,6 @@ def across_rates(terms: Terms, counts: Counts) -> tuple[Array, Array]:
     reach, rates, ratio = terms.options.reach, terms.ring_rates, terms.problem.runtime.link_ratio
     far = float(rates[2]) if len(rates) > 2 else 0.0
     near = max((one.inside for one in reach if one.group > 1), default=0.0) * ratio
-    between = np.where(counts > 0, [one.between * ratio for one in reach], 0.0).max(axis=1)
+    between = np.where(counts > 0, between_of(terms), 0.0).max(axis=1)
     apart = np.minimum(between, far) if far else np.full(len(between), near)
     return (apart if all(one.group == 1 for one in reach) else np.maximum(apart, near)), apart

@@ -19,48 +19,47 @@ _GROWTH = 1 + 2e-3
 
 @dataclass(frozen=True)
 class Whole:
-    """The pipelines of one number of rows in a micro-batch that is all of a plan.
+    """The pipelines of one number of rows in a micro-batch, on no more devices than there are.
 
-    With averages over the rows of a micro-batch (see `Shares`): V along the pipeline, messages included, τ(s) of stage
-    s, m micro-batches, k stages behind s, σ and β the largest shares that a forward and a backward have of a stage,
+    With averages over the rows of a micro-batch (see `Shares`): V along the pipeline and R(s) from stage s to the last and
+    back, messages included; V⁺ is V and what the first stage does behind its last backward; τ(s) of stage s, φ(s) of its
+    forward, m micro-batches, k stages behind s, β the largest share that a backward has of a stage:
 
-    (A) T >= V + (m - 1) τ(s) - min(m - 1, k) φ(s), as in `Chains`, and V >= R(s), the way from stage s to the last and back;
-    (B) T >= R(s) + (m - 1) τ(s) - min(m - 1, k) φ(s) and what stage s does behind its last backward; and
-        (1 - β) (V - R(s)) more, as the stages above have done a forward each before stage s begins;
-    (C) T >= V + floor((m - 1) / (k + 1)) R(s): in 1F1B a micro-batch waits for the backward of the one k + 1 before it.
+    (A) T >= V⁺ + (m - 1) τ(s) - min(m - 1, k) φ(s), as in `Chains`;
+    (B) T >= R(s) + (m - 1) τ(s) - min(m - 1, k) φ(s), what stage s does behind its last backward, and (1 - β) (V - R(s)):
+        the stages above have done a forward each before stage s begins. The same with m τ(s) in place of the first three;
+    (C) T >= V⁺ + q R(s) + r τ(j) - min(r, k(j)) φ(j), where m - 1 = q (k + 1) + r and stage j is s or behind it: in 1F1B a
+        micro-batch waits for the backward of the one k + 1 before it, and the last r come behind the last of those;
+    (D) T >= V⁺ - R(s) + m τ(s): a stage begins when the first micro-batch is there, and its last backward goes up;
+    (E) T >= m times what the slowest replica of stage s takes, and what is behind that (see `Slowest`).
 
     In GPipe no forward is spared, (C) does not hold, and all micro-batches are kept in memory. Weights that the first
     and the last stage share are summed when both are done. A message is there whole before a stage begins; the average
     row's piece of it is at least so long as if all pieces were equal, and a boundary has fewer pieces than both stages
     have devices. Where no node has devices of a stage and of those behind it, its messages go between nodes.
 
-    Stages are laid from the last to the first: for every k, numbers of devices used and first layer, the least R. V is
-    at least the least of those that use no more devices than there are; what it is then narrows the stages, and so on.
+    Stages are laid from the last to the first: for every k, numbers of devices used and first layer, the least R. V - R(s)
+    is at least the least of stages before s on the devices that are left (`Before`). V and V⁺ are at least the least of
+    those that use no more devices than there are; what they are then narrows the stages, and so on.
     """
 
     tables: Tables
     shape: tuple[int, ...]
 
-    def keeping(self, seconds: float, ask: Ask) -> NDArray[np.bool_]:
-        """[devices of each accelerator …] whether a pipeline of so many may keep within the seconds."""
-        tables, known = self.tables, (0.0, 0.0)
-        found = np.zeros(tuple(one + 1 for one in self.shape))
+    def keeps(self, seconds: float, ask: Ask) -> bool:
+        """Whether a pipeline of so many micro-batches may keep within the seconds."""
+        tables, both, done = self.tables, 0.0, 0.0
         for tight in (False, True)[: 1 + tables.may_lack]:
             before = Before.of(tables, self.shape, seconds, ask, tight=tight)
             for _ in range(1 if tables.may_lack and not tight else _MOST_TURNS):
-                both, done = _Laying(self, seconds, known, before, ask, tight).run()
-                found = np.maximum(found, done)
-                least, known = known, (max(known[0], float(both.min())), max(known[1], float(done.min())))
-                if known[1] > seconds:
-                    return np.zeros(found.shape, dtype=np.bool_)
-                if known[1] <= least[1] * _GROWTH:
+                least = done
+                found = _Laying(self, seconds, (both, done), before, ask, tight).run()
+                both, done = max(both, found[0]), max(done, found[1])
+                if done > seconds:
+                    return False
+                if done <= least * _GROWTH:
                     break
-        kept: NDArray[np.bool_] = found <= seconds
-        return kept
-
-    def keeps(self, seconds: float, ask: Ask) -> bool:
-        """Whether any may."""
-        return bool(self.keeping(seconds, ask).any())
+        return True
 
 
 @dataclass(frozen=True)
@@ -114,14 +113,13 @@ class _Laying:
     tight: bool
     slowest: dict[int, Array] = field(default_factory=dict)
 
-    def run(self) -> tuple[Array, Array]:
-        """V and V⁺ [devices used …], at least."""
+    def run(self) -> tuple[float, float]:
+        """V and V⁺, at least."""
         tables, shape = self.of.tables, self.of.shape
         self.best = np.full((*(one + 1 for one in shape), tables.size + 1), np.inf)
         self.best[..., tables.size] = 0.0
         self.used = np.indices([one + 1 for one in shape]).sum(axis=0)
-        both = np.full(self.best.shape[:-1], np.inf)
-        done = both.copy()
+        both = done = np.inf
         most = min(tables.most_stages, sum(shape))
         rounds = [self.ask.rounds(behind) for behind in range(most)]
         for behind in range(most):
@@ -129,8 +127,7 @@ class _Laying:
             self.slowest = {left: self.slowest.get(left, self.best) for left in waits}
             self._add_stage(behind)
             self._wait(*rounds[behind], behind)
-            np.minimum(both, self.best[..., 0], out=both)
-            np.minimum(done, self.whole, out=done)
+            both, done = min(both, float(self.best[..., 0].min())), min(done, float(self.whole.min()))
             if not np.isfinite(self.best[..., 1:]).any():
                 break
         return both, done
