@@ -104,7 +104,7 @@ def divided(rows: Array) -> tuple[float, tuple[Devices, ...]]:
         several = float(pairs[first])
         one: Devices = tuple(int(part) for part in first)
         other: Devices = tuple(a - b for a, b in zip(at, one, strict=True))
-        found = tuple(part for part in (*parts[one], *parts[other]) if best[part] > 0)
+        found = tuple(part for part in (*parts[one], *parts[other]) if best[part] > 0) if several > 0 else ()
         if several > best[at]:
             best[at], parts[at] = several, found
     return several, found
