@@ -148,6 +148,7 @@ def table(found: Sequence[Outcome]) -> Table:
             continue
         gaps = [one.gap for one in answered if math.isfinite(one.seconds)]
         alone = sum(math.isinf(one.best_other) for one in answered)
+        ratios = [one.ratio for one in answered if math.isfinite(max(one.seconds, one.best_other))]
         slower = sum(one.is_slower for one in answered)
         shown.add_row(
             str(len(chosen)),
@@ -156,7 +157,7 @@ def table(found: Sequence[Outcome]) -> Table:
             str(sum(one.is_faster for one in answered) - alone),
             str(alone),
             str(slower),
-            f"×{statistics.geometric_mean([one.ratio for one in answered]):.3f}",
+            f"×{statistics.geometric_mean(ratios):.3f}" if ratios else "–",
             f"{statistics.median(gaps):.1%}",
             f"{max(gaps):.1%}",
             f"{sum(one.cpu_seconds for one in chosen):.1f}",
