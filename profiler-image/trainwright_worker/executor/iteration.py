@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -177,7 +178,8 @@ class Executor:
             self.pacer.start(self.pace.update, waited_seconds=0.0)
             self.optimizer.step()
             self.pacer.finish()
-        with self.recorder.action(Action.GATHER):
+        is_published = any(unit.is_published for unit in self.stage.units)
+        with self.recorder.action(Action.GATHER) if is_published else nullcontext():
             for unit in self.stage.units:
                 unit.publish()
 

@@ -193,9 +193,14 @@ class Unit:
             self.values.untyped_storage().resize_(0)
             self.is_whole = False
 
+    @property
+    def is_published(self) -> bool:
+        """Whether replicas collect from each other what each of them has updated."""
+        return self.replicas.sharding in {Sharding.ZERO1, Sharding.ZERO2}
+
     def publish(self) -> None:
         """The optimizer has updated `master`: bring the update to where layers read it, on every replica."""
         if self.own.data_ptr() != self.master.data_ptr():
             self.own.copy_(self.master)
-        if self.replicas.sharding in {Sharding.ZERO1, Sharding.ZERO2}:
+        if self.is_published:
             dist.all_gather_into_tensor(self.values, self.own.clone(), group=self.replicas.group)
