@@ -66,7 +66,7 @@ def write_document(noun: object, path: Path | None) -> None:
     if path is None:
         show_json(documents.dump(noun))
         return
-    path.write_text(json.dumps(documents.dump(noun), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(_text(noun), encoding="utf-8")
 
 
 def replace_document(noun: object, path: Path) -> None:
@@ -75,7 +75,7 @@ def replace_document(noun: object, path: Path) -> None:
     new = target.with_name(f".trainwright-{secrets.token_hex(6)}")
     try:
         with new.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(documents.dump(noun), indent=2, ensure_ascii=False) + "\n")
+            file.write(_text(noun))
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
@@ -85,6 +85,10 @@ def replace_document(noun: object, path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         new.unlink(missing_ok=True)
+
+
+def _text(noun: object) -> str:
+    return json.dumps(documents.dump(noun), indent=2, ensure_ascii=False) + "\n"
 
 
 def refuse_no_place_for(path: Path | None) -> None:

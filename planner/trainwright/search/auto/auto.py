@@ -94,7 +94,7 @@ class _Run:
         self._look_deeper()
         self._descend()
         self._reschedule()
-        found = in_order([*self.judge.feasible(), *self.lean])
+        found = in_order(self._found)
         if not found:
             raise self._refusal()
         self._step(2 * _STEPS)
@@ -104,6 +104,10 @@ class _Run:
         """With the draft that comes closest to fitting, where there is one; else with AMP's plan that does."""
         plans = [plan for _, plan in sorted(self.drafts, key=lambda one: one[0])[:DRAFTS]]
         return why_nothing_fits(self.problem, plans or Drafting.of(self.problem).unlimited_plans())
+
+    @property
+    def _found(self) -> list[Candidate]:
+        return [*self.judge.feasible(), *self.lean]
 
     @property
     def _has_none(self) -> bool:
@@ -224,11 +228,10 @@ class _Run:
 
     @property
     def _is_over(self) -> bool:
-        return self.control.expired() and bool(self.judge.feasible() or self.lean)
+        return self.control.expired() and bool(self._found)
 
     def _step(self, done: int) -> None:
-        found = [*self.judge.feasible(), *self.lean]
-        best = min((one.estimate.iteration_seconds for one in found), default=None)
+        best = min((one.estimate.iteration_seconds for one in self._found), default=None)
         self.control.step(done, 2 * _STEPS, best)
 
     def _draft(self, effort: Effort, sizes: Sequence[int]) -> Iterator[None]:

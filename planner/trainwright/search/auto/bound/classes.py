@@ -98,7 +98,10 @@ class Classes:
 
     @cached_property
     def _asks(self) -> dict[Ask, float]:
-        """What may be asked of one pipeline, the likeliest first, and seconds that it does not keep within."""
+        """What may be asked of one pipeline, the likeliest first, and the most seconds that it is known not to keep within.
+
+        Where it kept within some, these with a minus: then it is asked first.
+        """
         middle = np.log(self.problem.global_batch_size) / 2
         counts = sorted(divisors(self.problem.global_batch_size), key=lambda one: abs(np.log(one) - middle))
         return {Ask(count, gathers): 0.0 for count in counts for gathers in (False, True)[: 1 + (count > 1)]}

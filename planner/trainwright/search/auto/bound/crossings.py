@@ -8,9 +8,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound.behind import shared_seconds
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Shares
+from trainwright.search.auto.bound.sums import across_rates, between_of, inside_of
+
+_SAFE = 1 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Crossings:
     @cached_property
     def shared(self) -> Array:
         """[stage] seconds of summing the weights that it shares, as first stage, with the last."""
-        return np.zeros(len(self.shares.counts)) if self.alone else shared_seconds(self.shares)
+        return np.zeros(len(self.shares.counts)) if self.alone else self._shared(apart=False)
 
     def meets(self, number: int, source: tuple[slice, ...]) -> NDArray[np.bool_]:
         """[…] whether the stage may have a node in common with those behind it, by the devices that they use."""
@@ -47,7 +49,27 @@ class Crossings:
         """[stage] by how much summing shared weights takes longer where no stage behind the first has a node of it."""
         if self.alone:
             return np.zeros(len(self.shares.counts))
-        found: Array = np.maximum(shared_seconds(self.shares, apart=True) - self.shared, 0.0)
+        found: Array = np.maximum(self._shared(apart=True) - self.shared, 0.0)
+        return found
+
+    def _shared(self, *, apart: bool) -> Array:
+        """[stage] least seconds of summing weights that it holds as first of several stages, over their owners.
+
+        Apart: where no other of those stages has a node of it. Only weights that the first and the last layer hold, so
+        that several stages always have them apart.
+        """
+        shares, kind_of = self.shares, self.shares.terms.kind_of
+        setting, kinds = shares.problem.setting, shares.problem.model.kinds
+        first, last = kinds[int(kind_of[0])], kinds[int(kind_of[-1])]
+        rates = across_rates(shares.terms, shares.counts)[apart]
+        found = np.zeros(len(shares.counts))
+        if first.shared_weight is None or last.shared_weight != first.shared_weight or len(kind_of) == 1:
+            return found
+        found[:] = np.inf
+        for degree in shares.ways.degrees:
+            size = setting.shared_at(first, degree) * setting.gradient_dtype.num_bytes
+            seconds = np.divide(size * _SAFE, rates, out=np.zeros_like(found), where=rates > 0)
+            found = np.where(shares.size % degree == 0, np.minimum(found, seconds), found)
         return found
 
     @cached_property
@@ -57,9 +79,9 @@ class Crossings:
     @cached_property
     def _links(self) -> tuple[Array, Array, Array]:
         """[stage] the largest rates of its devices' messages, to any device and to other nodes, and the least latency."""
-        reach, ratio = self.shares.terms.options.reach, self.shares.problem.runtime.link_ratio
-        between = np.array([one.between for one in reach]) * ratio
-        best = np.maximum(between, np.array([one.inside if one.group > 1 else 0.0 for one in reach]) * ratio)
+        terms, reach = self.shares.terms, self.shares.terms.options.reach
+        between = between_of(terms)
+        best = np.maximum(between, inside_of(terms))
         late = np.array([min(one.between_latency, one.inside_latency if one.group > 1 else np.inf) for one in reach])
         present = self.shares.counts > 0
         rates = (np.where(present, one, 0.0).max(axis=1) for one in (best, between))

@@ -72,6 +72,7 @@ class Tables:
         self._behind = Ends(shares, across)
         self._slowest = Slowest(shares)
         self._slow_of: dict[Load | None, Array] = {}
+        self._slow_stages: dict[tuple[int, Load | None], Array] = {}
         self._tight: dict[Load, Array] = {}
         self._known: dict[tuple[Ask, int, bool], Needs] = {}
         self._ended: dict[tuple[float, float], Array] = {}
@@ -80,15 +81,9 @@ class Tables:
     @cached_property
     def backward_share(self) -> float:
         """β, activations computed again included."""
-        return float(self._share(self.shares.ways.backward, 1.0).max())
-
-    def _share(self, part: Array, again: float) -> Array:
-        ways, axes = self.shares.ways, (0, 1, 2)
-        there = ways.forward < NEVER
-        both = ways.forward + ways.backward + again * ways.forward
-        shares = np.where(there, (part + again * ways.forward) / np.maximum(both, 1e-300), 0.0)
-        found: Array = shares.max(axis=axes)
-        return found
+        ways = self.shares.ways
+        again = ways.forward + ways.backward
+        return float(np.where(ways.forward < NEVER, again / (again + ways.forward), 0.0).max())
 
     def spread(self, by_kind: Array) -> Array:
         """[stage, first, end] sums over layers of what is given by [stage, kind]."""
@@ -104,12 +99,8 @@ class Tables:
         """[stage, first, end] least average seconds."""
         return self.spread(self.shares.least)
 
-    def stages(self, ask: Ask, behind: int) -> Array:
-        """[stage, first, end] the same where memory counts."""
-        return self.held(self._load(ask, behind))
-
     def held(self, load: Load) -> Array:
-        """[stage, first, end] the same."""
+        """[stage, first, end] the same where memory counts."""
         if load not in self._tight:
             found = np.where(self._holds(load), self.plain, NEVER)
             for price in self.prices(load.kept):
@@ -175,9 +166,10 @@ class Tables:
         return self._passes[key]
 
     def needs(self, ask: Ask, behind: int, *, tight: bool) -> Needs:
+        """Of stages with so many behind them; where `tight`, memory counts."""
         key = (ask, behind, tight)
         if key not in self._known:
-            table = self.stages(ask, behind) if tight else self.plain
+            table = self.held(self._load(ask, behind)) if tight else self.plain
             self.spent += 10 * table.size * (1 + tight)
             beta, later = self.backward_share, ask.micro_batches - 1
             fewer = later - ask.spared(behind)
@@ -195,8 +187,7 @@ class Tables:
                 last = np.maximum(last, table[:, 0])
             every[:, 0, :-1] += self.crossings.shared[:, None]
             last = last + self.crossings.shared[:, None]
-            slow = self._slow(ask, behind, tight=tight)
-            slow[:, 0, :-1] += self.crossings.shared[:, None]
+            slow = self._slow(ask.micro_batches, self._load(ask, behind) if tight else None)
             alone = np.maximum(own, slow)[:, 0, -1]
             self._known[key] = Needs(
                 table,
@@ -223,19 +214,26 @@ class Tables:
                 found = np.maximum(found, self._priced(price * backwards, load, (forwards, backwards, 1.0)))
         return np.minimum(found, NEVER)
 
-    def _slow(self, ask: Ask, behind: int, *, tight: bool) -> Array:
+    def _slow(self, micro_batches: int, load: Load | None) -> Array:
         """[stage, first, end] least seconds of an iteration by the slowest replica of a stage, and of what is behind it.
 
         Either all its layers share the rows alike, or all its replicas go in step, layer by layer.
         """
-        load = self._load(ask, behind) if tight else None
+        key = micro_batches, load
+        if key not in self._slow_stages:
+            found = self._slowest_stages(micro_batches, load)
+            found[:, 0, :-1] += self.crossings.shared[:, None]
+            self._slow_stages[key] = found
+        return self._slow_stages[key]
+
+    def _slowest_stages(self, micro_batches: int, load: Load | None) -> Array:
         found = np.zeros((len(self.shares.counts), self.size, self.size + 1))
         if not self._slowest.is_small:
             return found
         if load not in self._slow_of:
             self.spent += found.size * len(self.shares.ways.degrees)
             self._slow_of[load] = self._slowest.of_intervals(load)
-        passes = float(ask.micro_batches)
+        passes = float(micro_batches)
         each, first = self._behind.beside(passes)
         layers = np.minimum(self._slow_layers * passes + each, NEVER)
         more = (first - each).min(axis=0)[:, self.terms.kind_of]
@@ -252,7 +250,8 @@ class Tables:
         if key not in self._ended:
             # What is least over ways is concave in the share: between two shares it is above the line.
             least = self.shares.ways.updated_share
-            low, high = self._ended_with(*key, least), self._ended_with(*key, 1.0)
+            low = self._ended_with(*key, least)
+            high = low if least == 1.0 else self._ended_with(*key, 1.0)
             part = (self._updated - least) / max(1 - least, 1e-12)
             self._ended[key] = np.where(high < NEVER, low + part[None] * np.maximum(high - low, 0.0), NEVER)
         return self._ended[key]

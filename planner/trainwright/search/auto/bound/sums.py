@@ -28,6 +28,13 @@ def between_of(terms: Terms) -> Array:
     return found
 
 
+def inside_of(terms: Terms) -> Array:
+    """[accelerator] bytes per second at best inside a node; 0 where that has but one device."""
+    inside = [one.inside if one.group > 1 else 0.0 for one in terms.options.reach]
+    found: Array = np.array(inside) * terms.problem.runtime.link_ratio
+    return found
+
+
 def _crowded(terms: Terms, inside: Array, between: Array, moved: Array, card: Array) -> Array:
     """[stage] least seconds for each byte where some node has several replicas.
 
@@ -51,9 +58,7 @@ def all_reduce_seconds(terms: Terms, ways: Ways, counts: Counts, way: int) -> Ar
     ranks may be in one node.
     """
     degree, size = ways.degrees[way], counts.sum(axis=1)
-    ratio, reach = terms.problem.runtime.link_ratio, terms.options.reach
-    inside = np.array([one.inside if one.group > 1 else 0.0 for one in reach]) * ratio
-    best = np.where(counts > 0, inside, 0.0).max(axis=1)
+    best = np.where(counts > 0, inside_of(terms), 0.0).max(axis=1)
     replicas = np.maximum(size / degree, 1.0)
     nodes, rates = fewest_nodes(terms, counts), terms.ring_rates
     moved = 2 * (replicas - 1) / replicas
@@ -69,7 +74,7 @@ def all_reduce_seconds(terms: Terms, ways: Ways, counts: Counts, way: int) -> Ar
         far = 2 * (spanned - 1) / spanned / rate if degree == 1 else 1 / (degree * np.minimum(rates[2], between))
         crowded = _crowded(terms, near, far, moved, np.where(counts > 0, between_of(terms), 0.0).max(axis=1) * degree)
         far = np.where(replicas > most_nodes(terms, counts), np.maximum(far, crowded), far)
-        lone = np.array([one.devices == one.group for one in reach])
+        lone = np.array([one.devices == one.group for one in terms.options.reach])
         single = (nodes == 1) & (np.where(counts > 0, lone, True).all(axis=1))
         found = np.where(single, near, np.where(nodes == 1, np.minimum(near, far), far))
     return np.where(replicas > 1, found, 0.0)
@@ -80,9 +85,8 @@ def across_rates(terms: Terms, counts: Counts) -> tuple[Array, Array]:
 
     The second where none of the others has a device of the stage's nodes.
     """
-    reach, rates, ratio = terms.options.reach, terms.ring_rates, terms.problem.runtime.link_ratio
+    rates, near = terms.ring_rates, float(inside_of(terms).max())
     far = float(rates[2]) if len(rates) > 2 else 0.0
-    near = max((one.inside for one in reach if one.group > 1), default=0.0) * ratio
     between = np.where(counts > 0, between_of(terms), 0.0).max(axis=1)
     apart = np.minimum(between, far) if far else np.full(len(between), near)
-    return (apart if all(one.group == 1 for one in reach) else np.maximum(apart, near)), apart
+    return (apart if all(one.group == 1 for one in terms.options.reach) else np.maximum(apart, near)), apart
