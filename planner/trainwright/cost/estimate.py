@@ -93,28 +93,44 @@ def estimate(  # noqa: PLR0913 - what a cost depends on
 
 def estimate_in(plan: Plan, setting: Setting) -> Estimate:
     """The same as `estimate`, for callers that hold a setting."""
-    check_plan(plan, setting)
-    paces = Paces(plan, setting)
-    parts = _memory_parts(paces)
-    by_device = tuple((device, part.total_bytes) for device, part in zip(plan.devices, parts, strict=True))
-    reason = lacking_memory(by_device, setting)
+    paces, parts = _with_memory(plan, setting)
+    return _estimate(paces, parts, lacking_memory(_by_device(plan, parts), setting))
+
+
+def fitting_estimate(plan: Plan, setting: Setting) -> Estimate | None:
+    """The same where every device has the memory; None, and sooner, where one has not."""
+    paces, parts = _with_memory(plan, setting)
+    fits = lacking_memory(_by_device(plan, parts), setting) is None
+    return _estimate(paces, parts, None) if fits else None
+
+
+def _estimate(paces: Paces, parts: tuple[MemoryParts, ...], reason: str | None) -> Estimate:
     end = _slowest(paces)
     return Estimate(
         iteration_seconds=end.seconds,
-        peak_memory_bytes=max(held for _, held in by_device),
+        peak_memory_bytes=max(part.total_bytes for part in parts),
         feasible=reason is None,
         reason=reason,
         breakdown=end.breakdown(),
         critical_device=end.device(),
-        memory_by_device=by_device,
+        memory_by_device=_by_device(paces.plan, parts),
         memory_parts=parts,
     )
 
 
 def memory_by_device(plan: Plan, setting: Setting) -> tuple[tuple[Device, int], ...]:
     """Peak bytes of every device, in the order of the plan's devices."""
+    _, parts = _with_memory(plan, setting)
+    return _by_device(plan, parts)
+
+
+def _with_memory(plan: Plan, setting: Setting) -> tuple[Paces, tuple[MemoryParts, ...]]:
     check_plan(plan, setting)
-    parts = _memory_parts(Paces(plan, setting))
+    paces = Paces(plan, setting)
+    return paces, _memory_parts(paces)
+
+
+def _by_device(plan: Plan, parts: tuple[MemoryParts, ...]) -> tuple[tuple[Device, int], ...]:
     return tuple((device, part.total_bytes) for device, part in zip(plan.devices, parts, strict=True))
 
 

@@ -10,7 +10,7 @@ from trainwright.search.choice import Drafting
 from trainwright.search.degrees import Degrees
 from trainwright.search.placement import megatron_placement
 from trainwright.search.protocol import Candidate
-from trainwright.search.ranking import candidate_of
+from trainwright.search.ranking import fitting_candidate
 from trainwright.search.stages import Stages
 
 Ends = tuple[int, ...]
@@ -62,8 +62,8 @@ class Polish:
             self.tries -= 1
             ends = tuple(near[number].tolist())
             seen.add(ends)
-            found = candidate_of(self.drafting.problem, self.drafting.plan(stages.placement, rows, ends))
-            if found.estimate.feasible and found.estimate.iteration_seconds < seconds:
+            found = fitting_candidate(self.drafting.problem, self.drafting.plan(stages.placement, rows, ends))
+            if found is not None and found.estimate.iteration_seconds < seconds:
                 return found
         return None
 

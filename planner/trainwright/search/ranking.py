@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from trainwright.cost.estimate import estimate_in
+from trainwright.cost.estimate import Estimate, estimate_in, fitting_estimate
 from trainwright.plan import Plan
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
@@ -32,9 +32,19 @@ class Draft:
 
 def candidate_of(problem: Problem, plan: Plan) -> Candidate:
     """The plan with its estimate and the price of its devices."""
+    return _priced(problem, plan, estimate_in(plan, problem.setting))
+
+
+def fitting_candidate(problem: Problem, plan: Plan) -> Candidate | None:
+    """The same where every device has the memory; None, and sooner, where one has not."""
+    estimate = fitting_estimate(plan, problem.setting)
+    return None if estimate is None else _priced(problem, plan, estimate)
+
+
+def _priced(problem: Problem, plan: Plan, estimate: Estimate) -> Candidate:
     prices = [problem.cluster.accelerator_of(device).price_per_hour for device in plan.devices]
     known = [price for price in prices if price is not None]
-    return Candidate(plan, estimate_in(plan, problem.setting), sum(known) if len(known) == len(prices) else None)
+    return Candidate(plan, estimate, sum(known) if len(known) == len(prices) else None)
 
 
 def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -96,7 +106,7 @@ class _Contest:
         if key in self.seen:
             return
         self.seen.add(key)
-        candidate = candidate_of(self.problem, plan)
-        if candidate.estimate.feasible:
+        candidate = fitting_candidate(self.problem, plan)
+        if candidate is not None:
             known = self.found.get(choice)
             self.found[choice] = candidate if known is None else in_order([known, candidate])[0]

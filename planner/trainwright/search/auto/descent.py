@@ -10,7 +10,7 @@ from trainwright.plan import Plan
 from trainwright.search.auto.moves import NEIGHBOURHOODS, places
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
-from trainwright.search.ranking import candidate_of
+from trainwright.search.ranking import fitting_candidate
 
 LEAST_GAIN = 1e-6
 """Relative; moves that gain less are not gone on from."""
@@ -39,11 +39,9 @@ class Judge:
             return None
         self.left -= 1
         try:
-            candidate = candidate_of(self.problem, plan)
+            self.known[key] = fitting_candidate(self.problem, plan)
         except ValueError:  # a layer without a profile at this degree on these devices
             self.known[key] = None
-            return None
-        self.known[key] = candidate if candidate.estimate.feasible else None
         return self.known[key]
 
     def add(self, candidate: Candidate) -> None:

@@ -12,7 +12,7 @@ from trainwright.search.distinct import Roles
 from trainwright.search.galvatron.partitions import CutTables
 from trainwright.search.galvatron.pipelines import Cut, PipelineSolution
 from trainwright.search.protocol import Candidate, Control, Problem
-from trainwright.search.ranking import candidate_of, in_order
+from trainwright.search.ranking import fitting_candidate, in_order
 
 Explore = Callable[[CutTables, float], Iterable[PipelineSolution]]
 """The solutions that a search looks at for given devices by stage and micro-batches.
@@ -115,8 +115,8 @@ class Exploration:
         plan = cut.plan(solution)
         key = self._roles.key(plan)
         if key not in self.found:
-            candidate = candidate_of(self.problem, plan)
-            if not candidate.estimate.feasible:
+            candidate = fitting_candidate(self.problem, plan)
+            if candidate is None:
                 return None
             self.found[key] = Found(cut, solution, candidate)
         return self.found[key]

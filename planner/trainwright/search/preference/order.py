@@ -14,7 +14,7 @@ from trainwright.search.preference.links import levelled
 from trainwright.search.preference.simplicity import Measure, Simplicity, iteration_seconds, prefer, trade
 from trainwright.search.preference.tidy import with_even_rows
 from trainwright.search.protocol import Candidate, Objective, Problem
-from trainwright.search.ranking import candidate_of
+from trainwright.search.ranking import candidate_of, fitting_candidate
 
 CHOICES = 32
 """So many candidates a search is asked for, at least, where a preference chooses among them."""
@@ -91,8 +91,8 @@ class _Pool:
 
     def add_plans(self, plans: Iterable[Plan]) -> None:
         """Those of the plans that fit into memory."""
-        costed = (candidate_of(self.problem, plan) for plan in plans if self._is_new(plan))
-        self.found += [candidate for candidate in costed if candidate.estimate.feasible]
+        costed = (fitting_candidate(self.problem, plan) for plan in plans if self._is_new(plan))
+        self.found += [candidate for candidate in costed if candidate is not None]
 
     def _is_new(self, plan: Plan) -> bool:
         key = self.roles.key(plan)

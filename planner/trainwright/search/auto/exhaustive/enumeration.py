@@ -16,7 +16,7 @@ from trainwright.plan import Plan, Schedule
 from trainwright.search.auto.exhaustive.shapes import PipelineShape, Places, Shapes, compositions
 from trainwright.search.auto.exhaustive.strategies import Choices, Strategies, Surroundings, strategies
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
-from trainwright.search.ranking import candidate_of, in_order
+from trainwright.search.ranking import fitting_candidate, in_order
 
 MOST_DEVICES, MOST_LAYERS, MOST_ROWS = 4, 4, 8
 """Beyond these, plans are too many to look at."""
@@ -180,8 +180,8 @@ class _Exhaustive:
         pipelines = tuple(one.pipeline(tuple(stage.stage(next(left)) for stage in one.stages)) for one in shape)
         plan = Plan(len(self.problem.model.layers), self.problem.global_batch_size, pipelines)
         self.costed += 1
-        candidate = candidate_of(self.problem, plan)
-        if not candidate.estimate.feasible:
+        candidate = fitting_candidate(self.problem, plan)
+        if candidate is None:
             return False
         if candidate.estimate.iteration_seconds < self.cutoff:
             self.found = in_order([*self.found, candidate])[: self.top]
