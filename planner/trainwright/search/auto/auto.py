@@ -9,10 +9,11 @@ from itertools import islice
 
 from trainwright.cost.links import node_classes
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import Pipeline, Plan, Schedule
+from trainwright.plan import Pipeline, Plan
 from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
+from trainwright.search.auto.alternatives import regrouped, rescheduled
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
 from trainwright.search.auto.drafting import pipeline_of
@@ -93,7 +94,7 @@ class _Run:
         self._seed()
         self._look_deeper()
         self._descend()
-        self._reschedule()
+        self._add_alternatives()
         found = in_order(self._found)
         if not found:
             raise self._refusal()
@@ -147,13 +148,15 @@ class _Run:
             if start is not None:
                 descend(start, judge, judge.left // 3)
 
-    def _reschedule(self) -> None:
-        """GPipe for the best: where memory holds every micro-batch, forwards never wait for a backward's message."""
+    def _add_alternatives(self) -> None:
+        """The best in the other schedule, and the very best at every tensor degree."""
         best = [one.plan for one in in_order(self.judge.feasible())[:LEADERS]]
-        self.judge.left = max(self.judge.left, LEADERS)
-        for plan in best:
-            if any(len(pipeline.stages) > 1 < pipeline.micro_batches for pipeline in plan.pipelines):
-                self.judge.cost(replace(plan, schedule=Schedule.GPIPE))
+        most_tensor = max((node.devices for node in self.problem.cluster.nodes), default=1)
+        others = [other for plan in best for other in rescheduled(plan)]
+        others += [other for plan in best[:1] for other in regrouped(plan, most_tensor)]
+        self.judge.left = max(self.judge.left, len(others))
+        for plan in others:
+            self.judge.cost(plan)
 
     def _draft_until_over(self, effort: Effort, sizes: Sequence[int]) -> None:
         for _ in self._draft(effort, sizes):

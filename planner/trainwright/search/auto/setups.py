@@ -65,6 +65,10 @@ class Setup:
         """Micro-batches of so many rows, in the same proportions."""
         return self.each(lambda layer: replace(layer, rows=scaled(layer.rows, rows)))
 
+    def regrouped(self, tensor: int, rows: int) -> Setup:
+        """At another tensor degree, rows dealt out evenly."""
+        return self.each(lambda layer: layer.regrouped(tensor, len(self.devices), rows))
+
     def on(self, devices: tuple[Device, ...], rows: int) -> Setup:
         """On other devices, rows dealt out evenly; at tensor degree 1 where the degree does not divide them."""
 
