@@ -1,12 +1,21 @@
-"""Other plans of a good one's shape, for the trials that come: how they compare is what a cost model is least sure of."""
+"""Other plans of one's shape: that hold less, or for the trials that come, where a cost model is least sure of what is best."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-from trainwright.plan import Plan, Schedule
+from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.search.auto.setups import setups, with_setups
+
+
+def sharded(plan: Plan) -> Plan:
+    """With everything sharded."""
+    for index, pipeline in enumerate(plan.pipelines):
+        stages = [stage.each(partial(replace, sharding=Sharding.ZERO3)) for stage in setups(pipeline)]
+        plan = with_setups(plan, index, stages)
+    return plan
 
 
 def rescheduled(plan: Plan) -> Iterator[Plan]:

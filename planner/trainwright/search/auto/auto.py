@@ -9,11 +9,11 @@ from itertools import islice
 
 from trainwright.cost.links import node_classes
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import Pipeline, Plan
+from trainwright.plan import Plan
 from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
-from trainwright.search.auto.alternatives import regrouped, rescheduled
+from trainwright.search.auto.alternatives import regrouped, rescheduled, sharded
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
 from trainwright.search.auto.drafting import pipeline_of
@@ -24,6 +24,7 @@ from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
 from trainwright.search.auto.several import Several
 from trainwright.search.auto.tables import LineTables
+from trainwright.search.auto.variety import LEADERS, different, leaders
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.bmw import galvatron_bmw
@@ -44,11 +45,9 @@ MOST_SEEDED = 3000
 """Devices × layers up to which others are asked: what they take grows faster than that."""
 VAST_DEVICES, VAST_KINDS = 1000, 4
 """From so many devices on, of so few kinds of nodes, AMP takes little beside ours: it is asked again."""
-DRAFTS = 24
+DRAFTS = 48
 """Plans of the programme that are costed exactly."""
-LEADERS = 4
-"""Candidates that are descended from."""
-MOST_DISTURBED = 24
+MOST_DISTURBED = 48
 """How often the best is disturbed and descended from again."""
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
@@ -66,8 +65,9 @@ def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     line, and for each size of micro-batches, a dynamic programme (`programme`) cuts layers and devices into stages at
     once, each stage with the degrees, sharding and recompute that suit its devices (`stack`); rows follow the devices'
     speeds (`rows`). Kinds of nodes may make pipelines of their own instead (`several`). Where devices are few, AMP's and
-    Galvatron-BMW's answers join in. The best drafts are costed exactly, and descended from by small moves (`descent`).
-    Tiny problems are looked at whole first (`exhaustive`).
+    Galvatron-BMW's answers join in. The best drafts are costed exactly, those that lack memory with more of it spared
+    (`relief`), and descended from by small moves (`descent`, `moves`). Tiny problems are looked at whole first
+    (`exhaustive`). Last, others of the best one's shape join in (`alternatives`).
 
     The same seed gives the same answer, but for a budget of time. Raises NoFeasiblePlan, with what comes closest, where
     nothing fits.
@@ -99,7 +99,7 @@ class _Run:
         if not found:
             raise self._refusal()
         self._step(2 * _STEPS)
-        return _different(found)
+        return different(found)
 
     def _refusal(self) -> NoFeasiblePlan:
         """With the draft that comes closest to fitting, where there is one; else with AMP's plan that does."""
@@ -135,10 +135,10 @@ class _Run:
     def _descend(self) -> None:
         """From the leaders to what no small move betters; what is left is spent on the best, disturbed."""
         judge = self.judge
-        for number, leader in enumerate(_leaders(judge.feasible())):
+        for number, leader in enumerate(leaders(judge.feasible())):
             if judge.is_over:
                 return
-            descend(leader, judge, judge.left // 2)
+            descend(leader, judge, judge.left / 2)
             self._step(_STEPS + _STEPS * (number + 1) // (LEADERS + 1))
         disturbances = Disturbances(self.problem, self.control.seed)
         for _ in range(MOST_DISTURBED):
@@ -146,7 +146,7 @@ class _Run:
                 return
             start = disturbances.of(in_order(judge.feasible())[0], judge)
             if start is not None:
-                descend(start, judge, judge.left // 3)
+                descend(start, judge, judge.left / 3)
 
     def _add_alternatives(self) -> None:
         """The best in the other schedule, and the very best at every tensor degree."""
@@ -201,11 +201,16 @@ class _Run:
         for plan in drafts:
             first.setdefault(tuple(len(pipeline.stages) for pipeline in plan.pipelines), plan)
             first.setdefault(plan.pipelines[0].micro_batch_size, plan)
-        most = min(DRAFTS, self.judge.left // 3)
-        for plan in (*list(first.values())[: most // 2], *drafts[:most]):
-            self.judge.cost(plan)
-            if self._is_over:
-                break
+        most = min(DRAFTS, int(self.judge.left / 3))
+        for plans, count in ((first.values(), most // 2), (drafts, most)):
+            # Lines that differ often have the same draft, which is costed, and counted, once.
+            last = self.judge.left - count
+            for plan in plans:
+                if self.judge.left <= last or self._is_over:
+                    break
+                # What the programme takes to be recomputed, and sharded, may not be enough.
+                if not self.judge.knows(plan) and self.judge.cost_relieved(plan) is None:
+                    self.judge.cost_relieved(sharded(plan))
 
     def _seed(self) -> None:
         """What other searches find, and what can be made of the plan that runs now."""
@@ -295,28 +300,3 @@ def _outwards(known: dict[int, float], count: int, patience: int, *, from_first:
             index += way
     # The whole batch at once is a kind of its own: no pipeline to fill, and sharded gradients never come together.
     yield from (index for index in range(max(count - 2, 0), count) if index not in known)
-
-
-def _different(candidates: list[Candidate]) -> list[Candidate]:
-    """The best of every choice of degrees, rows and means to save memory: near twins tell nothing new."""
-    first: dict[object, Candidate] = {}
-    for candidate in candidates:
-        first.setdefault(tuple(map(_choice, candidate.plan.pipelines)), candidate)
-    return list(first.values())
-
-
-def _choice(pipeline: Pipeline) -> tuple[object, ...]:
-    runs = [[(run.data, run.tensor) for run in stage.layers] for stage in pipeline.stages]
-    degrees = tuple(tuple(dict.fromkeys(stage)) for stage in runs)
-    shardings = frozenset(run.sharding for stage in pipeline.stages for run in stage.layers)
-    recomputes = any(run.recompute for stage in pipeline.stages for run in stage.layers)
-    return pipeline.micro_batch_size, degrees, shardings, recomputes
-
-
-def _leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
-    """The best of every shape: the pipelines' numbers of stages and rows."""
-    shapes: dict[object, Candidate] = {}
-    for candidate in in_order(candidates):
-        pipelines = candidate.plan.pipelines
-        shapes.setdefault(tuple((len(one.stages), one.micro_batch_size) for one in pipelines), candidate)
-    yield from list(shapes.values())[:LEADERS]

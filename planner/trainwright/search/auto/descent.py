@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from trainwright.plan import Plan
 from trainwright.search.auto.moves import NEIGHBOURHOODS, places
+from trainwright.search.auto.relief import relieved
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
 from trainwright.search.ranking import fitting_candidate
 
+_WHOLE, _LACKING = 1.0, 0.375
+"""What costing a plan that fits, and one that does not, counts."""
 LEAST_GAIN = 1e-6
 """Relative; moves that gain less are not gone on from."""
 
@@ -21,12 +24,12 @@ class Judge:
     """Costs plans exactly, each once.
 
     Attributes:
-        left: how many plans may still be costed.
+        left: how many plans may still be costed; those that do not fit, which is known sooner, count in part.
     """
 
     problem: Problem
     control: Control
-    left: int
+    left: float
     known: dict[Hashable, Candidate | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -37,12 +40,29 @@ class Judge:
         key = self._roles.key(plan)
         if key in self.known or self.left <= 0 or not self._allowed(plan):
             return None
-        self.left -= 1
         try:
-            self.known[key] = fitting_candidate(self.problem, plan)
+            found = self.known[key] = fitting_candidate(self.problem, plan)
         except ValueError:  # a layer without a profile at this degree on these devices
-            self.known[key] = None
-        return self.known[key]
+            found = self.known[key] = None
+        self.left -= _WHOLE if found is not None else _LACKING
+        return found
+
+    def cost_relieved(self, plan: Plan) -> Candidate | None:
+        """The candidate or, where memory is lacking, that with more layers computed again; None as above."""
+        if self.knows(plan):
+            return None
+        found = self.cost(plan)
+        if found is None and self.knows(plan):
+            try:
+                leaner = relieved(plan, self.problem.setting)
+            except ValueError:  # as in `cost`
+                return None
+            found = None if leaner is None else self.cost(leaner)
+        return found
+
+    def knows(self, plan: Plan) -> bool:
+        """Whether it was costed before."""
+        return self._roles.key(plan) in self.known
 
     def add(self, candidate: Candidate) -> None:
         """One that was costed elsewhere."""
@@ -69,7 +89,7 @@ class Judge:
         return [candidate for candidate in self.known.values() if candidate is not None]
 
 
-def descend(start: Candidate, judge: Judge, tries: int) -> Candidate:
+def descend(start: Candidate, judge: Judge, tries: float) -> Candidate:
     """The candidate or a faster one; at most `tries` plans are costed.
 
     Kinds of moves take turns. A kind that helped is asked again at once; the descent ends when none helps.
@@ -86,7 +106,7 @@ def descend(start: Candidate, judge: Judge, tries: int) -> Candidate:
     return here
 
 
-def _first_better(here: Candidate, judge: Judge, number: int, last: int) -> Candidate | None:
+def _first_better(here: Candidate, judge: Judge, number: int, last: float) -> Candidate | None:
     for move in NEIGHBOURHOODS[number](places(here.plan, judge.problem.setting)):
         if judge.left <= last or judge.is_over:
             return None
@@ -94,7 +114,7 @@ def _first_better(here: Candidate, judge: Judge, number: int, last: int) -> Cand
             plan = move()
         except ValueError:  # a replica would be left without rows
             continue
-        found = judge.cost(plan)
+        found = judge.cost_relieved(plan)
         if found is not None and found.estimate.iteration_seconds < here.estimate.iteration_seconds * (1 - LEAST_GAIN):
             return found
     return None

@@ -69,7 +69,7 @@ class Programme:
         """One for every slack, best first, each once."""
         if self.tables.is_empty:
             return []
-        found = {chain.sections: chain for chain in (*self._chains(), *self._single_stage())}
+        found = {chain.sections: chain for chain in (*self._chains(), *self._single_stages())}
         return sorted(found.values(), key=lambda chain: chain.seconds(self.tables.micro_batches))
 
     def _chains(self) -> Iterator[Chain]:
@@ -83,16 +83,21 @@ class Programme:
             if chain is not None:
                 yield chain
 
-    def _single_stage(self) -> Iterator[Chain]:
-        """All layers on all units: the only chain that sums no weight over several stages."""
+    def _single_stages(self) -> Iterator[Chain]:
+        """All layers on all units, and on those of which fewer do it soonest: no weight is summed over several stages."""
         tables = self.tables
-        number = int(tables.places.numbers[0, self._units])
-        if number >= 0:
-            best = tables.best(tables.kept(1))
-            seconds = float(best.seconds[number, 0, -1])
-            if np.isfinite(seconds):
-                section = Section(0, self._units, 0, self._size - 1)
-                yield Chain((section,), seconds, seconds + float(best.tail[number, 0, -1]))
+        best = tables.best(tables.kept(1))
+        numbers = tables.places.numbers
+        seconds = np.where(numbers >= 0, best.seconds[numbers, 0, -1], np.inf)
+        whole = np.where(numbers >= 0, tables.micro_batches * seconds + best.tail[numbers, 0, -1], np.inf)
+        first, end = divmod(int(whole.argmin()), whole.shape[1])
+        for a, z in dict.fromkeys(((0, self._units), (first, end))):
+            if np.isfinite(whole[a, z]):
+                yield Chain(
+                    (Section(a, z, 0, self._size - 1),),
+                    seconds[a, z],
+                    whole[a, z] - (tables.micro_batches - 1) * seconds[a, z],
+                )
 
     @property
     def _units(self) -> int:

@@ -70,16 +70,17 @@ class Setup:
         return self.each(lambda layer: layer.regrouped(tensor, len(self.devices), rows))
 
     def on(self, devices: tuple[Device, ...], rows: int) -> Setup:
-        """On other devices, rows dealt out evenly; at tensor degree 1 where the degree does not divide them."""
+        """On other devices, rows as those of each node had them; at tensor degree 1 where the degree does not divide them."""
 
         def change(layer: Strategy) -> Strategy:
-            return layer.regrouped(layer.tensor if len(devices) % layer.tensor == 0 else 1, len(devices), rows)
+            tensor = layer.tensor if len(devices) % layer.tensor == 0 else 1
+            groups = layer.run(0, 1).tensor_groups(self.devices)
+            known = {device.node: share for share, group in zip(layer.rows, groups, strict=True) for device in group}
+            mean = sum(layer.rows) // len(layer.rows)
+            shares = [known.get(devices[first].node, mean) for first in range(0, len(devices), tensor)]
+            return replace(layer, tensor=tensor, rows=scaled(shares, rows))
 
         return replace(self.each(change), devices=devices)
-
-    def of_size(self, count: int) -> Setup:
-        """With so many layers, the first ones' strategies again where it has fewer."""
-        return replace(self, layers=(self.layers * (count // len(self.layers) + 1))[:count])
 
     @property
     def most_data(self) -> int:

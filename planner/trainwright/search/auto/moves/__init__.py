@@ -1,0 +1,30 @@
+"""Small changes of a plan: each gives a valid plan that differs in one respect; one file a respect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from trainwright.search.auto.moves.degrees import degrees
+from trainwright.search.auto.moves.layers import borders, shifts, splits
+from trainwright.search.auto.moves.place import Move, Place, places
+from trainwright.search.auto.moves.rows import batches, row_shifts
+from trainwright.search.auto.moves.savings import savings, shardings
+from trainwright.search.auto.moves.schedules import schedules
+from trainwright.search.auto.moves.seats import leavings, seats
+
+NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
+    shardings,
+    batches,
+    shifts,
+    savings,
+    seats,
+    leavings,
+    degrees,
+    borders,
+    splits,
+    row_shifts,
+    schedules,
+)
+"""Kinds of moves, the most promising first."""
+
+__all__ = ["NEIGHBOURHOODS", "Move", "Place", "places"]

@@ -1,0 +1,60 @@
+"""A pipeline of a plan, taken apart so that something of it can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainwright.cluster import Device
+from trainwright.cost.pace import Paces
+from trainwright.cost.setting import Setting
+from trainwright.plan import Plan
+from trainwright.search.auto.setups import Setup, setups, with_setups
+
+Move = Callable[[], Plan]
+"""Makes the plan that differs."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A pipeline of a plan, taken apart.
+
+    Attributes:
+        seconds: by stage: what its slowest worker takes for a micro-batch.
+        free: devices that no pipeline uses.
+    """
+
+    plan: Plan
+    index: int
+    stages: tuple[Setup, ...]
+    seconds: tuple[float, ...]
+    free: tuple[Device, ...]
+
+    @property
+    def rows(self) -> int:
+        return self.plan.pipelines[self.index].micro_batch_size
+
+    def put(self, changed: dict[int, Setup]) -> Plan:
+        """The plan with these stages in place of those with their numbers."""
+        stages = [changed.get(number, stage) for number, stage in enumerate(self.stages)]
+        return with_setups(self.plan, self.index, stages)
+
+
+def places(plan: Plan, setting: Setting) -> list[Place]:
+    """The plan's pipelines taken apart."""
+    paces = Paces(plan, setting)
+    used = set(plan.devices)
+    free = tuple(device for device in setting.cluster.devices if device not in used)
+    return [
+        Place(
+            plan,
+            index,
+            setups(pipeline),
+            tuple(
+                max(worker.forward.seconds + worker.backward.seconds for worker in paces.stages[index, number].workers)
+                for number in range(len(pipeline.stages))
+            ),
+            free,
+        )
+        for index, pipeline in enumerate(plan.pipelines)
+    ]

@@ -1,0 +1,37 @@
+"""Of many candidates those that differ in more than details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainwright.plan import Pipeline
+from trainwright.search.protocol import Candidate
+from trainwright.search.ranking import in_order
+
+LEADERS = 4
+"""Candidates that are descended from."""
+
+
+def different(candidates: list[Candidate]) -> list[Candidate]:
+    """The best of every choice of degrees, rows and means to save memory: near twins tell nothing new."""
+    first: dict[object, Candidate] = {}
+    for candidate in candidates:
+        first.setdefault(tuple(map(_choice, candidate.plan.pipelines)), candidate)
+    return list(first.values())
+
+
+def _choice(pipeline: Pipeline) -> tuple[object, ...]:
+    runs = [[(run.data, run.tensor) for run in stage.layers] for stage in pipeline.stages]
+    degrees = tuple(tuple(dict.fromkeys(stage)) for stage in runs)
+    shardings = frozenset(run.sharding for stage in pipeline.stages for run in stage.layers)
+    recomputes = any(run.recompute for stage in pipeline.stages for run in stage.layers)
+    return pipeline.micro_batch_size, degrees, shardings, recomputes
+
+
+def leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
+    """The best of every shape: the pipelines' numbers of stages and rows."""
+    shapes: dict[object, Candidate] = {}
+    for candidate in in_order(candidates):
+        pipelines = candidate.plan.pipelines
+        shapes.setdefault(tuple((len(one.stages), one.micro_batch_size) for one in pipelines), candidate)
+    yield from list(shapes.values())[:LEADERS]
