@@ -201,7 +201,7 @@ class _Run:
         for plan in drafts:
             first.setdefault(tuple(len(pipeline.stages) for pipeline in plan.pipelines), plan)
             first.setdefault(plan.pipelines[0].micro_batch_size, plan)
-        most = min(DRAFTS, int(self.judge.left / 3))
+        most = min(DRAFTS, int(self.judge.left / 5))
         for plans, count in ((first.values(), most // 2), (drafts, most)):
             # Lines that differ often have the same draft, which is costed, and counted, once.
             last = self.judge.left - count
