@@ -14,7 +14,7 @@ from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cli import app
 from trainwright.cluster import Cluster
 from trainwright.documents import dumps, parse
-from trainwright.families import T5, Family, Gpt, Moe, WideResnet
+from trainwright.families import T5, Custom, CustomKind, Family, Gpt, Moe, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Sharding, Stage
@@ -127,6 +127,18 @@ def test_families_are_planned_on_unequal_machines(family: Family, dtype: Dtype) 
     candidates = run("alpa", problem)
     assert all(one.estimate.feasible for one in candidates)
     assert all(sorted(one.plan.devices) == sorted(problem.devices) for one in candidates)
+
+
+@pytest.mark.parametrize("planner", ["alpa", "auto"])
+def test_a_model_of_ones_own_may_begin_without_a_product(planner: str) -> None:
+    kinds = (
+        CustomKind("Embedding", 36_864, 0, 4_096, 0, 512),
+        CustomKind("Block", 49_984, 7_340_032, 4_096, 73_984),
+        CustomKind("Head", 520, 1_024, 1, 4_168, 8),
+    )
+    family = Custom("encoder:encoder", kinds, ("Embedding", "Block", "Block", "Block", "Block", "Head"))
+    best = run(planner, sheet_problem(family, {"p3.8xlarge": 1}, 16))[0]
+    assert {part.tensor for stage in stages_of(best.plan) for part in stage.layers} == {1}
 
 
 def test_what_degrees_cannot_say_rides_along() -> None:

@@ -137,7 +137,7 @@ def _element_wise(operator: Operator, shapes: Shapes) -> Operation:  # noqa: ARG
     held = Tensor(((Loop.WIDTH, Axis.WIDTH), _EXPERT), operator.weight_elements)
     return Operation(
         operator.name,
-        tuple((loop, 0) for loop, _ in axes),
+        tuple((loop, 0) for loop, _ in axes if loop is not Loop.EXPERT),  # by experts it divides only what it follows
         Tensor(axes, values),
         (Tensor(axes, values),),
         held if operator.weight_elements else None,
