@@ -106,6 +106,21 @@ def test_pods_are_read_with_the_workers_container_first() -> None:
     assert found.containers[2].waiting_reason == "ErrImagePull"
 
 
+def test_a_pod_waits_for_the_config_maps_that_it_mounts_until_it_runs() -> None:
+    raw = pod("p", node="a")
+    raw["spec"]["volumes"] = [
+        {"name": "shared-memory", "emptyDir": {}},
+        {"name": "order", "configMap": {"name": "p-order"}},
+        {"name": "model", "configMap": {"name": "encoder", "optional": False}},
+        {"name": "notes", "configMap": {"name": "notes", "optional": True}},
+    ]
+    raw["status"]["phase"] = "Pending"
+    assert facts.maps_waited_for(raw) == ("p-order", "encoder")
+    assert facts.maps_waited_for(raw | {"status": {"phase": "Running"}}) == ()
+    del raw["spec"]["nodeName"]
+    assert facts.maps_waited_for(raw) == ()
+
+
 def test_resource_slices_give_the_devices_that_say_what_they_are() -> None:
     device = {
         "name": "gpu-0",

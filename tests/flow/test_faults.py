@@ -122,6 +122,21 @@ def test_a_container_that_cannot_start_ends_the_plan_with_kubelets_words(waiting
     assert world.jobs == {}
 
 
+def test_a_config_map_that_a_pod_mounts_and_nobody_made_ends_the_plan_with_its_name() -> None:
+    world = World()
+    world.run(until=lambda: bool(world.pods))
+    creating = ContainerFacts("pytorch", waiting_reason="ContainerCreating")
+    for name, pod in world.pods.items():
+        world.pods[name] = replace(pod, containers=(creating,), missing_maps=("encoder",))
+    started = world.now
+    world.step()
+    assert world.succeeded == "Unknown", "it may come after its plan"
+    world.run()
+    assert (world.succeeded, world.condition("LinksMeasured").reason) == ("False", "ContainerNotCreated")
+    assert "mounts encoder" in world.condition("Succeeded").message
+    assert world.now - started < timedelta(seconds=60)
+
+
 def test_devices_that_never_come_free_end_the_trial_in_time() -> None:
     world = World()
     world.run(until=lambda: world.condition("Planned") is not None and world.condition("Planned").status == "True")

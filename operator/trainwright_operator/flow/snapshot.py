@@ -100,6 +100,7 @@ class PodFacts:
         affinity: spec.affinity as it stands (a webhook may have set one); None where there is none.
         node: where it was bound; empty before.
         log: the end of its log; None where it was not read.
+        missing_maps: ConfigMaps that it mounts and that its namespace does not have, while it does not start.
     """
 
     name: str
@@ -118,6 +119,7 @@ class PodFacts:
     terminating: bool = False
     containers: tuple[ContainerFacts, ...] = ()
     log: str | None = None
+    missing_maps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

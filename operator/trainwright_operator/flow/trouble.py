@@ -15,8 +15,8 @@ from trainwright_operator.flow.outcome import OutcomeState
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, PodFacts, StoredMap
 
-_PULL_PATIENCE = timedelta(seconds=20)
-"""One failed pull may be the registry's hiccup; kubelet has tried again by then."""
+_START_PATIENCE = timedelta(seconds=20)
+"""One failed pull may be the registry's hiccup; kubelet has tried again by then. A ConfigMap may come after its plan."""
 CAUSE_PATIENCE = timedelta(seconds=20)
 """When one worker only says that it lost a peer, that peer's own last words may still be on their way: the launcher in
 its pod first ends the other processes there, which takes up to 10 s."""
@@ -60,7 +60,7 @@ def trouble_of(  # noqa: PLR0913 - each is a different fact of the gang
     return (
         _misplaced(placed)
         or _failed(now, pods)
-        or _unpullable(now, pods)
+        or _unstartable(now, pods)
         or _lost(placed, order, jobs)
         or _failed_job(now, pods, jobs)
         or _late(now, wanted, placed, order=order, started_at=started_at)
@@ -114,9 +114,12 @@ def _last_words(pod: PodFacts, *, by_cause: bool = False) -> Trouble:
     )
 
 
-def _unpullable(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
+def _unstartable(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
     for pod in pods:
         waited = now - (pod.started_at or pod.created_at)
+        if pod.missing_maps and waited >= _START_PATIENCE:
+            what = f"it mounts {' and '.join(pod.missing_maps)}, but its namespace has no ConfigMap of that name"
+            return Trouble.of(Reason.CONTAINER_NOT_CREATED, pod=pod.name, what=what)
         for container in pod.containers:
             if trouble := _stuck(pod, container, waited):
                 return trouble
@@ -125,7 +128,7 @@ def _unpullable(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
 
 def _stuck(pod: PodFacts, container: ContainerFacts, waited: timedelta) -> Trouble | None:
     what = f"{container.waiting_reason}: {container.waiting_message}"
-    patient = waited < _PULL_PATIENCE
+    patient = waited < _START_PATIENCE
     if container.waiting_reason in _HOPELESS or (container.waiting_reason in _PULL_FAILED and not patient):
         return Trouble.of(Reason.IMAGE_PULL_FAILED, pod=pod.name, what=what)
     if container.waiting_reason in _NOT_CREATED and not patient:

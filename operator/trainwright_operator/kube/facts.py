@@ -165,6 +165,15 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
     )
 
 
+def maps_waited_for(pod: dict[str, Any]) -> tuple[str, ...]:
+    """ConfigMaps without which a pod that is on its node cannot start; none where it runs."""
+    spec = pod["spec"]
+    if not spec.get("nodeName") or (pod.get("status") or {}).get("phase", "Pending") != "Pending":
+        return ()
+    mounted = (volume.get("configMap") or {} for volume in spec.get("volumes") or [])
+    return tuple(source["name"] for source in mounted if source and not source.get("optional", False))
+
+
 def _containers(status: dict[str, Any]) -> tuple[ContainerFacts, ...]:
     """The worker's container first; init containers last, since they can fail and wait for images too."""
     main = [_container(c) for c in status.get("containerStatuses") or []]

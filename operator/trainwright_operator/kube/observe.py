@@ -72,9 +72,10 @@ class Observer:
         )
         maps = tuple(facts.stored_map(config_map) for config_map in stored)
         series = gangs_of_series(maps)
+        missing = await self._missing_maps(plan, pods, known={stored.name for stored in maps})
         snapshot = Snapshot(
             plan=plan,
-            pods=tuple(await asyncio.gather(*(self._pod(plan, pod, series) for pod in pods))),
+            pods=tuple(await asyncio.gather(*(self._pod(plan, pod, series, missing) for pod in pods))),
             jobs=tuple(facts.job_facts(job) for job in jobs),
             stored=maps,
             refusals=dict(memory.refusals),
@@ -127,8 +128,27 @@ class Observer:
         )
         return facts.devices_held([pod for pods in lists for pod in pods], resource_name)
 
-    async def _pod(self, plan: PlanFacts, pod: dict[str, Any], series: Collection[str]) -> PodFacts:
-        found = facts.pod_facts(pod)
+    async def _missing_maps(
+        self, plan: PlanFacts, pods: list[dict[str, Any]], known: Collection[str]
+    ) -> frozenset[str]:
+        """ConfigMaps that pods wait for in vain. A kubelet tells of them in Events alone, which are not read."""
+
+        async def is_missing(name: str) -> bool:
+            try:
+                await self._api.get(f"{paths.core('configmaps', plan.namespace)}/{name}")
+            except ApiError as error:
+                return error.is_missing
+            return False
+
+        names = sorted({name for pod in pods for name in facts.maps_waited_for(pod)}.difference(known))
+        found = await asyncio.gather(*(is_missing(name) for name in names))
+        return frozenset(name for name, missing in zip(names, found, strict=True) if missing)
+
+    async def _pod(
+        self, plan: PlanFacts, pod: dict[str, Any], series: Collection[str], missing: Collection[str]
+    ) -> PodFacts:
+        lacking = tuple(name for name in facts.maps_waited_for(pod) if name in missing)
+        found = replace(facts.pod_facts(pod), missing_maps=lacking)
         if RENDEZVOUS_LABEL not in (pod["metadata"].get("labels") or {}) or found.phase in ("Pending", "Unknown"):
             return found
         ended = found.phase in ("Succeeded", "Failed")
