@@ -188,10 +188,12 @@ def test_an_entry_point_that_is_not_there(monkeypatch, tmp_path) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "breaks_on_import.py").write_text("1 / 0\n")
     (tmp_path / "breaks_when_called.py").write_text("def model():\n    1 / 0\n")
+    (tmp_path / "lacks_a_library.py").write_text("import nowhere.deep\n")
     for entrypoint, told in (
         ("nowhere", "must be written package.module:function"),
         (":model", "must be written package.module:function"),
-        ("nowhere.at_all:model", "no module nowhere; install its package"),
+        ("nowhere.at_all:model", "no module nowhere; bring it into the worker's image or into a volume"),
+        ("lacks_a_library:model", "lacks_a_library imports nowhere, which this worker has not; install that"),
         ("outside_models:vgg", "has no function vgg; change the name behind the colon"),
         ("outside_models:SMALL_BERT", "has no function SMALL_BERT"),
         ("breaks_on_import:model", "importing breaks_on_import fails: ZeroDivisionError"),

@@ -230,10 +230,13 @@ def custom_layers(entrypoint: str) -> CustomLayers:
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            what = f"{module_name} imports {error.name}, which this worker has not; install that in the worker's image"
+            raise _wrong(where, what) from error
         raise _wrong(
             where,
-            f"this worker has no module {error.name}; install its package in the worker's image, or change "
-            "the name before the colon",
+            f"this worker has no module {error.name}; bring it into the worker's image or into a volume that is on "
+            "its PYTHONPATH, or change the name before the colon",
         ) from error
     except Exception as error:
         raise _wrong(where, f"importing {module_name} fails: {_told(error)}; correct that module") from error
