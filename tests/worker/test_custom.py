@@ -92,6 +92,13 @@ def test_the_example_is_torchvisions_resnet(monkeypatch: pytest.MonkeyPatch) -> 
     assert flops == pytest.approx(2 * 1.814e9, rel=0.01)  # as torchvision tells, in multiply-adds
 
 
+def test_the_training_plan_in_the_examples_describes_the_module_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ORACLES.parents[2] / "deploy" / "examples" / "custom" / "encoder"
+    monkeypatch.syspath_prepend(folder)
+    spec = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))["spec"]
+    assert ModelSpec.model_validate(spec["model"]).family() == describe("encoder:encoder")
+
+
 def test_layers_that_are_alike_are_of_one_kind(bert: Custom) -> None:
     assert bert.layers == ("BertEmbeddings", "BertBlock", "BertBlock", "BertHead")
     assert [kind.output_elements_per_row for kind in bert.kinds] == [12 * 32 + 12, 12 * 32 + 12, 1]
@@ -223,4 +230,6 @@ def test_it_is_profiled_planned_by_its_profiles_and_tried(tmp_path: Path, worker
 def test_a_worker_without_the_users_package_says_so(worker, make, bert: Custom) -> None:
     outcome = worker.local(ProfileOrder(make.gang(1), Model.of(bert), 1, (1,)))
     assert outcome.reasons == {"OrderInvalid"}
-    assert "has no module outside_models; install its package in the worker's image" in outcome.failures[0].message
+    assert (
+        "has no module outside_models; bring it into the worker's image or into a volume" in outcome.failures[0].message
+    )

@@ -1,0 +1,40 @@
+"""A model of one's own: its module comes into the pods as a ConfigMap, as in the example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainwright import documents
+from trainwright.plan import Plan
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "custom" / "encoder"
+
+
+@pytest.fixture
+def module_and_plan(workbench, small_plan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The example's ConfigMap and plan, on two nodes and with few iterations."""
+    module, plan = yaml.safe_load_all(workbench.run("kustomize", str(EXAMPLE)))
+    return module, small_plan("own", **{part: plan["spec"][part] for part in ("model", "worker")}, devices={"max": 4})
+
+
+def test_it_is_profiled_planned_tried_and_answered(workbench, module_and_plan) -> None:
+    module, plan = module_and_plan
+    workbench.apply(module)
+    status = workbench.wait_finished(workbench.apply(plan))["status"]
+    assert "winner" in status, status
+    winner = documents.parse(status["winner"]["plan"], Plan, source="winner.plan")
+    assert len(winner.devices) == 4
+    measured = [trial for trial in status["trials"] if trial.get("measuredSeconds")]
+    assert abs(measured[0]["predictionError"]) < 0.15, measured
+
+
+def test_a_module_that_was_not_brought_is_named(workbench, module_and_plan) -> None:
+    module, plan = module_and_plan
+    resource = workbench.wait_finished(workbench.apply(plan), seconds=90)
+    found = next(one for one in resource["status"]["conditions"] if one["type"] == "Succeeded")
+    assert found["reason"] == "ContainerNotCreated"
+    assert f"it mounts {module['metadata']['name']}, but its namespace has no ConfigMap" in found["message"]
