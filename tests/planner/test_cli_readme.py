@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## )", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NOT_HERE = ("pip install", "cd ")
+NOT_HERE = ("pip install", "cd ", "docker ", "kubectl ")
 
 
 def commands(section: str) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,11 @@ def test_the_training_plan_in_the_examples_describes_the_module_beside_it(monkey
     monkeypatch.syspath_prepend(folder)
     spec = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))["spec"]
     assert ModelSpec.model_validate(spec["model"]).family() == describe("encoder:encoder")
+
+
+def test_the_image_in_the_examples_takes_the_library_that_fits_the_workers_torch() -> None:
+    dockerfile = ORACLES.parents[2] / "deploy" / "examples" / "custom" / "Dockerfile"
+    assert f"torchvision=={version('torchvision').partition('+')[0]}\n" in dockerfile.read_text(encoding="utf-8")
 
 
 def test_layers_that_are_alike_are_of_one_kind(bert: Custom) -> None:

@@ -87,7 +87,7 @@ class Custom:
     """A model of the user's own, as `python -m trainwright_worker.describe` tells it. No tensor degree divides its layers.
 
     Attributes:
-        entrypoint: `package.module:function` in the worker's image, which makes the layers.
+        entrypoint: `package.module:function` on the worker's PYTHONPATH, which makes the layers.
         kinds: of layers, each once.
         layers: the kind's name of every layer, in order.
     """

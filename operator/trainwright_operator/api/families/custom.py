@@ -33,7 +33,7 @@ class CustomKindSpec(Section):
 
 
 class CustomSpec(FamilySpec):
-    """A model of your own, whose code is in the worker's image. No tensor degree divides its layers."""
+    """A model of your own, whose code the worker finds on its PYTHONPATH. No tensor degree divides its layers."""
 
     noun = families.Custom
     model_config = ruled(
