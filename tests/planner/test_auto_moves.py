@@ -31,7 +31,7 @@ def plan(problem: Problem, make_plan: Callable[..., Plan]) -> Plan:
 
 @pytest.fixture
 def taken_apart(plan: Plan, problem: Problem) -> list[Place]:
-    return places(plan, problem.setting)
+    return places(plan, problem)
 
 
 def made(moves: Callable[..., object], taken_apart: list[Place]) -> list[Plan]:
@@ -63,9 +63,16 @@ def test_devices_are_left_out_by_halves_by_nodes_and_by_every_second_one(taken_a
 
 def test_devices_that_nobody_uses_join(plan: Plan, problem: Problem, make_plan: Callable[..., Plan]) -> None:
     smaller = make_plan(problem, (4, 4), data=2, rows=2)
-    found = made(leavings, places(smaller, problem.setting))
+    found = made(leavings, places(smaller, problem))
     assert any(set(other.devices) > set(smaller.devices) for other in found)
     assert all(len(set(other.devices)) == len(other.devices) for other in found)
+
+
+def test_devices_that_plans_may_not_use_do_not_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+    smaller = make_plan(problem, (8,), data=2, rows=2)
+    limited = replace(problem, limits=replace(problem.limits, use_nodes=("node-1", "node-2")))
+    joined = {device.node for other in made(leavings, places(smaller, limited)) for device in other.devices}
+    assert joined == {"node-1", "node-2"}
 
 
 def test_a_stage_over_two_nodes_takes_their_devices_in_turn(taken_apart: list[Place]) -> None:
@@ -78,7 +85,7 @@ def test_a_stage_over_two_nodes_takes_their_devices_in_turn(taken_apart: list[Pl
 def test_stages_change_places_near_and_far(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(problem, (2, 2, 2, 2), data=2, rows=1)
     first = plan.pipelines[0].stages[0].devices
-    found = made(seats, places(plan, problem.setting))
+    found = made(seats, places(plan, problem))
     assert {
         number for other in found for number, stage in enumerate(other.pipelines[0].stages) if stage.devices == first
     } == {
@@ -93,14 +100,14 @@ def test_only_what_repeats_has_another_schedule(
     taken_apart: list[Place], problem: Problem, make_plan: Callable[..., Plan]
 ) -> None:
     assert [other.schedule for other in made(schedules, taken_apart)] == [Schedule.GPIPE]
-    assert not made(schedules, places(make_plan(problem, (8,), data=4, rows=1), problem.setting))
+    assert not made(schedules, places(make_plan(problem, (8,), data=4, rows=1), problem))
 
 
 def test_layers_at_a_border_do_as_their_neighbours(plan: Plan, problem: Problem) -> None:
     """A stage of which the first layer is computed again: then no layer, or two, or three."""
     stage = setups(plan.pipelines[0])[0]
     again = replace(stage, layers=(replace(stage.layers[0], recompute=True), *stage.layers[1:]))
-    (place,) = places(plan, problem.setting)
+    (place,) = places(plan, problem)
     found = made(borders, [replace(place, stages=(again, *place.stages[1:]))])
     counts = [sum(run.count for run in other.pipelines[0].stages[0].layers if run.recompute) for other in found]
     assert sorted(counts) == [0, 2, 3]

@@ -107,7 +107,7 @@ def descend(start: Candidate, judge: Judge, tries: float) -> Candidate:
 
 
 def _first_better(here: Candidate, judge: Judge, number: int, last: float) -> Candidate | None:
-    for move in NEIGHBOURHOODS[number](places(here.plan, judge.problem.setting)):
+    for move in NEIGHBOURHOODS[number](places(here.plan, judge.problem)):
         if judge.left <= last or judge.is_over:
             return None
         try:
@@ -137,7 +137,7 @@ class Disturbances:
             try:
                 for _ in range(2):
                     kind = self._random.choice(NEIGHBOURHOODS)
-                    moves = list(kind(places(plan, self.problem.setting)))
+                    moves = list(kind(places(plan, self.problem)))
                     if moves:
                         plan = self._random.choice(moves)()
             except ValueError:  # a replica without rows, or a degree without a profile

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from trainwright.cluster import Device
 from trainwright.cost.pace import Paces
-from trainwright.cost.setting import Setting
 from trainwright.plan import Plan
 from trainwright.search.auto.setups import Setup, setups, with_setups
+from trainwright.search.protocol import Problem
 
 Move = Callable[[], Plan]
 """Makes the plan that differs."""
@@ -21,7 +21,7 @@ class Place:
 
     Attributes:
         seconds: by stage: what its slowest worker takes for a micro-batch.
-        free: devices that no pipeline uses.
+        free: devices that plans may use, and this one does not.
     """
 
     plan: Plan
@@ -40,11 +40,11 @@ class Place:
         return with_setups(self.plan, self.index, stages)
 
 
-def places(plan: Plan, setting: Setting) -> list[Place]:
+def places(plan: Plan, problem: Problem) -> list[Place]:
     """The plan's pipelines taken apart."""
-    paces = Paces(plan, setting)
+    paces = Paces(plan, problem.setting)
     used = set(plan.devices)
-    free = tuple(device for device in setting.cluster.devices if device not in used)
+    free = tuple(device for device in problem.devices if device not in used)
     return [
         Place(
             plan,

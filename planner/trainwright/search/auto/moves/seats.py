@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 
 from trainwright.cluster import Device
 from trainwright.plan import Plan
 from trainwright.search.auto.moves.place import Move, Place
+from trainwright.search.auto.setups import Setup
 
+Devices = tuple[Device, ...]
 FARTHEST = 4
 """So far from each other are stages that change places."""
 MOST_NODES = 4
@@ -52,41 +54,47 @@ def leavings(taken_apart: Sequence[Place]) -> Iterator[Move]:
     And one stage's devices node by node, or one of every node in turn: then its sums go between nodes at every step.
     """
     for place in taken_apart:
+        free = list(_by_node(place.free).values())[:MOST_NODES]
         for number, stage in enumerate(place.stages):
-            devices, nodes = stage.devices, _by_node(stage.devices)
-            half = len(devices) // 2
-            kept = [devices[:half], devices[half:], devices[::2]] if half else []
-            if len(nodes) > 1:
-                kept += [tuple(one for one in devices if one.node != node) for node in list(nodes)[:MOST_NODES]]
-            joined = [
-                (*devices, *some[:count])
-                for some in _by_node(place.free).values()
-                for count in _counts(some, stage.most_tensor)
-            ]
-            turns = [_in_turn(nodes), tuple(one for some in nodes.values() for one in some)] if len(nodes) > 1 else []
-            for chosen in dict.fromkeys((*turns, *kept, *joined[:MOST_NODES])):
-                if chosen != devices:
-                    yield partial(_on, place, number, chosen)
+            nodes = _by_node(stage.devices)
+            joined = islice(_with_more(stage, free), MOST_NODES)
+            for devices in dict.fromkeys((*_in_other_orders(nodes), *_with_less(stage.devices, nodes), *joined)):
+                if devices != stage.devices:
+                    yield partial(_on, place, number, devices)
 
 
-def _by_node(devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
-    found: dict[str, tuple[Device, ...]] = {}
+def _in_other_orders(nodes: dict[str, Devices]) -> Iterator[Devices]:
+    if len(nodes) > 1:
+        most = max(map(len, nodes.values()))
+        yield tuple(some[slot] for slot in range(most) for some in nodes.values() if slot < len(some))
+        yield tuple(device for some in nodes.values() for device in some)
+
+
+def _with_less(devices: Devices, nodes: dict[str, Devices]) -> Iterator[Devices]:
+    if half := len(devices) // 2:
+        yield from (devices[:half], devices[half:], devices[::2])
+    if len(nodes) > 1:
+        for node in islice(nodes, MOST_NODES):
+            yield tuple(device for device in devices if device.node != node)
+
+
+def _with_more(stage: Setup, free: Sequence[Devices]) -> Iterator[Devices]:
+    """With all that a node has, and with as few as a stage can take."""
+    step = stage.most_tensor
+    for some in free:
+        for count in dict.fromkeys((len(some) // step * step, step)):
+            if 0 < count <= len(some):
+                yield (*stage.devices, *some[:count])
+
+
+def _by_node(devices: Devices) -> dict[str, Devices]:
+    found: dict[str, Devices] = {}
     for device in devices:
         found[device.node] = (*found.get(device.node, ()), device)
     return found
 
 
-def _counts(some: Sequence[Device], step: int) -> Iterator[int]:
-    """All of a node's devices, and as few as a stage can take."""
-    yield from dict.fromkeys(count for count in (len(some) // step * step, step) if 0 < count <= len(some))
-
-
-def _in_turn(nodes: dict[str, tuple[Device, ...]]) -> tuple[Device, ...]:
-    most = max(map(len, nodes.values()))
-    return tuple(some[slot] for slot in range(most) for some in nodes.values() if slot < len(some))
-
-
-def _on(place: Place, number: int, devices: tuple[Device, ...]) -> Plan:
+def _on(place: Place, number: int, devices: Devices) -> Plan:
     return place.put({number: place.stages[number].on(devices, place.rows)})
 
 
