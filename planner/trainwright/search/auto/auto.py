@@ -49,9 +49,11 @@ DRAFTS = 48
 """Plans of the programme that are costed exactly."""
 MOST_DISTURBED = 48
 """How often the best is disturbed and descended from again."""
+LEAST_TRIES = 100
+"""Plans that are costed from there, where so many are left."""
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
-LEAST_REPLAYS, MOST_REPLAYS = 64, 1200
+LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
 TINY_BEST, TINY_REPLAYS = 8, 200
 """Of problems that are looked at whole: how many of the best plans are kept, and plans that are costed near them."""
 _STEPS = 100
@@ -146,7 +148,7 @@ class _Run:
                 return
             start = disturbances.of(in_order(judge.feasible())[0], judge)
             if start is not None:
-                descend(start, judge, judge.left / 3)
+                descend(start, judge, max(judge.left / 3, LEAST_TRIES))
 
     def _add_alternatives(self) -> None:
         """The best in the other schedule, and the very best at every tensor degree."""

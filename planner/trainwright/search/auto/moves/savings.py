@@ -38,23 +38,18 @@ def _with_sharding(means: Sharding, strategy: Strategy) -> Strategy:
 
 
 def savings(taken_apart: Sequence[Place]) -> Iterator[Move]:
-    """In one stage a layer, or half of them, recomputed or sharded more or less; and none, or all, recomputed everywhere."""
+    """In one stage a layer, half of them or all no longer recomputed, or sharded more or less; and none recomputed anywhere.
+
+    What then lacks memory is relieved (`relief`), so that nothing need be recomputed more than that.
+    """
     for place in taken_apart:
         if any(layer.recompute for stage in place.stages for layer in stage.layers):
-            yield partial(_recomputed_everywhere, place, value=False)
-        yield partial(_recomputed_everywhere, place, value=True)
+            yield partial(_never_recomputed, place)
         for number, stage in enumerate(place.stages):
             again = [index for index, layer in enumerate(stage.layers) if layer.recompute]
-            kept = [index for index, layer in enumerate(stage.layers) if not layer.recompute]
-            for chosen, value in (
-                (again[-1:], False),
-                (again[len(again) // 2 :], False),
-                (again, False),
-                (kept[:1], True),
-                (kept[: -(-len(kept) // 2)], True),
-            ):
+            for chosen in (again[-1:], again[len(again) // 2 :], again):
                 if chosen:
-                    yield partial(_recomputed, place, number, frozenset(chosen), value)
+                    yield partial(_kept, place, number, frozenset(chosen))
             for fewer, more in ((Sharding.ZERO2, Sharding.ZERO3), (Sharding.ZERO3, Sharding.ZERO2)):
                 found = [index for index, layer in enumerate(stage.layers) if layer.sharding is fewer]
                 for chosen in (found[-1:], found[len(found) // 2 :]):
@@ -62,10 +57,10 @@ def savings(taken_apart: Sequence[Place]) -> Iterator[Move]:
                         yield partial(_resharded, place, number, frozenset(chosen), more)
 
 
-def _recomputed(place: Place, number: int, chosen: frozenset[int], value: bool) -> Plan:
+def _kept(place: Place, number: int, chosen: frozenset[int]) -> Plan:
     stage = place.stages[number]
     layers = tuple(
-        replace(layer, recompute=value) if index in chosen else layer for index, layer in enumerate(stage.layers)
+        replace(layer, recompute=False) if index in chosen else layer for index, layer in enumerate(stage.layers)
     )
     return place.put({number: replace(stage, layers=layers)})
 
@@ -78,7 +73,7 @@ def _resharded(place: Place, number: int, chosen: frozenset[int], means: Shardin
     return place.put({number: replace(stage, layers=layers)})
 
 
-def _recomputed_everywhere(place: Place, *, value: bool) -> Plan:
+def _never_recomputed(place: Place) -> Plan:
     return place.put(
-        {number: stage.each(lambda layer: replace(layer, recompute=value)) for number, stage in enumerate(place.stages)}
+        {number: stage.each(lambda layer: replace(layer, recompute=False)) for number, stage in enumerate(place.stages)}
     )
