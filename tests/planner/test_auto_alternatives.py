@@ -1,4 +1,4 @@
-"""What stands beside the best plan in the answer: its like at other tensor degrees and in the other schedule."""
+"""What stands beside the best plan in the answer: its like at other tensor degrees."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.plan import Plan, Schedule
+from trainwright.plan import Plan
 from trainwright.search import Problem, run
-from trainwright.search.auto.alternatives import regrouped, rescheduled
+from trainwright.search.auto.alternatives import regrouped
 
 
 @pytest.fixture
@@ -35,13 +35,6 @@ def test_every_tensor_degree_up_to_the_most_with_the_same_rows_in_all_or_for_eac
 def test_degrees_that_do_not_divide_a_stage_are_left_out(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(problem, (4, 4), data=2, tensor=1, rows=2)
     assert [degrees(one) for one in regrouped(plan, 8)] == [{1}, {2}, {2}]
-
-
-def test_only_pipelines_that_repeat_have_another_schedule(problem: Problem, make_plan: Callable[..., Plan]) -> None:
-    several = make_plan(problem, (4, 4), data=4, rows=2)
-    assert [one.schedule for one in rescheduled(several)] == [Schedule.GPIPE]
-    assert not list(rescheduled(make_plan(problem, (4, 4), data=4, rows=8)))
-    assert not list(rescheduled(make_plan(problem, (8,), data=4, rows=2)))
 
 
 def test_the_answer_has_a_plan_of_as_many_stages_as_the_best_at_each_degree_of_a_node(

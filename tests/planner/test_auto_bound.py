@@ -60,3 +60,20 @@ def test_one_device_with_everything_in_one_micro_batch_is_bounded_closely() -> N
     alone = replace(problem, cluster=Cluster((large,), (node,)))
     (best,) = run("amp", alone, top=1)
     assert lower_bound_seconds(alone) == pytest.approx(best.estimate.iteration_seconds, rel=0.01)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_that_take_no_time_count_nothing(seed: int) -> None:
+    pick = random.Random(seed)
+    problem = drawn_problem(pick)
+    idle = problem.model.layers[0]
+    profiles = tuple(
+        replace(one, forward_seconds=0.0, backward_seconds=0.0) if one.kind == idle else one
+        for one in problem.profiles.layers
+    )
+    problem = replace(problem, profiles=replace(problem.profiles, layers=profiles))
+    bound = lower_bound_seconds(problem)
+    drawn = [plan for plan in (drawn_plan(problem, pick) for _ in range(PLANS)) if plan is not None]
+    estimates = [estimate_in(plan, problem.setting) for plan in drawn]
+    assert all(one.iteration_seconds >= bound > 0 for one in estimates if one.feasible)

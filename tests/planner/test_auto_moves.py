@@ -1,32 +1,40 @@
-"""Small changes of a plan: what they give runs, and each kind does what it says."""
+"""Small changes of a plan: each gives another plan of the same batch that runs, and each kind does what it says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_in
-from trainwright.plan import Plan, Schedule
+from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.search import Problem
-from trainwright.search.auto.moves import NEIGHBOURHOODS, Place, places
-from trainwright.search.auto.moves.layers import borders
+from trainwright.search.auto.moves import NEIGHBOURHOODS, Move, Place, places
+from trainwright.search.auto.moves.layers import borders, shifts, splits
+from trainwright.search.auto.moves.rows import row_shifts
+from trainwright.search.auto.moves.savings import savings, shardings
 from trainwright.search.auto.moves.schedules import schedules
-from trainwright.search.auto.moves.seats import leavings, seats
-from trainwright.search.auto.setups import setups
+from trainwright.search.auto.moves.seats import members, seats
+from trainwright.search.auto.setups import setups, with_setups
+
+Moves = Callable[[Sequence[Place]], Iterator[Move]]
 
 
 @pytest.fixture
 def problem(make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]) -> Problem:
-    return make_problem(make_cluster([("fast", 2), ("fast", 2), ("slow", 2), ("slow", 2)]), layers=6, batch=16)
+    return make_problem(make_cluster([("fast", 2), ("fast", 2), ("slow", 2), ("slow", 2)]), layers=6, batch=24)
 
 
 @pytest.fixture
 def plan(problem: Problem, make_plan: Callable[..., Plan]) -> Plan:
-    """Two stages of two nodes each, one device a replica."""
-    return make_plan(problem, (4, 4), data=4, rows=1)
+    """Two stages of two nodes each, one device a replica; rows differ, and the first layer is computed again."""
+    even = make_plan(problem, (4, 4), data=4, rows=3)
+    upper, lower = setups(even.pipelines[0])
+    upper = upper.some([0], lambda layer: replace(layer, recompute=True))
+    upper = upper.each(lambda layer: replace(layer, rows=(4, 4, 2, 2)))
+    return with_setups(even, 0, [upper, lower])
 
 
 @pytest.fixture
@@ -34,10 +42,10 @@ def taken_apart(plan: Plan, problem: Problem) -> list[Place]:
     return places(plan, problem)
 
 
-def made(moves: Callable[..., object], taken_apart: list[Place]) -> list[Plan]:
+def made(moves: Moves, taken_apart: list[Place]) -> list[Plan]:
     """Plans of the moves that can be made."""
     found = []
-    for move in moves(taken_apart):  # type: ignore[attr-defined]
+    for move in moves(taken_apart):
         try:
             found.append(move())
         except ValueError:  # a replica would be left without rows
@@ -45,78 +53,116 @@ def made(moves: Callable[..., object], taken_apart: list[Place]) -> list[Plan]:
     return found
 
 
+def batch(plan: Plan) -> int:
+    return sum(pipeline.micro_batches * pipeline.micro_batch_size for pipeline in plan.pipelines)
+
+
+def layers(plan: Plan) -> list[int]:
+    """By stage: how many."""
+    return [stage.end - stage.first for stage in plan.pipelines[0].stages]
+
+
 @pytest.mark.parametrize("moves", NEIGHBOURHOODS, ids=lambda moves: moves.__name__)
-def test_every_change_gives_another_plan_of_the_same_batch_that_can_be_costed(
-    moves: Callable[..., object], plan: Plan, taken_apart: list[Place], problem: Problem
+def test_every_kind_gives_other_plans_of_the_same_batch_that_can_be_costed(
+    moves: Moves, plan: Plan, taken_apart: list[Place], problem: Problem
 ) -> None:
-    for other in made(moves, taken_apart):
-        assert other.global_batch_size == plan.global_batch_size
+    found = made(moves, taken_apart)
+    assert any(other != plan for other in found)
+    for other in found:
+        assert batch(other) == 24
+        assert set(other.devices) <= set(problem.devices)
         assert estimate_in(other, problem.setting).iteration_seconds > 0
 
 
-def test_devices_are_left_out_by_halves_by_nodes_and_by_every_second_one(taken_apart: list[Place], plan: Plan) -> None:
-    used = {frozenset(map(str, other.pipelines[0].stages[0].devices)) for other in made(leavings, taken_apart)}
-    names = [str(device) for device in plan.pipelines[0].stages[0].devices]
-    assert {frozenset(names[:2]), frozenset(names[2:]), frozenset(names[::2])} <= used
-    assert all(other.devices for other in made(leavings, taken_apart))
+def test_a_layer_or_several_go_from_stage_to_stage(taken_apart: list[Place]) -> None:
+    assert {tuple(layers(other)) for other in made(shifts, taken_apart)} == {(3, 5), (5, 3), (2, 6), (6, 2)}
 
 
-def test_devices_that_nobody_uses_join(plan: Plan, problem: Problem, make_plan: Callable[..., Plan]) -> None:
-    smaller = make_plan(problem, (4, 4), data=2, rows=2)
-    found = made(leavings, places(smaller, problem))
-    assert any(set(other.devices) > set(smaller.devices) for other in found)
-    assert all(len(set(other.devices)) == len(other.devices) for other in found)
+def test_two_stages_become_one_and_one_two(taken_apart: list[Place], plan: Plan) -> None:
+    merged, *split = sorted(made(splits, taken_apart), key=lambda other: len(layers(other)))
+    assert layers(merged) == [8]
+    assert merged.devices == plan.devices
+    assert sorted(map(layers, split)) == [[2, 2, 4], [4, 2, 2]]
 
 
-def test_devices_that_plans_may_not_use_do_not_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
-    smaller = make_plan(problem, (8,), data=2, rows=2)
-    limited = replace(problem, limits=replace(problem.limits, use_nodes=("node-1", "node-2")))
-    joined = {device.node for other in made(leavings, places(smaller, limited)) for device in other.devices}
-    assert joined == {"node-1", "node-2"}
+def test_a_merged_stage_has_the_rows_of_each_half_where_that_had_them(taken_apart: list[Place]) -> None:
+    (merged,) = (other for other in made(splits, taken_apart) if len(layers(other)) == 1)
+    first, *_, last = (run.rows for run in merged.pipelines[0].stages[0].layers)
+    assert first[:4] == (2, 2, 1, 1)
+    assert len(set(last)) <= 2
+    assert sum(last) == 12
 
 
-def test_a_stage_over_two_nodes_takes_their_devices_in_turn(taken_apart: list[Place]) -> None:
-    orders = {
-        tuple(device.node for device in other.pipelines[0].stages[0].devices) for other in made(leavings, taken_apart)
-    }
-    assert ("node-1", "node-2", "node-1", "node-2") in orders
+def test_devices_go_to_the_stage_beside(taken_apart: list[Place]) -> None:
+    sizes = {tuple(len(stage.devices) for stage in other.pipelines[0].stages) for other in made(seats, taken_apart)}
+    assert {(2, 6), (6, 2), (3, 5), (5, 3)} <= sizes
 
 
 def test_stages_change_places_near_and_far(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(problem, (2, 2, 2, 2), data=2, rows=1)
     first = plan.pipelines[0].stages[0].devices
-    found = made(seats, places(plan, problem))
-    assert {
-        number for other in found for number, stage in enumerate(other.pipelines[0].stages) if stage.devices == first
-    } == {
-        0,
-        1,
-        2,
-        3,
+    found = [stage for other in made(seats, places(plan, problem)) for stage in enumerate(other.pipelines[0].stages)]
+    assert {number for number, stage in found if stage.devices == first} == {0, 1, 2, 3}
+
+
+def test_devices_are_left_out_by_halves_by_nodes_and_by_every_second_one(taken_apart: list[Place], plan: Plan) -> None:
+    used = {frozenset(map(str, other.pipelines[0].stages[0].devices)) for other in made(members, taken_apart)}
+    names = [str(device) for device in plan.pipelines[0].stages[0].devices]
+    assert {frozenset(names[:2]), frozenset(names[2:]), frozenset(names[::2])} <= used
+
+
+def test_devices_that_nobody_uses_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+    smaller = make_plan(problem, (4, 4), data=2, rows=3)
+    found = made(members, places(smaller, problem))
+    joined = {device.node for other in found for device in set(other.devices) - set(smaller.devices)}
+    assert joined == {"node-3", "node-4"}
+
+
+def test_devices_that_plans_may_not_use_do_not_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+    smaller = make_plan(problem, (8,), data=2, rows=3)
+    limited = replace(problem, limits=replace(problem.limits, use_nodes=("node-1", "node-2")))
+    joined = {device.node for other in made(members, places(smaller, limited)) for device in other.devices}
+    assert joined == {"node-1", "node-2"}
+
+
+def test_a_stage_over_two_nodes_takes_their_devices_in_turn(taken_apart: list[Place]) -> None:
+    stages = [other.pipelines[0].stages[0] for other in made(members, taken_apart)]
+    assert ("node-1", "node-2", "node-1", "node-2") in {tuple(one.node for one in stage.devices) for stage in stages}
+
+
+def test_a_row_goes_from_replica_to_replica(taken_apart: list[Place]) -> None:
+    rows = {stage.layers[0].rows for other in made(row_shifts, taken_apart) for stage in other.pipelines[0].stages}
+    assert {(3, 4, 3, 2), (5, 4, 1, 2), (2, 3, 3, 4)} <= rows
+
+
+def test_all_stages_or_one_are_sharded_otherwise(taken_apart: list[Place]) -> None:
+    found = {
+        tuple(stage.layers[0].sharding for stage in other.pipelines[0].stages) for other in made(shardings, taken_apart)
     }
+    none, zero3 = Sharding.NONE, Sharding.ZERO3
+    assert {(none, none), (zero3, none), (none, zero3), (zero3, zero3)} <= found
+
+
+def test_what_is_computed_again_no_longer_is(taken_apart: list[Place]) -> None:
+    found = made(savings, taken_apart)
+    assert found
+    assert not any(run.recompute for other in found for stage in other.pipelines[0].stages for run in stage.layers)
 
 
 def test_only_what_repeats_has_another_schedule(
     taken_apart: list[Place], problem: Problem, make_plan: Callable[..., Plan]
 ) -> None:
-    assert [other.schedule for other in made(schedules, taken_apart)] == [Schedule.GPIPE]
+    (other,) = made(schedules, taken_apart)
+    assert other.schedule is Schedule.GPIPE
+    (back,) = made(schedules, places(other, problem))
+    assert back.schedule is Schedule.ONE_FORWARD_ONE_BACKWARD
     assert not made(schedules, places(make_plan(problem, (8,), data=4, rows=1), problem))
 
 
-def test_layers_at_a_border_do_as_their_neighbours(plan: Plan, problem: Problem) -> None:
-    """A stage of which the first layer is computed again: then no layer, or two, or three."""
-    stage = setups(plan.pipelines[0])[0]
-    again = replace(stage, layers=(replace(stage.layers[0], recompute=True), *stage.layers[1:]))
-    (place,) = places(plan, problem)
-    found = made(borders, [replace(place, stages=(again, *place.stages[1:]))])
-    counts = [sum(run.count for run in other.pipelines[0].stages[0].layers if run.recompute) for other in found]
+def test_layers_at_a_border_do_as_their_neighbours(taken_apart: list[Place]) -> None:
+    """The first layer is computed again: then none is, or two, or three."""
+    counts = [
+        sum(run.count for run in other.pipelines[0].stages[0].layers if run.recompute)
+        for other in made(borders, taken_apart)
+    ]
     assert sorted(counts) == [0, 2, 3]
-
-
-def test_a_stage_on_other_devices_deals_rows_as_their_nodes_had_them(
-    problem: Problem, make_plan: Callable[..., Plan]
-) -> None:
-    (stage,) = setups(make_plan(problem, (8,), data=8, rows=2).pipelines[0])
-    rows = (3, 3, 3, 3, 1, 1, 1, 1)
-    uneven = replace(stage, layers=tuple(replace(layer, rows=rows) for layer in stage.layers))
-    assert uneven.on(stage.devices[2:6], 16).layers[0].rows == (6, 6, 2, 2)

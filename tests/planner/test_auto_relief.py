@@ -9,9 +9,8 @@ import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_in
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.search import Problem
-from trainwright.search.auto.alternatives import sharded
 from trainwright.search.auto.relief import relieved
 from trainwright.search.auto.setups import setups, with_setups
 
@@ -73,9 +72,3 @@ def test_where_nothing_helps_there_is_none(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster], plan: Plan
 ) -> None:
     assert relieved(plan, drawn(make_problem, make_cluster, 1000).setting) is None
-
-
-def test_everything_sharded(plan: Plan) -> None:
-    found = sharded(plan)
-    assert {run.sharding for stage in found.pipelines[0].stages for run in stage.layers} == {Sharding.ZERO3}
-    assert found.devices == plan.devices

@@ -1,27 +1,11 @@
-"""Other plans of one's shape: that hold less, or for the trials that come, where a cost model is least sure of what is best."""
+"""What stands beside the best plan in the answer, for the trials that come: its like at other tensor degrees."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 
-from trainwright.plan import Plan, Schedule, Sharding
+from trainwright.plan import Plan
 from trainwright.search.auto.setups import setups, with_setups
-
-
-def sharded(plan: Plan) -> Plan:
-    """With everything sharded."""
-    for index, pipeline in enumerate(plan.pipelines):
-        stages = [stage.each(partial(replace, sharding=Sharding.ZERO3)) for stage in setups(pipeline)]
-        plan = with_setups(plan, index, stages)
-    return plan
-
-
-def rescheduled(plan: Plan) -> Iterator[Plan]:
-    """In GPipe: where memory holds every micro-batch, forwards never wait for a backward's message."""
-    if any(len(pipeline.stages) > 1 < pipeline.micro_batches for pipeline in plan.pipelines):
-        yield replace(plan, schedule=Schedule.GPIPE)
 
 
 def regrouped(plan: Plan, most_tensor: int) -> Iterator[Plan]:

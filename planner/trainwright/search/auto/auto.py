@@ -9,19 +9,21 @@ from itertools import islice
 
 from trainwright.cost.links import node_classes
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import Plan
+from trainwright.plan import Plan, Sharding
 from trainwright.search.alpa.search import alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
-from trainwright.search.auto.alternatives import regrouped, rescheduled, sharded
+from trainwright.search.auto.alternatives import regrouped
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
 from trainwright.search.auto.drafting import pipeline_of
 from trainwright.search.auto.efforts import DEEP, DEEP_STAGES, FEW, FEW_DEVICES, LARGE, MANY, MANY_DEVICES, Effort
 from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.line import Line, lines
+from trainwright.search.auto.moves.schedules import other_schedules
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
+from trainwright.search.auto.setups import sharded
 from trainwright.search.auto.several import Several
 from trainwright.search.auto.tables import LineTables
 from trainwright.search.auto.variety import LEADERS, different, leaders
@@ -46,7 +48,7 @@ MOST_SEEDED = 3000
 VAST_DEVICES, VAST_KINDS = 1000, 4
 """From so many devices on, of so few kinds of nodes, AMP takes little beside ours: it is asked again."""
 DRAFTS = 48
-"""Plans of the programme that are costed exactly."""
+"""Plans of the programme that are costed exactly; what does not fit, which is sooner known, counts in part."""
 MOST_DISTURBED = 48
 """How often the best is disturbed and descended from again."""
 LEAST_TRIES = 100
@@ -151,10 +153,10 @@ class _Run:
                 descend(start, judge, max(judge.left / 3, LEAST_TRIES))
 
     def _add_alternatives(self) -> None:
-        """The best in the other schedule, and the very best at every tensor degree."""
+        """The best in the other schedule, in case that is faster, and the very best at every tensor degree."""
         best = [one.plan for one in in_order(self.judge.feasible())[:LEADERS]]
         most_tensor = max((node.devices for node in self.problem.cluster.nodes), default=1)
-        others = [other for plan in best for other in rescheduled(plan)]
+        others = [replace(plan, schedule=other) for plan in best for other in other_schedules(plan)]
         others += [other for plan in best[:1] for other in regrouped(plan, most_tensor)]
         self.judge.left = max(self.judge.left, len(others))
         for plan in others:
@@ -196,6 +198,10 @@ class _Run:
         memory = [problem.setting.memory_of_node[device.node] for device in problem.devices]
         return needed > DEEP_STAGES * sum(memory) / len(memory)
 
+    @property
+    def _most_drafts(self) -> int:
+        return min(DRAFTS, int(self.judge.left / 5))
+
     def _cost_drafts(self) -> None:
         """The best drafts, those of every number of stages and of every size of micro-batches first."""
         drafts = [plan for _, plan in sorted(self.drafts, key=lambda one: one[0])]
@@ -203,7 +209,7 @@ class _Run:
         for plan in drafts:
             first.setdefault(tuple(len(pipeline.stages) for pipeline in plan.pipelines), plan)
             first.setdefault(plan.pipelines[0].micro_batch_size, plan)
-        most = min(DRAFTS, int(self.judge.left / 5))
+        most = self._most_drafts
         for plans, count in ((first.values(), most // 2), (drafts, most)):
             # Lines that differ often have the same draft, which is costed, and counted, once.
             last = self.judge.left - count
@@ -212,13 +218,13 @@ class _Run:
                     break
                 # What the programme takes to be recomputed, and sharded, may not be enough.
                 if not self.judge.knows(plan) and self.judge.cost_relieved(plan) is None:
-                    self.judge.cost_relieved(sharded(plan))
+                    self.judge.cost_relieved(sharded(plan, Sharding.ZERO3))
 
     def _seed(self) -> None:
         """What other searches find, and what can be made of the plan that runs now."""
         if self.problem.preference.keep is not None:
-            for plan in adapted(self.problem.preference.keep, self.problem)[:DRAFTS]:
-                self.judge.cost(plan)
+            for plan in adapted(self.problem.preference.keep, self.problem)[: self._most_drafts]:
+                self.judge.cost_relieved(plan)
         for search in self._asked():
             if self._is_over:
                 break

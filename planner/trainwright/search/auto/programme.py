@@ -93,11 +93,9 @@ class Programme:
         first, end = divmod(int(whole.argmin()), whole.shape[1])
         for a, z in dict.fromkeys(((0, self._units), (first, end))):
             if np.isfinite(whole[a, z]):
-                yield Chain(
-                    (Section(a, z, 0, self._size - 1),),
-                    seconds[a, z],
-                    whole[a, z] - (tables.micro_batches - 1) * seconds[a, z],
-                )
+                longest = float(seconds[a, z])
+                filling = float(whole[a, z]) - (tables.micro_batches - 1) * longest
+                yield Chain((Section(a, z, 0, self._size - 1),), longest, filling)
 
     @property
     def _units(self) -> int:

@@ -16,7 +16,8 @@ from trainwright.search.auto.setups import Setup, setups, with_setups
 def relieved(plan: Plan, setting: Setting) -> Plan | None:
     """In every stage that lacks memory the first layers that keep their activations no longer do, as few as are enough.
 
-    None where all of them are not.
+    They are found by halving, as if every layer spared some: where one spares nothing there may be more than needed. None
+    where all of them are not enough.
     """
     unlike = Paces(plan, setting).unlike_layers
     for index, pipeline in enumerate(plan.pipelines):
@@ -56,11 +57,7 @@ class _Room:
         left = [number for number, layer in enumerate(setup.layers) if not layer.recompute]
 
         def changed(count: int) -> Setup:
-            chosen = frozenset(left[:count])
-            layers = (
-                replace(one, recompute=one.recompute or number in chosen) for number, one in enumerate(setup.layers)
-            )
-            return replace(setup, layers=tuple(layers))
+            return setup.some(left[:count], lambda layer: replace(layer, recompute=True))
 
         fewest = bisect_left(range(len(left) + 1), True, key=lambda count: self.fits(changed(count).stage(self.first)))
         return changed(fewest) if fewest <= len(left) else None

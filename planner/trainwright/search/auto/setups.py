@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -61,6 +62,12 @@ class Setup:
         known = {layer: change(layer) for layer in dict.fromkeys(self.layers)}
         return replace(self, layers=tuple(known[layer] for layer in self.layers))
 
+    def some(self, chosen: Container[int], change: Callable[[Strategy], Strategy]) -> Setup:
+        """The layers with these numbers changed."""
+        return replace(
+            self, layers=tuple(change(one) if number in chosen else one for number, one in enumerate(self.layers))
+        )
+
     def with_rows(self, rows: int) -> Setup:
         """Micro-batches of so many rows, in the same proportions."""
         return self.each(lambda layer: replace(layer, rows=scaled(layer.rows, rows)))
@@ -70,15 +77,19 @@ class Setup:
         return self.each(lambda layer: layer.regrouped(tensor, len(self.devices), rows))
 
     def on(self, devices: tuple[Device, ...], rows: int) -> Setup:
-        """On other devices, rows as those of each node had them; at tensor degree 1 where the degree does not divide them."""
+        """On other devices, each node's replicas in the proportions that they had; at tensor degree 1 where the degree does not divide them."""
 
         def change(layer: Strategy) -> Strategy:
             tensor = layer.tensor if len(devices) % layer.tensor == 0 else 1
-            groups = layer.run(0, 1).tensor_groups(self.devices)
-            known = {device.node: share for share, group in zip(layer.rows, groups, strict=True) for device in group}
-            mean = sum(layer.rows) // len(layer.rows)
-            shares = [known.get(devices[first].node, mean) for first in range(0, len(devices), tensor)]
-            return replace(layer, tensor=tensor, rows=scaled(shares, rows))
+            known: dict[str, list[int]] = {}
+            for share, node in zip(layer.rows, _nodes(layer, self.devices), strict=True):
+                known.setdefault(node, []).append(share)
+            changed = replace(layer, tensor=tensor, rows=(1,) * (len(devices) // tensor))
+            mean, met, shares = sum(layer.rows) // layer.data, Counter[str](), []
+            for node in _nodes(changed, devices):
+                shares.append(known[node][met[node] % len(known[node])] if node in known else mean)
+                met[node] += 1
+            return replace(changed, rows=scaled(shares, rows))
 
         return replace(self.each(change), devices=devices)
 
@@ -93,6 +104,19 @@ class Setup:
     @property
     def least_tensor(self) -> int:
         return min(layer.tensor for layer in self.layers)
+
+
+def _nodes(layer: Strategy, devices: tuple[Device, ...]) -> Iterator[str]:
+    """By replica: the node of its first device."""
+    return (group[0].node for group in layer.run(0, 1).tensor_groups(devices))
+
+
+def sharded(plan: Plan, sharding: Sharding) -> Plan:
+    """With that sharding everywhere."""
+    for index, pipeline in enumerate(plan.pipelines):
+        stages = [stage.each(lambda layer: replace(layer, sharding=sharding)) for stage in setups(pipeline)]
+        plan = with_setups(plan, index, stages)
+    return plan
 
 
 def setups(pipeline: Pipeline) -> tuple[Setup, ...]:
@@ -112,7 +136,12 @@ def with_setups(plan: Plan, index: int, stages: Sequence[Setup], micro_batches: 
 
 
 def scaled(rows: Sequence[int], total: int) -> tuple[int, ...]:
-    """Rows in about the same proportions with another sum, at least one each (largest remainders)."""
+    """Rows in about the same proportions with another sum, at least one each (largest remainders).
+
+    Raises ValueError where there are too few.
+    """
+    if total < len(rows):
+        raise ValueError(f"{len(rows)} replicas cannot share {total} rows")
     whole = sum(rows)
     found = [max(one * total // whole, 1) for one in rows]
     order = sorted(range(len(rows)), key=lambda replica: (-(rows[replica] * total % whole), replica))

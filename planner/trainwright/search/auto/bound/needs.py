@@ -83,7 +83,7 @@ class Tables:
         """β, activations computed again included."""
         ways = self.shares.ways
         again = ways.forward + ways.backward
-        return float(np.where(ways.forward < NEVER, again / (again + ways.forward), 0.0).max())
+        return float(np.where(ways.forward < NEVER, again / np.maximum(again + ways.forward, 1e-300), 0.0).max())
 
     def spread(self, by_kind: Array) -> Array:
         """[stage, first, end] sums over layers of what is given by [stage, kind]."""

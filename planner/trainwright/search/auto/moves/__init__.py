@@ -10,7 +10,7 @@ from trainwright.search.auto.moves.place import Move, Place, places
 from trainwright.search.auto.moves.rows import batches, row_shifts
 from trainwright.search.auto.moves.savings import savings, shardings
 from trainwright.search.auto.moves.schedules import schedules
-from trainwright.search.auto.moves.seats import leavings, seats
+from trainwright.search.auto.moves.seats import members, seats
 
 NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
     shardings,
@@ -18,7 +18,7 @@ NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
     shifts,
     savings,
     seats,
-    leavings,
+    members,
     degrees,
     borders,
     splits,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from trainwright.plan import Plan
@@ -18,7 +17,7 @@ def degrees(taken_apart: Sequence[Place]) -> Iterator[Move]:
             parts = [range(count)]
             if count > 1:
                 parts += [range(1), range(count - 1, count), range(count // 2), range(count // 2, count)]
-            for part in parts:
+            for part in dict.fromkeys(parts):
                 for up in (True, False):
                     tensor = stage.layers[part[0]].tensor
                     wanted = tensor * 2 if up else tensor // 2
@@ -28,8 +27,5 @@ def degrees(taken_apart: Sequence[Place]) -> Iterator[Move]:
 
 def _regrouped(place: Place, number: int, part: range, tensor: int) -> Plan:
     stage = place.stages[number]
-    layers = tuple(
-        layer.regrouped(tensor, len(stage.devices), place.rows) if index in part else layer
-        for index, layer in enumerate(stage.layers)
-    )
-    return place.put({number: replace(stage, layers=layers)})
+    changed = stage.some(part, lambda layer: layer.regrouped(tensor, len(stage.devices), place.rows))
+    return place.put({number: changed})

@@ -62,8 +62,7 @@ def borders(taken_apart: Sequence[Place]) -> Iterator[Move]:
 
 def _alike(place: Place, number: int, chosen: range, model: int) -> Plan:
     stage = place.stages[number]
-    layers = tuple(stage.layers[model] if index in chosen else one for index, one in enumerate(stage.layers))
-    return place.put({number: replace(stage, layers=layers)})
+    return place.put({number: stage.some(chosen, lambda _: stage.layers[model])})
 
 
 def splits(taken_apart: Sequence[Place]) -> Iterator[Move]:
@@ -85,8 +84,9 @@ def splits(taken_apart: Sequence[Place]) -> Iterator[Move]:
 
 def _merged(place: Place, number: int) -> Plan:
     stage, following = place.stages[number], place.stages[number + 1]
-    both = replace(stage, layers=(*stage.layers, *following.layers))
-    merged = both.on((*stage.devices, *following.devices), place.rows)
+    devices = (*stage.devices, *following.devices)
+    upper, lower = stage.on(devices, place.rows), following.on(devices, place.rows)
+    merged = replace(upper, layers=(*upper.layers, *lower.layers))
     stages = [*place.stages[:number], merged, *place.stages[number + 2 :]]
     return with_setups(place.plan, place.index, stages)
 

@@ -15,7 +15,7 @@ Devices = tuple[Device, ...]
 FARTHEST = 4
 """So far from each other are stages that change places."""
 MOST_NODES = 4
-"""Nodes of a stage, and nodes with devices that nobody uses, that are looked at one by one."""
+"""Nodes of a stage, and of those with devices that nobody uses, that are looked at one by one."""
 
 
 def seats(taken_apart: Sequence[Place]) -> Iterator[Move]:
@@ -48,16 +48,17 @@ def _reseated(place: Place, giver: int, taker: int, count: int) -> Plan:
     return place.put(changed)
 
 
-def leavings(taken_apart: Sequence[Place]) -> Iterator[Move]:
+def members(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """One stage without a half of its devices, a node's or every second one, or with devices that nobody uses.
 
     And one stage's devices node by node, or one of every node in turn: then its sums go between nodes at every step.
     """
     for place in taken_apart:
-        free = list(_by_node(place.free).values())[:MOST_NODES]
+        free = list(_by_node(place.free).values())
+        free = free[:: -(-len(free) // MOST_NODES) or 1]
         for number, stage in enumerate(place.stages):
             nodes = _by_node(stage.devices)
-            joined = islice(_with_more(stage, free), MOST_NODES)
+            joined = _with_more(stage, free)
             for devices in dict.fromkeys((*_in_other_orders(nodes), *_with_less(stage.devices, nodes), *joined)):
                 if devices != stage.devices:
                     yield partial(_on, place, number, devices)
