@@ -7,12 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
-from trainwright.cost.links import node_classes
 from trainwright.cost.memory import parameter_bytes
 from trainwright.plan import Plan, Sharding
-from trainwright.search.alpa.search import alpa
-from trainwright.search.amp import amp
-from trainwright.search.annealing import amp_annealing
 from trainwright.search.auto.alternatives import regrouped
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.descent import Disturbances, Judge, descend
@@ -23,30 +19,19 @@ from trainwright.search.auto.line import Line, lines
 from trainwright.search.auto.moves.schedules import other_schedules
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
+from trainwright.search.auto.seeds import seeds
 from trainwright.search.auto.setups import sharded
 from trainwright.search.auto.several import Several
 from trainwright.search.auto.tables import LineTables
 from trainwright.search.auto.variety import LEADERS, different, leaders
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
-from trainwright.search.galvatron.bmw import galvatron_bmw
 from trainwright.search.lean import lean_plans
 from trainwright.search.megatron import megatron_drafts
 from trainwright.search.preference.adaption import adapted
-from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem, Search
+from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
 from trainwright.search.ranking import best_of, candidate_of, in_order
 
-SEEDS: tuple[tuple[Search, int, int], ...] = (
-    (amp, 64, 64),
-    (amp_annealing, 64, 64),
-    (galvatron_bmw, 16, 64),
-    (alpa, 8, 8),
-)
-"""Searches whose best plans are descended from, up to so many devices, and up to so many where memory is short."""
-MOST_SEEDED = 3000
-"""Devices × layers up to which others are asked: what they take grows faster than that."""
-VAST_DEVICES, VAST_KINDS = 1000, 4
-"""From so many devices on, of so few kinds of nodes, AMP takes little beside ours: it is asked again."""
 DRAFTS = 48
 """Plans of the programme that are costed exactly; what does not fit, which is sooner known, counts in part."""
 MOST_DISTURBED = 48
@@ -225,22 +210,8 @@ class _Run:
         if self.problem.preference.keep is not None:
             for plan in adapted(self.problem.preference.keep, self.problem)[: self._most_drafts]:
                 self.judge.cost_relieved(plan)
-        for search in self._asked():
-            if self._is_over:
-                break
-            try:
-                found = search(self.problem, replace(self.control, report=None), 2)
-            except NoFeasiblePlan:
-                continue
-            for candidate in found[:2]:
-                self.judge.add(candidate)
-
-    def _asked(self) -> Iterator[Search]:
-        devices = len(self.problem.devices)
-        if devices * len(self.problem.model.layers) <= MOST_SEEDED:
-            yield from (one for one, most, deep in SEEDS if devices <= (deep if self._is_deep else most))
-        elif devices >= VAST_DEVICES and len(set(node_classes(self.problem.cluster))) <= VAST_KINDS:
-            yield amp
+        for candidate in seeds(self.problem, self.control, is_deep=self._is_deep, is_over=lambda: self._is_over):
+            self.judge.add(candidate)
 
     @property
     def _is_over(self) -> bool:

@@ -1,0 +1,51 @@
+"""Other searches give what they have, and are not waited for where time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trainwright.search import Candidate, Control, NoFeasiblePlan, Problem, run
+from trainwright.search.auto import seeds
+
+
+def endless(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+    """A search that finds nothing, and tells that it goes on."""
+    while True:
+        control.step(0, 1)
+
+
+def hopeless(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+    raise NoFeasiblePlan("nothing fits")
+
+
+def amp(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+    return run("amp", problem, top=top, control=control)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Asks these searches alone."""
+    return lambda *searches: monkeypatch.setattr(seeds, "SEEDS", tuple((search, 64, 64) for search in searches))
+
+
+def over_after(calls: int) -> Callable[[], bool]:
+    left = iter(range(calls))
+    return lambda: next(left, None) is None
+
+
+def test_the_best_two_of_each_search(asked: Callable[..., None], make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem(layers=4, batch=8)
+    asked(hopeless, amp)
+    found = list(seeds.seeds(problem, Control(), is_deep=False, is_over=lambda: False))
+    assert found == run("amp", problem, top=2)
+
+
+def test_a_search_that_goes_on_is_broken_off_when_it_is_over(
+    asked: Callable[..., None], make_problem: Callable[..., Problem]
+) -> None:
+    asked(amp, endless, amp)
+    problem = make_problem(layers=4, batch=8)
+    found = list(seeds.seeds(problem, Control(), is_deep=False, is_over=over_after(10_000)))
+    assert found == run("amp", problem, top=2)
