@@ -94,26 +94,29 @@ def estimate(  # noqa: PLR0913 - what a cost depends on
 def estimate_in(plan: Plan, setting: Setting) -> Estimate:
     """The same as `estimate`, for callers that hold a setting."""
     paces, parts = _with_memory(plan, setting)
-    return _estimate(paces, parts, lacking_memory(_by_device(plan, parts), setting))
+    by_device = _by_device(plan, parts)
+    return _estimate(paces, parts, by_device, lacking_memory(by_device, setting))
 
 
 def fitting_estimate(plan: Plan, setting: Setting) -> Estimate | None:
     """The same where every device has the memory; None, and sooner, where one has not."""
     paces, parts = _with_memory(plan, setting)
-    fits = lacking_memory(_by_device(plan, parts), setting) is None
-    return _estimate(paces, parts, None) if fits else None
+    by_device = _by_device(plan, parts)
+    return _estimate(paces, parts, by_device, None) if lacking_memory(by_device, setting) is None else None
 
 
-def _estimate(paces: Paces, parts: tuple[MemoryParts, ...], reason: str | None) -> Estimate:
+def _estimate(
+    paces: Paces, parts: tuple[MemoryParts, ...], by_device: tuple[tuple[Device, int], ...], reason: str | None
+) -> Estimate:
     end = _slowest(paces)
     return Estimate(
         iteration_seconds=end.seconds,
-        peak_memory_bytes=max(part.total_bytes for part in parts),
+        peak_memory_bytes=max(held for _, held in by_device),
         feasible=reason is None,
         reason=reason,
         breakdown=end.breakdown(),
         critical_device=end.device(),
-        memory_by_device=_by_device(paces.plan, parts),
+        memory_by_device=by_device,
         memory_parts=parts,
     )
 

@@ -37,7 +37,9 @@ class Judge:
 
     def cost(self, plan: Plan) -> Candidate | None:
         """The candidate; None where it cannot run, is over the limits, or was costed before."""
-        key = self._roles.key(plan)
+        return self._cost(self._roles.key(plan), plan)
+
+    def _cost(self, key: Hashable, plan: Plan) -> Candidate | None:
         if key in self.known or self.left <= 0 or not self._allowed(plan):
             return None
         try:
@@ -49,10 +51,11 @@ class Judge:
 
     def cost_relieved(self, plan: Plan) -> Candidate | None:
         """The candidate or, where memory is lacking, that with more layers computed again; None as above."""
-        if self.knows(plan):
+        key = self._roles.key(plan)
+        if key in self.known:
             return None
-        found = self.cost(plan)
-        if found is None and self.knows(plan):
+        found = self._cost(key, plan)
+        if found is None and key in self.known:
             try:
                 leaner = relieved(plan, self.problem.setting)
             except ValueError:  # as in `cost`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trainwright.cost.layout import Seats
 from trainwright.cost.memory import in_flight, stage_memory
@@ -34,12 +34,15 @@ def relieved(plan: Plan, setting: Setting) -> Plan | None:
     return plan
 
 
+@dataclass(frozen=True)
 class _Room:
     """The memory of one stage's devices, with so many micro-batches in flight."""
 
-    def __init__(self, setting: Setting, kept: int, micro_batches: int, unlike: frozenset[int], first: int) -> None:
-        self.setting, self.kept, self.micro_batches = setting, kept, micro_batches
-        self.unlike, self.first = unlike, first
+    setting: Setting
+    kept: int
+    micro_batches: int
+    unlike: frozenset[int]
+    first: int
 
     def fits(self, stage: Stage) -> bool:
         held = stage_memory(
