@@ -5,6 +5,7 @@ Ends with a failure where a plan got slower, or CPU seconds over AMP's in the sa
 
 from __future__ import annotations
 
+import gc
 import resource
 import statistics
 import time
@@ -37,6 +38,7 @@ def main() -> None:
     """Print the tables."""
     console = Console(width=140)
     console.rule("auto")
+    gc.freeze()  # as the command does
     found = list(outcomes())
     console.print(table(found))
     quick = [one for one in found if one.amp_cpu_seconds > 0]

@@ -16,8 +16,8 @@ from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
 from trainwright.cost.boundaries import boundary, missing_rows, redistribution_seconds
 from trainwright.cost.estimate import estimate_in
 from trainwright.cost.fabric import Fabric
-from trainwright.cost.layout import Seats, overlaps
 from trainwright.cost.pace import Paces
+from trainwright.cost.seats import Seats, overlaps
 from trainwright.cost.syncs import gradient_syncs, slice_rounds
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Schedule, Sharding, Stage
 from trainwright.search import Problem

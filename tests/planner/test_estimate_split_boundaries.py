@@ -10,7 +10,7 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.boundaries import boundary
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.fabric import Fabric
-from trainwright.cost.layout import Seats
+from trainwright.cost.seats import Seats
 from trainwright.plan import Order
 from trainwright.runtime import Runtime
 from trainwright.search import Problem, run

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from trainwright.cluster import Accelerator, Cluster, Device, Emulation, Node, Port
 from trainwright.cost.boundaries import boundary
 from trainwright.cost.fabric import Fabric
-from trainwright.cost.layout import Seats
 from trainwright.cost.lumps import replay_lumped
 from trainwright.cost.replay import Channel, Timeline, Work
 from trainwright.cost.schedule import BACKWARD, FORWARD
+from trainwright.cost.seats import Seats
 from trainwright.plan import LayerRun, Schedule, Stage
 
 Queues = tuple[tuple[int, float], ...]

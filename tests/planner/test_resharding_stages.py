@@ -14,7 +14,7 @@ from trainwright import documents
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.cost.boundaries import boundary
 from trainwright.cost.fabric import Fabric
-from trainwright.cost.layout import Seats, overlaps
+from trainwright.cost.seats import Seats, overlaps
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Order, Pipeline, Plan, Stage

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainwright.cli.answers import refuse_no_place_for, replace_document
 from trainwright.cli.inputs import content_of, read
-from trainwright.cost.layout import check_plan
+from trainwright.cost.checks import check_plan
 from trainwright.cost.setting import Setting
 from trainwright.documents import DocumentError
 from trainwright.fitting import Trial, Trials

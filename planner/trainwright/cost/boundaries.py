@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.fabric import Card, Edge, Fabric, Message
-from trainwright.cost.layout import Seats, overlaps
+from trainwright.cost.seats import Seats, overlaps
 
 
 class Piece(NamedTuple):
@@ -39,6 +40,23 @@ class Boundary(NamedTuple):
 
     pieces: tuple[Piece, ...]
     cards: Mapping[Card, float]
+
+
+_KEPT = 256
+"""Boundaries that are remembered: plans that are costed one after the other have most of theirs in common."""
+
+
+class Boundaries:
+    """Boundaries of one fabric, each looked at once as long as it is remembered.
+
+    `gathers` are given where boundaries are split.
+    """
+
+    def __init__(self, fabric: Fabric, *, gathers: Collectives | None = None) -> None:
+        def between(senders: Seats, receivers: Seats, row_bytes: float) -> Boundary:
+            return boundary(senders, receivers, row_bytes, fabric, gathers=gathers)
+
+        self.between = lru_cache(_KEPT)(between)
 
 
 def boundary(

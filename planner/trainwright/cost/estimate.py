@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainwright.cluster import Cluster, Device
+from trainwright.cost.checks import check_plan
 from trainwright.cost.finish import Last, StageEnd, last_steps, stage_update_seconds
-from trainwright.cost.layout import check_plan
 from trainwright.cost.memory import MemoryParts, in_flight, stage_memory
 from trainwright.cost.pace import Paces, StageKey, StagePace
 from trainwright.cost.pipelines import StageTimes, replay_pipelines

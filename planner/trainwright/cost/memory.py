@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainwright.cost.layout import Seats
+from trainwright.cost.seats import Seats
 from trainwright.cost.setting import Setting
 from trainwright.layer import Dtype, OperatorKind
 from trainwright.model import Model

@@ -10,8 +10,8 @@ from itertools import pairwise
 from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import ALONE, Collective, Nodes, RingLoad
 from trainwright.cost.compute import LayerSeconds, layer_seconds
-from trainwright.cost.layout import Seats
 from trainwright.cost.overlap import Step, walk
+from trainwright.cost.seats import Seats
 from trainwright.cost.setting import Setting
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Plan, Sharding, Stage

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from trainwright.cost.boundaries import boundary
 from trainwright.cost.fabric import Card
 from trainwright.cost.lumps import replay_lumped
 from trainwright.cost.pace import Paces, StageKey
@@ -60,13 +59,11 @@ def flow(index: int, paces: Paces) -> Flow:
     for number in range(len(stages) - 1):
         row_bytes = paces.setting.model.output_bytes_per_row(pipeline.stages[number].end - 1)
         upper, lower = stages[number].seats[-1], stages[number + 1].seats[0]
-        fabric = paces.setting.fabric
-        gathers = paces.setting.collectives if paces.setting.runtime.splits_boundaries else None
         for direction, sender, receiver, step in (
             (FORWARD, upper, lower, (number, number + 1)),
             (BACKWARD, lower, upper, (number + 1, number)),
         ):
-            crossing = boundary(sender, receiver, row_bytes, fabric, gathers=gathers)
+            crossing = paces.setting.boundaries.between(sender, receiver, row_bytes)
             cards.update(crossing.cards)
             channels.extend(
                 Channel(

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from trainwright.cluster import Cluster
+from trainwright.cost.boundaries import Boundaries
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.fabric import Fabric
 from trainwright.layer import Dtype, LayerKind
@@ -36,6 +37,10 @@ class Setting:
     @cached_property
     def collectives(self) -> Collectives:
         return Collectives(self.fabric, self.runtime.collective_ratios)
+
+    @cached_property
+    def boundaries(self) -> Boundaries:
+        return Boundaries(self.fabric, gathers=self.collectives if self.runtime.splits_boundaries else None)
 
     @cached_property
     def accelerator_of_node(self) -> dict[str, str]:

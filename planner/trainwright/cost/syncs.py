@@ -10,8 +10,8 @@ from math import lcm
 
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.fabric import Card
-from trainwright.cost.layout import Seats
 from trainwright.cost.pace import Paces, StageKey
+from trainwright.cost.seats import Seats
 from trainwright.plan import LayerRun, Sharding
 
 Cost = tuple[float, float, Counter[Card]]

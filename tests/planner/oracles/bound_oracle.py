@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.cost.layout import check_plan
+from trainwright.cost.checks import check_plan
 from trainwright.cost.pace import Paces
 from trainwright.cost.pipelines import Flow, flow
 from trainwright.cost.schedule import FORWARD

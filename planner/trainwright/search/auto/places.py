@@ -139,10 +139,9 @@ class Places:
         if len(nodes) > 1:
             names = [self.cells.problem.cluster.nodes[number].name for number in nodes.tolist()]
             flow = min(map(self.cells.problem.setting.fabric.flow, pairwise([*names, names[0]])))
-            following = np.roll(nodes, -1)
-            between = (
-                float(np.maximum(links.bandwidth[nodes, following], links.bandwidth[following, nodes]).min()) * ratio
-            )
+            following = np.append(nodes[1:], nodes[:1])
+            slowest = np.maximum(links.bandwidth[nodes, following], links.bandwidth[following, nodes]).min()
+            between = float(slowest) * ratio
         members = max((z - a) // len(nodes), 1)
         return Rings(len(nodes), members, inside if members > 1 else np.inf, between, flow)
 

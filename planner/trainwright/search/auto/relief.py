@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from trainwright.cost.layout import Seats
 from trainwright.cost.memory import in_flight, stage_memory
 from trainwright.cost.pace import Paces
+from trainwright.cost.seats import Seats
 from trainwright.cost.setting import Setting
 from trainwright.plan import Plan, Stage
 from trainwright.search.auto.setups import Setup, setups, with_setups

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost import memory
 from trainwright.plan import Sharding
-from trainwright.search.auto.cells import Cells
+from trainwright.search.auto.cells import Cell, Cells
 from trainwright.search.auto.stage_options import StageOption, means_of
 from trainwright.search.spans import Array
 
@@ -26,20 +26,22 @@ class Figures:
 
 @dataclass(frozen=True, eq=False)
 class _Members:
-    """Every kind of cell of every option, those of an option side by side.
+    """Every kind of cell of every option, those of an option side by side; many options have the same kind and rows.
 
     Attributes:
         option: [member] its number.
         starts: [option] its first member.
-        rows: [member] of a micro-batch.
-        capacity: [member] bytes of the device that has least.
-        largest: [member] bytes that the layer keeps which keeps most.
-        loss: [member] bytes that the loss needs.
-        sums: [forward | backward | update seconds | kept bytes, member, cut]; see `Cells.sums`.
+        kind: [member] number of its cell and rows among those that differ.
+        rows: [kind] of a micro-batch.
+        capacity: [kind] bytes of the device that has least.
+        largest: [kind] bytes that the layer keeps which keeps most.
+        loss: [kind] bytes that the loss needs.
+        sums: [forward | backward | update seconds | kept bytes, kind, cut]; see `Cells.sums`.
     """
 
     option: NDArray[np.intp]
     starts: NDArray[np.intp]
+    kind: NDArray[np.intp]
     rows: Array
     capacity: Array
     largest: Array
@@ -63,20 +65,22 @@ class Stack:
     @cached_property
     def _members(self) -> _Members:
         cells = self.cells
-        found = [
-            (number, cell, share.largest)
-            for number, option in enumerate(self.options)
-            for cell, share in option.shared.items()
-        ]
-        option = np.array([number for number, _, _ in found])
+        known: dict[tuple[Cell, int], int] = {}
+        option: list[int] = []
+        kind: list[int] = []
+        for number, one in enumerate(self.options):
+            for cell, share in one.shared.items():
+                option.append(number)
+                kind.append(known.setdefault((cell, share.largest), len(known)))
         return _Members(
-            option=option,
+            option=np.array(option),
             starts=np.searchsorted(option, np.arange(len(self.options))),
-            rows=np.array([float(rows) for _, _, rows in found]),
-            capacity=np.array([float(min(cells.capacity[name] for name in cell.accelerators)) for _, cell, _ in found]),
-            largest=np.array([cells.largest_kept(cell, rows) for _, cell, rows in found]),
-            loss=np.array([float(cells.loss_bytes(cell.tensor, rows)) for _, cell, rows in found]),
-            sums=np.stack([cells.sums(cell, rows) for _, cell, rows in found], axis=1),
+            kind=np.array(kind),
+            rows=np.array([float(rows) for _, rows in known]),
+            capacity=np.array([float(min(cells.capacity[name] for name in cell.accelerators)) for cell, _ in known]),
+            largest=np.array([cells.largest_kept(cell, rows) for cell, rows in known]),
+            loss=np.array([float(cells.loss_bytes(cell.tensor, rows)) for cell, rows in known]),
+            sums=np.stack([cells.sums(cell, rows) for cell, rows in known], axis=1),
         )
 
     def _of_spans(self, sums: Array) -> Array:
@@ -86,9 +90,14 @@ class Stack:
         return result
 
     def _slowest(self, sums: Array) -> Array:
-        """[option, span] of the slowest kind of cell, by sums [member, cut]."""
-        result: Array = np.maximum.reduceat(self._of_spans(sums), self._members.starts, axis=0)
-        return result
+        """[option, span] of the slowest kind of cell, by sums [kind, cut]."""
+        members, by_kind = self._members, self._of_spans(sums)
+        found: Array = by_kind[members.kind[members.starts]]
+        counts = np.diff(members.starts, append=len(members.kind))
+        for further in range(1, int(counts.max())):
+            longer = np.flatnonzero(counts > further)
+            found[longer] = np.maximum(found[longer], by_kind[members.kind[members.starts[longer] + further]])
+        return found
 
     @cached_property
     def backward(self) -> Array:
@@ -182,8 +191,8 @@ class Stack:
         weight, gradient = float(model.dtype.num_bytes), float(setting.gradient_dtype.num_bytes)
         row_bytes = self.cells.row_bytes
         ahead = memory.RECEIVED_AHEAD * (np.where(self._is_last, 0.0, row_bytes[end]) + row_bytes[first])
-        left = members.capacity[:, None] - setting.runtime.constant_bytes - members.rows[:, None] * ahead
-        left -= members.loss[:, None] * self._is_last
+        by_kind = members.capacity[:, None] - setting.runtime.constant_bytes - members.rows[:, None] * ahead
+        left = (by_kind - members.loss[:, None] * self._is_last)[members.kind]
         held = self.held[members.option]
         divided = 1 / self._data[members.option]
         gathered = np.array([weight * self.cells.gathered_values(one.tensor) for one in self.options])[members.option]
@@ -200,7 +209,7 @@ class Stack:
 
     @cached_property
     def _flying(self) -> tuple[Array, Array]:
-        """[member, span] bytes that one micro-batch keeps, and those that recomputing spares of it."""
+        """[kind, span] bytes that one micro-batch keeps, and those that recomputing spares of it."""
         members, cells = self._members, self.cells
         rows = members.rows[:, None]
         kept = self._of_spans(members.sums[3])
@@ -211,7 +220,7 @@ class Stack:
     def _roomy(self) -> Array:
         """[means, member] micro-batches in flight below which nothing lacks, whatever the layers."""
         flying, _ = self._flying
-        found: Array = (self._left / np.maximum(flying, 1.0)).min(axis=2)
+        found: Array = (self._left / np.maximum(flying, 1.0)[self._members.kind]).min(axis=2)
         return found
 
     def figures(self, kept: int) -> Figures:
@@ -223,8 +232,9 @@ class Stack:
             tight = np.flatnonzero(self._roomy[mean] < kept)
             if not tight.size:
                 continue
-            lack = kept * flying[tight] - self._left[mean, tight]
-            ratio = np.where(lack <= 0, 0.0, (lack + largest[tight]) / (kept * spared[tight]))
+            kind = self._members.kind[tight]
+            lack = kept * flying[kind] - self._left[mean, tight]
+            ratio = np.where(lack <= 0, 0.0, (lack + largest[kind]) / (kept * spared[kind]))
             options, starts = np.unique(member_option[tight], return_index=True)
             again[mean, options] = np.maximum.reduceat(ratio, starts, axis=0)
         if not again.any():

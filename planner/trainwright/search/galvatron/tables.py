@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainwright.cost import memory
 from trainwright.cost.galvatron_layers import GroupCosts, layout_of
 from trainwright.cost.galvatron_memory import layer_bytes
-from trainwright.cost.layout import Seats
+from trainwright.cost.seats import Seats
 from trainwright.plan import LayerRun, Stage
 from trainwright.search.galvatron.sequence import LayerClass, Sequence
 from trainwright.search.galvatron.stage_programme import StageChoices

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainwright.cluster import Device
-from trainwright.cost.layout import check_plan
+from trainwright.cost.checks import check_plan
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.preference.stages import (
     in_proportion,
