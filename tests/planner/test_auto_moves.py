@@ -17,6 +17,7 @@ from trainwright.search.auto.moves.rows import row_shifts
 from trainwright.search.auto.moves.savings import savings, shardings
 from trainwright.search.auto.moves.schedules import schedules
 from trainwright.search.auto.moves.seats import members, seats
+from trainwright.search.auto.moves.stages import stages
 from trainwright.search.auto.setups import setups, with_setups
 
 Moves = Callable[[Sequence[Place]], Iterator[Move]]
@@ -116,6 +117,23 @@ def test_devices_that_nobody_uses_join(problem: Problem, make_plan: Callable[...
     found = made(members, places(smaller, problem))
     joined = {device.node for other in found for device in set(other.devices) - set(smaller.devices)}
     assert joined == {"node-3", "node-4"}
+
+
+def test_a_stage_is_taken_out_with_its_devices(taken_apart: list[Place], plan: Plan) -> None:
+    upper, lower = plan.pipelines[0].stages
+    found = [other.pipelines[0].stages for other in made(stages, taken_apart)]
+    assert [[stage.devices for stage in one] for one in found] == [[lower.devices], [upper.devices]]
+    assert all(one[0].layers[-1].first + one[0].layers[-1].count == 8 for one in found)
+
+
+def test_devices_that_nobody_uses_become_a_stage_anywhere(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+    plan = make_plan(problem, (4, 4), data=3, rows=4)
+    free = problem.devices[6:]
+    found = [other.pipelines[0].stages for other in made(stages, places(plan, problem))]
+    longer = [[stage.devices for stage in one] for one in found if len(one) == 3]
+    assert [one.index(free[:1]) for one in longer if free[:1] in one] == [0, 1, 2]
+    assert [one.index(free) for one in longer if free in one] == [0, 1, 2]
+    assert len(longer) == 6
 
 
 def test_devices_that_plans_may_not_use_do_not_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:

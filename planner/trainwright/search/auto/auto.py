@@ -11,7 +11,7 @@ from trainwright.cost.memory import parameter_bytes
 from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.alternatives import regrouped
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.descent import Disturbances, Judge, descend
+from trainwright.search.auto.descent import Judge, Walk, descend
 from trainwright.search.auto.drafting import pipeline_of
 from trainwright.search.auto.efforts import DEEP, DEEP_STAGES, FEW, FEW_DEVICES, LARGE, MANY, MANY_DEVICES, Effort
 from trainwright.search.auto.exhaustive import exhaustive, is_small
@@ -34,10 +34,6 @@ from trainwright.search.ranking import best_of, candidate_of, in_order
 
 DRAFTS = 48
 """Plans of the programme that are costed exactly; what does not fit, which is sooner known, counts in part."""
-MOST_DISTURBED = 48
-"""How often the best is disturbed and descended from again."""
-LEAST_TRIES = 100
-"""Plans that are costed from there, where so many are left."""
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
@@ -122,20 +118,15 @@ class _Run:
             self.judge.left = 0
 
     def _descend(self) -> None:
-        """From the leaders to what no small move betters; what is left is spent on the best, disturbed."""
+        """From the leaders to what no small move betters; what is left is spent on a walk from the best."""
         judge = self.judge
         for number, leader in enumerate(leaders(judge.feasible())):
             if judge.is_over:
                 return
             descend(leader, judge, judge.left / 2)
             self._step(_STEPS + _STEPS * (number + 1) // (LEADERS + 1))
-        disturbances = Disturbances(self.problem, self.control.seed)
-        for _ in range(MOST_DISTURBED):
-            if judge.is_over or not judge.feasible():
-                return
-            start = disturbances.of(in_order(judge.feasible())[0], judge)
-            if start is not None:
-                descend(start, judge, max(judge.left / 3, LEAST_TRIES))
+        if not self._has_none:
+            Walk(judge, self.control.seed).run(in_order(judge.feasible())[0])
 
     def _add_alternatives(self) -> None:
         """The best in the other schedule, in case that is faster, and the very best at every tensor degree."""

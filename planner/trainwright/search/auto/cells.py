@@ -10,34 +10,14 @@ import numpy as np
 from trainwright.cost import memory
 from trainwright.cost.collectives import ALONE, Collective
 from trainwright.cost.compute import layer_seconds
+from trainwright.search.auto.cell import Cell
+from trainwright.search.auto.rows import Share, shares
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array
 from trainwright.search.stage_memory import StageMemory
 
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A kind of tensor group: the devices that compute one replica of a stage together.
-
-    Attributes:
-        accelerators: names of its devices' accelerators, sorted.
-        nodes: of its devices, in order; for a group inside one node any such node stands for all alike.
-    """
-
-    accelerators: tuple[str, ...]
-    nodes: tuple[str, ...]
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.accelerators, self.nodes)))
-
-    def __hash__(self) -> int:
-        """Kept: cells are looked up far more often than made."""
-        return self._hash
-
-    @property
-    def tensor(self) -> int:
-        return len(self.nodes)
+Counted = tuple[tuple[Cell, int], ...]
+"""Kinds of cells, and how many there are of each."""
 
 
 @dataclass
@@ -53,6 +33,7 @@ class Cells:
     _sums: dict[tuple[Cell, int], Array] = field(default_factory=dict)
     _totals: dict[tuple[Cell, int], float] = field(default_factory=dict)
     _columns: dict[tuple[Cell, int], Array] = field(default_factory=dict)
+    _shared: dict[tuple[Counted, int], dict[Cell, Share] | None] = field(default_factory=dict)
     _held: dict[int, Array] = field(default_factory=dict)
     _gathered: dict[int, float] = field(default_factory=dict)
 
@@ -100,6 +81,13 @@ class Cells:
             counts = self._kind_counts
             self._totals[key] = float((columns[0] + columns[1]) @ counts)
         return self._totals[key]
+
+    def shared(self, counted: Counted, rows: int) -> dict[Cell, Share] | None:
+        """How these cells share the rows of a micro-batch; None where rows do not go round."""
+        key = (counted, rows)
+        if key not in self._shared:
+            self._shared[key] = shares(dict(counted), rows, self.total_seconds)
+        return self._shared[key]
 
     def _by_kind(self, cell: Cell, rows: int) -> Array:
         """[forward | backward | update | kept bytes, kind]."""

@@ -7,8 +7,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from trainwright.plan import Plan
-from trainwright.search.auto.moves import NEIGHBOURHOODS, places
+from trainwright.search.auto.dealing import Dealing
+from trainwright.search.auto.moves import NEIGHBOURHOODS, UNBALANCING, places
 from trainwright.search.auto.relief import relieved
+from trainwright.search.auto.variety import leaders
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
 from trainwright.search.ranking import fitting_candidate
@@ -17,6 +19,14 @@ _WHOLE, _LACKING = 1.0, 0.375
 """What costing a plan that fits, and one that does not, counts."""
 LEAST_GAIN = 1e-6
 """Relative; moves that gain less are not gone on from."""
+_LEAST_TRIES, _MOST_TRIES = 100, 150
+"""Plans that are costed from a disturbed one, where so many are left."""
+_SLACK = 0.02
+"""Up to so much slower than the plan before may be what a walk goes on from, at its beginning."""
+_STAYS = 4
+"""Once in so many disturbances one of the best of different shapes is disturbed in place of the plan here."""
+_MOST_IN_VAIN = 200
+"""Disturbances in a row that gave nothing new: then there is little left to see."""
 
 
 @dataclass
@@ -34,6 +44,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._roles = Roles(self.problem.cluster)
+        self.dealing = Dealing(self.problem)
 
     def cost(self, plan: Plan) -> Candidate | None:
         """The candidate; None where it cannot run, is over the limits, or was costed before."""
@@ -110,42 +121,60 @@ def descend(start: Candidate, judge: Judge, tries: float) -> Candidate:
 
 
 def _first_better(here: Candidate, judge: Judge, number: int, last: float) -> Candidate | None:
-    for move in NEIGHBOURHOODS[number](places(here.plan, judge.problem)):
-        if judge.left <= last or judge.is_over:
-            return None
+    kind = NEIGHBOURHOODS[number]
+    for move in kind(places(here.plan, judge.problem)):
         try:
-            plan = move()
-        except ValueError:  # a replica would be left without rows
+            moved = move()
+            plans = (judge.dealing.dealt(moved), moved) if kind in UNBALANCING else (moved,)
+        except ValueError:  # a replica would be left without rows, or a layer without a profile
             continue
-        found = judge.cost_relieved(plan)
-        if found is not None and found.estimate.iteration_seconds < here.estimate.iteration_seconds * (1 - LEAST_GAIN):
-            return found
+        for plan in plans:
+            if judge.left <= last or judge.is_over:
+                return None
+            found = judge.cost_relieved(plan)
+            if found is not None and found.estimate.iteration_seconds < here.estimate.iteration_seconds * (
+                1 - LEAST_GAIN
+            ):
+                return found
     return None
 
 
 @dataclass
-class Disturbances:
-    """Leads away from plans that no small move betters: two moves at random, whatever they cost."""
+class Walk:
+    """Leads on from plans that no small move betters: disturbed, descended from again, gone on from where hardly slower."""
 
-    problem: Problem
+    judge: Judge
     seed: int
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 - not for secrets
 
-    def of(self, here: Candidate, judge: Judge) -> Candidate | None:
-        """A feasible candidate near by; None where the first tries gave none."""
+    def run(self, start: Candidate) -> None:
+        """Until nothing is left; the judge knows what was found. What counts as hardly slower shrinks on the way."""
+        judge, here, first, vain = self.judge, start, self.judge.left, 0
+        while not judge.is_over and vain < _MOST_IN_VAIN:
+            elsewhere = self._random.randrange(_STAYS) == 0
+            disturbed = self._disturbed(self._random.choice(list(leaders(judge.feasible()))) if elsewhere else here)
+            vain = vain + 1 if disturbed is None else 0
+            if disturbed is not None:
+                found = descend(disturbed, judge, min(_MOST_TRIES, max(judge.left / 3, _LEAST_TRIES)))
+                slack = _SLACK * judge.left / first * self._random.random()
+                if found.estimate.iteration_seconds < here.estimate.iteration_seconds * (1 + slack):
+                    here = found
+
+    def _disturbed(self, here: Candidate) -> Candidate | None:
+        """One or two moves away, whatever they cost; None where the first tries gave nothing that fits."""
+        problem = self.judge.problem
         for _ in range(6):
             plan = here.plan
             try:
-                for _ in range(2):
-                    kind = self._random.choice(NEIGHBOURHOODS)
-                    moves = list(kind(places(plan, self.problem)))
+                for _ in range(self._random.randint(1, 2)):
+                    moves = list(self._random.choice(NEIGHBOURHOODS)(places(plan, problem)))
                     if moves:
                         plan = self._random.choice(moves)()
             except ValueError:  # a replica without rows, or a degree without a profile
                 continue
-            found = judge.cost(plan)
+            found = self.judge.cost_relieved(plan)
             if found is not None:
                 return found
         return None

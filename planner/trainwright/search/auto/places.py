@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.links import links_of
-from trainwright.search.auto.cells import Cell, Cells
+from trainwright.search.auto.cell import Cell
+from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.line import Line
 from trainwright.search.auto.stage_options import Rings
 from trainwright.search.degrees import profiled, tensor_degrees

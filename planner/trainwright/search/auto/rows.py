@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainwright.search.auto.cells import Cell
+from trainwright.search.auto.cell import Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,16 @@ class Share:
     def largest(self) -> int:
         return self.rows + (self.more > 0)
 
+    def changed(self, rows: int, cells: int) -> Share:
+        """With so many rows more, of so many cells in all."""
+        return Share(*divmod(self.rows * cells + self.more + rows, cells))
+
 
 def shares(counts: Mapping[Cell, int], rows: int, seconds: Callable[[Cell, int], float]) -> dict[Cell, Share] | None:
     """Rows for every kind of cell so that the slowest is as fast as whole rows allow; None where rows do not go round.
 
-    Rows follow the speeds at their mean; what is left over goes, one by one, to the kind that is done first with it.
+    Rows follow the speeds at their mean; what is left over goes, one by one, to the kind that is done first with it. Then
+    the slowest cell hands over rows as long as another is done with one more before it.
     """
     cells = sum(counts.values())
     if rows < cells:
@@ -47,7 +52,16 @@ def shares(counts: Mapping[Cell, int], rows: int, seconds: Callable[[Cell, int],
         left, more[cell] = left - taken, more[cell] + taken
         if more[cell] == counts[cell]:
             each[cell], more[cell] = each[cell] + 1, 0
-    return {cell: Share(each[cell], more[cell]) for cell in counts}
+    found = {cell: Share(each[cell], more[cell]) for cell in counts}
+    for _ in range(rows):  # fewer are enough, but where more rows take less time
+        slowest = max(counts, key=lambda cell: seconds(cell, found[cell].largest))
+        taker = min(counts, key=lambda cell: seconds(cell, found[cell].rows + 1))
+        largest = found[slowest].largest
+        if slowest == taker or largest == 1 or seconds(taker, found[taker].rows + 1) >= seconds(slowest, largest):
+            break
+        found[slowest] = found[slowest].changed(-1, counts[slowest])
+        found[taker] = found[taker].changed(1, counts[taker])
+    return found
 
 
 def rows_of(cells: Sequence[Cell], shared: Mapping[Cell, Share]) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from trainwright.cost import memory
 from trainwright.plan import Sharding
-from trainwright.search.auto.cells import Cell, Cells
+from trainwright.search.auto.cell import Cell
+from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.stage_options import StageOption, means_of
 from trainwright.search.spans import Array
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trainwright.plan import Sharding
 from trainwright.runtime import CollectiveRatios
-from trainwright.search.auto.cells import Cell
+from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.rows import Share
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from trainwright.plan import Sharding
 from trainwright.runtime import IDEAL_RINGS
 from trainwright.search.auto.places import Places
-from trainwright.search.auto.rows import shares
 from trainwright.search.auto.stack import Figures, Stack
 from trainwright.search.auto.stage_options import StageOption, means_of
 from trainwright.search.spans import Array
@@ -64,7 +63,7 @@ class LineTables:
                 ratios = cells.problem.runtime.collective_ratios if place.rings.nodes > 1 else IDEAL_RINGS
                 key = (counted, ring, ratios)
                 if key not in known:
-                    shared = shares(dict(counted), self.rows, cells.total_seconds)
+                    shared = cells.shared(counted, self.rows)
                     known[key] = -1 if shared is None else len(options)
                     if shared is not None:
                         options.append(StageOption(dict(counted), shared, ring, ratios))

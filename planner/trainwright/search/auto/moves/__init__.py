@@ -11,8 +11,11 @@ from trainwright.search.auto.moves.rows import batches, row_shifts
 from trainwright.search.auto.moves.savings import savings, shardings
 from trainwright.search.auto.moves.schedules import schedules
 from trainwright.search.auto.moves.seats import members, seats
+from trainwright.search.auto.moves.stages import stages
 
-NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
+Neighbourhood = Callable[[Sequence[Place]], Iterator[Move]]
+
+NEIGHBOURHOODS: tuple[Neighbourhood, ...] = (
     shardings,
     batches,
     shifts,
@@ -20,6 +23,7 @@ NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
     seats,
     members,
     degrees,
+    stages,
     borders,
     splits,
     row_shifts,
@@ -27,4 +31,7 @@ NEIGHBOURHOODS: tuple[Callable[[Sequence[Place]], Iterator[Move]], ...] = (
 )
 """Kinds of moves, the most promising first."""
 
-__all__ = ["NEIGHBOURHOODS", "Move", "Place", "places"]
+UNBALANCING: frozenset[Neighbourhood] = frozenset({batches, seats, members, degrees, stages, splits, schedules})
+"""Those behind which layers that are dealt out anew may suit the stages better."""
+
+__all__ = ["NEIGHBOURHOODS", "UNBALANCING", "Move", "Place", "places"]

@@ -1,0 +1,94 @@
+"""Layers dealt out anew among the stages of a plan, by what the stages' devices take for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from trainwright.cost.links import links_of
+from trainwright.plan import Order, Plan
+from trainwright.search.auto.cell import Cell
+from trainwright.search.auto.cells import Cells
+from trainwright.search.auto.setups import Setup, Strategy, setups, with_setups
+from trainwright.search.partition import partition
+from trainwright.search.protocol import Problem
+from trainwright.search.spans import Array
+
+_KEPT = 512
+"""Stages whose seconds are remembered: plans that are looked at one after the other have most of them in common."""
+
+
+class Dealing:
+    """Of one problem's plans."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._cells = Cells(problem, len(problem.model.layers) + 1)
+        self._number = {node.name: index for index, node in enumerate(problem.cluster.nodes)}
+        self._seconds = lru_cache(_KEPT)(self._of_stage)
+
+    def dealt(self, plan: Plan) -> Plan:
+        """The plan with the cuts that AMP's Eq. 5 likes best, each stage as most of its layers are computed now.
+
+        What is summed behind the last backward and what memory allows are left out of account: the exact replay tells.
+        Layers that a stage takes over are computed as those next to them. Raises ValueError where a layer cannot be
+        costed at a stage's degree.
+        """
+        for index, pipeline in enumerate(plan.pipelines):
+            before = setups(pipeline)
+            if len(before) > 1:
+                times = np.stack([self._of_setup(stage) for stage in before])
+                ends = partition(times, self._exchanges(before, pipeline.micro_batch_size), pipeline.micro_batches)
+                if ends is not None:
+                    plan = with_setups(plan, index, _with_ends(before, ends))
+        return plan
+
+    def _of_setup(self, stage: Setup) -> Array:
+        """[first, end] seconds of a micro-batch in its slowest replica."""
+        usual, _ = Counter(stage.layers).most_common(1)[0]
+        again = sum(layer.recompute for layer in stage.layers) / len(stage.layers)
+        return self._seconds(tuple(device.node for device in stage.devices), usual, again)
+
+    def _of_stage(self, nodes: tuple[str, ...], usual: Strategy, again: float) -> Array:
+        """The same of devices on these nodes, and the share of layers that is computed again."""
+        groups = dict.fromkeys(zip(_groups(nodes, usual), usual.rows, strict=True))
+        sums = np.stack([self._cells.sums(self._cell(group), rows) for group, rows in groups])
+        passes = (1 + again) * sums[:, 0] + sums[:, 1]
+        found: Array = (passes[:, None, :] - passes[:, :, None]).max(axis=0)
+        found[np.tril_indices(len(found))] = np.inf
+        return found
+
+    def _cell(self, nodes: tuple[str, ...]) -> Cell:
+        accelerator_of = self.problem.setting.accelerator_of_node
+        return Cell(tuple(sorted({accelerator_of[node] for node in nodes})), nodes)
+
+    def _exchanges(self, stages: tuple[Setup, ...], rows: int) -> Array:
+        """[stage, end] seconds both ways over the link from a stage's last device to the next one's first."""
+        links, ratio = links_of(self.problem.cluster), self.problem.runtime.link_ratio
+        found = []
+        for upper, lower in pairwise(stages):
+            here, there = self._number[upper.devices[-1].node], self._number[lower.devices[0].node]
+            found.append((1 / links.bandwidth[here, there] + 1 / links.bandwidth[there, here]) / ratio)
+        exchanged: Array = np.array(found)[:, None] * (rows * self._cells.row_bytes)
+        return exchanged
+
+
+def _groups(nodes: tuple[str, ...], strategy: Strategy) -> list[tuple[str, ...]]:
+    """By replica: its devices' nodes."""
+    if strategy.order is Order.TENSOR_INNER:
+        return [nodes[at : at + strategy.tensor] for at in range(0, len(nodes), strategy.tensor)]
+    return [nodes[at :: strategy.data] for at in range(strategy.data)]
+
+
+def _with_ends(stages: tuple[Setup, ...], ends: tuple[int, ...]) -> list[Setup]:
+    """The stages with other layers."""
+    found, first, start = [], 0, 0
+    for stage, end in zip(stages, ends, strict=True):
+        size = len(stage.layers)
+        layers = tuple(stage.layers[min(max(layer - first, 0), size - 1)] for layer in range(start, end))
+        found.append(Setup(stage.devices, layers))
+        first, start = first + size, end
+    return found
