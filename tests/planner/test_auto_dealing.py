@@ -82,3 +82,14 @@ def test_layers_that_a_stage_takes_over_are_computed_as_those_beside_them(plan: 
 def test_a_single_stage_has_nothing_to_deal_out(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     whole = make_plan(problem, (11,), data=3, rows=1)
     assert Dealing(problem).dealt(whole) == whole
+
+
+def test_stages_keep_their_layers_where_one_has_no_profile_at_their_degree(
+    make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem(make_cluster([("fast", 4)]), layers=4, batch=4, max_tensor_degree=4)
+    plan = make_plan(problem, (2, 4), tensor=2)
+    less = tuple(one for one in problem.profiles.layers if one.tensor_degree != 2)
+    profiles = replace(problem.profiles, layers=less)
+    assert Dealing(problem).dealt(plan) != plan
+    assert Dealing(replace(problem, profiles=profiles)).dealt(plan) == plan

@@ -51,8 +51,9 @@ def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     once, each stage with the degrees, sharding and recompute that suit its devices (`stack`); rows follow the devices'
     speeds (`rows`). Kinds of nodes may make pipelines of their own instead (`several`). Where devices are few, AMP's and
     Galvatron-BMW's answers join in. The best drafts are costed exactly, those that lack memory with more of it spared
-    (`relief`), and descended from by small moves (`descent`, `moves`). Tiny problems are looked at whole first
-    (`exhaustive`). Last, others of the best one's shape join in (`alternatives`).
+    (`relief`), and descended from by small moves (`descent`, `moves`), behind which layers are dealt out anew (`dealing`);
+    a walk goes on from what no move betters. Tiny problems are looked at whole first (`exhaustive`). Last, others of
+    the best one's shape join in (`alternatives`).
 
     The same seed gives the same answer, but for a budget of time. Raises NoFeasiblePlan, with what comes closest, where
     nothing fits.

@@ -34,13 +34,16 @@ class Dealing:
         """The plan with the cuts that AMP's Eq. 5 likes best, each stage as most of its layers are computed now.
 
         What is summed behind the last backward and what memory allows are left out of account: the exact replay tells.
-        Layers that a stage takes over are computed as those next to them. Raises ValueError where a layer cannot be
-        costed at a stage's degree.
+        Layers that a stage takes over are computed as those next to them. A pipeline keeps its cuts where some layer has no
+        profile at a stage's degree.
         """
         for index, pipeline in enumerate(plan.pipelines):
             before = setups(pipeline)
             if len(before) > 1:
-                times = np.stack([self._of_setup(stage) for stage in before])
+                try:
+                    times = np.stack([self._of_setup(stage) for stage in before])
+                except ValueError:  # a layer without a profile
+                    continue
                 ends = partition(times, self._exchanges(before, pipeline.micro_batch_size), pipeline.micro_batches)
                 if ends is not None:
                     plan = with_setups(plan, index, _with_ends(before, ends))

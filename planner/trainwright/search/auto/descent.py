@@ -106,7 +106,8 @@ class Judge:
 def descend(start: Candidate, judge: Judge, tries: float) -> Candidate:
     """The candidate or a faster one; at most `tries` plans are costed.
 
-    Kinds of moves take turns. A kind that helped is asked again at once; the descent ends when none helps.
+    Kinds of moves take turns. A kind that helped is asked again at once; the descent ends when none helps. Behind a move that
+    unbalances stages their layers are dealt out anew, and then left as they are.
     """
     here, last = start, max(judge.left - tries, 0)
     idle = 0
@@ -121,20 +122,17 @@ def descend(start: Candidate, judge: Judge, tries: float) -> Candidate:
 
 
 def _first_better(here: Candidate, judge: Judge, number: int, last: float) -> Candidate | None:
-    kind = NEIGHBOURHOODS[number]
+    kind, enough = NEIGHBOURHOODS[number], here.estimate.iteration_seconds * (1 - LEAST_GAIN)
     for move in kind(places(here.plan, judge.problem)):
         try:
             moved = move()
-            plans = (judge.dealing.dealt(moved), moved) if kind in UNBALANCING else (moved,)
-        except ValueError:  # a replica would be left without rows, or a layer without a profile
+        except ValueError:  # a replica would be left without rows
             continue
-        for plan in plans:
+        for plan in (judge.dealing.dealt(moved), moved) if kind in UNBALANCING else (moved,):
             if judge.left <= last or judge.is_over:
                 return None
             found = judge.cost_relieved(plan)
-            if found is not None and found.estimate.iteration_seconds < here.estimate.iteration_seconds * (
-                1 - LEAST_GAIN
-            ):
+            if found is not None and found.estimate.iteration_seconds < enough:
                 return found
     return None
 

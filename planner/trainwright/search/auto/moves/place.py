@@ -11,8 +11,11 @@ from trainwright.plan import Plan
 from trainwright.search.auto.setups import Setup, setups, with_setups
 from trainwright.search.protocol import Problem
 
+Devices = tuple[Device, ...]
 Move = Callable[[], Plan]
 """Makes the plan that differs."""
+MOST_NODES = 4
+"""Nodes of a stage, and of those with devices that nobody uses, that are looked at one by one."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,13 @@ class Place:
     index: int
     stages: tuple[Setup, ...]
     seconds: tuple[float, ...]
-    free: tuple[Device, ...]
+    free: Devices
+
+    @property
+    def spare(self) -> list[Devices]:
+        """By node: free devices, of a few nodes spread over the cluster."""
+        found = list(by_node(self.free).values())
+        return found[:: -(-len(found) // MOST_NODES) or 1]
 
     @property
     def rows(self) -> int:
@@ -38,6 +47,14 @@ class Place:
         """The plan with these stages in place of those with their numbers."""
         stages = [changed.get(number, stage) for number, stage in enumerate(self.stages)]
         return with_setups(self.plan, self.index, stages)
+
+
+def by_node(devices: Devices) -> dict[str, Devices]:
+    """In their order."""
+    found: dict[str, Devices] = {}
+    for device in devices:
+        found[device.node] = (*found.get(device.node, ()), device)
+    return found
 
 
 def places(plan: Plan, problem: Problem) -> list[Place]:

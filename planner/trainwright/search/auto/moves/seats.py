@@ -6,16 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations, islice
 
-from trainwright.cluster import Device
 from trainwright.plan import Plan
-from trainwright.search.auto.moves.place import Move, Place
+from trainwright.search.auto.moves.place import MOST_NODES, Devices, Move, Place, by_node
 from trainwright.search.auto.setups import Setup
 
-Devices = tuple[Device, ...]
 FARTHEST = 4
 """So far from each other are stages that change places."""
-MOST_NODES = 4
-"""Nodes of a stage, and of those with devices that nobody uses, that are looked at one by one."""
 
 
 def seats(taken_apart: Sequence[Place]) -> Iterator[Move]:
@@ -54,11 +50,9 @@ def members(taken_apart: Sequence[Place]) -> Iterator[Move]:
     And one stage's devices node by node, or one of every node in turn: then its sums go between nodes at every step.
     """
     for place in taken_apart:
-        free = list(_by_node(place.free).values())
-        free = free[:: -(-len(free) // MOST_NODES) or 1]
         for number, stage in enumerate(place.stages):
-            nodes = _by_node(stage.devices)
-            joined = _with_more(stage, free)
+            nodes = by_node(stage.devices)
+            joined = _with_more(stage, place.spare)
             for devices in dict.fromkeys((*_in_other_orders(nodes), *_with_less(stage.devices, nodes), *joined)):
                 if devices != stage.devices:
                     yield partial(_on, place, number, devices)
@@ -86,13 +80,6 @@ def _with_more(stage: Setup, free: Sequence[Devices]) -> Iterator[Devices]:
         for count in dict.fromkeys((len(some) // step * step, step)):
             if 0 < count <= len(some):
                 yield (*stage.devices, *some[:count])
-
-
-def _by_node(devices: Devices) -> dict[str, Devices]:
-    found: dict[str, Devices] = {}
-    for device in devices:
-        found[device.node] = (*found.get(device.node, ()), device)
-    return found
 
 
 def _on(place: Place, number: int, devices: Devices) -> Plan:

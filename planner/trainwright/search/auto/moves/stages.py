@@ -6,13 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from trainwright.cluster import Device
 from trainwright.plan import Plan, Sharding
-from trainwright.search.auto.moves.place import Move, Place
+from trainwright.search.auto.moves.place import Devices, Move, Place
 from trainwright.search.auto.setups import Setup, Strategy, scaled, with_setups
-
-MOST_NODES = 4
-"""Nodes with devices that nobody uses that are looked at."""
 
 
 def stages(taken_apart: Sequence[Place]) -> Iterator[Move]:
@@ -21,24 +17,16 @@ def stages(taken_apart: Sequence[Place]) -> Iterator[Move]:
         count = len(place.stages)
         for number in range(count) if count > 1 else ():
             yield partial(_without, place, number)
-        for devices in _free(place):
+        for devices in _groups(place):
             for number in range(count + 1):
                 if len(place.stages[min(number, count - 1)].layers) > 1:
                     yield partial(_with, place, number, devices)
 
 
-def _free(place: Place) -> list[tuple[Device, ...]]:
-    """Of every kind of nodes one, and of it one device or all."""
-    by_node: dict[str, list[Device]] = {}
-    for device in place.free:
-        by_node.setdefault(device.node, []).append(device)
-    nodes = list(by_node.values())
-    found: dict[tuple[Device, ...], None] = {}
-    for devices in nodes[:: -(-len(nodes) // MOST_NODES) or 1]:
-        found[tuple(devices[:1])] = None
-        if len(devices) <= place.rows:
-            found[tuple(devices)] = None
-    return list(found)
+def _groups(place: Place) -> list[Devices]:
+    """Of a few nodes one device that nobody uses, and all of them."""
+    every = ((some[:1], some) for some in place.spare)
+    return list(dict.fromkeys(group for pair in every for group in pair if len(group) <= place.rows))
 
 
 def _without(place: Place, number: int) -> Plan:
@@ -53,7 +41,7 @@ def _without(place: Place, number: int) -> Plan:
     return with_setups(place.plan, place.index, left)
 
 
-def _with(place: Place, number: int, devices: tuple[Device, ...]) -> Plan:
+def _with(place: Place, number: int, devices: Devices) -> Plan:
     """Half the layers of the stage behind it, or of the last."""
     giver = min(number, len(place.stages) - 1)
     stage = place.stages[giver]
