@@ -160,6 +160,8 @@ def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: 
     assert "top must be at least 1" in refused(call(files, "plan", "--top", "0"))
     assert "max_tensor_degree must be at least 1" in refused(call(files, "plan", "--max-tensor-degree", "0"))
     assert "--budget-seconds must be at least 0, got nan" in refused(call(files, "plan", "--budget-seconds", "nan"))
+    for effort in ("0", "nan", "1001"):
+        assert f"--effort must be 0.1 to 1,000, got {effort}" in refused(call(files, "plan", "--effort", effort))
     assert "choose one of cluster, model, profiles, plan, runtime, trials" in refused(
         runner.invoke(app, ["schema", "nothing"])
     )

@@ -19,7 +19,7 @@ from trainwright.report import Answer, Explanation, Gaps, candidate_table, compa
 from trainwright.report.degrees import degrees, lines, short_names, strategies
 from trainwright.search import Candidate, Limits, Objective, Problem, run
 from trainwright.search.auto.bound import lower_bound_seconds
-from trainwright.search.ranking import candidate_of
+from trainwright.search.ranking import candidate_of, fitting_candidate
 
 MODEL = """
 gpt: {layers: 6, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
@@ -236,6 +236,23 @@ def test_the_bound_of_another_batch_is_that_batchs(problem: Problem) -> None:
     bound = lower_bound_seconds(other, incumbent_seconds=candidate.estimate.iteration_seconds)
     assert Gaps(problem).bound_seconds(candidate) == bound
     assert Gaps(problem).told(candidate) == f"{candidate.estimate.iteration_seconds / bound - 1:.1%}"
+
+
+def test_with_more_effort_more_plans_are_looked_at(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costed = 0
+
+    def counting(problem: Problem, plan: Plan) -> Candidate | None:
+        nonlocal costed
+        costed += 1
+        return fitting_candidate(problem, plan)
+
+    monkeypatch.setattr("trainwright.search.auto.descent.fitting_candidate", counting)
+    counts = []
+    for effort in ("0.1", "0.5"):
+        costed = 0
+        answered(call(files, "plan", "--planner", "auto", "--effort", effort))
+        counts.append(costed)
+    assert counts[1] > 2 * counts[0] > 0
 
 
 def test_what_a_budget_cut_short_says_so(files: Path, problem: Problem, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,3 +227,6 @@ class SearchOptions:
     budget_seconds: Annotated[
         float | None, typer.Option(help="Stop searching after so long and show the best so far.")
     ] = None
+    effort: Annotated[
+        float, typer.Option(help="Of auto: look at so many times as many plans as usual; for runs that take days.")
+    ] = 1.0

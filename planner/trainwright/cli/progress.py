@@ -13,6 +13,8 @@ from trainwright.cli.inputs import SearchOptions
 from trainwright.search import Control
 from trainwright.search import Progress as Step
 
+LEAST_EFFORT, MOST_EFFORT = 0.1, 1000.0
+
 
 @contextmanager
 def watched(what: str, search: SearchOptions) -> Iterator[Control]:
@@ -21,8 +23,10 @@ def watched(what: str, search: SearchOptions) -> Iterator[Control]:
         raise ValueError(f"--budget-seconds must be at least 0, got {search.budget_seconds}")
     if search.seed < 0:
         raise ValueError(f"--seed must be at least 0, got {search.seed}")
+    if not LEAST_EFFORT <= search.effort <= MOST_EFFORT:  # NaN, too
+        raise ValueError(f"--effort must be {LEAST_EFFORT:g} to {MOST_EFFORT:,g}, got {search.effort:g}")
     if not sys.stderr.isatty():
-        yield Control.within(search.budget_seconds, seed=search.seed)
+        yield Control.within(search.budget_seconds, seed=search.seed, effort=search.effort)
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -38,4 +42,4 @@ def watched(what: str, search: SearchOptions) -> Iterator[Control]:
             best = "" if step.best_seconds is None else f"best {step.best_seconds:.4g} s"
             bar.update(task, completed=step.done, total=step.total, best=best)
 
-        yield Control.within(search.budget_seconds, seed=search.seed, report=report)
+        yield Control.within(search.budget_seconds, seed=search.seed, report=report, effort=search.effort)

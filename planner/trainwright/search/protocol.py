@@ -205,21 +205,28 @@ class Control:
     Attributes:
         seed: of searches that draw; the same seed gives the same answer.
         deadline_seconds: on the clock `time.monotonic`; None: as long as it takes.
+        effort: how many times as many plans as usual `auto` looks at.
         stopped: set once a search was told that its budget is spent, and so may have left something out.
     """
 
     seed: int = 0
     deadline_seconds: float | None = None
     report: Callable[[Progress], None] | None = None
+    effort: float = 1.0
     stopped: Event = field(default_factory=Event, compare=False, repr=False)
 
     @classmethod
     def within(
-        cls, budget_seconds: float | None, *, seed: int = 0, report: Callable[[Progress], None] | None = None
+        cls,
+        budget_seconds: float | None,
+        *,
+        seed: int = 0,
+        report: Callable[[Progress], None] | None = None,
+        effort: float = 1.0,
     ) -> Control:
         """A control whose budget begins now."""
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
-        return cls(seed, deadline, report)
+        return cls(seed, deadline, report, effort)
 
     def expired(self) -> bool:
         """Whether the budget is spent; a search that is told so stops."""

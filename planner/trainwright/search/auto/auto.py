@@ -66,7 +66,7 @@ class _Run:
     def __init__(self, problem: Problem, control: Control) -> None:
         self.problem, self.control = problem, control
         replays = min(max(REPLAYED_DEVICES // len(problem.devices) ** 3, LEAST_REPLAYS), MOST_REPLAYS)
-        self.judge = Judge(problem, control, replays)
+        self.judge = Judge(problem, control, replays * control.effort)
         self.drafts: list[tuple[float, Plan]] = []
         self.lean: list[Candidate] = []
 
@@ -111,7 +111,7 @@ class _Run:
 
     def _look_at_all(self) -> None:
         """Every plan whose stages have one degree each; those that mix degrees inside a stage are found by the descent."""
-        self.judge.left = TINY_REPLAYS
+        self.judge.left = TINY_REPLAYS * self.control.effort
         try:
             for candidate in exhaustive(self.problem, self.control, TINY_BEST):
                 self.judge.add(candidate)
@@ -120,14 +120,19 @@ class _Run:
 
     def _descend(self) -> None:
         """From the leaders to what no small move betters; what is left is spent on a walk from the best."""
-        judge = self.judge
-        for number, leader in enumerate(leaders(judge.feasible())):
+        judge, first = self.judge, max(self.judge.left, 1.0)
+        for leader in leaders(judge.feasible()):
             if judge.is_over:
                 return
             descend(leader, judge, judge.left / 2)
-            self._step(_STEPS + _STEPS * (number + 1) // (LEADERS + 1))
+            self._step_down(first)
         if not self._has_none:
-            Walk(judge, self.control.seed).run(in_order(judge.feasible())[0])
+            for _ in Walk(judge, self.control.seed).steps(in_order(judge.feasible())[0]):
+                self._step_down(first)
+
+    def _step_down(self, first: float) -> None:
+        """Progress by what is left of so much."""
+        self._step(_STEPS + int(_STEPS * (1 - max(self.judge.left, 0.0) / first)))
 
     def _add_alternatives(self) -> None:
         """The best in the other schedule, in case that is faster, and the very best at every tensor degree."""

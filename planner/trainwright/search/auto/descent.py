@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from trainwright.plan import Plan
@@ -147,7 +147,7 @@ class Walk:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311 - not for secrets
 
-    def run(self, start: Candidate) -> None:
+    def steps(self, start: Candidate) -> Iterator[None]:
         """Until nothing is left; the judge knows what was found. What counts as hardly slower shrinks on the way."""
         judge, here, first, vain = self.judge, start, self.judge.left, 0
         while not judge.is_over and vain < _MOST_IN_VAIN:
@@ -159,6 +159,7 @@ class Walk:
                 slack = _SLACK * judge.left / first * self._random.random()
                 if found.estimate.iteration_seconds < here.estimate.iteration_seconds * (1 + slack):
                     here = found
+            yield
 
     def _disturbed(self, here: Candidate) -> Candidate | None:
         """One or two moves away, whatever they cost; None where the first tries gave nothing that fits."""
