@@ -5,7 +5,6 @@ Exit codes: 2 for input that cannot be used (one sentence on standard error), 3 
 
 from __future__ import annotations
 
-import gc
 import sys
 from importlib import import_module
 from io import TextIOWrapper
@@ -45,10 +44,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command = get_command(import_module(f"{__name__}.{cmd_name}").app)
-        # What imports made stays; a collection that walks through all of it takes a tenth of a quick search.
-        gc.freeze()
-        return command
+        return get_command(import_module(f"{__name__}.{cmd_name}").app)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         names = [TyperCommand(name, help=text) for name, text in COMMANDS.items()]

@@ -17,8 +17,9 @@ from trainwright.search.partition import partition
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array
 
-_KEPT = 512
-"""Stages whose seconds are remembered: plans that are looked at one after the other have most of them in common."""
+_KEPT_BYTES, _LEAST_KEPT = 2**26, 16
+"""Of tables of stages that are remembered, and how many at least: plans that are looked at one after the other have most
+stages in common."""
 
 
 class Dealing:
@@ -26,14 +27,16 @@ class Dealing:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._cells = Cells(problem, len(problem.model.layers) + 1)
+        cuts = len(problem.model.layers) + 1
+        self._cells = Cells(problem, cuts)
         self._number = {node.name: index for index, node in enumerate(problem.cluster.nodes)}
-        self._seconds = lru_cache(_KEPT)(self._of_stage)
+        self._seconds = lru_cache(max(_KEPT_BYTES // (8 * cuts**2), _LEAST_KEPT))(self._of_stage)
 
     def dealt(self, plan: Plan) -> Plan:
-        """The plan with the cuts that AMP's Eq. 5 likes best, each stage as most of its layers are computed now.
+        """The plan with the cuts that AMP's Eq. 5 likes best, each stage at the degrees of most of its layers.
 
-        What is summed behind the last backward and what memory allows are left out of account: the exact replay tells.
+        Of layers that are computed again each stage keeps its share. Left out of account is what collecting and summing
+        weights takes, and what memory allows: the exact replay tells.
         Layers that a stage takes over are computed as those next to them. A pipeline keeps its cuts where some layer has no
         profile at a stage's degree.
         """
@@ -53,11 +56,12 @@ class Dealing:
         """[first, end] seconds of a micro-batch in its slowest replica."""
         usual, _ = Counter(stage.layers).most_common(1)[0]
         again = sum(layer.recompute for layer in stage.layers) / len(stage.layers)
-        return self._seconds(tuple(device.node for device in stage.devices), usual, again)
+        nodes = tuple(device.node for device in stage.devices)
+        return self._seconds(_groups(nodes, usual), usual.rows, again)
 
-    def _of_stage(self, nodes: tuple[str, ...], usual: Strategy, again: float) -> Array:
-        """The same of devices on these nodes, and the share of layers that is computed again."""
-        groups = dict.fromkeys(zip(_groups(nodes, usual), usual.rows, strict=True))
+    def _of_stage(self, replicas: tuple[tuple[str, ...], ...], rows_of: tuple[int, ...], again: float) -> Array:
+        """The same of replicas on these nodes, and the share of layers that is computed again."""
+        groups = dict.fromkeys(zip(replicas, rows_of, strict=True))
         sums = np.stack([self._cells.sums(self._cell(group), rows) for group, rows in groups])
         passes = (1 + again) * sums[:, 0] + sums[:, 1]
         found: Array = (passes[:, None, :] - passes[:, :, None]).max(axis=0)
@@ -79,11 +83,11 @@ class Dealing:
         return exchanged
 
 
-def _groups(nodes: tuple[str, ...], strategy: Strategy) -> list[tuple[str, ...]]:
+def _groups(nodes: tuple[str, ...], strategy: Strategy) -> tuple[tuple[str, ...], ...]:
     """By replica: its devices' nodes."""
     if strategy.order is Order.TENSOR_INNER:
-        return [nodes[at : at + strategy.tensor] for at in range(0, len(nodes), strategy.tensor)]
-    return [nodes[at :: strategy.data] for at in range(strategy.data)]
+        return tuple(nodes[at : at + strategy.tensor] for at in range(0, len(nodes), strategy.tensor))
+    return tuple(nodes[at :: strategy.data] for at in range(strategy.data))
 
 
 def _with_ends(stages: tuple[Setup, ...], ends: tuple[int, ...]) -> list[Setup]:

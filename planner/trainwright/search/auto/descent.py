@@ -23,10 +23,12 @@ _LEAST_TRIES, _MOST_TRIES = 100, 150
 """Plans that are costed from a disturbed one, where so many are left."""
 _SLACK = 0.02
 """Up to so much slower than the plan before may be what a walk goes on from, at its beginning."""
-_STAYS = 4
+_ELSEWHERE = 4
 """Once in so many disturbances one of the best of different shapes is disturbed in place of the plan here."""
+_ATTEMPTS = 6
+"""At a disturbed plan that fits."""
 _MOST_IN_VAIN = 200
-"""Disturbances in a row that gave nothing new: then there is little left to see."""
+"""Times in a row that nothing new was found to go on from: then there is little left to see."""
 
 
 @dataclass
@@ -44,7 +46,8 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._roles = Roles(self.problem.cluster)
-        self.dealing = Dealing(self.problem)
+        self._dealing = Dealing(self.problem)
+        self._dealt: set[Hashable] = set()
 
     def cost(self, plan: Plan) -> Candidate | None:
         """The candidate; None where it cannot run, is over the limits, or was costed before."""
@@ -73,6 +76,14 @@ class Judge:
                 return None
             found = None if leaner is None else self.cost(leaner)
         return found
+
+    def dealt(self, plan: Plan) -> Plan | None:
+        """The plan with its layers dealt out anew; None where that was asked before."""
+        key = self._roles.key(plan)
+        if key in self._dealt:
+            return None
+        self._dealt.add(key)
+        return self._dealing.dealt(plan)
 
     def knows(self, plan: Plan) -> bool:
         """Whether it was costed before."""
@@ -128,10 +139,11 @@ def _first_better(here: Candidate, judge: Judge, number: int, last: float) -> Ca
             moved = move()
         except ValueError:  # a replica would be left without rows
             continue
-        for plan in (judge.dealing.dealt(moved), moved) if kind in UNBALANCING else (moved,):
+        for deals in (True, False) if kind in UNBALANCING else (False,):
             if judge.left <= last or judge.is_over:
                 return None
-            found = judge.cost_relieved(plan)
+            plan = judge.dealt(moved) if deals else moved
+            found = None if plan is None else judge.cost_relieved(plan)
             if found is not None and found.estimate.iteration_seconds < enough:
                 return found
     return None
@@ -148,10 +160,13 @@ class Walk:
         self._random = random.Random(self.seed)  # noqa: S311 - not for secrets
 
     def steps(self, start: Candidate) -> Iterator[None]:
-        """Until nothing is left; the judge knows what was found. What counts as hardly slower shrinks on the way."""
+        """One disturbance a step, until the judge is over or nothing new is found; it knows what was.
+
+        What counts as hardly slower shrinks on the way.
+        """
         judge, here, first, vain = self.judge, start, self.judge.left, 0
         while not judge.is_over and vain < _MOST_IN_VAIN:
-            elsewhere = self._random.randrange(_STAYS) == 0
+            elsewhere = self._random.randrange(_ELSEWHERE) == 0
             disturbed = self._disturbed(self._random.choice(list(leaders(judge.feasible()))) if elsewhere else here)
             vain = vain + 1 if disturbed is None else 0
             if disturbed is not None:
@@ -164,7 +179,9 @@ class Walk:
     def _disturbed(self, here: Candidate) -> Candidate | None:
         """One or two moves away, whatever they cost; None where the first tries gave nothing that fits."""
         problem = self.judge.problem
-        for _ in range(6):
+        for _ in range(_ATTEMPTS):
+            if self.judge.is_over:
+                return None
             plan = here.plan
             try:
                 for _ in range(self._random.randint(1, 2)):

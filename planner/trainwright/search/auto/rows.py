@@ -10,7 +10,7 @@ from trainwright.search.auto.cell import Cell
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Rows of one kind of cell: `most` of its cells take one row more than `rows`."""
+    """Rows of one kind of cell: `more` of its cells take one row more than `rows`."""
 
     rows: int
     more: int

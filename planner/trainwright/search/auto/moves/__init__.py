@@ -1,4 +1,4 @@
-"""Small changes of a plan: each gives a valid plan that differs in one respect; one file a respect."""
+"""Small changes of a plan: each gives a valid plan that differs in one respect or two; one file a respect."""
 
 from __future__ import annotations
 

@@ -50,9 +50,10 @@ def members(taken_apart: Sequence[Place]) -> Iterator[Move]:
     And one stage's devices node by node, or one of every node in turn: then its sums go between nodes at every step.
     """
     for place in taken_apart:
+        spare = place.spare
         for number, stage in enumerate(place.stages):
             nodes = by_node(stage.devices)
-            joined = _with_more(stage, place.spare)
+            joined = _with_more(stage, spare)
             for devices in dict.fromkeys((*_in_other_orders(nodes), *_with_less(stage.devices, nodes), *joined)):
                 if devices != stage.devices:
                     yield partial(_on, place, number, devices)
