@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 from trainwright.cost.links import links_of
-from trainwright.plan import Order, Plan
+from trainwright.plan import Plan
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.setups import Setup, Strategy, setups, with_setups
+from trainwright.search.auto.setups import Setup, setups, with_setups
 from trainwright.search.partition import partition
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array
@@ -56,8 +56,9 @@ class Dealing:
         """[first, end] seconds of a micro-batch in its slowest replica."""
         usual, _ = Counter(stage.layers).most_common(1)[0]
         again = sum(layer.recompute for layer in stage.layers) / len(stage.layers)
-        nodes = tuple(device.node for device in stage.devices)
-        return self._seconds(_groups(nodes, usual), usual.rows, again)
+        groups = usual.run(0, 1).tensor_groups(stage.devices)
+        replicas = tuple(tuple(device.node for device in group) for group in groups)
+        return self._seconds(replicas, usual.rows, again)
 
     def _of_stage(self, replicas: tuple[tuple[str, ...], ...], rows_of: tuple[int, ...], again: float) -> Array:
         """The same of replicas on these nodes, and the share of layers that is computed again."""
@@ -81,13 +82,6 @@ class Dealing:
             found.append((1 / links.bandwidth[here, there] + 1 / links.bandwidth[there, here]) / ratio)
         exchanged: Array = np.array(found)[:, None] * (rows * self._cells.row_bytes)
         return exchanged
-
-
-def _groups(nodes: tuple[str, ...], strategy: Strategy) -> tuple[tuple[str, ...], ...]:
-    """By replica: its devices' nodes."""
-    if strategy.order is Order.TENSOR_INNER:
-        return tuple(nodes[at : at + strategy.tensor] for at in range(0, len(nodes), strategy.tensor))
-    return tuple(nodes[at :: strategy.data] for at in range(strategy.data))
 
 
 def _with_ends(stages: tuple[Setup, ...], ends: tuple[int, ...]) -> list[Setup]:
