@@ -37,6 +37,11 @@ class Model:
         """The kind of the layer with that index (0 is the first)."""
         return self._kinds[self.layers[layer]]
 
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The layers that share a weight with others."""
+        return tuple(layer for layer in range(len(self.layers)) if self.kind_of(layer).shared_weight is not None)
+
     @property
     def parameters(self) -> int:
         """Values of the whole model, a shared weight counted once."""

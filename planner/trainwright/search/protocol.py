@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -142,6 +142,12 @@ class Problem:
         """The devices that plans may use, node by node."""
         used = set(self.nodes)
         return tuple(device for device in self.cluster.devices if device.node in used)
+
+    def on(self, nodes: Sequence[str]) -> Problem:
+        """The same where plans may use these nodes alone; what the cost model needs is shared."""
+        found = replace(self, limits=replace(self.limits, use_nodes=tuple(nodes)))
+        vars(found)["setting"] = self.setting
+        return found
 
     @cached_property
     def setting(self) -> Setting:

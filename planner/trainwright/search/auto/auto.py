@@ -10,19 +10,15 @@ from itertools import islice
 from trainwright.cost.memory import parameter_bytes
 from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.alternatives import regrouped
-from trainwright.search.auto.cells import Cells
+from trainwright.search.auto.computing import computing_seconds
 from trainwright.search.auto.descent import Judge, Walk, descend
-from trainwright.search.auto.drafting import pipeline_of
-from trainwright.search.auto.efforts import DEEP, DEEP_STAGES, FEW, FEW_DEVICES, LARGE, MANY, MANY_DEVICES, Effort
+from trainwright.search.auto.drafts import Draft, Drafts
+from trainwright.search.auto.efforts import DEEP, DEEP_STAGES, FEW, FEW_DEVICES, LARGE, MANY, MANY_DEVICES, PART, Effort
 from trainwright.search.auto.exhaustive import exhaustive, is_small
-from trainwright.search.auto.line import Line, lines
 from trainwright.search.auto.moves.schedules import other_schedules
-from trainwright.search.auto.places import Places
-from trainwright.search.auto.programme import Programme
+from trainwright.search.auto.parts import parts
 from trainwright.search.auto.seeds import seeds
 from trainwright.search.auto.setups import sharded
-from trainwright.search.auto.several import Several
-from trainwright.search.auto.tables import LineTables
 from trainwright.search.auto.variety import LEADERS, different, leaders
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
@@ -37,6 +33,8 @@ DRAFTS = 48
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
+USUAL_RATIO = 2.0
+"""Between the seconds of a good plan and those of computing alone."""
 TINY_BEST, TINY_REPLAYS = 8, 200
 """Of problems that are looked at whole: how many of the best plans are kept, and plans that are costed near them."""
 _STEPS = 100
@@ -67,7 +65,7 @@ class _Run:
         self.problem, self.control = problem, control
         replays = min(max(REPLAYED_DEVICES // len(problem.devices) ** 3, LEAST_REPLAYS), MOST_REPLAYS)
         self.judge = Judge(problem, control, replays * control.effort)
-        self.drafts: list[tuple[float, Plan]] = []
+        self.drafts: list[Draft] = []
         self.lean: list[Candidate] = []
 
     def candidates(self) -> list[Candidate]:
@@ -79,6 +77,7 @@ class _Run:
                 self._draft_until_over(effort, divisors(self.problem.global_batch_size))
         self._seed()
         self._look_deeper()
+        self._look_at_parts()
         self._descend()
         self._add_alternatives()
         found = in_order(self._found)
@@ -120,6 +119,9 @@ class _Run:
 
     def _descend(self) -> None:
         """From the leaders to what no small move betters; what is left is spent on a walk from the best."""
+        self._grant_more()
+        for plan in self._in_other_schedules(2 * LEADERS):
+            self.judge.cost(plan)
         judge, first = self.judge, max(self.judge.left, 1.0)
         for leader in leaders(judge.feasible()):
             if judge.is_over:
@@ -130,25 +132,58 @@ class _Run:
             for _ in Walk(judge, self.control.seed).steps(in_order(judge.feasible())[0]):
                 self._step_down(first)
 
+    def _grant_more(self) -> None:
+        """More plans, up to what small problems have, where the best takes much longer than computing alone."""
+        if self._has_none or is_small(self.problem):
+            return
+        best = in_order(self.judge.feasible())[0].estimate.iteration_seconds
+        ratio = best / computing_seconds(self.problem, self.problem.nodes) / USUAL_RATIO
+        most = MOST_REPLAYS * self.control.effort
+        self.judge.left = max(self.judge.left, min(self.judge.left * ratio, most))
+
     def _step_down(self, first: float) -> None:
         """Progress by what is left of so much."""
         self._step(_STEPS + int(_STEPS * (1 - max(self.judge.left, 0.0) / first)))
 
     def _add_alternatives(self) -> None:
         """The best in the other schedule, in case that is faster, and the very best at every tensor degree."""
-        best = [one.plan for one in in_order(self.judge.feasible())[:LEADERS]]
         most_tensor = max((node.devices for node in self.problem.cluster.nodes), default=1)
-        others = [replace(plan, schedule=other) for plan in best for other in other_schedules(plan)]
-        others += [other for plan in best[:1] for other in regrouped(plan, most_tensor)]
+        others = self._in_other_schedules(LEADERS)
+        best = in_order(self.judge.feasible())[:1]
+        others += [other for one in best for other in regrouped(one.plan, most_tensor)]
         self.judge.left = max(self.judge.left, len(others))
         for plan in others:
             self.judge.cost(plan)
 
+    def _in_other_schedules(self, count: int) -> list[Plan]:
+        """So many of the best plans."""
+        best = [one.plan for one in in_order(self.judge.feasible())[:count]]
+        return [replace(plan, schedule=other) for plan in best for other in other_schedules(plan)]
+
     def _draft_until_over(self, effort: Effort, sizes: Sequence[int]) -> None:
-        for _ in self._draft(effort, sizes):
+        self._draft(Drafts(self.problem, effort), sizes)
+        self._cost_drafts()
+
+    def _draft(self, drafts: Drafts, sizes: Sequence[int]) -> None:
+        for found, share in drafts.steps(sizes):
+            if found and self._has_none:
+                self.judge.cost(found[0][1])
+            self.drafts += found
+            self._step(int(_STEPS * share / 2))
             if self._is_over:
                 break
-        self._cost_drafts()
+
+    def _look_at_parts(self) -> None:
+        """Few nodes, device by device, where many are looked at in coarse units."""
+        if len(self.problem.devices) <= FEW_DEVICES or not self._found:
+            return
+        before = len(self.drafts)
+        for part in parts(self.problem, min(one.estimate.iteration_seconds for one in self._found)):
+            self._draft(Drafts(part, PART), divisors(self.problem.global_batch_size))
+            if self._is_over:
+                break
+        if len(self.drafts) > before:
+            self._cost_drafts()
 
     def _look_deeper(self) -> None:
         """Where the best has about as many stages as coarse units have room for, its size of micro-batches and smaller ones."""
@@ -217,62 +252,3 @@ class _Run:
     def _step(self, done: int) -> None:
         best = min((one.estimate.iteration_seconds for one in self._found), default=None)
         self.control.step(done, 2 * _STEPS, best)
-
-    def _draft(self, effort: Effort, sizes: Sequence[int]) -> Iterator[None]:
-        """Coarse drafts of all lines and rows, then of several pipelines, then fine ones of the best; one step at a time."""
-        coarse = effort.coarse
-        cells = Cells(self.problem, coarse.cuts)
-        choices: list[tuple[float, int, int]] = []
-        coarse_lines = lines(self.problem, coarse.units, coarse.orders)
-        near: list[int] = []
-        for number, line in enumerate(coarse_lines):
-            places = Places(cells, line, effort.most_tensor)
-            known: dict[int, float] = {}
-            order = _outwards(known, len(sizes), effort.patience, from_first=effort is DEEP)
-            if effort.follows and number and near:
-                order = iter(sorted({*near, len(sizes) - 1}))
-            for index in order:
-                found = list(self._plans(places, sizes[index], is_rough=True))
-                known[index] = found[0][0] if found else float("inf")
-                choices += [(seconds, number, sizes[index]) for seconds, _ in found[:1]]
-                if found and self._has_none:
-                    self.judge.cost(found[0][1])
-                    self._step(0)
-                self.drafts += found
-                yield
-            best = min(known, key=lambda index: known[index])
-            near = near or [index for index in (best - 1, best, best + 1) if 0 <= index < len(sizes)]
-            self._step(_STEPS * (number + 1) // (2 * len(coarse_lines)))
-        if len(set(coarse_lines[0].classes)) > 1:
-            self.drafts += Several(cells, coarse_lines[0]).drafts()
-            yield
-        for fine in effort.fine:
-            cells = Cells(self.problem, fine.cuts)
-            fine_lines: dict[int, Line] = dict(enumerate(lines(self.problem, fine.units, fine.orders)))
-            for _, number, rows in sorted(choices)[: effort.choices]:
-                if number in fine_lines:
-                    self.drafts += self._plans(Places(cells, fine_lines[number], effort.most_tensor), rows)
-                    yield
-
-    def _plans(self, places: Places, rows: int, *, is_rough: bool = False) -> Iterator[tuple[float, Plan]]:
-        problem = self.problem
-        micro_batches = problem.global_batch_size // rows
-        tables = LineTables(places, rows, micro_batches)
-        for chain in Programme(tables, is_rough).chains():
-            pipeline = pipeline_of(chain, tables, micro_batches)
-            yield chain.seconds(micro_batches), Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
-
-
-def _outwards(known: dict[int, float], count: int, patience: int, *, from_first: bool) -> Iterator[int]:
-    """Indices from the middle (or the first) on both ways, each until `patience` in a row were worse than the best known."""
-    start = 0 if from_first else count // 2
-    yield start
-    for way in (1, -1):
-        index, worse = start + way, 0
-        while 0 <= index < count and worse < patience:
-            best = min(known.values())
-            yield index
-            worse = 0 if known[index] < best or best == float("inf") else worse + 1
-            index += way
-    # The whole batch at once is a kind of its own: no pipeline to fill, and sharded gradients never come together.
-    yield from (index for index in range(max(count - 2, 0), count) if index not in known)

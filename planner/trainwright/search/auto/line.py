@@ -24,11 +24,14 @@ class Line:
     Attributes:
         cuts: positions in `devices` at which a stage may begin or end, 0 and the number of devices included.
         classes: by device: the kind of its node.
+        shared_ends: units at the beginning, and at the end, between which one node's devices are divided; else None. The
+            first stage is on the former, the last on the latter, so that they share weights inside the node.
     """
 
     devices: tuple[Device, ...]
     cuts: tuple[int, ...]
     classes: tuple[int, ...]
+    shared_ends: tuple[int, int] | None = None
 
     @property
     def units(self) -> int:
@@ -60,30 +63,38 @@ def lines(problem: Problem, most_units: int, most_orders: int) -> list[Line]:
     """Orders that are worth a try: kinds of nodes one after the other, in several orders, and evenly mixed.
 
     At most `most_orders` of the kinds. Each is cut into about `most_units` units: what the dynamic programme looks at grows
-    with their square. Where layers
-    of both ends share a weight, each order is there once more with a node whose devices stand at both ends.
+    with their square. Where just the first and the last layer share a weight, each order is there once more with a node whose devices
+    stand at both ends.
     """
-    kinds = _kinds(problem)
+    kinds = kinds_of(problem)
     units = [_units(problem, number, nodes, most_units) for number, nodes in enumerate(kinds)]
     orders = [[unit for number in order for unit in units[number]] for order in _orders(len(kinds), most_orders)]
     if len(kinds) > 1:
         orders.append(_mixed(units))
-    if any(kind.shared_weight for kind in problem.model.kinds):
-        orders += [split for order in orders if (split := _ends_meet(order)) is not None]
-    return [_line(order) for order in orders]
+    found = [_line(order) for order in orders]
+    if problem.model.owners == (0, len(problem.model.layers) - 1):
+        found += [line for order in orders if (line := _with_shared_ends(order)) is not None]
+    return found
 
 
-def _ends_meet(order: Sequence[_Unit]) -> list[_Unit] | None:
-    """The same, with the second half of the first node's units behind the last; None where a unit holds whole nodes."""
-    node = order[0][1][0].node
-    count = sum(all(device.node == node for device in unit) for _, unit in order)
-    if count < 2:
+def _with_shared_ends(order: Sequence[_Unit]) -> Line | None:
+    """The same, with the second half of the first node's devices behind the last; None where it has but one."""
+    number, devices = order[0]
+    node = devices[0].node
+    size = sum(device.node == node for device in devices)
+    mine = [device for _, unit in order for device in unit if device.node == node]
+    if len(mine) < 2:
         return None
-    half = count // 2
-    return [*order[half:count], *order[count:], *order[:half]]
+    half = len(mine) // 2
+    first, last = (
+        [(number, tuple(part[start : start + size])) for start in range(0, len(part), size)]
+        for part in (mine[half:], mine[:half])
+    )
+    others = ((kind, tuple(one for one in unit if one.node != node)) for kind, unit in order)
+    return _line([*first, *((kind, unit) for kind, unit in others if unit), *last], (len(first), len(last)))
 
 
-def _kinds(problem: Problem) -> list[list[str]]:
+def kinds_of(problem: Problem) -> list[list[str]]:
     """Names of the nodes in use by kind; kinds and nodes in the order that does not depend on names."""
     names = list(dict.fromkeys(device.node for device in device_order(problem).devices))
     cluster = problem.cluster
@@ -127,7 +138,7 @@ def _mixed(units: Sequence[Sequence[_Unit]]) -> list[_Unit]:
     return [unit for _, _, unit in sorted(placed, key=lambda one: one[:2])]
 
 
-def _line(units: Sequence[_Unit]) -> Line:
+def _line(units: Sequence[_Unit], shared_ends: tuple[int, int] | None = None) -> Line:
     devices: list[Device] = []
     kinds: list[int] = []
     cuts = [0]
@@ -135,4 +146,4 @@ def _line(units: Sequence[_Unit]) -> Line:
         devices += some
         kinds += [number] * len(some)
         cuts.append(len(devices))
-    return Line(tuple(devices), tuple(cuts), tuple(kinds))
+    return Line(tuple(devices), tuple(cuts), tuple(kinds), shared_ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -161,14 +162,15 @@ class Places:
             found[unit] = (1 / links.bandwidth[here, before] + 1 / links.bandwidth[before, here]) / ratio
         return found
 
-    def tied_seconds(self, first: Section, last: Section) -> float:
-        """About what summing the gradients of shared weights over the two ends of a pipeline takes."""
-        setting = self.cells.problem.setting
+    def tied_seconds(self, sections: Sequence[Section]) -> float:
+        """About what summing the gradients of weights that several stages share takes."""
+        setting, cuts = self.cells.problem.setting, self.cells.cuts
         sizes = {kind.shared_weight: kind.shared_parameters for kind in setting.model.kinds if kind.shared_weight}
-        if not sizes:
+        owners = [one for one in sections if self._shares(range(cuts[one.first], cuts[one.end]))]
+        if len(owners) < 2:
             return 0.0
         nodes: dict[int, None] = {}
-        for section in (first, last):
+        for section in owners:
             nodes.update(
                 dict.fromkeys(self._node_numbers[self.line.cuts[section.first_unit] : self.line.cuts[section.end_unit]])
             )
@@ -178,3 +180,7 @@ class Places:
         bandwidth = float(np.maximum(links.bandwidth[used, following], links.bandwidth[following, used]).min()) * ratio
         members = max(len(used), 2)
         return sum(sizes.values()) * setting.gradient_dtype.num_bytes * 2 * (members - 1) / members / bandwidth
+
+    def _shares(self, layers: range) -> bool:
+        """Whether one of them has a shared weight."""
+        return any(owner in layers for owner in self.cells.problem.model.owners)

@@ -121,6 +121,10 @@ class Programme:
         numbers = tables.places.numbers[unit, unit + 1 :]
         best = tables.best(tables.kept(level + 1))
         seconds = np.where((numbers >= 0)[:, None, None], best.seconds[numbers], np.inf)
+        if (ends := tables.places.line.shared_ends) is not None:
+            seconds[ends[0] - unit if unit < ends[0] else 0 :, 0] = np.inf
+            if unit < self._units - ends[1]:
+                seconds[:, :, -1] = np.inf
         copies = np.where(np.isinf(seconds), 1.0, best.tensor[numbers])
         messages = self._messages[unit, unit + 1 :][:, None, :] * (1.0 if self._is_split else copies)
         return seconds, messages, best.tail[numbers], best.backward[numbers]
@@ -221,8 +225,7 @@ class Programme:
             longest = max(longest, self._pace(sections[-1], level - 1))
             unit, end = end_unit, following
             level -= self._levels > 1
-        tied = tables.places.tied_seconds(sections[0], sections[-1]) if len(sections) > 1 else 0.0
-        return Chain(tuple(sections), longest, filling + tied)
+        return Chain(tuple(sections), longest, filling + tables.places.tied_seconds(sections))
 
     def _pace(self, section: Section, level: int) -> float:
         tables = self.tables

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from trainwright.plan import Pipeline
+from trainwright.search.auto.efforts import FEW_DEVICES
 from trainwright.search.protocol import Candidate
 from trainwright.search.ranking import in_order
 
@@ -29,9 +31,16 @@ def _choice(pipeline: Pipeline) -> tuple[object, ...]:
 
 
 def leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
-    """The best of every shape: the pipelines' numbers of stages and rows."""
+    """The best of every shape: the pipelines' numbers of stages and rows. Those on few devices and on many take turns."""
     shapes: dict[object, Candidate] = {}
     for candidate in in_order(candidates):
         pipelines = candidate.plan.pipelines
         shapes.setdefault(tuple((len(one.stages), one.micro_batch_size) for one in pipelines), candidate)
-    yield from list(shapes.values())[:LEADERS]
+    before: Counter[bool] = Counter()
+    turns: list[tuple[int, int]] = []
+    best = list(shapes.values())
+    for number, candidate in enumerate(best):
+        is_on_few = len(candidate.plan.devices) <= FEW_DEVICES
+        turns.append((before[is_on_few], number))
+        before[is_on_few] += 1
+    yield from (best[number] for _, number in sorted(turns)[:LEADERS])

@@ -1,0 +1,89 @@
+"""Plans as the programme sees them: every line and size of micro-batches of one problem, looked at coarsely, then finely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainwright.plan import Plan
+from trainwright.search.auto.cells import Cells
+from trainwright.search.auto.drafting import pipeline_of
+from trainwright.search.auto.efforts import Effort
+from trainwright.search.auto.line import Line, lines
+from trainwright.search.auto.places import Places
+from trainwright.search.auto.programme import Programme
+from trainwright.search.auto.several import Several
+from trainwright.search.auto.tables import LineTables
+from trainwright.search.degrees import divisors
+from trainwright.search.protocol import Problem
+
+Draft = tuple[float, Plan]
+"""Seconds by the programme, and the plan."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Of one problem."""
+
+    problem: Problem
+    effort: Effort
+
+    def steps(self, sizes: Sequence[int]) -> Iterator[tuple[list[Draft], float]]:
+        """What each look finds, best first, and the share of lines that were looked at by then.
+
+        Coarse drafts of all lines and sizes of micro-batches, then those of several pipelines, for which all sizes are
+        asked, then fine ones of the best.
+        """
+        effort = self.effort
+        coarse = effort.coarse
+        cells = Cells(self.problem, coarse.cuts)
+        choices: list[tuple[float, int, int]] = []
+        coarse_lines = lines(self.problem, coarse.units, coarse.orders)
+        near: list[int] = []
+        for number, line in enumerate(coarse_lines):
+            places = Places(cells, line, effort.most_tensor)
+            known: dict[int, float] = {}
+            order = _outwards(known, len(sizes), effort.patience, from_first=effort.begins_small)
+            if effort.follows and number and near:
+                order = iter(sorted({*near, len(sizes) - 1}))
+            for index in order:
+                found = self._plans(places, sizes[index], is_rough=True)
+                known[index] = found[0][0] if found else float("inf")
+                choices += [(seconds, number, sizes[index]) for seconds, _ in found[:1]]
+                yield found, number / len(coarse_lines)
+            best = min(known, key=lambda index: known[index])
+            near = near or [index for index in (best - 1, best, best + 1) if 0 <= index < len(sizes)]
+        if len(set(coarse_lines[0].classes)) > 1 and len(sizes) == len(divisors(self.problem.global_batch_size)):
+            yield Several(cells, coarse_lines[0]).drafts(), 1.0
+        for fine in effort.fine:
+            cells = Cells(self.problem, fine.cuts)
+            fine_lines: dict[int, Line] = dict(enumerate(lines(self.problem, fine.units, fine.orders)))
+            for _, number, rows in sorted(choices)[: effort.choices]:
+                if number in fine_lines:
+                    yield self._plans(Places(cells, fine_lines[number], effort.most_tensor), rows), 1.0
+
+    def _plans(self, places: Places, rows: int, *, is_rough: bool = False) -> list[Draft]:
+        problem = self.problem
+        micro_batches = problem.global_batch_size // rows
+        tables = LineTables(places, rows, micro_batches)
+        found = []
+        for chain in Programme(tables, is_rough).chains():
+            pipeline = pipeline_of(chain, tables, micro_batches)
+            plan = Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
+            found.append((chain.seconds(micro_batches), plan))
+        return found
+
+
+def _outwards(known: dict[int, float], count: int, patience: int, *, from_first: bool) -> Iterator[int]:
+    """Indices from the middle (or the first) on both ways, each until `patience` in a row were worse than the best known."""
+    start = 0 if from_first else count // 2
+    yield start
+    for way in (1, -1):
+        index, worse = start + way, 0
+        while 0 <= index < count and worse < patience:
+            best = min(known.values())
+            yield index
+            worse = 0 if known[index] < best or best == float("inf") else worse + 1
+            index += way
+    # The whole batch at once is a kind of its own: no pipeline to fill, and sharded gradients never come together.
+    yield from (index for index in range(max(count - 2, 0), count) if index not in known)
