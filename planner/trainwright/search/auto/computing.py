@@ -27,4 +27,4 @@ def computing_seconds(problem: Problem, nodes: Sequence[str]) -> float:
 
 def _rows_per_second(cells: Cells, cell: Cell) -> float:
     most = min(cells.problem.global_batch_size, _MOST_ROWS)
-    return max(rows / cells.total_seconds(cell, rows) for rows in (2**power for power in range(most.bit_length())))
+    return max(rows / cells.total_seconds(cell, rows) for rows in (1 << power for power in range(most.bit_length())))
