@@ -99,6 +99,7 @@ REFUSALS = {
         "trials.stopWhenRegretBelow weighs seconds, not cost; leave it out, or choose search.objective Time",
     ),
     "a tolerance that is no share": ({"search.tolerance": 0.6}, "tolerance is a share, 0.5 at most"),
+    "no effort": ({"search.effort": 0}, "effort is at least 0.1; 1 is what"),
     "no time to search": ({"search.budgetSeconds": 0}, "should be greater than or equal to 1"),
     "no device": ({"devices.max": 0}, "should be greater than or equal to 1"),
     "the processor as device": (

@@ -92,7 +92,14 @@ def test_defaults_appear_where_the_spec_is_silent(api_server, training_plan) -> 
     kept = api_server.create(training_plan())["spec"]
     devices = {"resourceName": "nvidia.com/gpu", "products": [], "nodeSelector": {}, "pricesPerHour": {}}
     assert kept["devices"] == devices
-    search = {"planner": "Auto", "objective": "Time", "tolerance": 0.03, "budgetSeconds": 600, "limits": {}}
+    search = {
+        "planner": "Auto",
+        "objective": "Time",
+        "tolerance": 0.03,
+        "effort": 3,
+        "budgetSeconds": 600,
+        "limits": {},
+    }
     assert kept["search"] == search
     assert kept["training"] == {"globalBatchSize": 4, "dtype": "float32", "optimizer": "adam"}
     assert kept["links"] == {

@@ -141,14 +141,14 @@ def test_sizes_that_do_not_fit_are_refused_in_the_resources_words() -> None:
 def test_a_search_that_its_budget_stops_answers_and_says_so(monkeypatch: pytest.MonkeyPatch, planner: str) -> None:
     budgets = []
 
-    def spent(budget_seconds: float) -> Control:
-        budgets.append(budget_seconds)
+    def spent(budget_seconds: float, effort: float) -> Control:
+        budgets.append((budget_seconds, effort))
         return Control(deadline_seconds=time.monotonic())
 
     monkeypatch.setattr(search_run, "Control", SimpleNamespace(within=spent))
-    world = World(spec=spec_of(search={"planner": planner, "budgetSeconds": 7}))
+    world = World(spec=spec_of(search={"planner": planner, "effort": 0.5, "budgetSeconds": 7}))
     world.run(until=lambda: world.status.candidates_ref is not None)
-    assert budgets == [7]
+    assert budgets == [(7, 0.5)]
     assert planned_in(world).stopped_by_budget
     assert "stopped by search.budgetSeconds" in world.condition("Planned").message
 

@@ -103,6 +103,9 @@ class LimitsSpec(Section):
     """The largest tensor degree that is profiled and tried. Absent: as many as a node has devices and the model heads."""
 
 
+_SOME_EFFORT = ("self >= 0.1", "effort is at least 0.1; 1 is what `trainwright plan` does by itself")
+
+
 class SearchSpec(Section):
     """How candidates are found."""
 
@@ -125,6 +128,9 @@ class SearchSpec(Section):
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Plans that are predicted to be worse than the best by at most this share are taken for equally good, and the
     simplest of them is tried first. 0: the prediction alone decides."""
+    effort: Annotated[float, Field(ge=0, le=100, json_schema_extra=rules(_SOME_EFFORT))] = 3.0
+    """How many times as many plans Auto looks at as `trainwright plan` does by itself: seconds of one core on up to 16
+    devices, minutes on clusters of hundreds of devices of several types. Others always look at the same plans."""
     budget_seconds: Annotated[int, Field(ge=1, le=1200)] = 600
     """After so long a search answers with the best that it has found so far."""
     limits: LimitsSpec = LimitsSpec()

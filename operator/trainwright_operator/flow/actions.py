@@ -78,6 +78,7 @@ class PlanningRequest:
 
     Attributes:
         objective, tolerance: as in `Limits` and `Preference`.
+        effort: as in `Control`.
         budget_seconds: after so long it answers with its best so far.
     """
 
@@ -91,6 +92,7 @@ class PlanningRequest:
     planner: str
     objective: str
     tolerance: float
+    effort: float
     budget_seconds: float
     top_k: int
     baselines: int

@@ -70,6 +70,7 @@ def request_of(book: Book, cluster: Cluster, runtime: Runtime, profiles: Profile
         planner=spec.search.planner.search,
         objective=spec.search.objective.search,
         tolerance=spec.search.tolerance,
+        effort=spec.search.effort,
         budget_seconds=spec.search.budget_seconds,
         top_k=spec.trials.top_k,
         baselines=baselines,

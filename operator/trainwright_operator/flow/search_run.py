@@ -41,7 +41,7 @@ def search(request: PlanningRequest) -> str:
         runtime=documents.loads(request.runtime, Runtime, source="runtime"),
         preference=Preference(request.tolerance),
     )
-    control = Control.within(request.budget_seconds)
+    control = Control.within(request.budget_seconds, effort=request.effort)
     candidates = run(request.planner, problem, top=max(request.top_k, 1), control=control)
     baselines = _baselines(problem, request.baselines) if request.baselines else []
     trials = arrange(candidates, baselines, problem.limits.objective)
