@@ -17,7 +17,7 @@ from trainwright.search import Problem
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.drafting import pipeline_of
-from trainwright.search.auto.line import lines
+from trainwright.search.auto.line import Line, lines
 from trainwright.search.auto.places import Places, Section
 from trainwright.search.auto.programme import Programme
 from trainwright.search.auto.rows import rows_of, shares
@@ -70,6 +70,14 @@ def _chains(units: int, size: int, unit: int = 0, first: int = 0) -> Iterator[tu
                     yield (Section(start, end_unit, first, end), *rest)
 
 
+def _may_stand(chain: tuple[Section, ...], line: Line) -> bool:
+    """Whether the first and the last stage are on their parts of the node that stands at both ends, where one does."""
+    if line.shared_ends is None:
+        return True
+    first, last = line.shared_ends
+    return chain[0].end_unit <= first and chain[-1].first_unit >= line.units - last
+
+
 @pytest.mark.parametrize("memory", [None, 9_000_000])
 @pytest.mark.parametrize("rows", [2, 4])
 def test_the_longest_stage_is_as_short_as_can_be(
@@ -83,6 +91,8 @@ def test_the_longest_stage_is_as_short_as_can_be(
         size, units = len(tables.places.cells.cuts), line.units
         least = np.inf
         for chain in _chains(units, size):
+            if not _may_stand(chain, line):
+                continue
             paces = []
             for behind, section in enumerate(reversed(chain), start=1):
                 best = tables.best(tables.kept(behind))
@@ -93,13 +103,31 @@ def test_the_longest_stage_is_as_short_as_can_be(
             least = min(least, max(paces))
         found = Programme(tables).chains()
         if np.isfinite(least):
-            assert min(chain.longest_seconds for chain in found) == pytest.approx(least)
+            assert min(chain.longest_seconds for chain in found if _may_stand(chain.sections, line)) == pytest.approx(
+                least
+            )
             looked_at += 1
         for chain in found:
+            assert len(chain.sections) == 1 or _may_stand(chain.sections, line)
             cuts = [(section.first, section.end) for section in chain.sections]
             assert [cut[0] for cut in cuts] == [0, *(cut[1] for cut in cuts[:-1])]
             assert cuts[-1][1] == size - 1
     assert looked_at
+
+
+def test_one_nodes_devices_stand_at_both_ends_where_these_share_a_weight(
+    make_cluster: MakeCluster, make_problem: MakeProblem
+) -> None:
+    problem = make_problem(make_cluster((("fast", 1), ("slow", 4), ("slow", 4))), layers=4, batch=8)
+    assert problem.model.owners == (0, 5)
+    found = [line for line in lines(problem, 8, 4) if line.shared_ends is not None]
+    assert found
+    for line in found:
+        assert line.shared_ends is not None
+        first, last = line.shared_ends
+        ends = (*line.devices[: line.cuts[first]], *line.devices[line.cuts[line.units - last] :])
+        assert set(ends) == {device for device in problem.devices if device.node == ends[0].node}
+        assert sorted(line.devices) == sorted(problem.devices)
 
 
 def test_drafts_can_be_run_and_take_about_what_the_programme_says(

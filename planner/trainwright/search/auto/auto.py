@@ -13,7 +13,18 @@ from trainwright.search.auto.alternatives import regrouped
 from trainwright.search.auto.computing import computing_seconds
 from trainwright.search.auto.descent import Judge, Walk, descend
 from trainwright.search.auto.drafts import Draft, Drafts
-from trainwright.search.auto.efforts import DEEP, DEEP_STAGES, FEW, FEW_DEVICES, LARGE, MANY, MANY_DEVICES, PART, Effort
+from trainwright.search.auto.efforts import (
+    DEEP,
+    DEEP_STAGES,
+    FEW,
+    FEW_DEVICES,
+    LARGE,
+    LARGE_PART,
+    MANY,
+    MANY_DEVICES,
+    PART,
+    Effort,
+)
 from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.moves.schedules import other_schedules
 from trainwright.search.auto.parts import parts
@@ -33,8 +44,8 @@ DRAFTS = 48
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
-USUAL_RATIO = 2.0
-"""Between the seconds of a good plan and those of computing alone."""
+USUAL_SLOWNESS = 2.0
+"""Of a plan that takes so many times as long as computing alone, or less, the best is not sought on few devices."""
 TINY_BEST, TINY_REPLAYS = 8, 200
 """Of problems that are looked at whole: how many of the best plans are kept, and plans that are costed near them."""
 _STEPS = 100
@@ -134,12 +145,9 @@ class _Run:
 
     def _grant_more(self) -> None:
         """More plans, up to what small problems have, where the best takes much longer than computing alone."""
-        if self._has_none or is_small(self.problem):
-            return
-        best = in_order(self.judge.feasible())[0].estimate.iteration_seconds
-        ratio = best / computing_seconds(self.problem, self.problem.nodes) / USUAL_RATIO
-        most = MOST_REPLAYS * self.control.effort
-        self.judge.left = max(self.judge.left, min(self.judge.left * ratio, most))
+        if not self._is_quick and not is_small(self.problem):
+            granted = min(self.judge.left * self._slowness / USUAL_SLOWNESS, MOST_REPLAYS * self.control.effort)
+            self.judge.left = max(self.judge.left, granted)
 
     def _step_down(self, first: float) -> None:
         """Progress by what is left of so much."""
@@ -175,15 +183,25 @@ class _Run:
 
     def _look_at_parts(self) -> None:
         """Few nodes, device by device, where many are looked at in coarse units."""
-        if len(self.problem.devices) <= FEW_DEVICES or not self._found:
+        if len(self.problem.devices) <= FEW_DEVICES or self._is_quick:
             return
-        before = len(self.drafts)
         for part in parts(self.problem, min(one.estimate.iteration_seconds for one in self._found)):
-            self._draft(Drafts(part, PART), divisors(self.problem.global_batch_size))
+            effort = PART if len(part.devices) <= FEW_DEVICES else LARGE_PART
+            self._draft(Drafts(part, effort), divisors(self.problem.global_batch_size))
             if self._is_over:
                 break
-        if len(self.drafts) > before:
-            self._cost_drafts()
+        self._cost_drafts()
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether the best takes hardly longer than computing alone, or there is none."""
+        return self._slowness <= USUAL_SLOWNESS
+
+    @property
+    def _slowness(self) -> float:
+        """How many times as long as computing alone the best takes; 0 where there is none."""
+        best = min((one.estimate.iteration_seconds for one in self._found), default=0.0)
+        return best / computing_seconds(self.problem, self.problem.nodes)
 
     def _look_deeper(self) -> None:
         """Where the best has about as many stages as coarse units have room for, its size of micro-batches and smaller ones."""

@@ -40,6 +40,7 @@ MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, foll
 LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=3)
 DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, follows=False, choices=2, begins_small=True)
 PART = Effort(Grain(16, 13, 2), (Grain(16, 28, 2),), 0, 2, follows=True, choices=2)
+LARGE_PART = Effort(Grain(16, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=2)
 FEW_DEVICES, MANY_DEVICES = 16, 64
 """Up to so many, the first effort, and the second."""
 DEEP_STAGES = 6

@@ -36,11 +36,12 @@ def leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
     for candidate in in_order(candidates):
         pipelines = candidate.plan.pipelines
         shapes.setdefault(tuple((len(one.stages), one.micro_batch_size) for one in pipelines), candidate)
+    best = list(shapes.values())
+    most = max((len(candidate.plan.devices) for candidate in best), default=0)
     before: Counter[bool] = Counter()
     turns: list[tuple[int, int]] = []
-    best = list(shapes.values())
     for number, candidate in enumerate(best):
-        is_on_few = len(candidate.plan.devices) <= FEW_DEVICES
+        is_on_few = len(candidate.plan.devices) <= max(most // 2, FEW_DEVICES)
         turns.append((before[is_on_few], number))
         before[is_on_few] += 1
     yield from (best[number] for _, number in sorted(turns)[:LEADERS])

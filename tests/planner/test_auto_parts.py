@@ -1,0 +1,66 @@
+"""Few nodes of many: where links are slow beside devices, they train a small model faster than all do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trainwright.cluster import Cluster
+from trainwright.search import Limits, Problem, run
+from trainwright.search.auto.computing import computing_seconds
+from trainwright.search.auto.parts import parts
+
+MakeCluster = Callable[..., Cluster]
+MakeProblem = Callable[..., Problem]
+NODES = (*(("fast", 2),) * 3, *(("slow", 4),) * 4)
+
+
+def test_one_two_and_four_nodes_of_each_kind_and_of_the_fastest(
+    make_cluster: MakeCluster, make_problem: MakeProblem
+) -> None:
+    problem = make_problem(make_cluster(NODES), layers=2, batch=8)
+    found = {part.nodes for part in parts(problem, float("inf"))}
+    names = problem.nodes
+    assert found == {
+        *(names[:1], names[:2], names[:3], names[:4]),
+        *(names[3:4], names[3:5], names[3:7]),
+    }
+
+
+def test_parts_that_compute_too_slowly_are_left_out(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+    problem = make_problem(make_cluster(NODES), layers=2, batch=8)
+    limit = computing_seconds(problem, problem.nodes[:2])
+    kept = [part.nodes for part in parts(problem, limit)]
+    assert kept
+    assert all(computing_seconds(problem, nodes) <= limit for nodes in kept)
+    assert problem.nodes[:1] not in kept
+    assert not list(parts(problem, computing_seconds(problem, problem.nodes) * (1 - 1e-9)))
+
+
+def test_a_part_keeps_the_limits(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+    problem = make_problem(make_cluster(NODES), layers=2, batch=8, max_tensor_degree=2)
+    part = problem.on(problem.nodes[:1])
+    assert part.limits == Limits(max_tensor_degree=2, use_nodes=problem.nodes[:1])
+    assert part.setting is problem.setting
+    assert {device.node for device in part.devices} == {problem.nodes[0]}
+
+
+@pytest.mark.parametrize(("rows", "seconds"), [(1, 1.0), (3, 3.0)])
+def test_nothing_computes_faster_than_its_devices_together(
+    make_cluster: MakeCluster, make_problem: MakeProblem, rows: int, seconds: float
+) -> None:
+    """Three times the batch takes three times as long, and twice the devices half as long."""
+    cluster = make_cluster((("fast", 2), ("fast", 2), ("slow", 1)))
+    once, often = make_problem(cluster, layers=2, batch=64), make_problem(cluster, layers=2, batch=64 * rows)
+    names = once.nodes
+    assert computing_seconds(often, names[:1]) == pytest.approx(seconds * computing_seconds(once, names[:1]))
+    assert computing_seconds(once, names[:2]) == pytest.approx(computing_seconds(once, names[:1]) / 2)
+
+
+def test_twelve_nodes_are_no_slower_than_four_of_them(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+    """Where devices are many nodes are looked at in units of several, and a small model is best on a few devices."""
+    problem = make_problem(make_cluster((("fast", 4),) * 12, between=1e6), layers=6, batch=16)
+    best = run("auto", problem, top=1)[0].estimate.iteration_seconds
+    alone = run("auto", problem.on(problem.nodes[:4]), top=1)[0].estimate.iteration_seconds
+    assert best <= alone * (1 + 1e-9)
