@@ -37,6 +37,15 @@ class Silence:
         pass
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in a worker: a thread that waits for others of its own spins, and its seconds count."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def profile(order: ProfileOrder) -> ProfileReport:
     """In this process."""
     environment = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "TRAINWRIGHT_NODE_NAME": "node-a"}

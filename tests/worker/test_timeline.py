@@ -70,10 +70,9 @@ def test_a_pipelines_ranks_tell_what_they_did_when(worker, make) -> None:
         # What nothing is told of is what the loop itself costs.
         told = sum(moment.length_microseconds for moment in outer)
         assert told > 0.8 * (outer[-1].end_microseconds - outer[0].start_microseconds)
-        for moment in of(rank, Action.FORWARD):
-            assert moment.length_microseconds > 0.8 * 2 * 30_000
-        for moment in of(rank, Action.BACKWARD):
-            assert moment.length_microseconds > 0.8 * 4 * 30_000
+        # On a busy machine a pass behind a late one is as much shorter, so that the pace is kept.
+        computed = of(rank, *passes)
+        assert computed[-1].end_microseconds - computed[0].start_microseconds > 0.8 * 2 * (2 + 4) * 30_000
         assert len(of(rank, Action.UPDATE)) == 1
     # The clocks start behind a barrier, and a device computes far longer than the barrier lets them differ.
     forwards, backwards = of(first, Action.FORWARD), of(second, Action.BACKWARD)
