@@ -30,7 +30,7 @@ from trainwright.search.auto.moves.schedules import other_schedules
 from trainwright.search.auto.parts import parts
 from trainwright.search.auto.seeds import seeds
 from trainwright.search.auto.setups import sharded
-from trainwright.search.auto.variety import LEADERS, different, leaders
+from trainwright.search.auto.variety import HARDLY_SLOWER, LEADERS, different, leaders
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.lean import lean_plans
@@ -185,7 +185,7 @@ class _Run:
         """Few nodes, device by device, where many are looked at in coarse units."""
         if len(self.problem.devices) <= FEW_DEVICES or self._is_quick:
             return
-        for part in parts(self.problem, min(one.estimate.iteration_seconds for one in self._found)):
+        for part in parts(self.problem, self._best_seconds):
             effort = PART if len(part.devices) <= FEW_DEVICES else LARGE_PART
             self._draft(Drafts(part, effort), divisors(self.problem.global_batch_size))
             if self._is_over:
@@ -200,17 +200,27 @@ class _Run:
     @property
     def _slowness(self) -> float:
         """How many times as long as computing alone the best takes; 0 where there is none."""
-        best = min((one.estimate.iteration_seconds for one in self._found), default=0.0)
-        return best / computing_seconds(self.problem, self.problem.nodes)
+        return self._best_seconds / computing_seconds(self.problem, self.problem.nodes)
+
+    @property
+    def _best_seconds(self) -> float:
+        """0 where there is none."""
+        return min((one.estimate.iteration_seconds for one in self._found), default=0.0)
 
     def _look_deeper(self) -> None:
-        """Where the best has about as many stages as coarse units have room for, its size of micro-batches and smaller ones."""
+        """Where one of the best has about as many stages as coarse units have room for, its size of micro-batches and smaller ones."""
         if self._is_deep or len(self.problem.devices) <= FEW_DEVICES or not self.judge.feasible() or self._is_over:
             return
-        pipeline = in_order(self.judge.feasible())[0].plan.pipelines[0]
-        if len(pipeline.stages) > MANY.coarse.units // 2:
+        hardly_slower = self._best_seconds * HARDLY_SLOWER
+        long = [
+            one.plan.pipelines[0]
+            for one in leaders(self.judge.feasible())
+            if one.estimate.iteration_seconds <= hardly_slower
+            and len(one.plan.pipelines[0].stages) > MANY.coarse.units // 2
+        ]
+        if long:
             sizes = divisors(self.problem.global_batch_size)
-            here = max(index for index, size in enumerate(sizes) if size <= pipeline.micro_batch_size)
+            here = max(index for index, size in enumerate(sizes) if size <= long[0].micro_batch_size)
             self._draft_until_over(DEEP, sizes[max(here - 2, 0) : here + 1])
 
     def _efforts(self) -> Iterator[Effort]:

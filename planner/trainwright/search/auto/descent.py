@@ -167,7 +167,7 @@ class Walk:
         judge, here, first, vain = self.judge, start, self.judge.left, 0
         while not judge.is_over and vain < _MOST_IN_VAIN:
             elsewhere = self._random.randrange(_ELSEWHERE) == 0
-            disturbed = self._disturbed(self._random.choice(list(leaders(judge.feasible()))) if elsewhere else here)
+            disturbed = self._disturbed(self._random.choice(leaders(judge.feasible())) if elsewhere else here)
             vain = vain + 1 if disturbed is None else 0
             if disturbed is not None:
                 found = descend(disturbed, judge, min(_MOST_TRIES, max(judge.left / 3, _LEAST_TRIES)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from trainwright.plan import Pipeline
 from trainwright.search.auto.efforts import FEW_DEVICES
@@ -12,6 +11,8 @@ from trainwright.search.ranking import in_order
 
 LEADERS = 4
 """Candidates that are descended from."""
+HARDLY_SLOWER = 1.1
+"""Than the best: so much slower plans may still become faster ones."""
 
 
 def different(candidates: list[Candidate]) -> list[Candidate]:
@@ -30,8 +31,11 @@ def _choice(pipeline: Pipeline) -> tuple[object, ...]:
     return pipeline.micro_batch_size, degrees, shardings, recomputes
 
 
-def leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
-    """The best of every shape: the pipelines' numbers of stages and rows. Those on few devices and on many take turns."""
+def leaders(candidates: list[Candidate]) -> list[Candidate]:
+    """The best of every shape: the pipelines' numbers of stages and rows.
+
+    Of those that are hardly slower than the best some are on few devices, where there are such, and some on many.
+    """
     shapes: dict[object, Candidate] = {}
     for candidate in in_order(candidates):
         pipelines = candidate.plan.pipelines
@@ -42,6 +46,7 @@ def leaders(candidates: list[Candidate]) -> Iterator[Candidate]:
     turns: list[tuple[int, int]] = []
     for number, candidate in enumerate(best):
         is_on_few = len(candidate.plan.devices) <= max(most // 2, FEW_DEVICES)
-        turns.append((before[is_on_few], number))
+        is_far = candidate.estimate.iteration_seconds > HARDLY_SLOWER * best[0].estimate.iteration_seconds
+        turns.append((len(best) if is_far else before[is_on_few], number))
         before[is_on_few] += 1
-    yield from (best[number] for _, number in sorted(turns)[:LEADERS])
+    return [best[number] for _, number in sorted(turns)[:LEADERS]]

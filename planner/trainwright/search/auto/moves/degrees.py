@@ -12,7 +12,8 @@ from trainwright.search.auto.moves.place import Move, Place
 def degrees(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Twice or half the tensor degree in one stage: of all layers, of the first or last, of the half at either end."""
     for place in taken_apart:
-        for number, stage in enumerate(place.stages):
+        for number in place.slowest_first:
+            stage = place.stages[number]
             count = len(stage.layers)
             parts = [range(count)]
             if count > 1:

@@ -50,7 +50,8 @@ def _shifted(place: Place, giver: int, taker: int, count: int) -> Plan:
 def borders(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Inside a stage, layers beside others that are set up otherwise do as those do."""
     for place in taken_apart:
-        for number, stage in enumerate(place.stages):
+        for number in place.slowest_first:
+            stage = place.stages[number]
             layers = stage.layers
             for border in (index for index in range(1, len(layers)) if layers[index - 1] != layers[index]):
                 for count in COUNTS:
@@ -68,7 +69,8 @@ def _alike(place: Place, number: int, chosen: range, model: int) -> Plan:
 def splits(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Two neighbouring stages made one, or one made two of about half the layers and devices."""
     for place in taken_apart:
-        for number, stage in enumerate(place.stages):
+        for number in place.slowest_first:
+            stage = place.stages[number]
             if number + 1 < len(place.stages):
                 following = place.stages[number + 1]
                 step = max(stage.most_tensor, following.most_tensor)

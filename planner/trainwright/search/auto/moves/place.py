@@ -40,6 +40,11 @@ class Place:
         return found[:: -(-len(found) // MOST_NODES) or 1]
 
     @property
+    def slowest_first(self) -> list[int]:
+        """The stages' numbers: what betters the slowest betters all that wait for it."""
+        return sorted(range(len(self.stages)), key=lambda number: -self.seconds[number])
+
+    @property
     def rows(self) -> int:
         return self.plan.pipelines[self.index].micro_batch_size
 

@@ -33,7 +33,8 @@ def _resized(place: Place, size: int, micro_batches: int) -> Plan:
 def row_shifts(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """A row from one replica to another: between the first and the last ones of every number of rows."""
     for place in taken_apart:
-        for number, stage in enumerate(place.stages):
+        for number in place.slowest_first:
+            stage = place.stages[number]
             rows = stage.layers[0].rows
             if len({layer.rows for layer in stage.layers}) > 1 or len({device.node for device in stage.devices}) == 1:
                 continue

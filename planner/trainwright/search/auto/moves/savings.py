@@ -16,7 +16,8 @@ def shardings(taken_apart: Sequence[Place]) -> Iterator[Move]:
     for sharding in Sharding:
         yield partial(sharded, taken_apart[0].plan, sharding)
     for place in taken_apart:
-        for number, stage in enumerate(place.stages):
+        for number in place.slowest_first:
+            stage = place.stages[number]
             if stage.most_data > 1:
                 for sharding in Sharding:
                     yield partial(_resharded, place, number, range(len(stage.layers)), sharding)
@@ -30,7 +31,8 @@ def savings(taken_apart: Sequence[Place]) -> Iterator[Move]:
     for place in taken_apart:
         if any(layer.recompute for stage in place.stages for layer in stage.layers):
             yield partial(_never_recomputed, place)
-        for number, stage in enumerate(place.stages):
+        for number in place.slowest_first:
+            stage = place.stages[number]
             again = [index for index, layer in enumerate(stage.layers) if layer.recompute]
             for chosen in (again[-1:], again[len(again) // 2 :], again):
                 if chosen:

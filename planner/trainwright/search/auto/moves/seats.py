@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations, islice, pairwise
 
 from trainwright.plan import Plan
 from trainwright.search.auto.moves.place import MOST_NODES, Devices, Move, Place, by_node
@@ -18,7 +18,8 @@ def seats(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """Devices handed to a neighbouring stage, a half, a quarter or a tensor group; or two stages that change places."""
     for place in taken_apart:
         stages = place.stages
-        for number in range(len(stages) - 1):
+        slower = [max(pair) for pair in pairwise(place.seconds)]
+        for number in sorted(range(len(slower)), key=lambda number: -slower[number]):
             for giver, taker in ((number, number + 1), (number + 1, number)):
                 step = max(stages[giver].most_tensor, stages[taker].most_tensor)
                 data = len(stages[giver].devices) // step
@@ -51,7 +52,8 @@ def members(taken_apart: Sequence[Place]) -> Iterator[Move]:
     """
     for place in taken_apart:
         spare = place.spare
-        for number, stage in enumerate(place.stages):
+        for number in place.slowest_first:
+            stage = place.stages[number]
             nodes = by_node(stage.devices)
             joined = _with_more(stage, spare)
             for devices in dict.fromkeys((*_in_other_orders(nodes), *_with_less(stage.devices, nodes), *joined)):
