@@ -46,6 +46,8 @@ REPLAYED_DEVICES = 2**27
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
 USUAL_SLOWNESS = 2.0
 """Of a plan that takes so many times as long as computing alone, or less, the best is not sought on few devices."""
+FIRST_SHARE = 1 / 12
+"""Of the plans that are costed near each leader before the best of them are gone on from."""
 TINY_BEST, TINY_REPLAYS = 8, 200
 """Of problems that are looked at whole: how many of the best plans are kept, and plans that are costed near them."""
 _STEPS = 100
@@ -129,11 +131,17 @@ class _Run:
             self.judge.left = 0
 
     def _descend(self) -> None:
-        """From the leaders to what no small move betters; what is left is spent on a walk from the best."""
+        """From the leaders to what no small move betters; what is left is spent on a walk from the best.
+
+        From each a few steps first, so that it is known by what becomes of it.
+        """
         self._grant_more()
         for plan in self._in_other_schedules(2 * LEADERS):
             self.judge.cost(plan)
         judge, first = self.judge, max(self.judge.left, 1.0)
+        for leader in leaders(judge.feasible()):
+            descend(leader, judge, first * FIRST_SHARE)
+            self._step_down(first)
         for leader in leaders(judge.feasible()):
             if judge.is_over:
                 return
