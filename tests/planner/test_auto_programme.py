@@ -86,7 +86,7 @@ def test_the_longest_stage_is_as_short_as_can_be(
     """Beside every chain there is: the first chain's longest stage is the least."""
     problem = make_problem(make_cluster((("fast", 1), ("slow", 2)), memory=memory), layers=3, batch=8)
     looked_at = 0
-    for line in lines(problem, 8, 4):
+    for line in lines(problem, 8, 4, 4):
         tables = LineTables(Places(Cells(problem, 28), line), rows, 8 // rows)
         size, units = len(tables.places.cells.cuts), line.units
         least = np.inf
@@ -120,7 +120,7 @@ def test_one_nodes_devices_stand_at_both_ends_where_these_share_a_weight(
 ) -> None:
     problem = make_problem(make_cluster((("fast", 1), ("slow", 4), ("slow", 4))), layers=4, batch=8)
     assert problem.model.owners == (0, 5)
-    found = [line for line in lines(problem, 8, 4) if line.shared_ends is not None]
+    found = [line for line in lines(problem, 8, 4, 4) if line.shared_ends is not None]
     assert found
     for line in found:
         assert line.shared_ends is not None
@@ -135,7 +135,7 @@ def test_drafts_can_be_run_and_take_about_what_the_programme_says(
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("fast", 2), ("slow", 2))), layers=6, batch=12)
     ratios = []
-    for line, rows in product(lines(problem, 8, 4), (2, 4, 6)):
+    for line, rows in product(lines(problem, 8, 4, 4), (2, 4, 6)):
         tables = LineTables(Places(Cells(problem, 28), line), rows, 12 // rows)
         for chain in Programme(tables).chains():
             plan = Plan(8, 12, (pipeline_of(chain, tables, 12 // rows),))
@@ -146,7 +146,7 @@ def test_drafts_can_be_run_and_take_about_what_the_programme_says(
 
 def test_pipelines_of_their_own_share_the_whole_batch(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2))), layers=4, batch=12)
-    drafts = Several(Cells(problem, 28), lines(problem, 8, 4)[0]).drafts()
+    drafts = Several(Cells(problem, 28), lines(problem, 8, 4, 4)[0]).drafts()
     assert drafts
     for _, plan in drafts:
         assert [len({device.node for device in pipeline.devices}) for pipeline in plan.pipelines] == [1, 1]

@@ -44,7 +44,7 @@ DRAFTS = 48
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
-USUAL_SLOWNESS = 2.0
+USUAL_SLOWNESS = 2.5
 """Of a plan that takes so many times as long as computing alone, or less, the best is not sought on few devices."""
 FIRST_SHARE = 1 / 12
 """Of the plans that are costed near each leader before the best of them are gone on from."""
@@ -136,7 +136,7 @@ class _Run:
         From each a few steps first, so that it is known by what becomes of it.
         """
         self._grant_more()
-        for plan in self._in_other_schedules(2 * LEADERS):
+        for plan in self._in_other_schedules(LEADERS):
             self.judge.cost(plan)
         judge, first = self.judge, max(self.judge.left, 1.0)
         for leader in leaders(judge.feasible()):
@@ -222,7 +222,7 @@ class _Run:
         hardly_slower = self._best_seconds * HARDLY_SLOWER
         long = [
             one.plan.pipelines[0]
-            for one in leaders(self.judge.feasible())
+            for one in leaders(self.judge.feasible())[: LEADERS if len(self.problem.devices) <= MANY_DEVICES else 1]
             if one.estimate.iteration_seconds <= hardly_slower
             and len(one.plan.pipelines[0].stages) > MANY.coarse.units // 2
         ]

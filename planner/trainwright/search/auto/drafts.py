@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from trainwright.plan import Plan
 from trainwright.search.auto.cells import Cells
+from trainwright.search.auto.computing import computing_seconds, sharing_seconds
 from trainwright.search.auto.drafting import pipeline_of
-from trainwright.search.auto.efforts import Effort
+from trainwright.search.auto.efforts import MANY_DEVICES, Effort
 from trainwright.search.auto.line import Line, lines
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
@@ -16,6 +18,9 @@ from trainwright.search.auto.several import Several
 from trainwright.search.auto.tables import LineTables
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
+
+SHARING_SHARE = 0.1
+"""Of computing alone: less is hardly worth a node for both ends."""
 
 Draft = tuple[float, Plan]
 """Seconds by the programme, and the plan."""
@@ -38,7 +43,7 @@ class Drafts:
         coarse = effort.coarse
         cells = Cells(self.problem, coarse.cuts)
         choices: list[tuple[float, int, int]] = []
-        coarse_lines = lines(self.problem, coarse.units, coarse.orders)
+        coarse_lines = lines(self.problem, coarse.units, coarse.orders, self._shared_ends)
         near: list[int] = []
         for number, line in enumerate(coarse_lines):
             places = Places(cells, line, effort.most_tensor)
@@ -57,10 +62,19 @@ class Drafts:
             yield Several(cells, coarse_lines[0]).drafts(), 1.0
         for fine in effort.fine:
             cells = Cells(self.problem, fine.cuts)
-            fine_lines: dict[int, Line] = dict(enumerate(lines(self.problem, fine.units, fine.orders)))
+            fine_lines: dict[int, Line] = dict(
+                enumerate(lines(self.problem, fine.units, fine.orders, self._shared_ends))
+            )
             for _, number, rows in sorted(choices)[: effort.choices]:
                 if number in fine_lines:
                     yield self._plans(Places(cells, fine_lines[number], effort.most_tensor), rows), 1.0
+
+    @cached_property
+    def _shared_ends(self) -> int:
+        """Lines with a node at both ends: where devices are many, only if they may pay."""
+        problem, nodes = self.problem, self.problem.nodes
+        pays = sharing_seconds(problem) > SHARING_SHARE * computing_seconds(problem, nodes)
+        return self.effort.shared_ends if pays or len(problem.devices) <= MANY_DEVICES else 0
 
     def _plans(self, places: Places, rows: int, *, is_rough: bool = False) -> list[Draft]:
         problem = self.problem

@@ -23,6 +23,7 @@ class Effort:
         patience: sizes of micro-batches in a row that may be worse before a line is left.
         follows: whether lines after the first are looked at only near the size that was best on the first.
         choices: lines and sizes, the best by a coarse look, that are looked at finely.
+        shared_ends: lines with a node whose devices stand at both ends.
         begins_small: whether sizes of micro-batches are looked at from the smallest on, and not from the middle.
     """
 
@@ -32,15 +33,16 @@ class Effort:
     patience: int
     follows: bool
     choices: int
+    shared_ends: int
     begins_small: bool = False
 
 
-FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, follows=False, choices=8)
-MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, follows=False, choices=3)
-LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=3)
-DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, follows=False, choices=2, begins_small=True)
-PART = Effort(Grain(16, 13, 2), (Grain(16, 28, 2),), 0, 2, follows=True, choices=2)
-LARGE_PART = Effort(Grain(16, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=2)
+FEW = Effort(Grain(16, 13, 24), (Grain(16, 28, 24),), 8, 100, follows=False, choices=8, shared_ends=24)
+MANY = Effort(Grain(12, 13, 6), (Grain(24, 32, 6), Grain(12, 32, 6)), 0, 2, follows=False, choices=3, shared_ends=6)
+LARGE = Effort(Grain(12, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=3, shared_ends=1)
+DEEP = Effort(Grain(32, 24, 4), (Grain(32, 44, 4),), 8, 1, follows=False, choices=2, shared_ends=4, begins_small=True)
+PART = Effort(Grain(16, 13, 2), (Grain(16, 28, 2),), 0, 2, follows=True, choices=2, shared_ends=2)
+LARGE_PART = Effort(Grain(16, 13, 2), (Grain(24, 28, 2),), 0, 1, follows=True, choices=2, shared_ends=1)
 FEW_DEVICES, MANY_DEVICES = 16, 64
 """Up to so many, the first effort, and the second."""
 DEEP_STAGES = 6

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, permutations
+from itertools import islice, pairwise, permutations
 
 from trainwright.cluster import Device
 from trainwright.cost.links import node_classes
@@ -59,12 +59,12 @@ _Unit = tuple[int, tuple[Device, ...]]
 """The number of the kind of its nodes, and its devices."""
 
 
-def lines(problem: Problem, most_units: int, most_orders: int) -> list[Line]:
+def lines(problem: Problem, most_units: int, most_orders: int, most_shared_ends: int) -> list[Line]:
     """Orders that are worth a try: kinds of nodes one after the other, in several orders, and evenly mixed.
 
     At most `most_orders` of the kinds. Each is cut into about `most_units` units: what the dynamic programme looks at grows
-    with their square. Where just the first and the last layer share a weight, each order is there once more with a node whose devices
-    stand at both ends.
+    with their square. Where just the first and the last layer share a weight, orders are there once more with a node whose
+    devices stand at both ends, up to `most_shared_ends` of them.
     """
     kinds = kinds_of(problem)
     units = [_units(problem, number, nodes, most_units) for number, nodes in enumerate(kinds)]
@@ -73,7 +73,8 @@ def lines(problem: Problem, most_units: int, most_orders: int) -> list[Line]:
         orders.append(_mixed(units))
     found = [_line(order) for order in orders]
     if problem.model.owners == (0, len(problem.model.layers) - 1):
-        found += [line for order in orders if (line := _with_shared_ends(order)) is not None]
+        shared = (line for order in orders if (line := _with_shared_ends(order)) is not None)
+        found += islice(shared, most_shared_ends)
     return found
 
 
