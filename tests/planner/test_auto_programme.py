@@ -16,8 +16,8 @@ from trainwright.plan import Plan
 from trainwright.search import Problem
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.drafting import pipeline_of
 from trainwright.search.auto.line import Line, lines
+from trainwright.search.auto.pipelines import pipeline_of
 from trainwright.search.auto.places import Places, Section
 from trainwright.search.auto.programme import Programme
 from trainwright.search.auto.rows import rows_of, shares

@@ -57,14 +57,15 @@ _STEPS = 100
 def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
     """Candidates of any shape that the plan document expresses, the best of each choice, best first by the exact replay.
 
-    Devices are laid out in lines (`line`): kinds of nodes one after the other, in several orders, or evenly mixed. On each
-    line, and for each size of micro-batches, a dynamic programme (`programme`) cuts layers and devices into stages at
-    once, each stage with the degrees, sharding and recompute that suit its devices (`stack`); rows follow the devices'
-    speeds (`rows`). Kinds of nodes may make pipelines of their own instead (`several`). Where devices are few, AMP's and
-    Galvatron-BMW's answers join in. The best drafts are costed exactly, those that lack memory with more of it spared
-    (`relief`), and descended from by small moves (`descent`, `moves`), behind which layers are dealt out anew (`dealing`);
-    a walk goes on from what no move betters. Tiny problems are looked at whole first (`exhaustive`). Last, others of
-    the best one's shape join in (`alternatives`).
+    Devices are laid out in lines (`line`): kinds of nodes one after the other, in several orders, or evenly mixed, and
+    with one node at both ends where first and last layer share a weight. On each line, and for each size of
+    micro-batches, a dynamic programme (`programme`) cuts layers and devices into stages at once, each stage with the
+    degrees, sharding and recompute that suit its devices (`stack`); rows follow the devices' speeds (`rows`). Kinds of
+    nodes may make pipelines of their own instead (`several`), and where links are slow few nodes may do better than all
+    (`parts`). Where devices are few, AMP's and Galvatron-BMW's answers join in. The best drafts are costed exactly,
+    those that lack memory with more of it spared (`relief`), and descended from by small moves (`descent`, `moves`),
+    behind which layers are dealt out anew (`dealing`); a walk goes on from what no move betters. Tiny problems are
+    looked at whole first (`exhaustive`). Last, others of the best one's shape join in (`alternatives`).
 
     The same seed gives the same answer, but for a budget of time. Raises NoFeasiblePlan, with what comes closest, where
     nothing fits.

@@ -9,9 +9,9 @@ from functools import cached_property
 from trainwright.plan import Plan
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.computing import computing_seconds, sharing_seconds
-from trainwright.search.auto.drafting import pipeline_of
 from trainwright.search.auto.efforts import MANY_DEVICES, Effort
 from trainwright.search.auto.line import Line, lines
+from trainwright.search.auto.pipelines import pipeline_of
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
 from trainwright.search.auto.several import Several

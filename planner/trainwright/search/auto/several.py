@@ -8,8 +8,8 @@ from itertools import product
 
 from trainwright.plan import Pipeline, Plan
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.drafting import pipeline_of
 from trainwright.search.auto.line import Line
+from trainwright.search.auto.pipelines import pipeline_of
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Chain, Programme
 from trainwright.search.auto.tables import LineTables
