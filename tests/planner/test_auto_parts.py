@@ -8,7 +8,7 @@ import pytest
 
 from trainwright.cluster import Cluster
 from trainwright.search import Limits, Problem, run
-from trainwright.search.auto.computing import computing_seconds
+from trainwright.search.auto.computing import computing_seconds, sharing_seconds
 from trainwright.search.auto.parts import parts
 
 MakeCluster = Callable[..., Cluster]
@@ -67,3 +67,10 @@ def test_twelve_nodes_are_no_slower_than_four_of_them(make_cluster: MakeCluster,
     best = run("auto", problem, top=1)[0].estimate.iteration_seconds
     alone = run("auto", problem.on(problem.nodes[:4]), top=1)[0].estimate.iteration_seconds
     assert best <= alone * 1.02
+
+
+def test_a_shared_weight_is_summed_over_the_best_link(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+    problem = make_problem(make_cluster((("fast", 2), ("slow", 2)), between=2e6), layers=2, batch=8)
+    sizes = {kind.shared_parameters for kind in problem.model.kinds if kind.shared_weight is not None}
+    assert sharing_seconds(problem) == pytest.approx(4 * max(sizes) / 2e6)
+    assert sharing_seconds(problem.on(problem.nodes[:1])) == 0.0
