@@ -94,6 +94,11 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
             "`trainwright schema`"
         )
     kinds = {member.__name__: member for member in get_args(noun) or (noun,)}
+    if "candidates" in data and "Plan" in kinds:
+        raise DocumentError(
+            f"{source}: this is the answer of `trainwright plan`, with several plans; give one of them, what stands under "
+            "candidates[0].plan, or write the best one with --write-plan"
+        )
     document = data.get("document", next(iter(kinds)))
     if not isinstance(document, str) or document not in kinds:
         raise DocumentError(f"{source}: expected a document of kind {' or '.join(kinds)}, got {_shown(document)}")

@@ -39,7 +39,7 @@ class Model:
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """The layers that share a weight with others."""
+        """The layers that hold a weight which layers of other kinds may hold, too."""
         return tuple(layer for layer in range(len(self.layers)) if self.kind_of(layer).shared_weight is not None)
 
     @property

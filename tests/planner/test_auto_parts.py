@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from trainwright.cluster import Cluster
+from trainwright.profiles import Profiles
 from trainwright.search import Limits, Problem, run
-from trainwright.search.auto.computing import computing_seconds, sharing_seconds
+from trainwright.search.auto.computing import Computing, sharing_seconds
 from trainwright.search.auto.parts import parts
 
 MakeCluster = Callable[..., Cluster]
@@ -20,7 +22,7 @@ def test_one_two_and_four_nodes_of_each_kind_and_of_the_fastest(
     make_cluster: MakeCluster, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(make_cluster(NODES), layers=2, batch=8)
-    found = {part.nodes for part in parts(problem, float("inf"))}
+    found = {part.nodes for part in parts(Computing(problem), float("inf"))}
     names = problem.nodes
     assert found == {
         *(names[:1], names[:2], names[:3], names[:4]),
@@ -30,12 +32,12 @@ def test_one_two_and_four_nodes_of_each_kind_and_of_the_fastest(
 
 def test_parts_that_compute_too_slowly_are_left_out(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     problem = make_problem(make_cluster(NODES), layers=2, batch=8)
-    limit = computing_seconds(problem, problem.nodes[:2])
-    kept = [part.nodes for part in parts(problem, limit)]
+    limit = Computing(problem).seconds(problem.nodes[:2])
+    kept = [part.nodes for part in parts(Computing(problem), limit)]
     assert kept
-    assert all(computing_seconds(problem, nodes) <= limit for nodes in kept)
+    assert all(Computing(problem).seconds(nodes) <= limit for nodes in kept)
     assert problem.nodes[:1] not in kept
-    assert not list(parts(problem, computing_seconds(problem, problem.nodes) * (1 - 1e-9)))
+    assert not list(parts(Computing(problem), Computing(problem).all_seconds * (1 - 1e-9)))
 
 
 def test_a_part_keeps_the_limits(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
@@ -47,15 +49,29 @@ def test_a_part_keeps_the_limits(make_cluster: MakeCluster, make_problem: MakePr
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 1.0), (3, 3.0)])
-def test_nothing_computes_faster_than_its_devices_together(
+def test_computing_takes_as_long_as_its_rows_and_devices_ask(
     make_cluster: MakeCluster, make_problem: MakeProblem, rows: int, seconds: float
 ) -> None:
     """Three times the batch takes three times as long, and twice the devices half as long."""
     cluster = make_cluster((("fast", 2), ("fast", 2), ("slow", 1)))
     once, often = make_problem(cluster, layers=2, batch=64), make_problem(cluster, layers=2, batch=64 * rows)
     names = once.nodes
-    assert computing_seconds(often, names[:1]) == pytest.approx(seconds * computing_seconds(once, names[:1]))
-    assert computing_seconds(once, names[:2]) == pytest.approx(computing_seconds(once, names[:1]) / 2)
+    one, more = Computing(once), Computing(often)
+    assert more.seconds(names[:1]) == pytest.approx(seconds * one.seconds(names[:1]))
+    assert one.seconds(names[:2]) == pytest.approx(one.seconds(names[:1]) / 2)
+
+
+def test_profiles_that_fall_do_not_end_the_search(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+    """Where more rows seem to take less, times drawn out beyond what was profiled reach zero."""
+    problem = make_problem(make_cluster((("fast", 2), ("fast", 2))), layers=4, batch=64)
+    few = [layer for layer in problem.profiles.layers if layer.rows <= 2]
+    falling = [
+        replace(layer, forward_seconds=1e-3 / layer.rows**0.05, backward_seconds=1e-3 / layer.rows**0.05)
+        for layer in few
+    ]
+    noisy = replace(problem, profiles=Profiles(tuple(falling)))
+    assert 0 < Computing(noisy).all_seconds < float("inf")
+    assert run("auto", noisy, top=1)[0].estimate.feasible
 
 
 def test_twelve_nodes_are_no_slower_than_four_of_them(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:

@@ -162,6 +162,8 @@ def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: 
     assert "--budget-seconds must be at least 0, got nan" in refused(call(files, "plan", "--budget-seconds", "nan"))
     for effort in ("0", "nan", "1001"):
         assert f"--effort must be 0.1 to 1,000, got {effort}" in refused(call(files, "plan", "--effort", effort))
+    for command in (("plan",), ("explain",), ("compare", "amp", "megatron")):
+        assert "--effort is for the planner auto" in refused(call(files, *command, "--effort", "2"))
     assert "choose one of cluster, model, profiles, plan, runtime, trials" in refused(
         runner.invoke(app, ["schema", "nothing"])
     )
@@ -247,6 +249,10 @@ def test_the_best_plan_is_written_and_read_again(files: Path) -> None:
     seconds = json.loads(call(files, "estimate", "--plan", "best.json", "--output", "json").stdout)["predicted_seconds"]
     assert seconds == answer["candidates"][0]["predicted_seconds"]
     assert "cannot be written into" in refused(call(files, "plan", "--write-plan", str(files / "no" / "p")), 1)
+    (files / "answer.json").write_text(json.dumps(answer))
+    assert "give one of them, what stands under candidates[0].plan" in refused(
+        call(files, "estimate", "--plan", "answer.json")
+    )
 
 
 def test_a_runtime_document_changes_the_estimate(files: Path) -> None:

@@ -266,7 +266,7 @@ def test_what_a_budget_cut_short_says_so(files: Path, problem: Problem, capsys: 
     assert "The search was stopped by its budget" in planned
     ample = json.loads(answered(call(files, "plan", "--planner", "amp", "--budget-seconds", "600", "--output", "json")))
     assert "stopped_by_budget" not in ample
-    show(comparison_table([Answer("ours", 1.0, None, "nothing here", stopped=True)], problem))
+    show(comparison_table([Answer("ours", 1.0, None, "nothing here", stopped=True)], Gaps(problem)))
     assert "1 s (stopped)" in capsys.readouterr().out
 
 

@@ -89,6 +89,15 @@ def test_a_budget_shortens_the_answer_and_never_empties_it(problem: Problem, pla
     assert spent[0].estimate.feasible
 
 
+def test_what_was_looked_at_before_the_budget_was_spent_counts(
+    make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
+) -> None:
+    problem = make_problem(make_cluster((("fast", 2), ("fast", 2), ("slow", 4))), layers=12, batch=32)
+    spent = run("auto", problem, top=1, control=Control.within(0.0))[0]
+    usual = run("megatron", problem, top=1)[0]
+    assert spent.estimate.iteration_seconds < 0.8 * usual.estimate.iteration_seconds
+
+
 @pytest.mark.parametrize("planner", SEARCHES)
 def test_progress_is_told_and_never_goes_back(problem: Problem, planner: str) -> None:
     told: list[Progress] = []

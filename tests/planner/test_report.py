@@ -77,7 +77,7 @@ def test_a_plan_that_does_not_fit_says_which_device_lacks_what(
     plan = make_plan(problem, (14,))
     sentences = Explanation.of(problem, plan, estimate_in(plan, problem.setting)).sentences()
     assert any("it does not fit: device node-1:0 (emulated-fast) lacks" in sentence for sentence in sentences)
-    assert "Of the cluster's 8 devices, 7 are not used." in sentences
+    assert "Of the cluster's 8 devices, 7 are not used: 5 × emulated-fast and 2 × emulated-slow." in sentences
 
 
 def test_a_letter_is_what_fills_most_of_its_time() -> None:

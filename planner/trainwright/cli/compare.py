@@ -12,7 +12,7 @@ from trainwright.cli.answers import Output, OutputOption, show, show_json
 from trainwright.cli.command import command
 from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.plan import searched
-from trainwright.cli.progress import watched
+from trainwright.cli.progress import proving, watched
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, ready
 
 app = typer.Typer(add_completion=False)
@@ -43,14 +43,19 @@ def compare(  # noqa: PLR0913 - one group of options each
     chosen = planners or [BASELINE, *(name for name in SEARCHES if name != BASELINE)]
     for planner in chosen:
         ready(planner)
+    search.check(chosen)
     problem = inputs.problem(limits.limits, preferences.preference)
     answers = [_answer(planner, inputs, problem, search) for planner in dict.fromkeys(chosen)]
     if all(answer.candidate is None for answer in answers):
         raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))
     if output is Output.JSON:
-        show_json(report.comparison_fields(answers, problem))
+        with proving(problem, search) as gaps:
+            fields = report.comparison_fields(answers, gaps)
+        show_json(fields)
     else:
-        show(report.comparison_table(answers, problem))
+        with proving(problem, search) as gaps:
+            table = report.comparison_table(answers, gaps)
+        show(table)
 
 
 def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOptions) -> report.Answer:

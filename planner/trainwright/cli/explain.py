@@ -36,6 +36,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
 ) -> None:
     """Tell why a plan takes as long as it does: bottleneck, bubble, communication, memory, and a timeline."""
     ready(planner)
+    search.check([planner])
     problem = inputs.problem(limits.limits, preferences.preference)
     behind: list[str] = []
     if plan_file is None:
@@ -45,7 +46,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         behind = [
             *report.runner_up(candidates),
             *report.preference_sentences(candidates, problem),
-            *bound_sentences(planner, candidates, problem),
+            *bound_sentences(planner, candidates, problem, search),
             *stopped_sentences(control),
         ]
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,9 @@ ROWS = tuple(2**power for power in range(9))
 """What is estimated; beyond the last any device is busy, and time grows in proportion to the rows."""
 SEARCHED = "search"
 """In place of a batch size: find the one with the best throughput."""
+LEAST_EFFORT, MOST_EFFORT = 0.1, 1000.0
+EFFORT_PLANNER = "auto"
+"""The one that looks at more plans if asked."""
 ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
 """Stands in for the batch that a model file does not name, where none is needed or another one takes its place."""
 
@@ -230,3 +233,13 @@ class SearchOptions:
     effort: Annotated[
         float, typer.Option(help="Of auto: look at so many times as many plans as usual; for runs that take days.")
     ] = 1.0
+
+    def check(self, planners: Collection[str]) -> None:
+        """Raises ValueError for an effort that none of them would make."""
+        if not LEAST_EFFORT <= self.effort <= MOST_EFFORT:  # NaN, too
+            raise ValueError(f"--effort must be {LEAST_EFFORT:g} to {MOST_EFFORT:,g}, got {self.effort:g}")
+        if self.effort != 1 and EFFORT_PLANNER not in planners:
+            raise ValueError(
+                f"--effort is for the planner {EFFORT_PLANNER}, but {', '.join(planners)} is asked; ask for {EFFORT_PLANNER}, or "
+                "leave --effort out"
+            )

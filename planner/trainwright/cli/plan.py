@@ -16,7 +16,7 @@ from trainwright import documents, report
 from trainwright.cli.answers import Output, OutputOption, refuse_no_place_for, screen, show, show_json, write_document
 from trainwright.cli.command import command
 from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
-from trainwright.cli.progress import watched
+from trainwright.cli.progress import proving, watched
 from trainwright.search import SEARCHES, Candidate, Control, Objective, Problem, ready, run
 from trainwright.search.batch_size import best_batch_size
 
@@ -52,6 +52,7 @@ def plan(  # noqa: PLR0913 - one group of options each
 ) -> None:
     """Find the plans that train fastest, best first."""
     ready(planner)
+    search.check([planner])
     refuse_no_place_for(answer.write_plan)
     problem = inputs.problem(limits.limits, preferences.preference)
     started = time.perf_counter()
@@ -64,12 +65,12 @@ def plan(  # noqa: PLR0913 - one group of options each
         head: dict[str, Any] = {"planner": planner, "search_seconds": search_seconds}
         if control.stopped.is_set():
             head["stopped_by_budget"] = True
-        show_json({**head, **bound_fields(planner, candidates, problem), **found(candidates, problem)})
+        show_json({**head, **_bound_fields(planner, candidates, problem, search), **found(candidates, problem)})
         return
     show(report.candidate_table(candidates, problem, planner=planner, searched=search_seconds))
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, answer.top))
-    told = [*report.preference_sentences(candidates, problem), *bound_sentences(planner, candidates, problem)]
+    told = [*report.preference_sentences(candidates, problem), *bound_sentences(planner, candidates, problem, search)]
     told += stopped_sentences(control)
     if told:
         show("", *told)
@@ -89,14 +90,24 @@ def stopped_sentences(control: Control) -> list[str]:
     )
 
 
-def bound_sentences(planner: str, candidates: Sequence[Candidate], problem: Problem) -> list[str]:
+def bound_sentences(
+    planner: str, candidates: Sequence[Candidate], problem: Problem, search: SearchOptions
+) -> list[str]:
     """What no plan can beat, beside the best that was found; for the planner that looks at all of them."""
-    return report.Gaps(problem).sentences(_fastest(candidates)) if planner == BOUNDED else []
+    if planner != BOUNDED:
+        return []
+    with proving(problem, search) as gaps:
+        return gaps.sentences(_fastest(candidates))
 
 
-def bound_fields(planner: str, candidates: Sequence[Candidate], problem: Problem) -> dict[str, Any]:
+def _bound_fields(
+    planner: str, candidates: Sequence[Candidate], problem: Problem, search: SearchOptions
+) -> dict[str, Any]:
     """The same for programs."""
-    return report.Gaps(problem).fields(_fastest(candidates)) if planner == BOUNDED else {}
+    if planner != BOUNDED:
+        return {}
+    with proving(problem, search) as gaps:
+        return gaps.fields(_fastest(candidates))
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Candidate:

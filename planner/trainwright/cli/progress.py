@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from trainwright.cli.inputs import SearchOptions
-from trainwright.search import Control
+from trainwright.report import Gaps
+from trainwright.search import Control, Problem
 from trainwright.search import Progress as Step
 
-LEAST_EFFORT, MOST_EFFORT = 0.1, 1000.0
+_USUAL_PROOF_SECONDS = 10.0
 
 
 @contextmanager
@@ -25,8 +26,6 @@ def watched(what: str, search: SearchOptions) -> Iterator[Control]:
         raise ValueError(f"--budget-seconds must be at least 0, got {search.budget_seconds}")
     if search.seed < 0:
         raise ValueError(f"--seed must be at least 0, got {search.seed}")
-    if not LEAST_EFFORT <= search.effort <= MOST_EFFORT:  # NaN, too
-        raise ValueError(f"--effort must be {LEAST_EFFORT:g} to {MOST_EFFORT:,g}, got {search.effort:g}")
     _keep_imports()
     if not sys.stderr.isatty():
         yield Control.within(search.budget_seconds, seed=search.seed, effort=search.effort)
@@ -46,6 +45,14 @@ def watched(what: str, search: SearchOptions) -> Iterator[Control]:
             bar.update(task, completed=step.done, total=step.total, best=best)
 
         yield Control.within(search.budget_seconds, seed=search.seed, report=report, effort=search.effort)
+
+
+@contextmanager
+def proving(problem: Problem, search: SearchOptions) -> Iterator[Gaps]:
+    """What no plan can beat, in less time where searches have a budget; that it is sought is shown on a terminal."""
+    effort = 1.0 if search.budget_seconds is None else min(1.0, search.budget_seconds / _USUAL_PROOF_SECONDS)
+    with Console(stderr=True).status("proving how much faster a plan could be"):
+        yield Gaps(problem, effort)
 
 
 @cache

@@ -82,6 +82,7 @@ def propose_trial(
     if inputs.searches_batch:
         raise ValueError("plans of different batches are no rivals; --global-batch-size search goes with `plan`")
     ready(planner)
+    search.check([planner])
     refuse_no_place_for(choosing.write_plan)
     problem, rule = inputs.problem(limits.limits), Rule(regret_below=choosing.stop_below)
     trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)

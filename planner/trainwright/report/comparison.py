@@ -15,7 +15,7 @@ from trainwright.report import degrees, units
 from trainwright.report.gaps import Gaps
 from trainwright.report.origin import origin_fields, origin_words
 from trainwright.report.tables import add_row, new_table, rows_per_second, titled
-from trainwright.search import Candidate, Problem
+from trainwright.search import Candidate
 
 ALIKE = 0.0005
 """A share that would be told as 0.0%."""
@@ -64,9 +64,9 @@ def baseline_of(answers: Sequence[Answer]) -> Answer | None:
     return next((answer for answer in answers if answer.candidate is not None), None)
 
 
-def comparison_fields(answers: Sequence[Answer], problem: Problem) -> dict[str, Any]:
+def comparison_fields(answers: Sequence[Answer], gaps: Gaps) -> dict[str, Any]:
     """For programs; relative_seconds are those of a row, over the baseline's."""
-    baseline, gaps = baseline_of(answers), Gaps(problem)
+    baseline, problem = baseline_of(answers), gaps.problem
     return {
         "baseline": None if baseline is None else baseline.planner,
         **origin_fields(problem),
@@ -101,9 +101,9 @@ def _relative(answer: Answer, baseline: Answer | None) -> float:
     return rows_per_second(other.plan, other.estimate) / rows_per_second(own.plan, own.estimate)
 
 
-def comparison_table(answers: Sequence[Answer], problem: Problem) -> Group:
+def comparison_table(answers: Sequence[Answer], gaps: Gaps) -> Group:
     """A row for each planner; beneath it, why some found nothing."""
-    baseline, gaps = baseline_of(answers), Gaps(problem)
+    baseline, problem = baseline_of(answers), gaps.problem
     bounded = any(answer.candidate is not None and gaps.gap(answer.candidate) is not None for answer in answers)
     priced = all(answer.candidate is None or answer.candidate.price_per_row is not None for answer in answers)
     batches = {answer.candidate.plan.global_batch_size for answer in answers if answer.candidate is not None}

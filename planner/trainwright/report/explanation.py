@@ -130,7 +130,8 @@ class Explanation:
             ("collecting sharded weights", parts.sharding_seconds),
             ("redistribution between layers", parts.redistribution_seconds),
             ("messages between stages", parts.point_to_point_seconds),
-            ("sums of gradients", parts.gradient_sync_seconds + parts.shared_weight_sync_seconds),
+            ("sums of gradients", parts.gradient_sync_seconds),
+            ("sums over the stages that share a weight", parts.shared_weight_sync_seconds),
         )
         told = [f"{units.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
         device = self.estimate.critical_device
@@ -155,7 +156,9 @@ class Explanation:
         unused = set(self.problem.cluster.devices) - set(self.plan.devices)
         if not unused:
             return []
-        return [f"Of the cluster's {len(self.problem.cluster.devices)} devices, {len(unused)} are not used."]
+        counts = Counter(self.problem.cluster.accelerator_of(device).name for device in sorted(unused))
+        every, which = len(self.problem.cluster.devices), " and ".join(f"{n} × {name}" for name, n in counts.items())
+        return [f"Of the cluster's {every} devices, {len(unused)} are not used: {which}."]
 
     def carriers(self, stage: Stage) -> str:
         """`4 × Tesla-T4`, several accelerators joined."""

@@ -11,9 +11,14 @@ from trainwright.search import Candidate, Objective, Problem
 
 @dataclass
 class Gaps:
-    """Lower bounds of one problem, by batch size; what was asked is remembered."""
+    """Lower bounds of one problem, by batch size; what was asked is remembered.
+
+    Attributes:
+        effort: see `lower_bound_seconds`.
+    """
 
     problem: Problem
+    effort: float = 1.0
     _bounds: dict[int, float] = field(default_factory=dict)
 
     def bound_seconds(self, candidate: Candidate) -> float | None:
@@ -25,7 +30,9 @@ class Gaps:
         rows = candidate.plan.global_batch_size
         if rows not in self._bounds:
             self._bounds[rows] = lower_bound_seconds(
-                replace(self.problem, global_batch_size=rows), incumbent_seconds=candidate.estimate.iteration_seconds
+                replace(self.problem, global_batch_size=rows),
+                incumbent_seconds=candidate.estimate.iteration_seconds,
+                effort=self.effort,
             )
         return self._bounds[rows] or None
 

@@ -10,7 +10,7 @@ from itertools import islice
 from trainwright.cost.memory import parameter_bytes
 from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.alternatives import regrouped
-from trainwright.search.auto.computing import computing_seconds
+from trainwright.search.auto.computing import Computing
 from trainwright.search.auto.descent import Judge, Walk, descend
 from trainwright.search.auto.drafts import Draft, Drafts
 from trainwright.search.auto.efforts import (
@@ -41,17 +41,19 @@ from trainwright.search.ranking import best_of, candidate_of, in_order
 
 DRAFTS = 48
 """Plans of the programme that are costed exactly; what does not fit, which is sooner known, counts in part."""
+LEAST_DRAFTS = 4
+"""So many are costed though the time is over: without them all that was looked at till then were in vain."""
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
 USUAL_SLOWNESS = 2.5
-"""Of a plan that takes so many times as long as computing alone, or less, the best is not sought on few devices."""
+"""Where the best takes more times as long as computing alone, parts of the cluster are looked at, and more plans costed."""
 FIRST_SHARE = 1 / 12
 """Of the plans that are costed near each leader before the best of them are gone on from."""
 TINY_BEST, TINY_REPLAYS = 8, 200
 """Of problems that are looked at whole: how many of the best plans are kept, and plans that are costed near them."""
 _STEPS = 100
-"""What progress is counted in; so many are the drafts, as many the descent."""
+"""What progress is counted in: so many are the drafts, of which the first take half, as many the descent."""
 
 
 def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
@@ -79,7 +81,9 @@ class _Run:
         self.problem, self.control = problem, control
         replays = min(max(REPLAYED_DEVICES // len(problem.devices) ** 3, LEAST_REPLAYS), MOST_REPLAYS)
         self.judge = Judge(problem, control, replays * control.effort)
+        self.computing = Computing(problem)
         self.drafts: list[Draft] = []
+        self.done = 0
         self.lean: list[Candidate] = []
 
     def candidates(self) -> list[Candidate]:
@@ -88,7 +92,8 @@ class _Run:
         else:
             self._begin()
             for effort in self._efforts():
-                self._draft_until_over(effort, divisors(self.problem.global_batch_size))
+                self._draft(Drafts(self.problem, effort), divisors(self.problem.global_batch_size))
+                self._cost_drafts()
         self._seed()
         self._look_deeper()
         self._look_at_parts()
@@ -137,7 +142,7 @@ class _Run:
         From each a few steps first, so that it is known by what becomes of it.
         """
         self._grant_more()
-        for plan in self._in_other_schedules(LEADERS):
+        for plan in self._best_in_other_schedules():
             self.judge.cost(plan)
         judge, first = self.judge, max(self.judge.left, 1.0)
         for leader in leaders(judge.feasible()):
@@ -154,7 +159,7 @@ class _Run:
 
     def _grant_more(self) -> None:
         """More plans, up to what small problems have, where the best takes much longer than computing alone."""
-        if not self._is_quick and not is_small(self.problem):
+        if self._is_slow and not is_small(self.problem):
             granted = min(self.judge.left * self._slowness / USUAL_SLOWNESS, MOST_REPLAYS * self.control.effort)
             self.judge.left = max(self.judge.left, granted)
 
@@ -165,23 +170,20 @@ class _Run:
     def _add_alternatives(self) -> None:
         """The best in the other schedule, in case that is faster, and the very best at every tensor degree."""
         most_tensor = max((node.devices for node in self.problem.cluster.nodes), default=1)
-        others = self._in_other_schedules(LEADERS)
+        others = self._best_in_other_schedules()
         best = in_order(self.judge.feasible())[:1]
         others += [other for one in best for other in regrouped(one.plan, most_tensor)]
         self.judge.left = max(self.judge.left, len(others))
         for plan in others:
             self.judge.cost(plan)
 
-    def _in_other_schedules(self, count: int) -> list[Plan]:
-        """So many of the best plans."""
-        best = [one.plan for one in in_order(self.judge.feasible())[:count]]
+    def _best_in_other_schedules(self) -> list[Plan]:
+        """Some of the best plans, each in the schedule that it does not have."""
+        best = [one.plan for one in in_order(self.judge.feasible())[:LEADERS]]
         return [replace(plan, schedule=other) for plan in best for other in other_schedules(plan)]
 
-    def _draft_until_over(self, effort: Effort, sizes: Sequence[int]) -> None:
-        self._draft(Drafts(self.problem, effort), sizes)
-        self._cost_drafts()
-
     def _draft(self, drafts: Drafts, sizes: Sequence[int]) -> None:
+        """Until all is looked at, or the time is over."""
         for found, share in drafts.steps(sizes):
             if found and self._has_none:
                 self.judge.cost(found[0][1])
@@ -191,25 +193,28 @@ class _Run:
                 break
 
     def _look_at_parts(self) -> None:
-        """Few nodes, device by device, where many are looked at in coarse units."""
-        if len(self.problem.devices) <= FEW_DEVICES or self._is_quick:
+        """Parts of the cluster, with finer units than all of it has, where it is far from computing alone."""
+        if len(self.problem.devices) <= FEW_DEVICES or not self._is_slow or self._is_over:
             return
-        for part in parts(self.problem, self._best_seconds):
+        before = len(self.drafts)
+        for part in parts(self.computing, self._best_seconds):
             effort = PART if len(part.devices) <= FEW_DEVICES else LARGE_PART
             self._draft(Drafts(part, effort), divisors(self.problem.global_batch_size))
             if self._is_over:
                 break
-        self._cost_drafts()
+        if len(self.drafts) > before:
+            self._cost_drafts()
 
     @property
-    def _is_quick(self) -> bool:
-        """Whether the best takes hardly longer than computing alone, or there is none."""
-        return self._slowness <= USUAL_SLOWNESS
+    def _is_slow(self) -> bool:
+        """Whether there is a plan, and the best takes much longer than computing alone."""
+        return self._slowness > USUAL_SLOWNESS
 
     @property
     def _slowness(self) -> float:
         """How many times as long as computing alone the best takes; 0 where there is none."""
-        return self._best_seconds / computing_seconds(self.problem, self.problem.nodes)
+        alone = self.computing.all_seconds
+        return self._best_seconds / alone if alone > 0 else 0.0
 
     @property
     def _best_seconds(self) -> float:
@@ -230,7 +235,9 @@ class _Run:
         if long:
             sizes = divisors(self.problem.global_batch_size)
             here = max(index for index, size in enumerate(sizes) if size <= long[0].micro_batch_size)
-            self._draft_until_over(DEEP, sizes[max(here - 2, 0) : here + 1])
+            deeper = Drafts(self.problem, DEEP, joins_pipelines=False)
+            self._draft(deeper, sizes[max(here - 2, 0) : here + 1])
+            self._cost_drafts()
 
     def _efforts(self) -> Iterator[Effort]:
         if len(self.problem.devices) <= FEW_DEVICES:
@@ -267,8 +274,8 @@ class _Run:
         for plans, count in ((first.values(), most // 2), (drafts, most)):
             # Lines that differ often have the same draft, which is costed, and counted, once.
             last = self.judge.left - count
-            for plan in plans:
-                if self.judge.left <= last or self._is_over:
+            for number, plan in enumerate(plans):
+                if self.judge.left <= last or (self._is_over and number >= LEAST_DRAFTS):
                     break
                 # What the programme takes to be recomputed, and sharded, may not be enough.
                 if not self.judge.knows(plan) and self.judge.cost_relieved(plan) is None:
@@ -287,5 +294,7 @@ class _Run:
         return self.control.expired() and bool(self._found)
 
     def _step(self, done: int) -> None:
+        # What is looked at in turn each begins anew; what is told does not.
+        self.done = done = max(done, self.done)
         best = min((one.estimate.iteration_seconds for one in self._found), default=None)
         self.control.step(done, 2 * _STEPS, best)

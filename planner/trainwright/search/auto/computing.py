@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -15,17 +17,36 @@ _MOST_ROWS = 64
 """At once on a device, for its rows in a second."""
 
 
-def computing_seconds(problem: Problem, nodes: Sequence[str]) -> float:
-    """Of an iteration on these nodes: every device computes whole rows, as many at once as suit it best."""
-    cells = Cells(problem, 2)
-    rates: dict[str, float] = {}
-    together = 0.0
-    for name in nodes:
-        accelerator = problem.cluster.node(name).accelerator
-        if accelerator not in rates:
-            rates[accelerator] = _rows_per_second(cells, Cell((accelerator,), (name,)))
-        together += rates[accelerator] * problem.cluster.node(name).devices
-    return problem.global_batch_size / together
+@dataclass
+class Computing:
+    """Of one problem's batch, every device busy all the time: a loose measure, above all where rows are few."""
+
+    problem: Problem
+
+    def seconds(self, nodes: Iterable[str]) -> float:
+        """Of an iteration on these nodes; 0 where profiles say that it takes no time."""
+        names = [self.problem.cluster.node(name) for name in nodes]
+        return self.problem.global_batch_size / sum(self._rates[node.accelerator] * node.devices for node in names)
+
+    @cached_property
+    def all_seconds(self) -> float:
+        """Of an iteration on all nodes."""
+        return self.seconds(self.problem.nodes)
+
+    @cached_property
+    def _rates(self) -> dict[str, float]:
+        """By accelerator: rows of the whole model in a second on one device, as many at once as suit it best."""
+        problem, cells = self.problem, Cells(self.problem, 2)
+        nodes = {problem.cluster.node(name).accelerator: name for name in problem.nodes}
+        return {name: max(_rates(problem, cells, Cell((name,), (node,)))) for name, node in nodes.items()}
+
+
+def _rates(problem: Problem, cells: Cells, cell: Cell) -> Iterable[float]:
+    """At every profiled number of rows: beyond them times are drawn out, and may fall to nothing."""
+    profiled = {layer.rows for layer in problem.profiles.layers if layer.accelerator in cell.accelerators}
+    for rows in {1, *(one for one in profiled if one <= min(problem.global_batch_size, _MOST_ROWS))}:
+        seconds = cells.total_seconds(cell, rows)
+        yield rows / seconds if seconds > 0 else np.inf
 
 
 def sharing_seconds(problem: Problem) -> float:
@@ -38,8 +59,3 @@ def sharing_seconds(problem: Problem) -> float:
         return 0.0
     size = max(kind.shared_parameters for kind in kinds) * problem.setting.gradient_dtype.num_bytes
     return size / float(between.max())
-
-
-def _rows_per_second(cells: Cells, cell: Cell) -> float:
-    most = min(cells.problem.global_batch_size, _MOST_ROWS)
-    return max(rows / cells.total_seconds(cell, rows) for rows in (1 << power for power in range(most.bit_length())))

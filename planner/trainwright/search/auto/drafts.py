@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trainwright.plan import Plan
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.computing import computing_seconds, sharing_seconds
+from trainwright.search.auto.computing import Computing, sharing_seconds
 from trainwright.search.auto.efforts import MANY_DEVICES, Effort
 from trainwright.search.auto.line import Line, lines
 from trainwright.search.auto.pipelines import pipeline_of
@@ -16,7 +16,6 @@ from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
 from trainwright.search.auto.several import Several
 from trainwright.search.auto.tables import LineTables
-from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
 SHARING_SHARE = 0.1
@@ -28,22 +27,26 @@ Draft = tuple[float, Plan]
 
 @dataclass(frozen=True)
 class Drafts:
-    """Of one problem."""
+    """What the programme finds for one problem.
+
+    Attributes:
+        joins_pipelines: whether several pipelines, of all sizes of micro-batches, are looked at, too.
+    """
 
     problem: Problem
     effort: Effort
+    joins_pipelines: bool = True
 
     def steps(self, sizes: Sequence[int]) -> Iterator[tuple[list[Draft], float]]:
         """What each look finds, best first, and the share of lines that were looked at by then.
 
-        Coarse drafts of all lines and sizes of micro-batches, then those of several pipelines, for which all sizes are
-        asked, then fine ones of the best.
+        Coarse drafts of all lines and sizes of micro-batches, then those of several pipelines, then fine ones of the best.
         """
         effort = self.effort
         coarse = effort.coarse
         cells = Cells(self.problem, coarse.cuts)
         choices: list[tuple[float, int, int]] = []
-        coarse_lines = lines(self.problem, coarse.units, coarse.orders, self._shared_ends)
+        coarse_lines = lines(self.problem, coarse.units, coarse.orders, self._most_shared_ends)
         near: list[int] = []
         for number, line in enumerate(coarse_lines):
             places = Places(cells, line, effort.most_tensor)
@@ -58,23 +61,25 @@ class Drafts:
                 yield found, number / len(coarse_lines)
             best = min(known, key=lambda index: known[index])
             near = near or [index for index in (best - 1, best, best + 1) if 0 <= index < len(sizes)]
-        if len(set(coarse_lines[0].classes)) > 1 and len(sizes) == len(divisors(self.problem.global_batch_size)):
+        if self.joins_pipelines and len(set(coarse_lines[0].classes)) > 1:
             yield Several(cells, coarse_lines[0]).drafts(), 1.0
         for fine in effort.fine:
             cells = Cells(self.problem, fine.cuts)
             fine_lines: dict[int, Line] = dict(
-                enumerate(lines(self.problem, fine.units, fine.orders, self._shared_ends))
+                enumerate(lines(self.problem, fine.units, fine.orders, self._most_shared_ends))
             )
             for _, number, rows in sorted(choices)[: effort.choices]:
                 if number in fine_lines:
                     yield self._plans(Places(cells, fine_lines[number], effort.most_tensor), rows), 1.0
 
     @cached_property
-    def _shared_ends(self) -> int:
+    def _most_shared_ends(self) -> int:
         """Lines with a node at both ends: where devices are many, only if they may pay."""
-        problem, nodes = self.problem, self.problem.nodes
-        pays = sharing_seconds(problem) > SHARING_SHARE * computing_seconds(problem, nodes)
-        return self.effort.shared_ends if pays or len(problem.devices) <= MANY_DEVICES else 0
+        problem = self.problem
+        if len(problem.devices) <= MANY_DEVICES:
+            return self.effort.shared_ends
+        pays = sharing_seconds(problem) > SHARING_SHARE * Computing(problem).all_seconds
+        return self.effort.shared_ends if pays else 0
 
     def _plans(self, places: Places, rows: int, *, is_rough: bool = False) -> list[Draft]:
         problem = self.problem

@@ -79,12 +79,12 @@ def lines(problem: Problem, most_units: int, most_orders: int, most_shared_ends:
 
 
 def _with_shared_ends(order: Sequence[_Unit]) -> Line | None:
-    """The same, with the second half of the first node's devices behind the last; None where it has but one."""
+    """The same, with the second half of the first node's devices behind the last; None where it has but one, or all."""
     number, devices = order[0]
     node = devices[0].node
     size = sum(device.node == node for device in devices)
     mine = [device for _, unit in order for device in unit if device.node == node]
-    if len(mine) < 2:
+    if len(mine) < 2 or len(mine) == sum(len(unit) for _, unit in order):
         return None
     half = len(mine) // 2
     first, last = (

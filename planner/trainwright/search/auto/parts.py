@@ -1,24 +1,25 @@
-"""Parts of a cluster: few nodes, on which a model may be trained faster than on all, where links are slow beside devices."""
+"""Parts of a cluster, on which a model may be trained faster than on all of it, where links are slow beside devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainwright.search.auto.computing import computing_seconds
+from trainwright.search.auto.computing import Computing
 from trainwright.search.auto.line import kinds_of
 from trainwright.search.protocol import Problem
 
 
-def parts(problem: Problem, slowest_seconds: float) -> Iterator[Problem]:
-    """The problem on one, two, four … nodes of a kind, and on so many of the fastest of all kinds.
+def parts(computing: Computing, slowest_seconds: float) -> Iterator[Problem]:
+    """The problem on one, two, four … nodes of a kind and all of it, and on as many of the fastest of all kinds.
 
     Left out is where computing alone takes longer than so many seconds.
     """
+    problem = computing.problem
     kinds = kinds_of(problem)
     fastest_first = [name for kind in kinds for name in kind]
     beginnings = (part for some in (*kinds, fastest_first) for part in _beginnings(some))
     for names in dict.fromkeys(beginnings):
-        if len(names) < len(problem.nodes) and computing_seconds(problem, names) <= slowest_seconds:
+        if len(names) < len(problem.nodes) and computing.seconds(names) <= slowest_seconds:
             yield problem.on(names)
 
 

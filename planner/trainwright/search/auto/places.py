@@ -164,9 +164,15 @@ class Places:
 
     def tied_seconds(self, sections: Sequence[Section]) -> float:
         """About what summing the gradients of weights that several stages share takes."""
+        kinds = self.cells.problem.model.kinds
+        sizes = {kind.shared_weight: kind.shared_parameters for kind in kinds if kind.shared_weight is not None}
+        return sum(self._tied_seconds(name, size, sections) for name, size in sizes.items())
+
+    def _tied_seconds(self, name: str, size: int, sections: Sequence[Section]) -> float:
         setting, cuts = self.cells.problem.setting, self.cells.cuts
-        sizes = {kind.shared_weight: kind.shared_parameters for kind in setting.model.kinds if kind.shared_weight}
-        owners = [one for one in sections if self._shares(range(cuts[one.first], cuts[one.end]))]
+        model = setting.model
+        layers = [layer for layer in model.owners if model.kind_of(layer).shared_weight == name]
+        owners = [one for one in sections if any(cuts[one.first] <= layer < cuts[one.end] for layer in layers)]
         if len(owners) < 2:
             return 0.0
         nodes: dict[int, None] = {}
@@ -179,8 +185,4 @@ class Places:
         following = np.roll(used, -1)
         bandwidth = float(np.maximum(links.bandwidth[used, following], links.bandwidth[following, used]).min()) * ratio
         members = max(len(used), 2)
-        return sum(sizes.values()) * setting.gradient_dtype.num_bytes * 2 * (members - 1) / members / bandwidth
-
-    def _shares(self, layers: range) -> bool:
-        """Whether one of them has a shared weight."""
-        return any(owner in layers for owner in self.cells.problem.model.owners)
+        return size * setting.gradient_dtype.num_bytes * 2 * (members - 1) / members / bandwidth
