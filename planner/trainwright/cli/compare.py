@@ -48,14 +48,14 @@ def compare(  # noqa: PLR0913 - one group of options each
     answers = [_answer(planner, inputs, problem, search) for planner in dict.fromkeys(chosen)]
     if all(answer.candidate is None for answer in answers):
         raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))
+    with proving(problem, search) as gaps:
+        for answer in answers:
+            if answer.candidate is not None:
+                gaps.bound_seconds(answer.candidate)
     if output is Output.JSON:
-        with proving(problem, search) as gaps:
-            fields = report.comparison_fields(answers, gaps)
-        show_json(fields)
+        show_json(report.comparison_fields(answers, gaps))
     else:
-        with proving(problem, search) as gaps:
-            table = report.comparison_table(answers, gaps)
-        show(table)
+        show(report.comparison_table(answers, gaps))
 
 
 def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOptions) -> report.Answer:
