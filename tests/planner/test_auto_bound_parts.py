@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
+from trainwright.plan import Schedule
 from trainwright.search import Problem
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.classes import Classes
+from trainwright.search.auto.bound.lanes import Answers, Lane
 from trainwright.search.auto.bound.several import divided
 from trainwright.search.auto.bound.slowest import Slowest
 from trainwright.search.auto.bound.sums import all_reduce_seconds, most_nodes
+from trainwright.search.auto.bound.ways import NEVER
 
 
 def single_devices(seed: int) -> Problem:
@@ -61,7 +64,7 @@ def test_what_is_short_of_memory_takes_longer_or_is_not_there() -> None:
     problem = drawn_problem(random.Random(3))
     tables = Classes(problem)._alone[1].tables
     free = tables._slowest.of_intervals(None)
-    held = tables._slowest.of_intervals(tables._load(Ask(1, gathers=False), 0))
+    held = tables._slowest.of_intervals(tables._load(Ask(1, None), 0))
     assert (held >= free).all()
 
 
@@ -83,3 +86,63 @@ def test_a_sum_over_more_replicas_than_nodes_is_no_shorter_than_over_as_many(see
     crowded = counts.sum(axis=1) > most_nodes(terms, counts)
     assert (seconds[crowded] > 0).all()
     assert (seconds[counts.sum(axis=1) == 1] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("passes", [(3.0, 4.0), (1.0, 6.0), (5.0, 4.5), (0.0, 2.0), (2.0, 2.0), (2.0, 0.0)])
+def test_passes_take_no_less_than_is_said_however_rows_are_divided(seed: int, passes: tuple[float, float]) -> None:
+    problem = single_devices(seed)
+    rows = min(5, problem.global_batch_size)
+    shares, (forwards, backwards) = Classes(problem)._shares(rows), passes
+    said = shares.weighted(forwards, backwards)[0]
+    both = (forwards * shares.ways.forward[0] + backwards * shares.ways.backward[0])[:, :rows]
+    for number, stage in enumerate(shares.counts.tolist()):
+        devices = [one for one, count in enumerate(stage) for _ in range(count)]
+        if len(devices) > rows:
+            continue
+        for kind in range(both.shape[2]):
+            averages = (
+                sum(part * both[one, part - 1, kind] for one, part in zip(devices, split, strict=True)) / rows
+                for split in splits(rows, len(devices))
+            )
+            assert said[number, kind] <= min(averages) * (1 + 1e-9)
+    exact = shares.divided(np.minimum(both, NEVER), 1)
+    assert (said >= exact * 0.97).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_either_schedule_keeps_is_kept_where_none_is_named(seed: int) -> None:
+    problem = drawn_problem(random.Random(seed))
+    classes = Classes(problem)
+    for micro_batches, whole in classes._alone.items():
+        floor = float(whole.tables.plain[:, 0, -1].min())
+        for factor in (1.0, 1.3, 2.0, 4.0):
+            seconds = floor * micro_batches * factor
+            kept = {one: whole.keeps(seconds, Ask(micro_batches, one)) for one in (None, *Schedule)}
+            assert kept[None] or not any(kept.values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(0.1, 4.0)), max_size=12))
+def test_an_answer_holds_for_more_devices_and_time_or_for_less(asked: list[tuple[int, int, float]]) -> None:
+    """Of a question that takes 6 / (a + b) seconds."""
+    answers = Answers.none((2, 3))
+    for *devices, seconds in asked:
+        many = sum(devices)
+        answers.learn((devices[0], devices[1]), seconds, keeps=bool(many) and seconds >= 6 / many)
+    for a, b in product(range(3), range(4)):
+        for seconds in (0.05, 0.5, 1.0, 1.9, 3.0, 7.0):
+            known = answers.known((a, b), seconds)
+            assert known is None or known == (a + b > 0 and seconds >= 6 / (a + b))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 12])
+def test_halves_of_a_lane_are_all_of_it(rows: int) -> None:
+    classes = Classes(drawn_problem(random.Random(2)))
+    whole = Lane(classes._shares(rows, 1), classes.shape)
+    ends, waiting = [], [whole]
+    while waiting:
+        lane = waiting.pop()
+        waiting += lane.halves
+        if not lane.halves:
+            ends.append(lane.rows)
+    assert sorted(ends) == list(range(1, rows + 1))

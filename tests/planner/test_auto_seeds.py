@@ -49,3 +49,18 @@ def test_a_search_that_goes_on_is_broken_off_when_it_is_over(
     problem = make_problem(layers=4, batch=8)
     found = list(seeds.seeds(problem, Control(), is_deep=False, is_over=over_after(10_000)))
     assert found == run("amp", problem, top=2)
+
+
+def test_amp_gives_its_best_so_far_when_time_is_up(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem(layers=12, batch=32)
+    whole = seeds.amp_seeds(problem, Control(), lambda: False)
+    short = seeds.amp_seeds(problem, Control.within(0.0), lambda: True)
+    assert whole == run("amp", problem, top=2)
+    assert whole[0].estimate.iteration_seconds <= short[0].estimate.iteration_seconds
+
+
+def test_amp_without_a_plan_is_broken_off_when_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, make_problem: Callable[..., Problem]
+) -> None:
+    monkeypatch.setattr(seeds, "amp", endless)
+    assert seeds.amp_seeds(make_problem(layers=4, batch=8), Control.within(0.0), lambda: True) == []

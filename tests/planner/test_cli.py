@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quick_planner import quickly
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
@@ -42,7 +43,7 @@ def write(folder: Path, problem: Problem) -> Path:
 def call(folder: Path, command: str, *more: str) -> Result:
     given_files = ["--cluster", "cluster.json", "--model", "model.yaml", "--profiles", "profiles.json"]
     arguments = [str(folder / a) if a.endswith((".json", ".yaml")) else a for a in (*given_files, *more)]
-    return runner.invoke(app, [command, *arguments])
+    return runner.invoke(app, [*quickly(command), *arguments])
 
 
 def refused(result: Result, code: int = 2) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from quick_planner import quickly
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
@@ -50,10 +51,13 @@ def files(tmp_path: Path, problem: Problem) -> Path:
     return tmp_path
 
 
+FILES = {"cluster": "cluster.json", "model": "model.yaml", "profiles": "profiles.json"}
+
+
 def call(folder: Path, command: str, *more: str) -> Result:
-    given_files = ["--cluster", "cluster.json", "--model", "model.yaml", "--profiles", "profiles.json"]
+    given_files = [part for kind, name in FILES.items() for part in (f"--{kind}", name)]
     arguments = [str(folder / a) if a.endswith((".json", ".yaml")) else a for a in (*given_files, *more)]
-    return runner.invoke(app, [command, *arguments])
+    return runner.invoke(app, [*quickly(command), *arguments])
 
 
 def answered(result: Result) -> str:
@@ -253,6 +257,17 @@ def test_with_more_effort_more_plans_are_looked_at(files: Path, monkeypatch: pyt
         answered(call(files, "plan", "--planner", "auto", "--effort", effort))
         counts.append(costed)
     assert counts[1] > 2 * counts[0] > 0
+
+
+def test_where_no_planner_is_named_ours_is_asked(files: Path) -> None:
+    names = [f"--{kind}={files / name}" for kind, name in FILES.items()]
+    for command in ("plan", "explain"):
+        ours = answered(runner.invoke(app, [command, *names, "--planner=auto", "--budget-seconds=0"]))
+        assert (
+            answered(runner.invoke(app, [command, *names, "--budget-seconds=0"])).splitlines()[:4]
+            == ours.splitlines()[:4]
+        )
+    assert "Candidates of auto" in answered(runner.invoke(app, ["plan", *names, "--budget-seconds=0"]))
 
 
 def test_what_a_budget_cut_short_says_so(files: Path, problem: Problem, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quick_planner import quickly
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
@@ -41,7 +42,7 @@ def given(folder: Path) -> list[str]:
 
 
 def call(folder: Path, command: str, *more: str) -> Result:
-    return runner.invoke(app, [command, *given(folder), *more])
+    return runner.invoke(app, [*quickly(command), *given(folder), *more])
 
 
 def refused(result: Result, code: int = 2) -> str:

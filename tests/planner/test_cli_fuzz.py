@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from quick_planner import quickly
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
@@ -74,16 +75,16 @@ def call(folder: Path, command: str, file: str, content: bytes) -> Result:
     }
     problem = [f"--{name}={path[name]}" for name in PROBLEM_FILES]
     arguments = {
-        "plan": ["plan", *problem],
+        "plan": [*quickly("plan"), *problem],
         "compare": ["compare", "megatron", *problem],
-        "explain": ["explain", *problem, *([f"--plan={path['plan']}"] if file == "plan" else [])],
+        "explain": [*quickly("explain"), *problem, *([f"--plan={path['plan']}"] if file == "plan" else [])],
         "estimate": ["estimate", *problem, f"--plan={path['plan']}"],
         "calibrate": ["calibrate", *problem, f"--trials={path['trials']}"],
         "trial": [
             *("trial", *problem, f"--plan={path['plan']}", f"--report={path['report']}"),
             *([f"--append={path['trials']}"] if file == "trials" else []),
         ],
-        "propose": ["propose", "--top=3", *problem, f"--trials={path['trials']}"],
+        "propose": [*quickly("propose"), "--top=3", *problem, f"--trials={path['trials']}"],
         "profiles merge": ["profiles", "merge", path["profiles"], path["profiles"]],
         "profiles estimate": ["profiles", "estimate", f"--model={path['model']}", f"--cluster={path['cluster']}"],
         "profiles import": [

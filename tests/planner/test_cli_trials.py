@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from quick_planner import quickly
 from typer.testing import CliRunner, Result
 
 from trainwright import documents
@@ -53,7 +54,9 @@ def report_of(plan: Plan, seconds: float) -> TrialReport:
 
 def call(folder: Path, command: str, *more: str) -> Result:
     names = {"cluster": "cluster.json", "model": "model.yaml", "profiles": "profiles.json"}
-    return runner.invoke(app, [command, *(f"--{name}={folder / file}" for name, file in names.items()), *more])
+    return runner.invoke(
+        app, [*quickly(command), *(f"--{name}={folder / file}" for name, file in names.items()), *more]
+    )
 
 
 def append(folder: Path, plan: Plan, report: TrialReport, *more: str, name: str = "trials.json") -> Result:

@@ -8,6 +8,7 @@ from math import exp, log
 
 import numpy as np
 import pytest
+from quick_planner import quickly
 from trial_oracle import Error, proposed, run_by_measurement, true_seconds
 from trial_oracle import run as try_out
 from typer.testing import CliRunner
@@ -158,7 +159,7 @@ def folder(tmp_path_factory, problem):
 
 def call(folder, command, *more):
     files = [f"--{name}={folder / name}.json" for name in ("cluster", "model", "profiles")]
-    return CliRunner().invoke(app, [command, *files, *more])
+    return CliRunner().invoke(app, [*quickly(command), *files, *more])
 
 
 def answer(folder, *more):

@@ -103,7 +103,7 @@ class LimitsSpec(Section):
     """The largest tensor degree that is profiled and tried. Absent: as many as a node has devices and the model heads."""
 
 
-_SOME_EFFORT = ("self >= 0.1", "effort is at least 0.1; 1 is what `trainwright plan --planner auto` does")
+_SOME_EFFORT = ("self >= 0.1", "effort is at least 0.1; 1 is what `trainwright plan` does")
 
 
 class SearchSpec(Section):
@@ -129,7 +129,7 @@ class SearchSpec(Section):
     """Plans that are predicted to be worse than the best by at most this share are taken for equally good, and the
     simplest of them is tried first. 0: the prediction alone decides."""
     effort: Annotated[float, Field(ge=0, le=100, json_schema_extra=rules(_SOME_EFFORT))] = 3.0
-    """How many times as many plans the planner Auto looks at as `trainwright plan --planner auto` does: less than a minute of
+    """How many times as many plans the planner Auto looks at as `trainwright plan` does: less than a minute of
     one core on up to 64 devices, minutes on hundreds of several types. Other planners do not hear of it."""
     budget_seconds: Annotated[int, Field(ge=1, le=1200)] = 600
     """After so long a search answers with the best that it has found so far."""

@@ -13,8 +13,8 @@ from trainwright import documents, report
 from trainwright.cli.answers import Output, OutputOption, screen, show, show_json
 from trainwright.cli.command import command
 from trainwright.cli.estimate import plan_of
-from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions
-from trainwright.cli.plan import PlannerOption, bound_sentences, searched, stopped_sentences
+from trainwright.cli.inputs import OURS, Inputs, LimitOptions, PlannerOption, PreferenceOptions, SearchOptions
+from trainwright.cli.plan import bound_sentences, searched, stopped_sentences
 from trainwright.cli.progress import watched
 from trainwright.cost.estimate import estimate_in
 from trainwright.search import ready
@@ -31,7 +31,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     preferences: PreferenceOptions,
     search: SearchOptions,
     plan_file: Annotated[Path | None, typer.Option("--plan", help="Explain this plan, not the planner's best.")] = None,
-    planner: PlannerOption = "amp",
+    planner: PlannerOption = OURS,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell why a plan takes as long as it does: bottleneck, bubble, communication, memory, and a timeline."""

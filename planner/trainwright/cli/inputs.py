@@ -26,8 +26,9 @@ ROWS = tuple(2**power for power in range(9))
 SEARCHED = "search"
 """In place of a batch size: find the one with the best throughput."""
 LEAST_EFFORT, MOST_EFFORT = 0.1, 1000.0
-EFFORT_PLANNER = "auto"
-"""The one that looks at more plans if asked."""
+OURS = "auto"
+"""The planner that is asked where none is named. It alone looks at more plans if asked, and may return any plan that a lower
+bound is about."""
 ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
 """Stands in for the batch that a model file does not name, where none is needed or another one takes its place."""
 
@@ -52,6 +53,11 @@ def content_of(path: Path) -> bytes:
 def planner_names(incomplete: str) -> list[str]:
     """For the shell's completion."""
     return [name for name in SEARCHES if name.startswith(incomplete)]
+
+
+PlannerOption = Annotated[
+    str, typer.Option("--planner", autocompletion=planner_names, help=f"The search: one of {', '.join(SEARCHES)}.")
+]
 
 
 @dataclass(frozen=True)
@@ -231,15 +237,18 @@ class SearchOptions:
         float | None, typer.Option(help="Stop searching after so long and show the best so far.")
     ] = None
     effort: Annotated[
-        float, typer.Option(help="Of auto: look at so many times as many plans as usual; for runs that take days.")
+        float,
+        typer.Option(
+            help="Of auto: look at so many times as many plans as usual, and prove more closely; for runs that take days."
+        ),
     ] = 1.0
 
     def check(self, planners: Collection[str]) -> None:
         """Raises ValueError for an effort that none of them would make."""
         if not LEAST_EFFORT <= self.effort <= MOST_EFFORT:  # NaN, too
             raise ValueError(f"--effort must be {LEAST_EFFORT:g} to {MOST_EFFORT:,g}, got {self.effort:g}")
-        if self.effort != 1 and EFFORT_PLANNER not in planners:
+        if self.effort != 1 and OURS not in planners:
             raise ValueError(
-                f"--effort is for the planner {EFFORT_PLANNER}, but {', '.join(planners)} is asked; ask for {EFFORT_PLANNER}, or "
+                f"--effort is for the planner {OURS}, but {', '.join(planners)} is asked; ask for {OURS}, or "
                 "leave --effort out"
             )

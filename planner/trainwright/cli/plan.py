@@ -15,19 +15,12 @@ from rich.text import Text
 from trainwright import documents, report
 from trainwright.cli.answers import Output, OutputOption, refuse_no_place_for, screen, show, show_json, write_document
 from trainwright.cli.command import command
-from trainwright.cli.inputs import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
+from trainwright.cli.inputs import OURS, Inputs, LimitOptions, PlannerOption, PreferenceOptions, SearchOptions
 from trainwright.cli.progress import proving, watched
-from trainwright.search import SEARCHES, Candidate, Control, Objective, Problem, ready, run
+from trainwright.search import Candidate, Control, Objective, Problem, ready, run
 from trainwright.search.batch_size import best_batch_size
 
 app = typer.Typer(add_completion=False)
-
-BOUNDED = "auto"
-"""The planner whose plans a lower bound is told beside: it may return any plan that the bound is about."""
-
-PlannerOption = Annotated[
-    str, typer.Option("--planner", autocompletion=planner_names, help=f"The search: one of {', '.join(SEARCHES)}.")
-]
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     preferences: PreferenceOptions,
     search: SearchOptions,
     answer: Answer,
-    planner: PlannerOption = "amp",
+    planner: PlannerOption = OURS,
 ) -> None:
     """Find the plans that train fastest, best first."""
     ready(planner)
@@ -94,7 +87,7 @@ def bound_sentences(
     planner: str, candidates: Sequence[Candidate], problem: Problem, search: SearchOptions
 ) -> list[str]:
     """What no plan can beat, beside the best that was found; for the planner that looks at all of them."""
-    if planner != BOUNDED:
+    if planner != OURS:
         return []
     with proving(problem, search) as gaps:
         return gaps.sentences(_fastest(candidates))
@@ -104,7 +97,7 @@ def _bound_fields(
     planner: str, candidates: Sequence[Candidate], problem: Problem, search: SearchOptions
 ) -> dict[str, Any]:
     """The same for programs."""
-    if planner != BOUNDED:
+    if planner != OURS:
         return {}
     with proving(problem, search) as gaps:
         return gaps.fields(_fastest(candidates))

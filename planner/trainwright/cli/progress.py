@@ -16,7 +16,7 @@ from trainwright.report import Gaps
 from trainwright.search import Control, Problem
 from trainwright.search import Progress as Step
 
-_USUAL_PROOF_SECONDS = 10.0
+_USUAL_PROOF_SECONDS = 20.0
 
 
 @contextmanager
@@ -49,8 +49,9 @@ def watched(what: str, search: SearchOptions) -> Iterator[Control]:
 
 @contextmanager
 def proving(problem: Problem, search: SearchOptions) -> Iterator[Gaps]:
-    """What no plan can beat, in less time where searches have a budget; that it is sought is shown on a terminal."""
-    effort = 1.0 if search.budget_seconds is None else min(1.0, search.budget_seconds / _USUAL_PROOF_SECONDS)
+    """What no plan can beat, with the search's effort, or less where it has a budget; a terminal shows that it is sought."""
+    budget = search.budget_seconds
+    effort = search.effort if budget is None else min(search.effort, budget / _USUAL_PROOF_SECONDS)
     with Console(stderr=True).status("proving how much faster a plan could be"):
         yield Gaps(problem, effort)
 

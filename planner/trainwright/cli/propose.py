@@ -11,8 +11,7 @@ import typer
 from trainwright import documents
 from trainwright.cli.answers import Output, OutputOption, refuse_no_place_for, show, show_json, write_document
 from trainwright.cli.command import command
-from trainwright.cli.inputs import Inputs, LimitOptions, SearchOptions, read
-from trainwright.cli.plan import PlannerOption
+from trainwright.cli.inputs import OURS, Inputs, LimitOptions, PlannerOption, SearchOptions, read
 from trainwright.cli.progress import watched
 from trainwright.experiment import REGRET_BELOW, Doubts, Proposal, Rule, Study, propose
 from trainwright.fitting import Trials
@@ -76,7 +75,7 @@ class Choosing:
 @app.command(name="propose")
 @command
 def propose_trial(
-    *, inputs: Inputs, limits: LimitOptions, search: SearchOptions, choosing: Choosing, planner: PlannerOption = "amp"
+    *, inputs: Inputs, limits: LimitOptions, search: SearchOptions, choosing: Choosing, planner: PlannerOption = OURS
 ) -> None:
     """Propose the trial with which the expected regret falls most, or say that none is worth it any more."""
     if inputs.searches_batch:

@@ -28,7 +28,7 @@ from trainwright.search.auto.efforts import (
 from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.moves.schedules import other_schedules
 from trainwright.search.auto.parts import parts
-from trainwright.search.auto.seeds import seeds
+from trainwright.search.auto.seeds import amp_seeds, seeds
 from trainwright.search.auto.setups import sharded
 from trainwright.search.auto.variety import HARDLY_SLOWER, LEADERS, different, leaders
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
@@ -119,12 +119,16 @@ class _Run:
         return not self.judge.feasible()
 
     def _begin(self) -> None:
-        """A first answer at once: the usual heuristic's, or where that does not fit what saves most memory."""
+        """A first answer at once: the usual heuristic's, or where that does not fit what saves most memory; then AMP's."""
         if drafts := megatron_drafts(Drafting.of(self.problem), Control()):
             self.judge.add(best_of(self.problem, drafts, Control(), 1)[0])
         else:
             self.lean = [candidate_of(self.problem, plan) for plan in islice(lean_plans(self.problem), 1)]
         if self.lean or not self._has_none:
+            self._step(0)
+        if not self._is_over:
+            for candidate in amp_seeds(self.problem, self.control, lambda: self._is_over):
+                self.judge.add(candidate)
             self._step(0)
 
     def _look_at_all(self) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import exact_options
@@ -21,15 +22,15 @@ from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
 _PRECISION = 3e-3
-MOST_SPENT = 1e9
-"""Stages of intervals looked at before a better bound is given up: some seconds."""
+MOST_SPENT = 3e9
+"""Stages of intervals looked at before a better bound of a class is given up: ten seconds or so."""
 _RATIO = 1.12
 _EXACT_ROWS = 8
 
 
 @dataclass
 class Classes:
-    """Of one problem: looked at until so much is spent."""
+    """Of one problem: each class is looked at until so much is spent."""
 
     problem: Problem
     most_spent: float = MOST_SPENT
@@ -44,44 +45,40 @@ class Classes:
         """None where there are too many devices to look at."""
         return pools_of(self.problem)
 
-    @property
-    def spent(self) -> float:
-        """A count of what was looked at."""
-        return sum(one.tables.spent for one in self._alone.values()) + self._several.spent
-
     def seconds(self, lowest: float, highest: float) -> float:
         """No plan takes less; the answer is sought between both, of which the first is known to be one."""
-        return self._sought(lowest, highest, self._keeps)
+        return self.several(lowest, self.one(lowest, highest))
 
     def one(self, lowest: float, highest: float) -> float:
         """The same of plans with a single pipeline."""
-        return self._sought(lowest, highest, self._keeps_alone)
+        return highest if lowest >= highest else self._sought(lowest, highest, self._keeps_alone, self._is_over_alone)
 
     def several(self, lowest: float, highest: float) -> float:
         """The same of plans with more than one."""
-        return self._sought(lowest, highest, self._keep_together)
+        if lowest >= highest or self.problem.global_batch_size == 1 or sum(self.shape) == 1:
+            return highest
+        return self._sought(lowest, highest, self._keep_together, self._is_over_together)
 
-    def _sought(self, lowest: float, highest: float, keeps: Callable[[float], bool]) -> float:
-        """The most seconds, about, that no plan keeps within."""
-        if lowest >= highest or not keeps(highest):
-            return lowest if self._is_over() else highest
+    @staticmethod
+    def _sought(lowest: float, highest: float, keeps: Callable[[float], bool], is_over: Callable[[], bool]) -> float:
+        """The most seconds, about, that no plan keeps within: what is known when it is over."""
         low, high = lowest, highest
-        while high > low * (1 + _PRECISION):
+        while high > low * (1 + _PRECISION) and not is_over():
             middle = (low * high) ** 0.5
-            kept = keeps(middle)
-            if self._is_over():
-                break
-            low, high = (low, middle) if kept else (middle, high)
-        return low
+            low, high = (low, middle) if keeps(middle) else (middle, high)
+        return low if high < highest or is_over() or keeps(highest) else highest
 
-    def _keeps(self, seconds: float) -> bool:
-        return self._keeps_alone(seconds) or self._keep_together(seconds)
+    def _is_over_alone(self) -> bool:
+        return sum(one.tables.spent for one in self._alone.values()) > self.most_spent
+
+    def _is_over_together(self) -> bool:
+        return self._several.spent > self.most_spent
 
     def _keeps_alone(self, seconds: float) -> bool:
         """Whether one pipeline may keep within the seconds; so it is said, too, where too much is spent."""
         for ask in sorted(self._asks, key=lambda one: self._asks[one]):
             if self._asks[ask] < seconds:
-                if self._is_over() or self._alone[ask.micro_batches].keeps(seconds, ask):
+                if self._is_over_alone() or self._alone[ask.micro_batches].keeps(seconds, ask):
                     # It is asked first from now on.
                     self._asks[ask] = -seconds
                     return True
@@ -89,12 +86,8 @@ class Classes:
         return False
 
     def _keep_together(self, seconds: float) -> bool:
-        if self.problem.global_batch_size == 1 or sum(self.shape) == 1:
-            return False
-        return self._several.possible(seconds, self._is_over)
-
-    def _is_over(self) -> bool:
-        return self.spent > self.most_spent
+        """The same of several."""
+        return self._several.possible(seconds, self._is_over_together)
 
     @cached_property
     def _asks(self) -> dict[Ask, float]:
@@ -104,7 +97,12 @@ class Classes:
         """
         middle = np.log(self.problem.global_batch_size) / 2
         counts = sorted(divisors(self.problem.global_batch_size), key=lambda one: abs(np.log(one) - middle))
-        return {Ask(count, gathers): 0.0 for count in counts for gathers in (False, True)[: 1 + (count > 1)]}
+        return {
+            Ask(count, schedule): 0.0
+            for count in counts
+            for schedule in Schedule
+            if count > 1 or schedule is not Schedule.GPIPE
+        }
 
     @cached_property
     def _alone(self) -> dict[int, Whole]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Shares
-from trainwright.search.auto.bound.sums import all_reduce_seconds
 from trainwright.search.auto.bound.ways import NEVER
 
 _FEW_PASSES = 8.0
@@ -92,7 +91,6 @@ class Ends:
         shares, ways = self.shares, self.shares.ways
         messages, updates = [], []
         for way in range(len(ways.degrees)):
-            one = all_reduce_seconds(shares.terms, ways, shares.counts, way)
-            messages.append(one[:, None] * shares.rank_values[way][None, :] * ways.degrees[way])
+            messages.append(shares.messages[way][:, None] * shares.rank_values[way][None, :] * ways.degrees[way])
             updates.append(np.where((shares.counts > 0)[:, :, None], ways.update[way][None], np.inf).min(axis=1))
         return np.stack(messages), np.stack(updates)

@@ -25,6 +25,7 @@ STEP = 20_000
 """Work of looking at a stage beside that of its intervals."""
 _FEW_STAGES = 40
 """So few are looked at more closely."""
+_FEW_PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,9 @@ class Tables:
         if tight:
             load = self._load(ask, behind)
             found = np.maximum(found, forwards * self.held(load))
-            for price in self.prices(load.kept) if len(self.shares.counts) <= _FEW_STAGES else ():
+            # With many passes little is behind them.
+            is_close = len(self.shares.counts) <= _FEW_STAGES and backwards <= _FEW_PASSES
+            for price in self.prices(load.kept) if is_close else ():
                 found = np.maximum(found, self._priced(price * backwards, load, (forwards, backwards, 1.0)))
         return np.minimum(found, NEVER)
 

@@ -3,88 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
+from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
-from trainwright.search.auto.bound.needs import Tables
+from trainwright.search.auto.bound.lanes import Devices, Lane
 from trainwright.search.auto.bound.options import Array
-from trainwright.search.auto.bound.quick import Quick
 from trainwright.search.auto.bound.shares import Shares
-from trainwright.search.auto.bound.sums import across_rates
-from trainwright.search.auto.bound.whole import Whole
-
-Devices = tuple[int, ...]
 
 
-@dataclass
 class Several:
     """Pipelines with `least_rows` … `rows` of some `Shares` in a micro-batch, one or the other.
 
-    How many rows a pipeline passes is known at a glance (`Quick`), and closely where it matters: of the devices that the
-    best division among pipelines gives to each of them, until the best division is known closely.
+    How many rows a pipeline passes is known at a glance (`Quick`), and closely where it matters: of all devices together, and
+    of those that the best division among pipelines gives to each of them, until the best division is known closely.
     """
 
-    lanes: Sequence[Shares]
-    shape: Devices
-    _tables: dict[tuple[int, bool], Tables] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._quick = [Quick(shares, self.shape) for shares in self.lanes]
+    def __init__(self, lanes: Sequence[Shares], shape: Devices) -> None:
+        self.lanes, self.shape = [Lane(shares, shape) for shares in lanes], shape
+        self.batch = lanes[0].problem.global_batch_size
 
     @property
     def spent(self) -> int:
         """A count of what was looked at."""
-        return sum(one.tables.spent for one in self._quick) + sum(one.spent for one in self._tables.values())
+        return sum(lane.spent for lane in self.lanes)
 
     def possible(self, seconds: float, is_over: Callable[[], bool]) -> bool:
-        """Whether they may pass the whole batch in that time; where it is over, whether they may at a glance."""
-        batch = self.lanes[0].problem.global_batch_size
-        for tight in (False, True):
-            glances = [lane.rows(seconds, tight=tight) for lane in self._quick]
-            rows = np.max(glances, axis=0)
-            if divided(rows)[0] < batch:
-                return False
-        known: set[Devices] = set()
+        """Whether they may pass the whole batch in that time; so it is said, too, where it is over before that is known."""
+        if divided(np.max([lane.quick.rows(seconds, tight=False) for lane in self.lanes], axis=0))[0] < self.batch:
+            return False
+        rows = np.max([lane.glance(seconds) for lane in self.lanes], axis=0)
+        if divided(rows)[0] < self.batch:
+            return False
+        # No pipeline of several has all devices, but none passes more than one that had would.
+        np.minimum(rows, self._rows(seconds, self.shape, apart=False), out=rows)
+        known: dict[Devices, float] = {}
         while not is_over():
             most, parts = divided(rows)
-            if most < batch:
+            if most < self.batch:
                 return False
-            unknown = set(parts) - known
+            unknown = set(parts) - set(known)
             if not unknown:
                 return True
             for devices in unknown:
-                known.add(devices)
-                found = self._rows(seconds, devices, [float(one[devices]) for one in glances])
-                fewer = tuple(slice(0, one + 1) for one in devices)
-                rows[fewer] = np.minimum(rows[fewer], found)
+                apart, within = bool(self._closed[devices]), tuple(slice(0, one + 1) for one in devices)
+                fewer = (one for one in known if self._closed[one] == apart and np.less_equal(one, devices).all())
+                least = max((known[one] for one in fewer), default=0.0)
+                found = known[devices] = self._rows(seconds, devices, apart=apart, least=least)
+                # Of nodes of its own a pipeline has slower sums than one with fewer devices that shares its nodes.
+                alike = self._closed[within] if apart else np.True_
+                rows[within] = np.where(alike, np.minimum(rows[within], found), rows[within])
         return True
 
-    def _rows(self, seconds: float, devices: Devices, glances: Sequence[float]) -> float:
-        """The most rows of a pipeline on no more than these devices; `glances` are those of every lane."""
-        most = 0.0
-        for number in sorted(range(len(glances)), key=lambda lane: -glances[lane]):
-            if glances[number] <= most:
-                break
-            rows = self.lanes[number].rows
-            for gathers in (False, True):
-                least, high = int(most // rows), int(glances[number] // rows)
-                while least < high:
-                    middle = (least + high + 1) // 2
-                    if self._keeps(seconds, devices, number, Ask(middle, gathers)):
-                        least = middle
-                    else:
-                        high = middle - 1
-                most = max(most, float(least * rows))
+    @property
+    def _closed(self) -> NDArray[np.bool_]:
+        return self.lanes[0].quick.closed
+
+    def _rows(self, seconds: float, devices: Devices, *, apart: bool, least: float = 0.0) -> float:
+        """The most rows of a pipeline on no more than these devices; what passes no more than the `least` is not looked for.
+
+        Lanes that may pass most are looked at first, and those that pass most in halves.
+        """
+        number = count()
+        waiting = [(-self._glance(lane, seconds, devices), next(number), lane) for lane in self.lanes]
+        heapify(waiting)
+        most = least
+        while waiting and -waiting[0][0] > most:
+            above, _, lane = heappop(waiting)
+            micro_batches = self._micro_batches(lane, seconds, devices, (most, -above), apart=apart)
+            if micro_batches * lane.rows <= most:
+                continue
+            if not lane.halves:
+                most = float(micro_batches * lane.rows)
+            for half in lane.halves:
+                above = min(float(micro_batches * half.rows), self._glance(half, seconds, devices))
+                heappush(waiting, (-above, next(number), half))
         return most
 
-    def _keeps(self, seconds: float, devices: Devices, lane: int, ask: Ask) -> bool:
-        apart = bool(self._quick[lane].closed[devices])
-        if (lane, apart) not in self._tables:
-            shares = self.lanes[lane]
-            self._tables[lane, apart] = Tables(shares, across=across_rates(shares.terms, shares.counts)[apart])
-        return Whole(self._tables[lane, apart], devices).keeps(seconds, ask)
+    def _glance(self, lane: Lane, seconds: float, devices: Devices) -> float:
+        glance = lane.glance(seconds)
+        # Some with fewer devices than all may pass more at a glance: their nodes may be shared.
+        return float(glance.max() if devices == self.shape else glance[devices])
+
+    def _micro_batches(
+        self, lane: Lane, seconds: float, devices: Devices, rows: tuple[float, float], *, apart: bool
+    ) -> int:
+        """The most that may keep within the seconds, where they have more rows than the first number and at most the second."""
+
+        def keeps(micro_batches: int) -> bool:
+            either = lane.keeps(seconds, devices, Ask(micro_batches, None), apart=apart)
+            if not either or lane.halves or micro_batches == 1:
+                return either
+            return any(lane.keeps(seconds, devices, Ask(micro_batches, one), apart=apart) for one in Schedule)
+
+        step, low, high = 1, int(rows[0] // lane.rows), int(rows[1] // lane.rows)
+        # One more than is known is mostly too much; where it is not, in growing steps, then by halves.
+        while low < high:
+            tried = min(low + step, (low + high + 1) // 2)
+            if keeps(tried):
+                low, step = tried, 2 * step
+            else:
+                high = tried - 1
+        return low
 
 
 def divided(rows: Array) -> tuple[float, tuple[Devices, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +19,8 @@ from trainwright.search.protocol import Problem
 _ROUNDING_BYTES = 16
 _SAFE = 1 - 1e-6
 _EXACT_REPLICAS = 2
+_FORWARD_SHARES = (0.0, 0.125, 0.25, 0.375, 0.4375, 0.5, 0.625, 0.75, 1.0)
+"""Of forwards among passes: in between, the line."""
 _STARTS = 1.4
 """Ratio of the rows at which prices are tried."""
 
@@ -49,7 +52,7 @@ class Shares:
     counts: Counts
     rows: int
     least_rows: int = 0
-    _weighted: dict[tuple[float, float], Array] = field(default_factory=dict)
+    _weighted: dict[float, Array] = field(default_factory=dict)
 
     @cached_property
     def size(self) -> Counts:
@@ -63,14 +66,29 @@ class Shares:
         return self.weighted(1.0, 1.0)
 
     def weighted(self, forwards: float, backwards: float) -> Array:
-        """[way, stage, kind] the same of so many forwards and so many backwards."""
-        key = (float(forwards), float(backwards))
-        if key not in self._weighted:
+        """[way, stage, kind] the same of so many forwards and so many backwards.
+
+        How rows are best divided hangs on the share of forwards, and what is then least is concave in it: between two
+        shares it is above the line.
+        """
+        total = forwards + backwards
+        share = forwards / total if total > 0 else _FORWARD_SHARES[0]
+        right = bisect_left(_FORWARD_SHARES, share)
+        found = self._at_share(_FORWARD_SHARES[right])
+        if _FORWARD_SHARES[right] > share:
+            before, behind = _FORWARD_SHARES[right - 1], _FORWARD_SHARES[right]
+            part = (share - before) / (behind - before)
+            found = (1 - part) * self._at_share(before) + part * found
+        return np.where(found < NEVER / 2, found * total, NEVER)
+
+    def _at_share(self, share: float) -> Array:
+        """[way, stage, kind] of one pass on average, of which such a share are forwards."""
+        if share not in self._weighted:
             forward, backward = (table[:, :, : self.rows] for table in (self.ways.forward, self.ways.backward))
-            both = np.where(forward < NEVER, forwards * forward + backwards * backward, NEVER)
+            both = np.where(forward < NEVER, share * forward + (1 - share) * backward, NEVER)
             parts = [self.divided(both[way], degree) for way, degree in enumerate(self.ways.degrees)]
-            self._weighted[key] = np.stack(parts)
-        return self._weighted[key]
+            self._weighted[share] = np.stack(parts)
+        return self._weighted[share]
 
     @cached_property
     def least(self) -> Array:
@@ -117,7 +135,7 @@ class Shares:
         found = np.full((len(self.counts), self.ways.forward.shape[3]), NEVER)
         for way, degree in enumerate(self.ways.degrees):
             replicas = self.size // degree
-            message = all_reduce_seconds(self.terms, self.ways, self.counts, way)
+            message = self.messages[way]
             for least, most in self._classes(degree):
                 mine = (self.size % degree == 0) & (replicas >= least) & (replicas <= most)
                 if mine.any():
@@ -165,8 +183,7 @@ class Shares:
         grad, weight = problem.setting.gradient_dtype.num_bytes, model.dtype.num_bytes
         rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
         hidden = min(runtime.overlap_slowdown_ratio - 1, 1.0)
-        degree = self.ways.degrees[way]
-        held = np.array([self._held(number, degree) for number in range(len(model.kinds))])
+        held = self._held[way]
         summed = message * self.summed_values
         update = self.ways.update[way].min(axis=0) * self.ways.updated_share
         most = replicas[1]
@@ -211,7 +228,7 @@ class Shares:
         rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
         found = np.full((len(self.counts), len(model.kinds)), np.inf)
         for way, degree in enumerate(self.ways.degrees):
-            held = np.array([self._held(number, degree) for number in range(len(model.kinds))])
+            held = self._held[way]
             parts = np.maximum(self.size // degree, 1)[:, None]
             state = held * ((weight + rest) / parts + (grad / parts if single else grad))
             activation = np.minimum(self.ways.activation[way][:, 0].min(axis=0), self.input_bytes)
@@ -233,7 +250,19 @@ class Shares:
         np.minimum.at(found, self.terms.kind_of, self.terms.input_bytes)
         return found
 
-    def _held(self, number: int, degree: int) -> float:
+    @cached_property
+    def messages(self) -> list[Array]:
+        """By way: [stage] seconds of summing each byte of a layer's gradients."""
+        ways = range(len(self.ways.degrees))
+        return [all_reduce_seconds(self.terms, self.ways, self.counts, way) for way in ways]
+
+    @cached_property
+    def _held(self) -> list[Array]:
+        """By way: [kind] values of a layer that a rank holds, a weight that several layers share in equal parts by each."""
+        kinds = range(len(self.problem.model.kinds))
+        return [np.array([self._values(kind, degree) for kind in kinds]) for degree in self.ways.degrees]
+
+    def _values(self, number: int, degree: int) -> float:
         setting, kinds = self.problem.setting, self.problem.model.kinds
         kind = kinds[number]
         values = float(setting.values_at(kind, degree))

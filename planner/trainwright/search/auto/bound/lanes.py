@@ -1,0 +1,101 @@
+"""Pipelines of several by the rows of their micro-batches, and what is known of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from trainwright.search.auto.bound.asks import Ask
+from trainwright.search.auto.bound.needs import Tables
+from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.quick import Quick
+from trainwright.search.auto.bound.shares import Shares
+from trainwright.search.auto.bound.sums import across_rates
+from trainwright.search.auto.bound.whole import Whole
+
+Devices = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is known of one question, for each number of devices [devices …]: more devices and more time never hurt.
+
+    Attributes:
+        fails: most seconds that are known not to do.
+        keeps: least seconds that are known to do.
+    """
+
+    fails: Array
+    keeps: Array
+
+    @classmethod
+    def none(cls, shape: Devices) -> Answers:
+        """Nothing is known."""
+        size = tuple(one + 1 for one in shape)
+        return cls(np.zeros(size), np.full(size, np.inf))
+
+    def known(self, devices: Devices, seconds: float) -> bool | None:
+        """Whether so many devices do in that time; None where that is not known."""
+        if seconds <= self.fails[devices]:
+            return False
+        return True if seconds >= self.keeps[devices] else None
+
+    def learn(self, devices: Devices, seconds: float, *, keeps: bool) -> None:
+        """That they do, or do not."""
+        if keeps:
+            part = self.keeps[tuple(slice(one, None) for one in devices)]
+            np.minimum(part, seconds, out=part)
+        else:
+            part = self.fails[tuple(slice(0, one + 1) for one in devices)]
+            np.maximum(part, seconds, out=part)
+
+
+class Lane:
+    """Pipelines with `least_rows` … `rows` of some shares in a micro-batch; apart: with no node in common with others."""
+
+    def __init__(self, shares: Shares, shape: Devices) -> None:
+        self.shares, self.shape, self.rows = shares, shape, shares.rows
+        self.quick = Quick(shares, shape)
+        self._tables: dict[bool, Tables] = {}
+        self._answers: dict[tuple[bool, Ask], Answers] = {}
+        self._glance: tuple[float, Array] | None = None
+
+    @property
+    def spent(self) -> int:
+        """A count of what was looked at."""
+        parts: tuple[Lane, ...] = vars(self).get("halves", ())
+        tables = (self.quick.tables, *self._tables.values())
+        return sum(one.spent for one in tables) + sum(half.spent for half in parts)
+
+    @cached_property
+    def halves(self) -> tuple[Lane, ...]:
+        """Those with the fewer, and with the more rows; none where there is but one number of them."""
+        least, most = self.shares.least_rows or self.rows, self.rows
+        if least == most:
+            return ()
+        middle = (least + most) // 2
+        parts = ((least, middle), (middle + 1, most))
+        return tuple(Lane(replace(self.shares, rows=b, least_rows=a, _weighted={}), self.shape) for a, b in parts)
+
+    def glance(self, seconds: float) -> Array:
+        """[devices …] the most rows that a pipeline passes in that time, or somewhat more, memory included."""
+        if self._glance is None or self._glance[0] != seconds:
+            self._glance = seconds, self.quick.rows(seconds, tight=True)
+        return self._glance[1]
+
+    def keeps(self, seconds: float, devices: Devices, ask: Ask, *, apart: bool) -> bool:
+        """Whether a pipeline on no more than these devices may keep within the seconds."""
+        answers = self._answers.setdefault((apart, ask), Answers.none(self.shape))
+        known = answers.known(devices, seconds)
+        if known is None:
+            known = Whole(self._tables_where(apart=apart), devices).keeps(seconds, ask)
+            answers.learn(devices, seconds, keeps=known)
+        return known
+
+    def _tables_where(self, *, apart: bool) -> Tables:
+        if apart not in self._tables:
+            across = across_rates(self.shares.terms, self.shares.counts)[apart]
+            self._tables[apart] = Tables(self.shares, across=across)
+        return self._tables[apart]
