@@ -61,6 +61,14 @@ class Collective:
 
     ways: tuple[Way, ...]
     ratios: CollectiveRatios = IDEAL_RINGS
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.ways, self.ratios)))
+
+    def __hash__(self) -> int:
+        """Kept: the same few are looked up for every stage of every plan."""
+        return self._hash
 
     def way(self, message_bytes: float) -> Way:
         return min(self.ways, key=lambda way: way.seconds(message_bytes))

@@ -135,17 +135,23 @@ class Places:
     def _rings(self, first: int, end: int) -> Rings:
         a, z = self.line.cuts[first], self.line.cuts[end]
         nodes = np.array(list(dict.fromkeys(self._node_numbers[a:z])))
-        links, ratio = links_of(self.cells.problem.cluster), self.cells.problem.runtime.link_ratio
-        inside = float(links.bandwidth[nodes, nodes].min()) * ratio
+        bandwidth = self._bandwidth
+        inside = float(bandwidth[nodes, nodes].min())
         between = flow = np.inf
         if len(nodes) > 1:
             names = [self.cells.problem.cluster.nodes[number].name for number in nodes.tolist()]
             flow = min(map(self.cells.problem.setting.fabric.flow, pairwise([*names, names[0]])))
             following = np.append(nodes[1:], nodes[:1])
-            slowest = np.maximum(links.bandwidth[nodes, following], links.bandwidth[following, nodes]).min()
-            between = float(slowest) * ratio
+            between = float(np.maximum(bandwidth[nodes, following], bandwidth[following, nodes]).min())
         members = max((z - a) // len(nodes), 1)
         return Rings(len(nodes), members, inside if members > 1 else np.inf, between, flow)
+
+    @cached_property
+    def _bandwidth(self) -> Array:
+        """[source, target] bytes per second that a transfer reaches between nodes of the cluster."""
+        problem = self.cells.problem
+        reached: Array = links_of(problem.cluster).bandwidth * problem.runtime.link_ratio
+        return reached
 
     @cached_property
     def _node_numbers(self) -> tuple[int, ...]:
@@ -155,11 +161,10 @@ class Places:
     @cached_property
     def edge_seconds(self) -> Array:
         """[unit] seconds per byte both ways over the link to the unit before it; 0 for the first."""
-        links, ratio = links_of(self.cells.problem.cluster), self.cells.problem.runtime.link_ratio
-        found = np.zeros(self.line.units + 1)
+        bandwidth, found = self._bandwidth, np.zeros(self.line.units + 1)
         for unit in range(1, self.line.units):
             here, before = self._node_numbers[self.line.cuts[unit]], self._node_numbers[self.line.cuts[unit] - 1]
-            found[unit] = (1 / links.bandwidth[here, before] + 1 / links.bandwidth[before, here]) / ratio
+            found[unit] = 1 / bandwidth[here, before] + 1 / bandwidth[before, here]
         return found
 
     def tied_seconds(self, sections: Sequence[Section]) -> float:
@@ -181,8 +186,7 @@ class Places:
                 dict.fromkeys(self._node_numbers[self.line.cuts[section.first_unit] : self.line.cuts[section.end_unit]])
             )
         used = np.array(list(nodes))
-        links, ratio = links_of(self.cells.problem.cluster), setting.runtime.link_ratio
         following = np.roll(used, -1)
-        bandwidth = float(np.maximum(links.bandwidth[used, following], links.bandwidth[following, used]).min()) * ratio
+        slowest = np.maximum(self._bandwidth[used, following], self._bandwidth[following, used]).min()
         members = max(len(used), 2)
-        return size * setting.gradient_dtype.num_bytes * 2 * (members - 1) / members / bandwidth
+        return size * setting.gradient_dtype.num_bytes * 2 * (members - 1) / members / float(slowest)
