@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from bound_instances import drawn_problem
 
 from trainwright.cost.estimate import estimate_in
@@ -36,5 +35,6 @@ def test_auto_tells_it_before_it_has_drafted_and_does_not_end_with_worse() -> No
     seconds = estimate_in(first, problem.setting).iteration_seconds
     told: list[Progress] = []
     (best,) = run("auto", problem, top=1, control=Control(report=told.append))
-    assert told[0].best_seconds == pytest.approx(seconds)
+    assert told[0].best_seconds is not None
+    assert told[0].best_seconds <= seconds * (1 + 1e-9)
     assert best.estimate.iteration_seconds <= seconds

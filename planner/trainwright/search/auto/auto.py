@@ -35,6 +35,7 @@ from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.lean import lean_plans
 from trainwright.search.megatron import megatron_drafts
+from trainwright.search.packed import packed_plans
 from trainwright.search.preference.adaption import adapted
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
 from trainwright.search.ranking import best_of, candidate_of, in_order
@@ -119,11 +120,15 @@ class _Run:
         return not self.judge.feasible()
 
     def _begin(self) -> None:
-        """A first answer at once: the usual heuristic's, or where that does not fit what saves most memory; then AMP's."""
+        """A first answer at once: the usual heuristic's, or where that does not fit layers dealt by memory; then AMP's."""
         if drafts := megatron_drafts(Drafting.of(self.problem), Control()):
             self.judge.add(best_of(self.problem, drafts, Control(), 1)[0])
         else:
-            self.lean = [candidate_of(self.problem, plan) for plan in islice(lean_plans(self.problem), 1)]
+            for plan in packed_plans(self.problem):
+                self.judge.cost(plan)
+                self._step(0)
+            if self._has_none:
+                self.lean = [candidate_of(self.problem, plan) for plan in islice(lean_plans(self.problem), 1)]
         if self.lean or not self._has_none:
             self._step(0)
         if not self._is_over:

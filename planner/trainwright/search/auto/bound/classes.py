@@ -22,8 +22,10 @@ from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
 _PRECISION = 3e-3
-MOST_SPENT = 3e9
-"""Stages of intervals looked at before a better bound of a class is given up: ten seconds or so."""
+MOST_SPENT = 1e9
+"""Stages of intervals looked at before no further bound of a class is tried: some seconds."""
+_FARTHEST = 3
+"""Times as much before one that is tried is given up."""
 _RATIO = 1.12
 _EXACT_ROWS = 8
 
@@ -51,34 +53,38 @@ class Classes:
 
     def one(self, lowest: float, highest: float) -> float:
         """The same of plans with a single pipeline."""
-        return highest if lowest >= highest else self._sought(lowest, highest, self._keeps_alone, self._is_over_alone)
+        return self._sought(lowest, highest, self._keeps_alone, self._spent_alone)
 
     def several(self, lowest: float, highest: float) -> float:
         """The same of plans with more than one."""
-        if lowest >= highest or self.problem.global_batch_size == 1 or sum(self.shape) == 1:
+        if self.problem.global_batch_size == 1 or sum(self.shape) == 1:
             return highest
-        return self._sought(lowest, highest, self._keep_together, self._is_over_together)
+        return self._sought(lowest, highest, self._keep_together, self._spent_together)
 
-    @staticmethod
-    def _sought(lowest: float, highest: float, keeps: Callable[[float], bool], is_over: Callable[[], bool]) -> float:
-        """The most seconds, about, that no plan keeps within: what is known when it is over."""
+    def _sought(
+        self, lowest: float, highest: float, keeps: Callable[[float], bool], spent: Callable[[], float]
+    ) -> float:
+        """The most seconds, about, that no plan keeps within; what is known of it when much is spent."""
         low, high = lowest, highest
-        while high > low * (1 + _PRECISION) and not is_over():
+        while high > low * (1 + _PRECISION) and spent() <= self.most_spent:
             middle = (low * high) ** 0.5
             low, high = (low, middle) if keeps(middle) else (middle, high)
-        return low if high < highest or is_over() or keeps(highest) else highest
+        if low >= highest or (high == highest and spent() <= self.most_spent and not keeps(highest)):
+            return highest
+        return low
 
-    def _is_over_alone(self) -> bool:
-        return sum(one.tables.spent for one in self._alone.values()) > self.most_spent
+    def _spent_alone(self) -> float:
+        return sum(one.tables.spent for one in self._alone.values())
 
-    def _is_over_together(self) -> bool:
-        return self._several.spent > self.most_spent
+    def _spent_together(self) -> float:
+        return self._several.spent
 
     def _keeps_alone(self, seconds: float) -> bool:
         """Whether one pipeline may keep within the seconds; so it is said, too, where too much is spent."""
         for ask in sorted(self._asks, key=lambda one: self._asks[one]):
             if self._asks[ask] < seconds:
-                if self._is_over_alone() or self._alone[ask.micro_batches].keeps(seconds, ask):
+                is_over = self._spent_alone() > _FARTHEST * self.most_spent
+                if is_over or self._alone[ask.micro_batches].keeps(seconds, ask):
                     # It is asked first from now on.
                     self._asks[ask] = -seconds
                     return True
@@ -87,7 +93,7 @@ class Classes:
 
     def _keep_together(self, seconds: float) -> bool:
         """The same of several."""
-        return self._several.possible(seconds, self._is_over_together)
+        return self._several.possible(seconds, lambda: self._spent_together() > _FARTHEST * self.most_spent)
 
     @cached_property
     def _asks(self) -> dict[Ask, float]:
