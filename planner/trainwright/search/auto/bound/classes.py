@@ -10,7 +10,7 @@ import numpy as np
 
 from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
-from trainwright.search.auto.bound.needs import Tables
+from trainwright.search.auto.bound.needs import Tables, forget_much
 from trainwright.search.auto.bound.options import exact_options
 from trainwright.search.auto.bound.pools import Pools, pools_of
 from trainwright.search.auto.bound.several import Several
@@ -26,6 +26,7 @@ MOST_SPENT = 1e9
 """Stages of intervals looked at before no further bound of a class is tried: some seconds."""
 _FARTHEST = 3
 """Times as much before one that is tried is given up."""
+_NEAR_NOTHING = 1e-9
 _RATIO = 1.12
 _EXACT_ROWS = 8
 
@@ -66,8 +67,8 @@ class Classes:
     ) -> float:
         """The most seconds, about, that no plan keeps within; what is known of it when much is spent."""
         low, high = lowest, highest
-        while high > low * (1 + _PRECISION) and spent() <= self.most_spent:
-            middle = (low * high) ** 0.5
+        while high > max(low * (1 + _PRECISION), highest * _NEAR_NOTHING) and spent() <= self.most_spent:
+            middle = (max(low, high * _PRECISION) * high) ** 0.5
             low, high = (low, middle) if keeps(middle) else (middle, high)
         if low >= highest or (high == highest and spent() <= self.most_spent and not keeps(highest)):
             return highest
@@ -83,6 +84,7 @@ class Classes:
         """Whether one pipeline may keep within the seconds; so it is said, too, where too much is spent."""
         for ask in sorted(self._asks, key=lambda one: self._asks[one]):
             if self._asks[ask] < seconds:
+                forget_much(one.tables for one in self._alone.values())
                 is_over = self._spent_alone() > _FARTHEST * self.most_spent
                 if is_over or self._alone[ask.micro_batches].keeps(seconds, ask):
                     # It is asked first from now on.

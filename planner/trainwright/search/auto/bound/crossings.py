@@ -41,7 +41,7 @@ class Crossings:
         best, between, late = self._links
         row_bytes = self._boundary * (0.0 if self.shares.problem.runtime.splits_boundaries else 1.0)
         rate = np.where(near, best[number], between[number])
-        found: Array = 2 * ((self.shares.rows / (pieces * rate))[..., None] * row_bytes + late[number])
+        found: Array = 2 * ((self.shares.fewest_rows / (pieces * rate))[..., None] * row_bytes + late[number])
         return found
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -63,16 +64,17 @@ class Lane:
         self._glance: tuple[float, Array] | None = None
 
     @property
-    def spent(self) -> int:
-        """A count of what was looked at."""
-        parts: tuple[Lane, ...] = vars(self).get("halves", ())
-        tables = (self.quick.tables, *self._tables.values())
-        return sum(one.spent for one in tables) + sum(half.spent for half in parts)
+    def tables(self) -> Iterator[Tables]:
+        """Its own and those of its halves."""
+        yield self.quick.tables
+        yield from self._tables.values()
+        for half in vars(self).get("halves", ()):
+            yield from half.tables
 
     @cached_property
     def halves(self) -> tuple[Lane, ...]:
         """Those with the fewer, and with the more rows; none where there is but one number of them."""
-        least, most = self.shares.least_rows or self.rows, self.rows
+        least, most = self.shares.fewest_rows, self.rows
         if least == most:
             return ()
         middle = (least + most) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +27,9 @@ STEP = 20_000
 _FEW_STAGES = 40
 """So few are looked at more closely."""
 _FEW_PASSES = 4
+_MOST_KEPT_BYTES = 2**29
+_LARGE_TABLES = 7
+"""Of `Needs`."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Tables:
 
     Attributes:
         spent: a count of what was looked at.
+        kept_bytes: of tables that are kept for the next question, about.
     """
 
     def __init__(self, shares: Shares, *, across: Array | None = None) -> None:
@@ -69,7 +74,7 @@ class Tables:
         limit = self.problem.limits.max_pipeline_degree
         self.most_stages = min(self.size, int(shares.size.max()), limit or self.size)
         self.crossings = Crossings(shares, alone=self.most_stages == 1)
-        self.spent = 0
+        self.spent, self.kept_bytes = 0, 0
         self._behind = Ends(shares, across)
         self._slowest = Slowest(shares)
         self._slow_of: dict[Load | None, Array] = {}
@@ -78,6 +83,12 @@ class Tables:
         self._known: dict[tuple[Ask, int, bool], Needs] = {}
         self._ended: dict[tuple[float, float], Array] = {}
         self._passes: dict[tuple[int, int], Array] = {}
+
+    def forget(self) -> None:
+        """Keep none of the tables."""
+        for kept in (self._slow_of, self._slow_stages, self._tight, self._known, self._ended, self._passes):
+            kept.clear()
+        self.kept_bytes = 0
 
     @cached_property
     def backward_share(self) -> float:
@@ -107,6 +118,7 @@ class Tables:
             for price in self.prices(load.kept):
                 found = np.maximum(found, self._priced(price, load, (1.0, 1.0, 0.0)))
             self._tight[load] = np.minimum(found, NEVER)
+            self.kept_bytes += found.nbytes
         return self._tight[load]
 
     def _load(self, ask: Ask, behind: int) -> Load:
@@ -127,7 +139,7 @@ class Tables:
         moving = np.zeros((self.size, self.size + 1))
         moving[self.terms.first, self.terms.end] = self.terms.moving_bytes(load.kept) + self.terms.loss_bytes(1)
         room = np.where(shares.counts > 0, shares.memory, 0.0).max(axis=1)
-        rows = shares.rows / shares.size
+        rows = shares.fewest_rows / shares.size
         extra = price * (rows / room)[:, None, None] * moving[None]
         found: Array = self.spread(shares.tight(price, load, weights)) + extra - price
         return found
@@ -164,6 +176,7 @@ class Tables:
         key = left, min(left, behind)
         if key not in self._passes:
             self._passes[key] = self.spread(self.shares.weighted(key[0] - key[1], key[0]).min(axis=0))
+            self.kept_bytes += self._passes[key].nbytes
         return self._passes[key]
 
     def needs(self, ask: Ask, behind: int, *, tight: bool) -> Needs:
@@ -201,6 +214,7 @@ class Tables:
                 np.minimum(last, NEVER),
                 alone,
             )
+            self.kept_bytes += _LARGE_TABLES * table.nbytes
         return self._known[key]
 
     def _own(self, ask: Ask, behind: int, *, tight: bool) -> Array:
@@ -227,6 +241,7 @@ class Tables:
             found = self._slowest_stages(micro_batches, load)
             found[:, 0, :-1] += self.crossings.shared[:, None]
             self._slow_stages[key] = found
+            self.kept_bytes += found.nbytes
         return self._slow_stages[key]
 
     def _slowest_stages(self, micro_batches: int, load: Load | None) -> Array:
@@ -236,6 +251,7 @@ class Tables:
         if load not in self._slow_of:
             self.spent += found.size * len(self.shares.ways.degrees)
             self._slow_of[load] = self._slowest.of_intervals(load)
+            self.kept_bytes += self._slow_of[load].nbytes
         passes = float(micro_batches)
         each, first = self._behind.beside(passes)
         layers = np.minimum(self._slow_layers * passes + each, NEVER)
@@ -257,6 +273,7 @@ class Tables:
             high = low if least == 1.0 else self._ended_with(*key, 1.0)
             part = (self._updated - least) / max(1 - least, 1e-12)
             self._ended[key] = np.where(high < NEVER, low + part[None] * np.maximum(high - low, 0.0), NEVER)
+            self.kept_bytes += low.nbytes
         return self._ended[key]
 
     def _ended_with(self, forwards: float, backwards: float, updated: float) -> Array:
@@ -277,3 +294,11 @@ class Tables:
         shares = [self.terms.updated_share(degree) for degree in self.shares.ways.degrees]
         found[self.terms.first, self.terms.end] = np.min(shares, axis=0)
         return found
+
+
+def forget_much(tables: Iterable[Tables]) -> None:
+    """Let all of them forget where they keep too much together."""
+    every = list(tables)
+    if sum(one.kept_bytes for one in every) > _MOST_KEPT_BYTES:
+        for one in every:
+            one.forget()

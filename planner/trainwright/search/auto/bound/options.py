@@ -15,11 +15,9 @@ from trainwright.search.protocol import Problem
 
 Array = NDArray[np.float64]
 
-_FINENESS = (32, 24, 16, 12, 8, 4)
+_FINENESS = 32
 """Up to so many every number of rows is an option of its own; beyond, rows that differ by less than one part of it share
 one."""
-_MOST_PAIRS = 400_000
-"""Options times intervals of layers: the fineness is the first that has no more."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,9 @@ class Options:
         return found
 
 
-def options_of(problem: Problem, *, finest: bool = False) -> Options:
-    """The options that some plan of the problem may use; finest: however many they are."""
-    reach = _reaches(problem)
-    return _options_on(_grid(problem, _FINENESS[0]) if finest else _row_grid(problem, reach), problem, reach)
+def options_of(problem: Problem) -> Options:
+    """The options that some plan of the problem may use."""
+    return _options_on(_grid(problem), problem, _reaches(problem))
 
 
 def exact_options(problem: Problem, pools: Sequence[Sequence[int]]) -> Options:
@@ -144,21 +141,13 @@ def _degrees(problem: Problem, accelerator: str) -> Iterator[int]:
                 yield degree
 
 
-def _row_grid(problem: Problem, reach: Mapping[str, Reach]) -> NDArray[np.intp]:
+def _grid(problem: Problem) -> NDArray[np.intp]:
     """[option, (first, last)] rows, gapless from 1 to the global batch; no interval has profiled rows inside."""
-    size = len(problem.model.layers)
-    heads = sum(1 + (degree > 1) for name in reach for degree in _degrees(problem, name))
-    grids = [_grid(problem, fineness) for fineness in _FINENESS]
-    pairs = heads * size * (size + 1) // 2
-    return next((grid for grid in grids if len(grid) * pairs <= _MOST_PAIRS), grids[-1])
-
-
-def _grid(problem: Problem, fineness: int) -> NDArray[np.intp]:
     batch = problem.global_batch_size
-    starts = {*range(1, min(batch, fineness) + 1), batch}
-    row = float(fineness)
+    starts = {*range(1, min(batch, _FINENESS) + 1), batch}
+    row = float(_FINENESS)
     while row < batch:
-        row *= 1 + 1 / fineness
+        row *= 1 + 1 / _FINENESS
         starts.add(int(row))
     for profile in problem.profiles.layers:
         starts.update((profile.rows, profile.rows + 1))

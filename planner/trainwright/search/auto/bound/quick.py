@@ -25,7 +25,7 @@ class Quick:
     def __init__(self, shares: Shares, shape: tuple[int, ...]) -> None:
         self.tables, self.shares, self.shape = Tables(shares), shares, shape
         batch = shares.problem.global_batch_size
-        self.most = (batch - 1) // (shares.least_rows or shares.rows)
+        self.most = (batch - 1) // shares.fewest_rows
         self._latencies: dict[tuple[int, bool], Array] = {}
 
     def rows(self, seconds: float, *, tight: bool) -> Array:

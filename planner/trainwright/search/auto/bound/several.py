@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.lanes import Devices, Lane
+from trainwright.search.auto.bound.needs import Tables, forget_much
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Shares
 
@@ -30,7 +31,12 @@ class Several:
     @property
     def spent(self) -> int:
         """A count of what was looked at."""
-        return sum(lane.spent for lane in self.lanes)
+        return sum(one.spent for one in self._tables)
+
+    @property
+    def _tables(self) -> Iterator[Tables]:
+        for lane in self.lanes:
+            yield from lane.tables
 
     def possible(self, seconds: float, is_over: Callable[[], bool]) -> bool:
         """Whether they may pass the whole batch in that time; so it is said, too, where it is over before that is known."""
@@ -95,12 +101,13 @@ class Several:
         """The most that may keep within the seconds, where they have more rows than the first number and at most the second."""
 
         def keeps(micro_batches: int) -> bool:
+            forget_much(self._tables)
             either = lane.keeps(seconds, devices, Ask(micro_batches, None), apart=apart)
             if not either or lane.halves or micro_batches == 1:
                 return either
             return any(lane.keeps(seconds, devices, Ask(micro_batches, one), apart=apart) for one in Schedule)
 
-        step, low, high = 1, int(rows[0] // lane.rows), int(rows[1] // lane.rows)
+        step, low, high = 1, int(rows[0] // lane.rows), int(rows[1] // lane.shares.fewest_rows)
         # One more than is known is mostly too much; where it is not, in growing steps, then by halves.
         while low < high:
             tried = min(low + step, (low + high + 1) // 2)

@@ -54,6 +54,11 @@ class Shares:
     least_rows: int = 0
     _weighted: dict[float, Array] = field(default_factory=dict)
 
+    @property
+    def fewest_rows(self) -> int:
+        """Of a micro-batch."""
+        return self.least_rows or self.rows
+
     @cached_property
     def size(self) -> Counts:
         """[stage] devices."""
@@ -100,7 +105,7 @@ class Shares:
         """[stage, kind] least average of costs [accelerator, rows - 1, kind] at a tensor degree."""
         counts, total = self.counts, float(degree * self.rows)
         found = np.full((len(counts), costs.shape[2]), NEVER)
-        fewest = float(degree * (self.least_rows or self.rows))
+        fewest = float(degree * self.fewest_rows)
         fits = (self.size % degree == 0) & (self.size <= total)
         if not fits.any():
             return found

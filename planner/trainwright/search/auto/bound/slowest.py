@@ -88,7 +88,7 @@ class Slowest:
     def _least(self, table: Array, number: int, degree: int) -> Array:
         """[…] the least T in which the devices of the stage have t r rows; of what so many rows or more take [accelerator, grid, …]."""
         counts, shares = self.shares.counts[number], self.shares
-        needed = degree * (shares.least_rows or shares.rows)
+        needed = degree * shares.fewest_rows
         devices = int(shares.size[number])
         if devices % degree:
             return np.full(table.shape[2:], NEVER)

@@ -49,37 +49,10 @@ class Terms:
 
     def summed(self, by_kind: Array) -> Array:
         """[..., interval] sums over the layers of what is given by kind [..., kind]."""
-        return self.summed_layers(by_kind[..., self.kind_of])
-
-    def summed_layers(self, by_layer: Array) -> Array:
-        """[..., interval] sums of what is given by layer [..., layer]."""
+        by_layer = by_kind[..., self.kind_of]
         zero = np.zeros((*by_layer.shape[:-1], 1))
         sums = np.concatenate([zero, np.cumsum(by_layer, axis=-1)], axis=-1)
         found: Array = sums[..., self.end] - sums[..., self.first]
-        return found
-
-    @cached_property
-    def own_values(self) -> Array:
-        """[interval] values summed with its layers, over all ranks of a tensor group: shared ones with all their owners."""
-        kinds = self.problem.model.kinds
-        found = self.summed(np.array([kind.parameters - kind.shared_parameters for kind in kinds], float))
-        for name in self.shared_names:
-            found += self._owns_all(name) * self._shared_values(name)
-        return found
-
-    @cached_property
-    def shared_names(self) -> tuple[str, ...]:
-        """Weights that several layers hold."""
-        kinds = map(self.problem.model.kind_of, range(len(self.problem.model.layers)))
-        names = [kind.shared_weight for kind in kinds if kind.shared_weight is not None]
-        return tuple(sorted({name for name in names if names.count(name) > 1}))
-
-    @cached_property
-    def apart_values(self) -> Array:
-        """[interval] values of shared weights that it holds and other stages of its pipeline hold, too."""
-        found = np.zeros(len(self.first))
-        for name in self.shared_names:
-            found += (self._owners(name) > 0) * ~self._owns_all(name) * self._shared_values(name)
         return found
 
     def updated_share(self, tensor: int) -> Array:
@@ -97,18 +70,6 @@ class Terms:
         result: Array = found[self.first, self.end]
         return result
 
-    def _owners(self, name: str) -> Array:
-        """[interval] how many of its layers hold the weight."""
-        return self.summed(np.array([float(kind.shared_weight == name) for kind in self.problem.model.kinds]))
-
-    def _owns_all(self, name: str) -> NDArray[np.bool_]:
-        owners = self._owners(name)
-        found: NDArray[np.bool_] = owners > owners.max() - 0.5
-        return found
-
-    def _shared_values(self, name: str) -> int:
-        return min(kind.shared_parameters for kind in self.problem.model.kinds if kind.shared_weight == name)
-
     def held_values(self, tensor: int) -> Array:
         """[interval] values of one rank, a weight that several layers share once."""
         setting, kinds = self.problem.setting, self.problem.model.kinds
@@ -118,33 +79,6 @@ class Terms:
             size = max(setting.shared_at(kind, tensor) for kind in kinds if kind.shared_weight == name)
             found -= np.maximum(owners - 1, 0.0) * size
         return np.maximum(found, 0.0)
-
-    @cached_property
-    def node_seconds(self) -> Array:
-        """[interval] seconds for every row that passes the best node, all its devices at work on these layers alone.
-
-        A device adds one rank to a replica, and so at least 1/t of its rows where the tensor group stays in the node;
-        where it does not, each device of the node may be the only one of its replica here.
-        """
-        options = self.options
-        both = options.forward + options.backward
-        alone = np.where(options.crosses[:, None], both / options.high[:, None], both * options.density[:, None])
-        found = []
-        for number, reach in enumerate(options.reach):
-            least = alone[options.accelerator == number].min(axis=0)
-            found.append(self.summed(least) / reach.group)
-        result: Array = np.min(found, axis=0)
-        return result
-
-    @cached_property
-    def backward_sync_share(self) -> float:
-        """The largest share that backwards have of tensor all-reduces."""
-        shares = [0.5]
-        for kind in self.problem.model.kinds:
-            there = sum(segment.forward_all_reduce_elements_per_row for segment in kind.segments)
-            back = sum(segment.backward_all_reduce_elements_per_row for segment in kind.segments)
-            shares += [back / (there + back)] if there + back else []
-        return max(shares)
 
     @cached_property
     def ring_rates(self) -> Array:

@@ -1,0 +1,96 @@
+"""Plans that a bound was once above: a micro-batch size inside a lane, its messages, and degrees that change in a stage."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from bound_instances import drawn_problem
+
+from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
+from trainwright.cost.estimate import estimate_in
+from trainwright.families import Gpt
+from trainwright.layer import Dtype, LayerKind
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.profiles import LayerProfile, Profiles
+from trainwright.search import Limits, Problem
+from trainwright.search.auto.bound import lower_bound_seconds
+from trainwright.search.auto.bound.asks import Ask
+from trainwright.search.auto.bound.classes import Classes
+from trainwright.search.auto.bound.lanes import Lane
+
+FAMILY = Gpt(2, 64, 4, sequence_length=32, vocabulary_size=200)
+WHOLE = Model.of(FAMILY, Dtype.FLOAT32)
+ROOM = 2**40
+
+
+def model_of(*layers: str) -> Model:
+    kinds = tuple(kind for kind in WHOLE.kinds if kind.name in layers)
+    return Model(FAMILY, WHOLE.dtype, kinds, layers, 4)
+
+
+def profiled(accelerator: str, kind: LayerKind, tensor: int, seconds: dict[int, float]) -> list[LayerProfile]:
+    held = kind.parameters_at(tensor) * 4
+    return [
+        LayerProfile(accelerator, kind.name, tensor, rows, each / 3, 2 * each / 3, 1e-9, rows * 1000, held)
+        for rows, each in seconds.items()
+    ]
+
+
+def test_micro_batches_that_suit_fewer_rows_than_the_most_of_a_lane() -> None:
+    """Eleven rows twice on the fast device and one on the slow one; twelve are far slower."""
+    model, batch = model_of(WHOLE.layers[1]), 23
+    links = tuple(Link(one, other, 1e-7, 1e11) for one in "ab" for other in "ab")
+    nodes = (Node("a", "fast", 1), Node("b", "slow", 1))
+    cluster = Cluster((Accelerator("fast", ROOM), Accelerator("slow", ROOM)), nodes, links)
+    fast = profiled("fast", model.kinds[0], 1, {1: 0.0095, 11: 0.010, 12: 0.5, 13: 1.0})
+    slow = profiled("slow", model.kinds[0], 1, {1: 0.019, 2: 0.5, 3: 1.0})
+    problem = Problem(cluster, model, Profiles((*fast, *slow)), batch, Limits(max_tensor_degree=1))
+    pipelines = tuple(
+        Pipeline(count, rows, (Stage((Device(node, 0),), (LayerRun(0, 1, 1, 1, (rows,)),)),))
+        for node, count, rows in (("a", 2, 11), ("b", 1, 1))
+    )
+    plan = estimate_in(Plan(1, batch, pipelines), problem.setting)
+    assert plan.feasible
+    assert 0.9 * plan.iteration_seconds <= lower_bound_seconds(problem) <= plan.iteration_seconds
+
+
+def test_a_degree_that_changes_inside_a_stage() -> None:
+    """The block is as fast for two rows as for one, and divided by two devices; the head is not divided."""
+    block, head = WHOLE.layers[1], WHOLE.layers[-1]
+    model = model_of(block, head)
+    cluster = Cluster((Accelerator("gpu", ROOM),), (Node("a", "gpu", 2),), (Link("a", "a", 1e-7, 1e11),))
+    profiles = (
+        *profiled("gpu", model.kind(block), 1, {1: 0.0100, 2: 0.0101}),
+        *profiled("gpu", model.kind(block), 2, {1: 0.0050, 2: 0.00505}),
+        *profiled("gpu", model.kind(head), 1, {1: 0.005, 2: 0.010}),
+    )
+    problem = Problem(cluster, model, Profiles(profiles), 2)
+    runs = (LayerRun(0, 1, 2, 1, (2,)), LayerRun(1, 1, 1, 2, (1, 1)))
+    stage = Stage((Device("a", 0), Device("a", 1)), runs)
+    plan = estimate_in(Plan(2, 2, (Pipeline(1, 2, (stage,)),)), problem.setting)
+    assert plan.feasible
+    assert 0.9 * plan.iteration_seconds <= lower_bound_seconds(problem) <= plan.iteration_seconds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_some_number_of_rows_keeps_its_lane_keeps(seed: int) -> None:
+    classes = Classes(drawn_problem(random.Random(seed)))
+    if sum(classes.shape) == 1:
+        return
+    for least, most in ((1, 2), (2, 3), (3, 4)):
+        lane = Lane(classes._shares(most, least), classes.shape)
+        for rows in range(least, most + 1):
+            exactly = Lane(classes._shares(rows, rows), classes.shape)
+            floor = float(exactly.quick.tables.plain[:, 0, -1].min())
+            for factor in (1.0, 1.2, 1.6, 2.5):
+                asked = floor * factor, classes.shape, Ask(1, None)
+                assert lane.keeps(*asked, apart=False) or not exactly.keeps(*asked, apart=False)
+
+
+def test_computing_that_takes_no_time_is_bounded_by_nothing() -> None:
+    model = model_of(WHOLE.layers[1])
+    cluster = Cluster((Accelerator("gpu", ROOM),), (Node("a", "gpu", 1),))
+    problem = Problem(cluster, model, Profiles(tuple(profiled("gpu", model.kinds[0], 1, {1: 0.0, 2: 0.0}))), 2)
+    assert lower_bound_seconds(problem, incumbent_seconds=1.0) <= 1e-6
