@@ -25,7 +25,8 @@ class Whole:
     back, messages included; V⁺ is V and what the first stage does behind its last backward; τ(s) of stage s, φ(s) of its
     forward, m micro-batches, k stages behind s, β the largest share that a backward has of a stage:
 
-    (A) T >= V⁺ + (m - 1) τ(s) - min(m - 1, k) φ(s), as in `Chains`;
+    (A) T >= V⁺ + (m - 1) τ(s) - min(m - 1, k) φ(s): stage s computes no backward before the first micro-batch was down and
+        back, has done at most k + 1 forwards by then, and its last backward goes up to the first stage;
     (B) T >= R(s) + (m - 1) τ(s) - min(m - 1, k) φ(s), what stage s does behind its last backward, and (1 - β) (V - R(s)):
         the stages above have done a forward each before stage s begins. The same with m τ(s) in place of the first three;
     (C) T >= V⁺ + q R(s) + r τ(j) - min(r, k(j)) φ(j), where m - 1 = q (k + 1) + r and stage j is s or behind it: in 1F1B a
