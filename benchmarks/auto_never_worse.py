@@ -27,8 +27,8 @@ SAME, FASTER = 1e-9, 1e-6
 """Relative differences: what rounding leaves, and what counts as strictly faster."""
 CPU_REGRESSION_RATIO = 1.5
 """By how much CPU seconds over AMP's may grow before it counts as a regression."""
-BOUND_EFFORT = 10.0
-"""Bounds that a person waits for have a tenth of that."""
+BOUND_EFFORT = 2.0
+"""Bounds that a person waits for have half of that."""
 YARDSTICK_CPU_SECONDS = 1.0
 """AMP's search is run again on cases on which it took less."""
 FIELDS = ("seconds", "bound", "CPU s", "first CPU s", "AMP CPU s")
