@@ -17,6 +17,8 @@ from trainwright.search.auto.bound.sums import across_rates
 from trainwright.search.auto.bound.whole import Whole
 
 Devices = tuple[int, ...]
+_MOST_HALVED = 64
+"""Rows of a micro-batch; tables of more take long, and are rarely what matters."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ class Lane:
 
     @cached_property
     def halves(self) -> tuple[Lane, ...]:
-        """Those with the fewer, and with the more rows; none where there is but one number of them."""
+        """Those with the fewer, and with the more rows; none where there is but one number of them, or they are many."""
         least, most = self.shares.fewest_rows, self.rows
-        if least == most:
+        if least == most or most > _MOST_HALVED:
             return ()
         middle = (least + most) // 2
         parts = ((least, middle), (middle + 1, most))
