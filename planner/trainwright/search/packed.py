@@ -48,7 +48,7 @@ def packed_plans(problem: Problem) -> Iterator[Plan]:
 def _degrees(problem: Problem) -> dict[str, list[int]]:
     """By accelerator its tensor degrees, ascending."""
     most = min(len(problem.devices), _MOST_TENSOR, problem.limits.max_tensor_degree or _MOST_TENSOR)
-    every = sorted({degree for size in range(1, most + 1) for degree in tensor_degrees(problem.model, size, most)})
+    every = tensor_degrees(problem.model, problem.model.max_tensor_degree, most)
     names = dict.fromkeys(problem.cluster.node(node).accelerator for node in problem.nodes)
     return {
         name: [one for one in every if profiled(problem.model, problem.profiles, (name,), one)] or [1] for name in names

@@ -48,7 +48,7 @@ class Options:
 
     Attributes:
         accelerators: names; `accelerator` counts them.
-        accelerator, tensor, low, high: [option]; its replicas compute low … high rows at a time.
+        accelerator, tensor, high: [option]; its replicas compute so many rows at a time, at most.
         crosses: [option] whether its tensor group spans nodes.
         forward, backward: [option, kind] least seconds of a layer for any of these rows, tensor all-reduces at the
             best links there are included. Between profiled rows they are linear, so that the least is at an end.
@@ -60,7 +60,6 @@ class Options:
     accelerators: tuple[str, ...]
     accelerator: NDArray[np.intp]
     tensor: NDArray[np.intp]
-    low: NDArray[np.intp]
     high: NDArray[np.intp]
     crosses: NDArray[np.bool_]
     forward: Array
@@ -118,7 +117,6 @@ def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Re
         tuple(one.accelerator for one in reach.values()),
         repeated[:, 0],
         repeated[:, 1],
-        np.tile(low, len(heads)),
         np.tile(high, len(heads)),
         repeated[:, 2].astype(np.bool_),
         np.concatenate(columns["forward"]),
