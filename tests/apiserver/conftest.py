@@ -32,6 +32,7 @@ from trainwright_operator.api import API_VERSION, KIND, crd
 
 ROOT = Path(__file__).resolve().parents[2]
 START_DEADLINE_SECONDS = 90.0
+ESTABLISHED_WITHIN_SECONDS = 30
 BUILD_DEADLINE_SECONDS = 2400
 BINARIES = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright"))
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl", "helm")
@@ -89,6 +90,17 @@ class ApiServer:
         created: dict[str, Any] = json.loads(self.kubectl("create", "--output", "json", document=document))
         return created
 
+    def establish(self, definition: str) -> None:
+        """Wait until the API server serves a resource definition.
+
+        `kubectl wait` fails at once on a definition so young that its conditions are still null.
+        """
+        deadline = time.monotonic() + ESTABLISHED_WITHIN_SECONDS
+        while not self.get(definition)["status"].get("conditions"):
+            assert time.monotonic() < deadline, f"{definition} has no conditions"
+            time.sleep(0.1)
+        self.kubectl("wait", "--for=condition=Established", f"--timeout={ESTABLISHED_WITHIN_SECONDS}s", definition)
+
     def refusal(self, document: dict[str, Any]) -> str:
         """Why the API server does not take the object. Fails the test when it does."""
         done = self.try_kubectl("create", "--dry-run=server", document=document)
@@ -118,7 +130,7 @@ def api_server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         done = api.try_kubectl("apply", document=crd.definition())
         assert done.returncode == 0, done.stderr
         assert not done.stderr, f"the definition is accepted with warnings: {done.stderr}"
-        api.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/trainingplans.trainwright.dev")
+        api.establish("crd/trainingplans.trainwright.dev")
         yield api
 
 
