@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -162,6 +162,23 @@ class Paces:
         return self.setting.runtime.overlaps_gradients and (alone or run.sharding is Sharding.ZERO1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One run of a stage as a worker goes through it.
+
+    Attributes:
+        kinds: of its layers, and how many there are of each.
+        seconds: by kind of layer.
+        gathers: by kind of layer: seconds of collecting its sharded weights; empty where they are not sharded.
+    """
+
+    run: LayerRun
+    seats: Seats
+    kinds: Sequence[tuple[LayerKind, int]]
+    seconds: Mapping[str, LayerSeconds]
+    gathers: Mapping[str, float]
+
+
 class _StageBuilder:
     def __init__(self, paces: Paces, stage: Stage, seats: tuple[Seats, ...]) -> None:
         self.paces, self.stage, self.seats = paces, stage, seats
@@ -193,28 +210,39 @@ class _StageBuilder:
     def _worker(self, members: list[list[_Member]]) -> Worker:
         """The worker of these members, run by run."""
         runs = self.stage.layers
+        parts = [self._part(run, seats, group) for run, seats, group in zip(runs, self.seats, members, strict=True)]
         forward_compute = forward_sync = backward_compute = backward_sync = 0.0
-        for run, group in zip(runs, members, strict=True):
-            for kind, count in self.setting.kind_counts(run.first, run.first + run.count):
-                one = self._layer(kind, run, group)
+        for part in parts:
+            for kind, count in part.kinds:
+                one = part.seconds[kind.name]
                 forward_compute += count * one.forward_seconds
                 forward_sync += count * one.forward_sync_seconds
                 backward_compute += count * one.backward_seconds
                 backward_sync += count * one.backward_sync_seconds
         moved_forward, moved_backward = self._redistribution()
         forward_sharding = backward_sharding = 0.0
-        if any(run.sharding is Sharding.ZERO3 and run.data > 1 for run in runs):
-            forward_sharding = walk(list(self._forward_steps(members)), self._slowdown)[0]
+        if any(part.gathers for part in parts):
+            forward_sharding = walk(list(self._forward_steps(parts)), self._slowdown)[0]
             forward_sharding -= forward_compute + forward_sync
-            backward_sharding = walk(list(self._backward_steps(members, last=False)), self._slowdown)[0]
+            backward_sharding = walk(list(self._backward_steps(parts, last=False)), self._slowdown)[0]
             backward_sharding -= backward_compute + backward_sync
         forward = Pass(forward_compute, forward_sync, forward_sharding, moved_forward)
         backward = Pass(backward_compute, backward_sync, backward_sharding, moved_backward)
         last, left = backward.seconds, 0.0
         if any(self.paces.sums_meanwhile(run) for run in runs):
-            last, left = walk(list(self._backward_steps(members, last=True)), self._slowdown)
+            last, left = walk(list(self._backward_steps(parts, last=True)), self._slowdown)
             last += moved_backward
         return Worker(forward, backward, last, left)
+
+    def _part(self, run: LayerRun, seats: Seats, group: list[_Member]) -> _Part:
+        kinds = self.setting.kind_counts(run.first, run.first + run.count)
+        gathers: dict[str, float] = {}
+        if run.sharding is Sharding.ZERO3 and run.data > 1:
+            collective = self.setting.collectives.beside(seats.data_groups, self.paces.gather_load)
+            size = self.setting.model.dtype.num_bytes
+            for kind, _ in kinds:
+                gathers[kind.name] = collective.gather_seconds(self.setting.values_at(kind, run.tensor) * size)
+        return _Part(run, seats, kinds, {kind.name: self._layer(kind, run, group) for kind, _ in kinds}, gathers)
 
     @property
     def _slowdown(self) -> float:
@@ -245,34 +273,25 @@ class _StageBuilder:
                 backward += redistribution_seconds(new, old, row_bytes, self.setting.fabric)
         return forward, backward
 
-    def _forward_steps(self, members: list[list[_Member]]) -> Iterator[Step]:
+    def _forward_steps(self, parts: Sequence[_Part]) -> Iterator[Step]:
         layers = self.setting.model.layers
-        for run, seats, group in zip(self.stage.layers, self.seats, members, strict=True):
-            steps = {}
-            for kind, _ in self.setting.kind_counts(run.first, run.first + run.count):
-                one = self._layer(kind, run, group)
-                gather = self._gather_seconds(kind, run, seats)
-                steps[kind.name] = Step(one.forward_seconds, one.forward_sync_seconds, gather)
+        for part in parts:
+            run, steps = part.run, {}
+            for name, one in part.seconds.items():
+                steps[name] = Step(one.forward_seconds, one.forward_sync_seconds, part.gathers.get(name, 0.0))
             yield from (steps[name] for name in layers[run.first : run.first + run.count])
 
-    def _backward_steps(self, members: list[list[_Member]], *, last: bool) -> Iterator[Step]:
+    def _backward_steps(self, parts: Sequence[_Part], *, last: bool) -> Iterator[Step]:
         layers = self.setting.model.layers
-        for run, seats, group in reversed(list(zip(self.stage.layers, self.seats, members, strict=True))):
+        for part in reversed(parts):
+            run, steps = part.run, {}
             meanwhile = last and self.paces.sums_meanwhile(run)
-            steps = {}
-            for kind, _ in self.setting.kind_counts(run.first, run.first + run.count):
-                one = self._layer(kind, run, group)
-                gather = self._gather_seconds(kind, run, seats)
-                reduce = self._reduce_seconds(kind, run, seats) if meanwhile else 0.0
+            for kind, _ in part.kinds:
+                one, gather = part.seconds[kind.name], part.gathers.get(kind.name, 0.0)
+                reduce = self._reduce_seconds(kind, run, part.seats) if meanwhile else 0.0
                 waits = reduce > 0 and run.sharding is not Sharding.NONE
                 steps[kind.name] = Step(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
             yield from (steps[name] for name in reversed(layers[run.first : run.first + run.count]))
-
-    def _gather_seconds(self, kind: LayerKind, run: LayerRun, seats: Seats) -> float:
-        if run.sharding is not Sharding.ZERO3 or run.data == 1:
-            return 0.0
-        collective = self.setting.collectives.beside(seats.data_groups, self.paces.gather_load)
-        return collective.gather_seconds(self.setting.values_at(kind, run.tensor) * self.setting.model.dtype.num_bytes)
 
     def _reduce_seconds(self, kind: LayerKind, run: LayerRun, seats: Seats) -> float:
         """Gradients of one layer; those of a weight with other owners too are summed with the first of them, or apart."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from trainwright.plan import LayerRun, Plan, Sharding
 from trainwright.search.choice import Drafting, lack_of
 from trainwright.search.degrees import divisors
-from trainwright.search.megatron import splits
+from trainwright.search.megatron import EvenSplits
 from trainwright.search.protocol import Problem
 
 
@@ -19,9 +19,10 @@ def lean_plans(problem: Problem) -> Iterator[Plan]:
     sharded, too.
     """
     drafting = Drafting.of(problem)
+    splits = EvenSplits(drafting)
     sizes = divisors(problem.global_batch_size)
     for rows in dict.fromkeys((1, *reversed(sizes))):
-        for stages, _, ends in splits(drafting, rows):
+        for stages, _, ends in splits.of_size(rows):
             if rows in {1, problem.global_batch_size // stages.data}:
                 plan = _lean(drafting.plan(stages.placement, rows, ends))
                 if lack_of(problem, plan)[0] <= 0:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainwright.plan import Plan
 from trainwright.search.auto.dealing import Dealing
-from trainwright.search.auto.moves import NEIGHBOURHOODS, UNBALANCING, places
+from trainwright.search.auto.moves import NEIGHBOURHOODS, UNBALANCING, Neighbourhood, Place, places
 from trainwright.search.auto.relief import relieved
 from trainwright.search.auto.variety import leaders
 from trainwright.search.distinct import Roles
@@ -121,20 +121,25 @@ def descend(start: Candidate, judge: Judge, tries: float) -> Candidate:
     unbalances stages their layers are dealt out anew, and then left as they are.
     """
     here, last = start, max(judge.left - tries, 0)
+    apart = places(here.plan, judge.problem)
     idle = 0
     number = 0
     while idle < len(NEIGHBOURHOODS) and judge.left > last and not judge.is_over:
-        better = _first_better(here, judge, number, last)
+        enough = here.estimate.iteration_seconds * (1 - LEAST_GAIN)
+        better = _first_better(NEIGHBOURHOODS[number], apart, enough, judge, last)
         if better is None:
             number, idle = (number + 1) % len(NEIGHBOURHOODS), idle + 1
         else:
             here, idle = better, 0
+            apart = places(here.plan, judge.problem)
     return here
 
 
-def _first_better(here: Candidate, judge: Judge, number: int, last: float) -> Candidate | None:
-    kind, enough = NEIGHBOURHOODS[number], here.estimate.iteration_seconds * (1 - LEAST_GAIN)
-    for move in kind(places(here.plan, judge.problem)):
+def _first_better(
+    kind: Neighbourhood, apart: Sequence[Place], enough: float, judge: Judge, last: float
+) -> Candidate | None:
+    """The first that takes less than enough seconds; plans are costed until the judge has no more than `last` left."""
+    for move in kind(apart):
         try:
             moved = move()
         except ValueError:  # a replica would be left without rows

@@ -34,4 +34,4 @@ NEIGHBOURHOODS: tuple[Neighbourhood, ...] = (
 UNBALANCING: frozenset[Neighbourhood] = frozenset({batches, seats, members, degrees, stages, splits, schedules})
 """Those behind which layers that are dealt out anew may suit the stages better."""
 
-__all__ = ["NEIGHBOURHOODS", "UNBALANCING", "Move", "Place", "places"]
+__all__ = ["NEIGHBOURHOODS", "UNBALANCING", "Move", "Neighbourhood", "Place", "places"]
