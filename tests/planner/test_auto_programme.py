@@ -87,7 +87,7 @@ def test_the_longest_stage_is_as_short_as_can_be(
     problem = make_problem(make_cluster((("fast", 1), ("slow", 2)), memory=memory), layers=3, batch=8)
     looked_at = 0
     for line in lines(problem, 8, 4, 4):
-        tables = LineTables(Places(Cells(problem, 28), line), rows, 8 // rows)
+        (tables,) = LineTables.together([Places(Cells(problem, 28), line)], rows, 8 // rows)
         size, units = len(tables.places.cells.cuts), line.units
         least = np.inf
         for chain in _chains(units, size):
@@ -136,7 +136,7 @@ def test_drafts_can_be_run_and_take_about_what_the_programme_says(
     problem = make_problem(make_cluster((("fast", 2), ("fast", 2), ("slow", 2))), layers=6, batch=12)
     ratios = []
     for line, rows in product(lines(problem, 8, 4, 4), (2, 4, 6)):
-        tables = LineTables(Places(Cells(problem, 28), line), rows, 12 // rows)
+        (tables,) = LineTables.together([Places(Cells(problem, 28), line)], rows, 12 // rows)
         for chain in Programme(tables).chains():
             plan = Plan(8, 12, (pipeline_of(chain, tables, 12 // rows),))
             ratios.append(estimate_in(plan, problem.setting).iteration_seconds / chain.seconds(12 // rows))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Cell:
     """A kind of tensor group: the devices that compute one replica of a stage together.
+
+    Made once for all that is alike (`Cells.cell`), and told apart by being another: cells are looked up far more often
+    than made.
 
     Attributes:
         accelerators: names of its devices' accelerators, sorted.
@@ -16,14 +19,6 @@ class Cell:
 
     accelerators: tuple[str, ...]
     nodes: tuple[str, ...]
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.accelerators, self.nodes)))
-
-    def __hash__(self) -> int:
-        """Kept: cells are looked up far more often than made."""
-        return self._hash
 
     @property
     def tensor(self) -> int:

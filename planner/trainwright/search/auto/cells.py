@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,14 +10,13 @@ import numpy as np
 from trainwright.cost import memory
 from trainwright.cost.collectives import ALONE, Collective
 from trainwright.cost.compute import layer_seconds
+from trainwright.runtime import CollectiveRatios
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.rows import Share, shares
+from trainwright.search.auto.stage_options import Counted, Team
 from trainwright.search.protocol import Problem
 from trainwright.search.spans import Array
 from trainwright.search.stage_memory import StageMemory
-
-Counted = tuple[tuple[Cell, int], ...]
-"""Kinds of cells, and how many there are of each."""
 
 
 @dataclass
@@ -31,11 +30,35 @@ class Cells:
     problem: Problem
     most_cuts: int
     _sums: dict[tuple[Cell, int], Array] = field(default_factory=dict)
+    _cells: dict[tuple[str, ...], Cell] = field(default_factory=dict)
+    _teams: dict[tuple[Counted, float, CollectiveRatios], Team] = field(default_factory=dict)
     _totals: dict[tuple[Cell, int], float] = field(default_factory=dict)
     _columns: dict[tuple[Cell, int], Array] = field(default_factory=dict)
     _shared: dict[tuple[Counted, int], dict[Cell, Share] | None] = field(default_factory=dict)
     _held: dict[int, Array] = field(default_factory=dict)
     _gathered: dict[int, float] = field(default_factory=dict)
+
+    def cut_otherwise(self, most_cuts: int) -> Cells:
+        """The same with other cuts; what does not depend on them is shared."""
+        found = replace(self, most_cuts=most_cuts, _sums={}, _held={})
+        found.memory = self.memory
+        return found
+
+    def cell(self, nodes: tuple[str, ...]) -> Cell:
+        """The cell of devices on these nodes."""
+        found = self._cells.get(nodes)
+        if found is None:
+            accelerator_of = self.problem.setting.accelerator_of_node
+            found = self._cells[nodes] = Cell(tuple(sorted({accelerator_of[node] for node in nodes})), nodes)
+        return found
+
+    def team(self, counts: Counted, ring_seconds: float, ratios: CollectiveRatios) -> Team:
+        """These cells with these rings."""
+        key = (counts, ring_seconds, ratios)
+        found = self._teams.get(key)
+        if found is None:
+            found = self._teams[key] = Team(counts, ring_seconds, ratios)
+        return found
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
@@ -82,11 +105,11 @@ class Cells:
             self._totals[key] = float((columns[0] + columns[1]) @ counts)
         return self._totals[key]
 
-    def shared(self, counted: Counted, rows: int) -> dict[Cell, Share] | None:
+    def shared(self, counts: Counted, rows: int) -> dict[Cell, Share] | None:
         """How these cells share the rows of a micro-batch; None where rows do not go round."""
-        key = (counted, rows)
+        key = (counts, rows)
         if key not in self._shared:
-            self._shared[key] = shares(dict(counted), rows, self.total_seconds)
+            self._shared[key] = shares(dict(counts), rows, self.total_seconds)
         return self._shared[key]
 
     def _by_kind(self, cell: Cell, rows: int) -> Array:

@@ -38,7 +38,7 @@ class Computing:
         """By accelerator: rows of the whole model in a second on one device, as many at once as suit it best."""
         problem, cells = self.problem, Cells(self.problem, 2)
         nodes = {problem.cluster.node(name).accelerator: name for name in problem.nodes}
-        return {name: max(_rates(problem, cells, Cell((name,), (node,)))) for name, node in nodes.items()}
+        return {name: max(_rates(problem, cells, cells.cell((node,)))) for name, node in nodes.items()}
 
 
 def _rates(problem: Problem, cells: Cells, cell: Cell) -> Iterable[float]:

@@ -10,7 +10,6 @@ import numpy as np
 
 from trainwright.cost.links import links_of
 from trainwright.plan import Plan
-from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.setups import Setup, setups, with_setups
 from trainwright.search.partition import partition
@@ -63,15 +62,11 @@ class Dealing:
     def _of_stage(self, replicas: tuple[tuple[str, ...], ...], rows_of: tuple[int, ...], again: float) -> Array:
         """The same of replicas on these nodes, and the share of layers that is computed again."""
         groups = dict.fromkeys(zip(replicas, rows_of, strict=True))
-        sums = np.stack([self._cells.sums(self._cell(group), rows) for group, rows in groups])
+        sums = np.stack([self._cells.sums(self._cells.cell(group), rows) for group, rows in groups])
         passes = (1 + again) * sums[:, 0] + sums[:, 1]
         found: Array = (passes[:, None, :] - passes[:, :, None]).max(axis=0)
         found[np.tril_indices(len(found))] = np.inf
         return found
-
-    def _cell(self, nodes: tuple[str, ...]) -> Cell:
-        accelerator_of = self.problem.setting.accelerator_of_node
-        return Cell(tuple(sorted({accelerator_of[node] for node in nodes})), nodes)
 
     def _exchanges(self, stages: tuple[Setup, ...], rows: int) -> Array:
         """[stage, end] seconds both ways over the link from a stage's last device to the next one's first."""

@@ -9,8 +9,8 @@ from functools import cached_property
 from trainwright.plan import Plan
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.computing import Computing, sharing_seconds
-from trainwright.search.auto.efforts import MANY_DEVICES, Effort
-from trainwright.search.auto.line import Line, lines
+from trainwright.search.auto.efforts import MANY_DEVICES, Effort, Grain
+from trainwright.search.auto.line import lines
 from trainwright.search.auto.pipelines import pipeline_of
 from trainwright.search.auto.places import Places
 from trainwright.search.auto.programme import Programme
@@ -55,7 +55,8 @@ class Drafts:
             if effort.follows and number and near:
                 order = iter(sorted({*near, len(sizes) - 1}))
             for index in order:
-                found = self._plans(places, sizes[index], is_rough=True)
+                (tables,) = self._tables([places], sizes[index])
+                found = self._plans(tables, is_rough=True)
                 known[index] = found[0][0] if found else float("inf")
                 choices += [(seconds, number, sizes[index]) for seconds, _ in found[:1]]
                 yield found, number / len(coarse_lines)
@@ -63,14 +64,23 @@ class Drafts:
             near = near or [index for index in (best - 1, best, best + 1) if 0 <= index < len(sizes)]
         if self.joins_pipelines and len(set(coarse_lines[0].classes)) > 1:
             yield Several(cells, coarse_lines[0]).drafts(), 1.0
+        chosen = [(number, rows) for _, number, rows in sorted(choices)[: effort.choices]]
         for fine in effort.fine:
-            cells = Cells(self.problem, fine.cuts)
-            fine_lines: dict[int, Line] = dict(
-                enumerate(lines(self.problem, fine.units, fine.orders, self._most_shared_ends))
-            )
-            for _, number, rows in sorted(choices)[: effort.choices]:
-                if number in fine_lines:
-                    yield self._plans(Places(cells, fine_lines[number], effort.most_tensor), rows), 1.0
+            for tables in self._fine_tables(cells.cut_otherwise(fine.cuts), fine, chosen):
+                yield self._plans(tables), 1.0
+
+    def _fine_tables(self, cells: Cells, fine: Grain, chosen: Sequence[tuple[int, int]]) -> Iterator[LineTables]:
+        """Of the lines with these numbers, for micro-batches of so many rows; those of as many rows are made together."""
+        found = dict(enumerate(lines(self.problem, fine.units, fine.orders, self._most_shared_ends)))
+        chosen = [(number, rows) for number, rows in chosen if number in found]
+        places = {number: Places(cells, found[number], self.effort.most_tensor) for number, _ in chosen}
+        known: dict[tuple[int, int], LineTables] = {}
+        for number, rows in chosen:
+            if (number, rows) not in known:
+                alike = [other for other, size in chosen if size == rows]
+                tables = self._tables([places[other] for other in alike], rows)
+                known.update(zip(((other, rows) for other in alike), tables, strict=True))
+            yield known[number, rows]
 
     @cached_property
     def _most_shared_ends(self) -> int:
@@ -81,10 +91,11 @@ class Drafts:
         pays = sharing_seconds(problem) > SHARING_SHARE * Computing(problem).all_seconds
         return self.effort.shared_ends if pays else 0
 
-    def _plans(self, places: Places, rows: int, *, is_rough: bool = False) -> list[Draft]:
-        problem = self.problem
-        micro_batches = problem.global_batch_size // rows
-        tables = LineTables(places, rows, micro_batches)
+    def _tables(self, places: Sequence[Places], rows: int) -> list[LineTables]:
+        return LineTables.together(places, rows, self.problem.global_batch_size // rows)
+
+    def _plans(self, tables: LineTables, *, is_rough: bool = False) -> list[Draft]:
+        problem, micro_batches = self.problem, tables.micro_batches
         found = []
         for chain in Programme(tables, is_rough).chains():
             pipeline = pipeline_of(chain, tables, micro_batches)

@@ -30,7 +30,6 @@ def _stage(section: Section, tables: LineTables, behind: int) -> Stage:
     cuts, line = places.cells.cuts, places.line
     first, end = cuts[section.first], cuts[section.end]
     cells = places.cells_of(section.first_unit, section.end_unit, option.tensor)
-    assert cells is not None
     again = recomputed_layers(places.cells, option, range(first, end), ratio)
     rows = rows_of(cells, option.shared)
     layers = tuple(Strategy(rows, option.tensor, sharding, layer in again) for layer in range(first, end))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -11,11 +11,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.fabric import Fabric
 from trainwright.cost.links import links_of
+from trainwright.runtime import IDEAL_RINGS
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.cells import Cells
 from trainwright.search.auto.line import Line
-from trainwright.search.auto.stage_options import Rings
+from trainwright.search.auto.stage_options import Rings, Team
 from trainwright.search.degrees import profiled, tensor_degrees
 from trainwright.search.spans import Array
 
@@ -32,10 +34,52 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the time of a stage on consecutive units depends on: its cells for every tensor degree, and its rings."""
+    """What the time of a stage on consecutive units depends on: its teams, one for every tensor degree, and nodes spanned."""
 
-    cells: tuple[tuple[tuple[Cell, int], ...], ...]
-    rings: Rings
+    teams: tuple[Team, ...]
+    nodes: int
+
+
+@dataclass
+class _GrowingRings:
+    """The rings over nodes that join one after the other; see `Rings`."""
+
+    bandwidth: Array
+    fabric: Fabric
+    names: Sequence[str]
+    _nodes: dict[int, None] = field(default_factory=dict)
+    _first: int = -1
+    _last: int = -1
+    _inside: float = np.inf
+    _between: float = np.inf
+    _flow: float = np.inf
+
+    def take(self, nodes: Iterable[int]) -> None:
+        """By their numbers; those that are there already stay where they are."""
+        for node in nodes:
+            if node not in self._nodes:
+                self._nodes[node] = None
+                self._inside = min(self._inside, float(self.bandwidth[node, node]))
+                if self._last >= 0:
+                    between, flow = self._step(self._last, node)
+                    self._between, self._flow = min(self._between, between), min(self._flow, flow)
+                else:
+                    self._first = node
+                self._last = node
+
+    def over(self, devices: int) -> Rings:
+        """Of so many devices on the nodes that joined."""
+        count = len(self._nodes)
+        members = max(devices // count, 1)
+        between = flow = np.inf
+        if count > 1:
+            between, flow = self._step(self._last, self._first)
+            between, flow = min(self._between, between), min(self._flow, flow)
+        return Rings(count, members, self._inside if members > 1 else np.inf, between, flow)
+
+    def _step(self, here: int, there: int) -> tuple[float, float]:
+        bandwidth = max(float(self.bandwidth[here, there]), float(self.bandwidth[there, here]))
+        return bandwidth, self.fabric.flow((self.names[here], self.names[there]))
 
 
 @dataclass
@@ -49,12 +93,8 @@ class Places:
     cells: Cells
     line: Line
     most_tensor: int = 0
-    _made: list[Cell] = field(default_factory=list)
-    """All cells, each once."""
-    _numbers: dict[Cell, int] = field(default_factory=dict)
-    """Their numbers in it."""
-    _starting: dict[int, list[int]] = field(default_factory=dict)
-    """By tensor degree: number of the cell that begins with each device of the line."""
+    _known_cells: dict[int, list[Cell]] = field(default_factory=dict)
+    """By tensor degree: the cell that begins with each device of the line."""
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
@@ -75,55 +115,58 @@ class Places:
         units = self.line.units
         table = np.full((units + 1, units + 1), -1, dtype=np.intp)
         for first in range(units):
-            for end in range(first + 1, units + 1):
-                place = self._place(first, end)
-                if place.cells:
+            for end, place in enumerate(self._from(first), start=first + 1):
+                if place.teams:
                     table[first, end] = known.setdefault(place, len(known))
         self.found = list(known)
         return table
 
-    def _place(self, first: int, end: int) -> Place:
-        degrees = []
-        for tensor in self.tensors:
-            numbers = self._numbers_of(first, end, tensor)
-            if numbers is not None:
-                counted = ((self._made[number], count) for number, count in Counter(numbers).items())
-                degrees.append(tuple(sorted(counted, key=lambda one: (one[0].accelerators, one[0].nodes))))
-        return Place(tuple(degrees), self._rings(first, end))
+    @property
+    def teams(self) -> dict[Team, None]:
+        """Of all places, each once."""
+        _ = self.numbers
+        return dict.fromkeys(team for place in self.found for team in place.teams)
 
-    def cells_of(self, first: int, end: int, tensor: int) -> tuple[Cell, ...] | None:
-        """The cells of a stage, replica by replica; None where the degree does not divide its devices."""
-        numbers = self._numbers_of(first, end, tensor)
-        return None if numbers is None else tuple(self._made[number] for number in numbers)
+    def _from(self, first: int) -> Iterator[Place]:
+        """The places that begin with a unit, each a unit longer than the one before."""
+        ratios = self.cells.problem.runtime.collective_ratios
+        start = self.line.cuts[first]
+        rings = _GrowingRings(self._bandwidth, self.cells.problem.setting.fabric, self._names)
+        counts = {tensor: Counter[Cell]() for tensor in self.tensors}
+        counted_to = dict.fromkeys(self.tensors, start)
+        for unit in range(first, self.line.units):
+            end = self.line.cuts[unit + 1]
+            rings.take(self._nodes_of_units[unit])
+            ring = rings.over(end - start)
+            teams = []
+            for tensor in self.tensors:
+                if (end - start) % tensor == 0:
+                    counts[tensor].update(self._starting(tensor)[counted_to[tensor] : end : tensor])
+                    counted_to[tensor] = end
+                    seconds = ring.seconds_per_byte(tensor, end - start)
+                    in_order = sorted(counts[tensor].items(), key=lambda one: (one[0].accelerators, one[0].nodes))
+                    teams.append(self.cells.team(tuple(in_order), seconds, ratios if ring.nodes > 1 else IDEAL_RINGS))
+            yield Place(tuple(teams), ring.nodes)
 
-    def _numbers_of(self, first: int, end: int, tensor: int) -> list[int] | None:
-        a, z = self.line.cuts[first], self.line.cuts[end]
-        if (z - a) % tensor:
-            return None
-        if tensor not in self._starting:
+    def cells_of(self, first: int, end: int, tensor: int) -> list[Cell]:
+        """The cells of a stage, replica by replica; the degree divides its devices."""
+        return self._starting(tensor)[self.line.cuts[first] : self.line.cuts[end] : tensor]
+
+    def _starting(self, tensor: int) -> list[Cell]:
+        if tensor not in self._known_cells:
             starts = range(len(self._nodes) - tensor + 1)
-            self._starting[tensor] = [self._number_of(self._cell(start, tensor)) for start in starts]
-        return self._starting[tensor][a:z:tensor]
-
-    def _number_of(self, cell: Cell) -> int:
-        if cell not in self._numbers:
-            self._numbers[cell] = len(self._made)
-            self._made.append(cell)
-        return self._numbers[cell]
+            self._known_cells[tensor] = [self._cell(start, tensor) for start in starts]
+        return self._known_cells[tensor]
 
     def _cell(self, start: int, tensor: int) -> Cell:
         nodes = self._nodes[start : start + tensor]
         if len(set(nodes)) == 1:
             nodes = (self._first_of_kind[self.line.classes[start]],) * tensor
-        return Cell(tuple(sorted({self._accelerators[node] for node in nodes})), nodes)
+        return self.cells.cell(nodes)
 
     @cached_property
     def _nodes(self) -> tuple[str, ...]:
         return tuple(device.node for device in self.line.devices)
-
-    @cached_property
-    def _accelerators(self) -> dict[str, str]:
-        return self.cells.problem.setting.accelerator_of_node
 
     @cached_property
     def _first_of_kind(self) -> dict[int, str]:
@@ -132,19 +175,14 @@ class Places:
             found.setdefault(kind, node)
         return found
 
-    def _rings(self, first: int, end: int) -> Rings:
-        a, z = self.line.cuts[first], self.line.cuts[end]
-        nodes = np.array(list(dict.fromkeys(self._node_numbers[a:z])))
-        bandwidth = self._bandwidth
-        inside = float(bandwidth[nodes, nodes].min())
-        between = flow = np.inf
-        if len(nodes) > 1:
-            names = [self.cells.problem.cluster.nodes[number].name for number in nodes.tolist()]
-            flow = min(map(self.cells.problem.setting.fabric.flow, pairwise([*names, names[0]])))
-            following = np.append(nodes[1:], nodes[:1])
-            between = float(np.maximum(bandwidth[nodes, following], bandwidth[following, nodes]).min())
-        members = max((z - a) // len(nodes), 1)
-        return Rings(len(nodes), members, inside if members > 1 else np.inf, between, flow)
+    @cached_property
+    def _nodes_of_units(self) -> tuple[tuple[int, ...], ...]:
+        """By unit: the numbers of its nodes, each once."""
+        return tuple(tuple(dict.fromkeys(self._node_numbers[a:z])) for a, z in pairwise(self.line.cuts))
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.cells.problem.cluster.nodes)
 
     @cached_property
     def _bandwidth(self) -> Array:

@@ -143,7 +143,7 @@ class Programme:
         for first in range(units):
             for end in range(first + 1, units):
                 number = places.numbers[first, end]
-                nodes = places.found[number].rings.nodes if number >= 0 else 1
+                nodes = places.found[number].nodes if number >= 0 else 1
                 found[first, end] = row_bytes * places.edge_seconds[end] / nodes
         return found
 

@@ -70,7 +70,7 @@ class Several:
         found = []
         for rows in divisors(batch):
             if rows <= batch // 2:
-                tables = LineTables(places, rows, max(batch // rows // 2, 1))
+                (tables,) = LineTables.together([places], rows, max(batch // rows // 2, 1))
                 found += [Part(chain, tables) for chain in Programme(tables).chains()[:1]]
         # As it would be with half of the batch.
         return sorted(found, key=lambda part: part.seconds(max(batch // 2 // part.tables.rows, 1)))[:MOST_EACH]

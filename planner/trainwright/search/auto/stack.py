@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,7 @@ from trainwright.cost import memory
 from trainwright.plan import Sharding
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.cells import Cells
-from trainwright.search.auto.stage_options import StageOption, means_of
+from trainwright.search.auto.stage_options import StageOption, Team, means_of
 from trainwright.search.spans import Array
 
 
@@ -52,11 +52,28 @@ class _Members:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Figures of many options. Spans are the pairs of cuts first < end, in the order of `np.triu_indices`."""
+    """Figures of many options. Spans are the pairs of cuts first < end, in the order of `np.triu_indices`.
+
+    Attributes:
+        teams: those of which each is an option, each once; but where rows do not go round.
+        rows: of a micro-batch.
+    """
 
     cells: Cells
-    options: Sequence[StageOption]
+    teams: Collection[Team]
+    rows: int
     micro_batches: int
+    _figures: dict[int, Figures] = field(default_factory=dict)
+
+    @cached_property
+    def numbers(self) -> dict[Team, int]:
+        """By team: the number of its option, where it is one."""
+        return {option.team: number for number, option in enumerate(self.options)}
+
+    @cached_property
+    def options(self) -> list[StageOption]:
+        shared = ((team, self.cells.shared(team.counts, self.rows)) for team in self.teams)
+        return [StageOption(team, shares) for team, shares in shared if shares is not None]
 
     @cached_property
     def spans(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -119,11 +136,11 @@ class Stack:
 
     @cached_property
     def _ring(self) -> Array:
-        return np.array([option.ring_seconds for option in self.options])[:, None]
+        return np.array([option.team.ring_seconds for option in self.options])[:, None]
 
     def _ratio(self, collective: str) -> Array:
         """[option, 1] of a kind of collective."""
-        return np.array([getattr(option.ratios, collective) for option in self.options])[:, None]
+        return np.array([getattr(option.team.ratios, collective) for option in self.options])[:, None]
 
     @cached_property
     def _gather_ring(self) -> Array:
@@ -132,7 +149,7 @@ class Stack:
 
     @cached_property
     def _data(self) -> Array:
-        return np.array([float(option.data) for option in self.options])[:, None]
+        return np.array([float(option.team.data) for option in self.options])[:, None]
 
     @cached_property
     def base(self) -> Array:
@@ -226,6 +243,11 @@ class Stack:
 
     def figures(self, kept: int) -> Figures:
         """With so many micro-batches in flight."""
+        if kept not in self._figures:
+            self._figures[kept] = self._figures_of(kept)
+        return self._figures[kept]
+
+    def _figures_of(self, kept: int) -> Figures:
         flying, spared = self._flying
         largest, member_option = self._members.largest[:, None], self._members.option
         again = np.zeros_like(self.base)

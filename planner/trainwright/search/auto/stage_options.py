@@ -11,6 +11,9 @@ from trainwright.runtime import CollectiveRatios
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.rows import Share
 
+Counted = tuple[tuple[Cell, int], ...]
+"""Kinds of cells, and how many there are of each."""
+
 
 def means_of(micro_batches: int) -> tuple[Sharding, Sharding, Sharding]:
     """What tables tell apart of sharding.
@@ -53,24 +56,39 @@ class Rings:
 
 
 @dataclass(frozen=True, eq=False)
-class StageOption:
-    """A stage on so many cells of certain kinds.
+class Team:
+    """Cells that may compute a stage together, whatever its rows: made once for all that is alike (`Cells.team`).
 
     Attributes:
-        shared: rows of a micro-batch for each kind of cell.
+        counts: how many there are of each kind.
         ring_seconds: of an all-reduce by an undisturbed ring for every byte of a rank's gradients.
         ratios: of its collectives over such rings.
     """
 
-    counts: Mapping[Cell, int]
-    shared: Mapping[Cell, Share]
+    counts: Counted
     ring_seconds: float
     ratios: CollectiveRatios
 
     @cached_property
     def tensor(self) -> int:
-        return next(iter(self.counts)).tensor
+        return self.counts[0][0].tensor
 
     @cached_property
     def data(self) -> int:
-        return sum(self.counts.values())
+        return sum(count for _, count in self.counts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageOption:
+    """A stage on a team's cells.
+
+    Attributes:
+        shared: rows of a micro-batch for each kind of cell.
+    """
+
+    team: Team
+    shared: Mapping[Cell, Share]
+
+    @property
+    def tensor(self) -> int:
+        return self.team.tensor

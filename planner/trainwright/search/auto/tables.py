@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan import Sharding
-from trainwright.runtime import IDEAL_RINGS
 from trainwright.search.auto.places import Places
-from trainwright.search.auto.stack import Figures, Stack
+from trainwright.search.auto.stack import Stack
 from trainwright.search.auto.stage_options import StageOption, means_of
 from trainwright.search.spans import Array
 
@@ -38,64 +38,57 @@ class Best:
 
 @dataclass
 class LineTables:
-    """Every possible stage on a line, for micro-batches of so many rows."""
+    """Every possible stage on a line.
+
+    Attributes:
+        stack: at least the line's options; others may be there for other lines.
+    """
 
     places: Places
-    rows: int
-    micro_batches: int
+    stack: Stack
     _best: dict[int, Best] = field(default_factory=dict)
-    _figures: dict[int, Figures] = field(default_factory=dict)
+
+    @classmethod
+    def together(cls, lines: Sequence[Places], rows: int, micro_batches: int) -> list[LineTables]:
+        """Of lines of the same cells, for micro-batches of so many rows; options that they share are looked at once."""
+        teams = dict.fromkeys(team for places in lines for team in places.teams)
+        stack = Stack(lines[0].cells, teams, rows, micro_batches)
+        return [cls(places, stack) for places in lines]
+
+    @property
+    def rows(self) -> int:
+        """Of a micro-batch."""
+        return self.stack.rows
+
+    @property
+    def micro_batches(self) -> int:
+        return self.stack.micro_batches
 
     @cached_property
-    def _options(self) -> tuple[Stack, NDArray[np.intp]]:
-        """All options, each once, and [place, number] which ones a place has; the number of options where there is none."""
-        cells = self.places.cells
-        _ = self.places.numbers
-        known: dict[object, int] = {}
-        options: list[StageOption] = []
-        by_place: list[list[int]] = []
-        for place in self.places.found:
-            numbers = []
-            for counted in place.cells:
-                tensor = counted[0][0].tensor
-                devices = tensor * sum(count for _, count in counted)
-                ring = place.rings.seconds_per_byte(tensor, devices)
-                ratios = cells.problem.runtime.collective_ratios if place.rings.nodes > 1 else IDEAL_RINGS
-                key = (counted, ring, ratios)
-                if key not in known:
-                    shared = cells.shared(counted, self.rows)
-                    known[key] = -1 if shared is None else len(options)
-                    if shared is not None:
-                        options.append(StageOption(dict(counted), shared, ring, ratios))
-                if known[key] >= 0:
-                    numbers.append(known[key])
-            by_place.append(numbers)
-        width = max(1, *(len(numbers) for numbers in by_place))
-        table = np.full((len(by_place), width), len(options), dtype=np.intp)
+    def _table(self) -> NDArray[np.intp]:
+        """[place, number] which options a place has; the number of options where there is none."""
+        known = self.stack.numbers
+        by_place = [[known[team] for team in place.teams if team in known] for place in self.places.found]
+        table = np.full((len(by_place), max(1, *map(len, by_place))), len(known), dtype=np.intp)
         for index, numbers in enumerate(by_place):
             table[index, : len(numbers)] = numbers
-        return Stack(cells, options, self.micro_batches), table
+        return table
 
     @property
     def is_empty(self) -> bool:
         """Whether no stage at all can take so few rows."""
-        return not self._options[0].options
+        return bool((self._table == len(self.stack.options)).all())
 
     def kept(self, behind: int) -> int:
         """Micro-batches in flight on a stage with so many from it on, rounded up to what tables tell apart."""
         wanted = min(behind, self.micro_batches)
         return next((kept for kept in KEPT if kept >= wanted), wanted)
 
-    def figures(self, kept: int) -> Figures:
-        if kept not in self._figures:
-            self._figures[kept] = self._options[0].figures(kept)
-        return self._figures[kept]
-
     def best(self, kept: int) -> Best:
         """With so many micro-batches in flight. The best has the least of its part in the whole iteration."""
         if kept not in self._best:
-            stack, table = self._options
-            figures = self.figures(kept)
+            stack, table = self.stack, self._table
+            figures = stack.figures(kept)
             means, count, width = figures.seconds.shape
             score = np.full((means, count + 1, width), np.inf)
             score[:, :count] = self.micro_batches * figures.seconds + stack.tail
@@ -115,14 +108,14 @@ class LineTables:
     def _square(self, by_span: Array) -> Array:
         size = len(self.places.cells.cuts)
         found = np.full((len(by_span), size, size), np.inf)
-        first, end = self._options[0].spans
+        first, end = self.stack.spans
         found[:, first, end] = by_span
         return found
 
     def choose(self, place: int, span: tuple[int, int], kept: int) -> tuple[StageOption, Sharding, float]:
         """The best option for a stage of these layers, what it shards, and the share that it recomputes."""
-        stack, table = self._options
-        figures = self.figures(kept)
+        stack, table = self.stack, self._table
+        figures = stack.figures(kept)
         first, end = stack.spans
         column = int(np.flatnonzero((first == span[0]) & (end == span[1]))[0])
         numbers = [number for number in table[place].tolist() if number < len(stack.options)]
