@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby
 
 from trainwright.cluster import Device
 
@@ -150,7 +150,7 @@ class Pipeline:
     @property
     def devices(self) -> tuple[Device, ...]:
         """All devices, stage by stage."""
-        return tuple(device for stage in self.stages for device in stage.devices)
+        return tuple(chain.from_iterable(stage.devices for stage in self.stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +181,16 @@ class Plan:
                 f"the pipelines take {rows} rows an iteration (micro_batches × micro_batch_size, summed), but "
                 f"global_batch_size is {self.global_batch_size}; make them equal"
             )
-        twice = [str(device) for device, uses in Counter(self.devices).items() if uses > 1]
-        if twice:
-            raise ValueError(f"device {twice[0]} is used twice; a device serves one stage of one pipeline")
+        devices = self.devices
+        if len({(device.node, device.slot) for device in devices}) < len(devices):
+            twice = next(device for device, uses in Counter(devices).items() if uses > 1)
+            raise ValueError(f"device {twice} is used twice; a device serves one stage of one pipeline")
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """All devices in the order of their logical ranks."""
-        return tuple(device for pipeline in self.pipelines for device in pipeline.devices)
+        stages = chain.from_iterable(pipeline.stages for pipeline in self.pipelines)
+        return tuple(chain.from_iterable(stage.devices for stage in stages))
 
     @property
     def nodes(self) -> tuple[str, ...]:

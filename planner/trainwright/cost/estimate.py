@@ -9,9 +9,10 @@ from trainwright.cluster import Cluster, Device
 from trainwright.cost.checks import check_plan
 from trainwright.cost.finish import Last, StageEnd, last_steps, stage_update_seconds
 from trainwright.cost.memory import MemoryParts, in_flight, stage_memory
-from trainwright.cost.pace import Paces, StageKey, StagePace
+from trainwright.cost.pace import Paces, StageKey
 from trainwright.cost.pipelines import StageTimes, replay_pipelines
 from trainwright.cost.setting import Setting
+from trainwright.cost.stage_pace import StagePace
 from trainwright.cost.syncs import gradient_syncs
 from trainwright.model import Model
 from trainwright.plan import Plan
@@ -134,7 +135,9 @@ def _with_memory(plan: Plan, setting: Setting) -> tuple[Paces, tuple[MemoryParts
 
 
 def _by_device(plan: Plan, parts: tuple[MemoryParts, ...]) -> tuple[tuple[Device, int], ...]:
-    return tuple((device, part.total_bytes) for device, part in zip(plan.devices, parts, strict=True))
+    # Many devices have the same parts: they are added up once.
+    totals = {number: part.total_bytes for number, part in {id(part): part for part in parts}.items()}
+    return tuple(zip(plan.devices, (totals[id(part)] for part in parts), strict=True))
 
 
 def _memory_parts(paces: Paces) -> tuple[MemoryParts, ...]:
@@ -157,14 +160,13 @@ def _memory_parts(paces: Paces) -> tuple[MemoryParts, ...]:
 
 def lacking_memory(by_device: tuple[tuple[Device, int], ...], setting: Setting) -> str | None:
     """Which device lacks most memory and how much, in words; None where all fit."""
-    cluster = setting.cluster
-    device, held = max(by_device, key=lambda item: item[1] - setting.memory_of_node[item[0].node])
-    accelerator = cluster.accelerator_of(device)
-    lack = held - accelerator.memory_bytes
-    if lack <= 0:
+    memory, cluster = setting.memory_of_node, setting.cluster
+    if all(held <= memory[device.node] for device, held in by_device):
         return None
+    device, held = max(by_device, key=lambda item: item[1] - memory[item[0].node])
+    accelerator = cluster.accelerator_of(device)
     return (
-        f"device {device} ({accelerator.name}) lacks {_gibibytes(lack)}: the plan needs {_gibibytes(held)} there, "
+        f"device {device} ({accelerator.name}) lacks {_gibibytes(held - accelerator.memory_bytes)}: the plan needs {_gibibytes(held)} there, "
         f"it has {_gibibytes(accelerator.memory_bytes)}"
     )
 

@@ -32,7 +32,7 @@ def lump(works: Sequence[Work], channels: Sequence[Channel]) -> Lumped:
     operations.
     """
     colours, count = _numbered(works)
-    while True:
+    while channels:
         inputs: list[set[Hashable]] = [set() for _ in works]
         for channel in channels:
             key = (channel.direction, colours[channel.sender], channel.drain_seconds, channel.latency_seconds)

@@ -96,24 +96,22 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
     weights, gradients, optimizer = _state_bytes(stage, setting, micro_batches, unlike_layers)
     gathered = _gathered_bytes(stage, setting)
     is_last = stage.end == len(setting.model.layers)
-    seen: dict[tuple[str | int, ...], MemoryParts] = {}
-    found = []
-    for node, *rows in zip(seats[0].nodes, *(one.rows_by_device for one in seats), strict=True):
-        accelerator = setting.accelerator_of_node[node]
-        key = (accelerator, *rows)
-        if key not in seen:
-            activations = _activation_bytes(stage, rows, accelerator, setting, kept)
-            activations += boundary_bytes(setting.model, stage.first, stage.end, (rows[0], rows[-1]), kept)
-            seen[key] = MemoryParts(
-                weights,
-                gradients,
-                optimizer,
-                round(activations),
-                round(gathered) + (loss_bytes(setting, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
-                setting.runtime.constant_bytes,
-            )
-        found.append(seen[key])
-    return tuple(found)
+    accelerators = map(setting.accelerator_of_node.__getitem__, seats[0].nodes)
+    # What decides it, by device: most have it in common with others.
+    kinds = list(zip(accelerators, zip(*(one.rows_by_device for one in seats), strict=True), strict=True))
+    found: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
+    for accelerator, rows in dict.fromkeys(kinds):
+        activations = _activation_bytes(stage, rows, accelerator, setting, kept)
+        activations += boundary_bytes(setting.model, stage.first, stage.end, (rows[0], rows[-1]), kept)
+        found[accelerator, rows] = MemoryParts(
+            weights,
+            gradients,
+            optimizer,
+            round(activations),
+            round(gathered) + (loss_bytes(setting, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
+            setting.runtime.constant_bytes,
+        )
+    return tuple(map(found.__getitem__, kinds))
 
 
 def _state_bytes(

@@ -48,10 +48,13 @@ def flow(index: int, paces: Paces) -> Flow:
     works: list[Work] = []
     firsts = [0]
     for number, stage in enumerate(stages):
-        works.extend(
-            Work(number, worker.forward.seconds, worker.backward.seconds, worker.last_backward_seconds)
-            for worker in stage.workers
-        )
+        # Replicas that go alike have one worker object: their work is made once.
+        alike = {id(worker): worker for worker in stage.workers}
+        work_of = {
+            key: Work(number, worker.forward.seconds, worker.backward.seconds, worker.last_backward_seconds)
+            for key, worker in alike.items()
+        }
+        works.extend(work_of[id(worker)] for worker in stage.workers)
         firsts.append(len(works))
     channels: list[Channel] = []
     cards: Counter[Card] = Counter()

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
 
 from trainwright.cost.collectives import Nodes
 from trainwright.plan import LayerRun, Order, Stage
+
+_NODE = attrgetter("node")
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Seats:
 
     @classmethod
     def of(cls, stage: Stage, run: LayerRun) -> Seats:
-        return cls(tuple(device.node for device in stage.devices), run.tensor, run.data, run.order, run.rows)
+        return cls(tuple(map(_NODE, stage.devices)), run.tensor, run.data, run.order, run.rows)
 
     @cached_property
     def replicas(self) -> tuple[Nodes, ...]:
@@ -35,6 +38,11 @@ class Seats:
         if self.order is Order.TENSOR_INNER:
             return tuple(self.nodes[i : i + self.tensor] for i in range(0, len(self.nodes), self.tensor))
         return tuple(self.nodes[i :: self.data] for i in range(self.data))
+
+    @cached_property
+    def rows_and_nodes(self) -> tuple[tuple[int, Nodes], ...]:
+        """By data replica: its rows, and its tensor group's nodes."""
+        return tuple(zip(self.rows, self.replicas, strict=True))
 
     @cached_property
     def data_groups(self) -> tuple[Nodes, ...]:

@@ -8,11 +8,12 @@ from enum import StrEnum
 
 from trainwright.cost.estimate import stage_moments
 from trainwright.cost.finish import Last, stage_update_seconds
-from trainwright.cost.pace import Paces, StageKey, StagePace
+from trainwright.cost.pace import Paces, StageKey
 from trainwright.cost.pipelines import StageTimes, flow
 from trainwright.cost.replay import Replay
 from trainwright.cost.schedule import FORWARD
 from trainwright.cost.setting import Setting
+from trainwright.cost.stage_pace import StagePace
 from trainwright.plan import Plan
 
 MAX_OPERATIONS = 200_000

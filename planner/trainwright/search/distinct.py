@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import groupby
+from operator import attrgetter
 
 from trainwright.cluster import Cluster
 from trainwright.cost.links import node_classes
 from trainwright.plan import Plan
+
+_NODE = attrgetter("node")
 
 
 class Roles:
@@ -22,17 +26,14 @@ class Roles:
         """
         met: dict[int, int] = {}
         nodes: dict[str, tuple[int, int]] = {}
-        slots: dict[str, int] = {}
         roles = []
-        for device in plan.devices:
-            name = device.node
+        for name, devices in groupby(map(_NODE, plan.devices)):
             if name not in nodes:
                 number = self._class_of[name]
                 nodes[name] = number, met.get(number, 0)
                 met[number] = met.get(number, 0) + 1
-                slots[name] = 0
-            roles.append((nodes[name], slots[name]))
-            slots[name] += 1
+            # How many one after the other tells their slots, too: these are numbered in this order.
+            roles.append((nodes[name], len(list(devices))))
         shapes = tuple(
             (
                 pipeline.micro_batches,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from trainwright.cluster import Device
 from trainwright.cost.estimate import Estimate, estimate_in, fitting_estimate
 from trainwright.plan import Plan
 from trainwright.search.distinct import Roles
@@ -42,9 +43,10 @@ def fitting_candidate(problem: Problem, plan: Plan) -> Candidate | None:
 
 
 def _priced(problem: Problem, plan: Plan, estimate: Estimate) -> Candidate:
-    prices = [problem.cluster.accelerator_of(device).price_per_hour for device in plan.devices]
-    known = [price for price in prices if price is not None]
-    return Candidate(plan, estimate, sum(known) if len(known) == len(prices) else None)
+    nodes = [device.node for device in plan.devices]
+    price_of = {name: problem.cluster.accelerator_of(Device(name, 0)).price_per_hour for name in dict.fromkeys(nodes)}
+    known = [price for node in nodes if (price := price_of[node]) is not None]
+    return Candidate(plan, estimate, sum(known) if len(known) == len(nodes) else None)
 
 
 def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
