@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -29,7 +30,6 @@ class Cells:
 
     problem: Problem
     most_cuts: int
-    _sums: dict[tuple[Cell, int], Array] = field(default_factory=dict)
     _cells: dict[tuple[str, ...], Cell] = field(default_factory=dict)
     _teams: dict[tuple[Counted, float, CollectiveRatios], Team] = field(default_factory=dict)
     _totals: dict[tuple[Cell, int], float] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Cells:
 
     def cut_otherwise(self, most_cuts: int) -> Cells:
         """The same with other cuts; what does not depend on them is shared."""
-        found = replace(self, most_cuts=most_cuts, _sums={}, _held={})
+        found = replace(self, most_cuts=most_cuts, _held={})
         found.memory = self.memory
         return found
 
@@ -87,14 +87,16 @@ class Cells:
     def memory(self) -> StageMemory:
         return StageMemory(self.problem)
 
-    def sums(self, cell: Cell, rows: int) -> Array:
-        """[forward | backward | update seconds | kept bytes, cut] of a micro-batch through all layers before the cut."""
-        key = (cell, rows)
-        if key not in self._sums:
-            by_layer = self._by_kind(cell, rows)[:, self._kind_numbers]
-            totals = np.concatenate([np.zeros((4, 1)), np.cumsum(by_layer, axis=1)], axis=1)
-            self._sums[key] = totals[:, list(self.cuts)]
-        return self._sums[key]
+    def sums(self, several: Sequence[tuple[Cell, int]]) -> Array:
+        """[forward | backward | update seconds | kept bytes, number, cut] of a micro-batch through all layers before the cut.
+
+        For several cells, each with its rows.
+        """
+        columns = np.stack([self._by_kind(cell, rows) for cell, rows in several], axis=1)
+        by_layer = columns[:, :, self._kind_numbers]
+        totals = np.concatenate([np.zeros((4, len(several), 1)), np.cumsum(by_layer, axis=2)], axis=2)
+        found: Array = totals[:, :, list(self.cuts)]
+        return found
 
     def total_seconds(self, cell: Cell, rows: int) -> float:
         """Of a micro-batch of so many rows through the whole model."""
@@ -177,9 +179,10 @@ class Cells:
         inputs = rows * self.memory.row_bytes[:-1]
         return by_layer[0], np.maximum(by_layer[3] - inputs, 0.0)
 
-    def largest_kept(self, cell: Cell, rows: int) -> float:
-        """Bytes that the layer keeps which keeps most."""
-        return float(self._by_kind(cell, rows)[3].max())
+    def largest_kept(self, several: Sequence[tuple[Cell, int]]) -> Array:
+        """[number] bytes that the layer keeps which keeps most; of cells with their rows."""
+        found: Array = np.stack([self._by_kind(cell, rows)[3] for cell, rows in several]).max(axis=1)
+        return found
 
     def gathered_values(self, tensor: int) -> float:
         """Values of the two largest neighbouring layers."""

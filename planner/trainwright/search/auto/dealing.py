@@ -62,8 +62,8 @@ class Dealing:
     def _of_stage(self, replicas: tuple[tuple[str, ...], ...], rows_of: tuple[int, ...], again: float) -> Array:
         """The same of replicas on these nodes, and the share of layers that is computed again."""
         groups = dict.fromkeys(zip(replicas, rows_of, strict=True))
-        sums = np.stack([self._cells.sums(self._cells.cell(group), rows) for group, rows in groups])
-        passes = (1 + again) * sums[:, 0] + sums[:, 1]
+        forward, backward, _, _ = self._cells.sums([(self._cells.cell(group), rows) for group, rows in groups])
+        passes = (1 + again) * forward + backward
         found: Array = (passes[:, None, :] - passes[:, :, None]).max(axis=0)
         found[np.tril_indices(len(found))] = np.inf
         return found

@@ -88,8 +88,8 @@ class Programme:
         tables = self.tables
         best = tables.best(tables.kept(1))
         numbers = tables.places.numbers
-        seconds = np.where(numbers >= 0, best.seconds[numbers, 0, -1], np.inf)
-        whole = np.where(numbers >= 0, tables.micro_batches * seconds + best.tail[numbers, 0, -1], np.inf)
+        seconds = best.seconds[numbers, 0, -1]
+        whole = tables.micro_batches * seconds + best.tail[numbers, 0, -1]
         first, end = divmod(int(whole.argmin()), whole.shape[1])
         for a, z in dict.fromkeys(((0, self._units), (first, end))):
             if np.isfinite(whole[a, z]):
@@ -115,19 +115,20 @@ class Programme:
         alike = np.array_equal(tables.best(1).seconds, tables.best(tables.kept(most)).seconds)
         return 1 if alike and wanted == most else wanted
 
-    def _cost(self, level: int, unit: int) -> tuple[Array, Array, Array, Array]:
-        """[end unit, first, end] seconds of stages that begin at a unit, of their messages, tails and backwards."""
+    def _cost(self, level: int, unit: int) -> tuple[Array, Array]:
+        """[end unit, first, end] seconds of stages that begin at a unit, and of their messages."""
         tables = self.tables
         numbers = tables.places.numbers[unit, unit + 1 :]
         best = tables.best(tables.kept(level + 1))
-        seconds = np.where((numbers >= 0)[:, None, None], best.seconds[numbers], np.inf)
+        seconds = best.seconds[numbers]
         if (ends := tables.places.line.shared_ends) is not None:
             seconds[ends[0] - unit if unit < ends[0] else 0 :, 0] = np.inf
             if unit < self._units - ends[1]:
                 seconds[:, :, -1] = np.inf
-        copies = np.where(np.isinf(seconds), 1.0, best.tensor[numbers])
-        messages = self._messages[unit, unit + 1 :][:, None, :] * (1.0 if self._is_split else copies)
-        return seconds, messages, best.tail[numbers], best.backward[numbers]
+        messages = self._messages[unit, unit + 1 :][:, None, :]
+        if not self._is_split:
+            messages = messages * np.where(np.isinf(seconds), 1.0, best.tensor[numbers])
+        return seconds, messages
 
     @property
     def _is_split(self) -> bool:
@@ -169,7 +170,7 @@ class Programme:
             new = self._nothing_left(1)[0] if self._levels == 1 else np.full_like(best, np.inf)
             source = new if self._levels == 1 else best
             for unit in range(self._units - 1, -1, -1):
-                seconds, messages, _, _ = self._cost(level, unit)
+                seconds, messages = self._cost(level, unit)
                 pace = np.maximum(np.maximum(seconds, messages / 2), source[unit + 1 :, None, :])
                 new[unit] = np.minimum(np.minimum(pace.min(axis=(0, 2)), new[unit + 1]), new[unit])
             best = new if self._levels == 1 else np.minimum(best, new)
@@ -189,15 +190,18 @@ class Programme:
         return levels
 
     def _step(self, new: _Level, source: _Level, limits: Array, number: int, unit: int) -> None:
-        seconds, messages, tail, backward = self._cost(number, unit)
+        tables = self.tables
+        best, places = tables.best(tables.kept(number + 1)), tables.places.numbers[unit, unit + 1 :]
+        seconds, messages = self._cost(number, unit)
         way = (seconds + messages)[None] + source.way[:, unit + 1 :, None, :]
-        way[np.maximum(seconds, messages / 2)[None] > limits[:, None, None, None]] = np.inf
-        rest = np.maximum(tail[None], source.rest[:, unit + 1 :, None, :] - backward[None])
+        np.putmask(way, np.maximum(seconds, messages / 2)[None] > limits[:, None, None, None], np.inf)
+        rest = source.rest[:, unit + 1 :, None, :] - best.backward[places]
+        np.maximum(rest, best.tail[places], out=rest)
         score = (way + rest).transpose(0, 2, 1, 3).reshape(len(limits), self._size, -1)
         chosen = score.argmin(axis=2)
-        least = np.take_along_axis(score, chosen[:, :, None], axis=2)[:, :, 0]
         ends, cuts = np.divmod(chosen, self._size)
-        row, cut = np.arange(len(limits))[:, None], np.arange(self._size)[None, :]
+        row, cut = np.arange(len(limits))[:, None], np.arange(self._size)
+        least = score[row, cut, chosen]
         better = least < new.way[:, unit + 1] + new.rest[:, unit + 1]
         found_rest = rest[row, ends, cut, cuts]
         found_way = way[row, ends, cut, cuts]

@@ -96,9 +96,9 @@ class Stack:
             kind=np.array(kind),
             rows=np.array([float(rows) for _, rows in known]),
             capacity=np.array([float(min(cells.capacity[name] for name in cell.accelerators)) for cell, _ in known]),
-            largest=np.array([cells.largest_kept(cell, rows) for cell, rows in known]),
+            largest=cells.largest_kept(list(known)),
             loss=np.array([float(cells.loss_bytes(cell.tensor, rows)) for cell, rows in known]),
-            sums=np.stack([cells.sums(cell, rows) for cell, rows in known], axis=1),
+            sums=cells.sums(list(known)),
         )
 
     def _of_spans(self, sums: Array) -> Array:
@@ -131,8 +131,10 @@ class Stack:
     def held(self) -> Array:
         """[option, span] values on a rank."""
         first, end = self.spans
-        by_tensor = {option.tensor: self.cells.held_values(option.tensor)[first, end] for option in self.options}
-        return np.stack([by_tensor[option.tensor] for option in self.options])
+        number: dict[int, int] = {}
+        numbers = [number.setdefault(option.tensor, len(number)) for option in self.options]
+        by_tensor: Array = np.stack([self.cells.held_values(tensor)[first, end] for tensor in number])
+        return by_tensor[numbers]
 
     @cached_property
     def _ring(self) -> Array:
@@ -220,7 +222,7 @@ class Stack:
             share = 1.0 if means is Sharding.NONE else divided
             weights = share if means is Sharding.ZERO3 else 1.0
             gradients = share if self.micro_batches == 1 else 1.0
-            found[index] = left - held * (weight * weights + gradient * gradients + state * share)
+            np.subtract(left, held * (weight * weights + gradient * gradients + state * share), out=found[index])
             if means is Sharding.ZERO3:
                 found[index] -= gathered[:, None]
         return found
@@ -256,11 +258,19 @@ class Stack:
             if not tight.size:
                 continue
             kind = self._members.kind[tight]
-            lack = kept * flying[kind] - self._left[mean, tight]
-            ratio = np.where(lack <= 0, 0.0, (lack + largest[kind]) / (kept * spared[kind]))
+            # In place: of many options these tables are megabytes, and fresh memory takes longer than what fills it.
+            lack = (kept * flying)[kind]
+            lack -= self._left[mean] if len(tight) == len(member_option) else self._left[mean, tight]
+            has_room = lack <= 0
+            lack += largest[kind]
+            lack /= (kept * spared)[kind]
+            ratio = lack
+            np.putmask(ratio, has_room, 0.0)
             options, starts = np.unique(member_option[tight], return_index=True)
             again[mean, options] = np.maximum.reduceat(ratio, starts, axis=0)
         if not again.any():
             return Figures(self.base, again)
-        seconds = np.where(again <= 1.0, self.base + again * self.again, np.inf)
+        seconds = again * self.again
+        seconds += self.base
+        np.putmask(seconds, again > 1.0, np.inf)
         return Figures(seconds, again)
