@@ -52,15 +52,20 @@ def layer_seconds(  # noqa: PLR0913 - what a layer's time depends on
     costs = [setting.layer_cost(name, kind, tensor, rows) for name in accelerators]
     forward = max(cost.forward_seconds for cost in costs)
     backward = max(cost.backward_seconds for cost in costs)
-    forward_sync = backward_sync = 0.0
-    if tensor > 1 and kind.is_tensor_parallel:
-        unit = rows * setting.model.dtype.num_bytes
-        for segment in kind.segments:
-            forward_sync += collective.seconds(unit * segment.forward_all_reduce_elements_per_row)
-            backward_sync += collective.seconds(unit * segment.backward_all_reduce_elements_per_row)
+    forward_sync, backward_sync = sync_seconds(kind, tensor, rows * setting.model.dtype.num_bytes, collective)
     if recompute:
         return LayerSeconds(forward, forward_sync, backward + forward, backward_sync + forward_sync)
     return LayerSeconds(forward, forward_sync, backward, backward_sync)
+
+
+def sync_seconds(kind: LayerKind, tensor: int, unit_bytes: int, collective: Collective) -> tuple[float, float]:
+    """Of a layer's forward and backward: all-reduces in its tensor group; so many bytes has one element of all rows."""
+    forward = backward = 0.0
+    if tensor > 1 and kind.is_tensor_parallel:
+        for segment in kind.segments:
+            forward += collective.seconds(unit_bytes * segment.forward_all_reduce_elements_per_row)
+            backward += collective.seconds(unit_bytes * segment.backward_all_reduce_elements_per_row)
+    return forward, backward
 
 
 def update_seconds(accelerator: str, runs: Iterable[tuple[int, int, int, int, int]], setting: Setting) -> float:

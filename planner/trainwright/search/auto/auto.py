@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan
 from trainwright.search.auto.alternatives import regrouped
 from trainwright.search.auto.computing import Computing
 from trainwright.search.auto.descent import Judge, Walk, descend
@@ -29,7 +29,6 @@ from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.moves.schedules import other_schedules
 from trainwright.search.auto.parts import parts
 from trainwright.search.auto.seeds import amp_seeds, seeds
-from trainwright.search.auto.setups import sharded
 from trainwright.search.auto.variety import HARDLY_SLOWER, LEADERS, different, leaders
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
@@ -287,8 +286,7 @@ class _Run:
                 if self.judge.left <= last or (self._is_over and number >= LEAST_DRAFTS):
                     break
                 # What the programme takes to be recomputed, and sharded, may not be enough.
-                if not self.judge.knows(plan) and self.judge.cost_relieved(plan) is None:
-                    self.judge.cost_relieved(sharded(plan, Sharding.ZERO3))
+                self.judge.cost_draft(plan)
 
     def _seed(self) -> None:
         """What other searches find, and what can be made of the plan that runs now."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainwright.cost import memory
 from trainwright.cost.collectives import ALONE, Collective
-from trainwright.cost.compute import layer_seconds
+from trainwright.cost.compute import sync_seconds
 from trainwright.runtime import CollectiveRatios
 from trainwright.search.auto.cell import Cell
 from trainwright.search.auto.rows import Share, shares
@@ -119,22 +119,15 @@ class Cells:
         key = (cell, rows)
         if key not in self._columns:
             setting, collective = self.problem.setting, self._collective(cell)
+            unit = rows * setting.model.dtype.num_bytes
             columns = []
             for kind in self.problem.model.kinds:
-                one = layer_seconds(
-                    kind,
-                    accelerators=cell.accelerators,
-                    tensor=cell.tensor,
-                    rows=rows,
-                    recompute=False,
-                    collective=collective,
-                    setting=setting,
-                )
                 costs = [setting.layer_cost(name, kind, cell.tensor, rows) for name in cell.accelerators]
+                forward_sync, backward_sync = sync_seconds(kind, cell.tensor, unit, collective)
                 columns.append(
                     (
-                        one.forward_seconds + one.forward_sync_seconds,
-                        one.backward_seconds + one.backward_sync_seconds,
+                        max(cost.forward_seconds for cost in costs) + forward_sync,
+                        max(cost.backward_seconds for cost in costs) + backward_sync,
                         max(cost.update_seconds for cost in costs),
                         max(cost.activation_bytes for cost in costs),
                     )

@@ -6,10 +6,11 @@ import random
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainwright.plan import Plan
+from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.dealing import Dealing
 from trainwright.search.auto.moves import NEIGHBOURHOODS, UNBALANCING, Neighbourhood, Place, places
 from trainwright.search.auto.relief import relieved
+from trainwright.search.auto.setups import sharded
 from trainwright.search.auto.variety import leaders
 from trainwright.search.distinct import Roles
 from trainwright.search.protocol import Candidate, Control, Problem
@@ -65,7 +66,15 @@ class Judge:
 
     def cost_relieved(self, plan: Plan) -> Candidate | None:
         """The candidate or, where memory is lacking, that with more layers computed again; None as above."""
+        return self._cost_relieved(self._roles.key(plan), plan)
+
+    def cost_draft(self, plan: Plan) -> None:
+        """Or, where that is not enough, that with everything sharded; nothing where the plan was costed before."""
         key = self._roles.key(plan)
+        if key not in self.known and self._cost_relieved(key, plan) is None:
+            self.cost_relieved(sharded(plan, Sharding.ZERO3))
+
+    def _cost_relieved(self, key: Hashable, plan: Plan) -> Candidate | None:
         if key in self.known:
             return None
         found = self._cost(key, plan)
@@ -84,10 +93,6 @@ class Judge:
             return None
         self._dealt.add(key)
         return self._dealing.dealt(plan)
-
-    def knows(self, plan: Plan) -> bool:
-        """Whether it was costed before."""
-        return self._roles.key(plan) in self.known
 
     def add(self, candidate: Candidate) -> None:
         """One that was costed elsewhere."""
