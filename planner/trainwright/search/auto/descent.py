@@ -69,7 +69,7 @@ class Judge:
         return self._cost_relieved(self._roles.key(plan), plan)
 
     def cost_draft(self, plan: Plan) -> None:
-        """Or, where that is not enough, that with everything sharded; nothing where the plan was costed before."""
+        """The plan, relieved where memory is lacking, or sharded in all stages where that is not enough; each plan once."""
         key = self._roles.key(plan)
         if key not in self.known and self._cost_relieved(key, plan) is None:
             self.cost_relieved(sharded(plan, Sharding.ZERO3))
