@@ -63,8 +63,8 @@ def test_the_slowest_replica_is_that_of_the_best_way_to_share_the_rows(seed: int
 def test_what_is_short_of_memory_takes_longer_or_is_not_there() -> None:
     problem = drawn_problem(random.Random(3))
     tables = Classes(problem)._alone[1].tables
-    free = tables._slowest.of_intervals(None)
-    held = tables._slowest.of_intervals(tables._load(Ask(1, None), 0))
+    free = tables._slowest.of_intervals(0, None)
+    held = tables._slowest.of_intervals(0, tables._load(Ask(1, None), 0))
     assert (held >= free).all()
 
 
@@ -115,7 +115,7 @@ def test_what_either_schedule_keeps_is_kept_where_none_is_named(seed: int) -> No
     problem = drawn_problem(random.Random(seed))
     classes = Classes(problem)
     for micro_batches, whole in classes._alone.items():
-        floor = float(whole.tables.plain[:, 0, -1].min())
+        floor = float(whole.tables.plain[:, whole.tables.size - 1].min())
         for factor in (1.0, 1.3, 2.0, 4.0):
             seconds = floor * micro_batches * factor
             kept = {one: whole.keeps(seconds, Ask(micro_batches, one)) for one in (None, *Schedule)}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainwright.search.auto.bound.asks import Ask
-from trainwright.search.auto.bound.needs import STEP, Tables
+from trainwright.search.auto.bound.moves import STEP, moves_of
+from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import Array
-from trainwright.search.auto.bound.ways import NEVER, stages_in
-
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -28,47 +27,28 @@ class Before:
 
     @classmethod
     def of(cls, tables: Tables, shape: tuple[int, ...], seconds: float, ask: Ask, *, tight: bool) -> Before:
-        """Of stages of which each keeps within the seconds by itself, with at least one behind it."""
-        needs = tables.needs(ask, 1, tight=tight)
+        """Of stages of which each, and all together, keep within the seconds, with at least one behind them."""
+        needs, terms, size = tables.needs(ask, 1, tight=tight), tables.terms, tables.size
         possible = (needs.every <= seconds) & (needs.slow <= seconds)
-        table = np.where(possible, needs.table, NEVER)
-        last = np.where(possible[:, 0], needs.last, NEVER)
+        table = np.where(possible, needs.table, np.inf)
         pieces = np.array(max(sum(shape) - 1, 1))
         message = tables.crossings.messages(len(table) - 1, pieces, np.array(True))
-        best = np.full((2, *(one + 1 for one in shape), tables.size + 1), np.inf)
+        moves = moves_of(tables.shares.most, shape)
+        used = tuple(one + 1 for one in shape)
+        best = np.full((math.prod(used), 2, size + 1), np.inf)
+        # Devices may be left over.
         best[..., 0] = 0.0
-        newest = _firsts(tables, np.full_like(best, np.inf), (table[:, 0], last), shape)
-        for _ in range(min(tables.most_stages, sum(shape)) - 1):
-            better = newest < best * (1 - _ROUNDING)
-            if not better.any():
-                break
-            newest[~better] = np.inf
-            np.minimum(best, newest, out=best)
-            newest = _one_more(tables, newest, table, message, shape)
-        return cls(best[0], best[1])
-
-
-def _firsts(tables: Tables, found: Array, values: tuple[Array, Array], shape: tuple[int, ...]) -> Array:
-    """With the first stage alone."""
-    for number, _, target in stages_in(tables.shares.counts, shape):
-        for into, by_end in zip(found, values, strict=True):
-            part = into[target]
-            np.minimum(part, np.where(by_end[number] < NEVER, by_end[number], np.inf), out=part)
-    found[..., 0] = np.inf
-    return found
-
-
-def _one_more(tables: Tables, newest: Array, table: Array, message: Array, shape: tuple[int, ...]) -> Array:
-    """With one stage more behind those of `newest`."""
-    found = np.full_like(newest, np.inf)
-    for number, source, target in stages_in(tables.shares.counts, shape):
-        rest = newest[:, *source]
-        starts = np.flatnonzero(np.isfinite(rest).reshape(-1, tables.size + 1).any(axis=0))
-        starts = starts[starts < tables.size]
-        if len(starts):
-            values = (rest[..., starts, None] + (message[starts, None] + table[number][starts])).min(axis=-2)
-            values[values >= NEVER] = np.inf
-            tables.spent += values.size * len(starts) + STEP
-            part = found[:, *target]
-            np.minimum(part, values, out=part)
-    return found
+        most = min(tables.most_stages, sum(shape)) - 1
+        for end in range(1, size) if most else ():
+            stages = np.repeat(table.take(terms.ending(end), axis=1)[:, None], 2, axis=1)
+            stages[:, 1, 0] = np.where(possible[:, end - 1], needs.last[:, end - 1], np.inf)
+            stages[:, :, 1:] += message[1:end]
+            there = moves.where(stages, best[..., :end])
+            if len(there.stage):
+                values = best[..., :end].take(there.beside, axis=0)
+                values += stages.take(there.stage, axis=0)
+                devices, least = there.least(values.min(axis=2))
+                best[devices, :, end] = np.where(least <= seconds, least, np.inf)
+                tables.ledger.spend(values.size + STEP)
+        both, done = np.moveaxis(best, 1, 0).reshape(2, *used, size + 1)
+        return cls(both, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
-from trainwright.search.auto.bound.needs import Tables, forget_much
+from trainwright.search.auto.bound.ledger import Ledger, SpentError
+from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import exact_options
 from trainwright.search.auto.bound.pools import Pools, pools_of
 from trainwright.search.auto.bound.several import Several
@@ -23,7 +25,7 @@ from trainwright.search.protocol import Problem
 
 _PRECISION = 3e-3
 MOST_SPENT = 1e9
-"""Stages of intervals looked at before no further bound of a class is tried: some seconds."""
+"""Numbers looked at before no further bound of a class is tried: a few seconds."""
 _FARTHEST = 3
 """Times as much before one that is tried is given up."""
 _NEAR_NOTHING = 1e-9
@@ -54,48 +56,40 @@ class Classes:
 
     def one(self, lowest: float, highest: float) -> float:
         """The same of plans with a single pipeline."""
-        return self._sought(lowest, highest, self._keeps_alone, self._spent_alone)
+        return self._sought(lowest, highest, self._keeps_alone)
 
     def several(self, lowest: float, highest: float) -> float:
         """The same of plans with more than one."""
         if self.problem.global_batch_size == 1 or sum(self.shape) == 1:
             return highest
-        return self._sought(lowest, highest, self._keep_together, self._spent_together)
+        return self._sought(lowest, highest, self._several.possible)
 
-    def _sought(
-        self, lowest: float, highest: float, keeps: Callable[[float], bool], spent: Callable[[], float]
-    ) -> float:
+    def _sought(self, lowest: float, highest: float, keeps: Callable[[float], bool]) -> float:
         """The most seconds, about, that no plan keeps within; what is known of it when much is spent."""
         low, high = lowest, highest
-        while high > max(low * (1 + _PRECISION), highest * _NEAR_NOTHING) and spent() <= self.most_spent:
-            middle = (max(low, high * _PRECISION) * high) ** 0.5
-            low, high = (low, middle) if keeps(middle) else (middle, high)
-        if low >= highest or (high == highest and spent() <= self.most_spent and not keeps(highest)):
-            return highest
+        self.ledger.spent = 0
+        with suppress(SpentError):
+            while high > max(low * (1 + _PRECISION), highest * _NEAR_NOTHING) and self._has_more:
+                middle = (max(low, high * _PRECISION) * high) ** 0.5
+                low, high = (low, middle) if keeps(middle) else (middle, high)
+            if low >= highest or (high == highest and self._has_more and not keeps(highest)):
+                return highest
         return low
 
-    def _spent_alone(self) -> float:
-        return sum(one.tables.spent for one in self._alone.values())
-
-    def _spent_together(self) -> float:
-        return self._several.spent
+    @property
+    def _has_more(self) -> bool:
+        return self.ledger.spent <= self.most_spent
 
     def _keeps_alone(self, seconds: float) -> bool:
-        """Whether one pipeline may keep within the seconds; so it is said, too, where too much is spent."""
+        """Whether one pipeline may keep within the seconds."""
         for ask in sorted(self._asks, key=lambda one: self._asks[one]):
             if self._asks[ask] < seconds:
-                forget_much(one.tables for one in self._alone.values())
-                is_over = self._spent_alone() > _FARTHEST * self.most_spent
-                if is_over or self._alone[ask.micro_batches].keeps(seconds, ask):
-                    # It is asked first from now on.
-                    self._asks[ask] = -seconds
+                keeps = self._alone[ask.micro_batches].keeps(seconds, ask)
+                # What keeps is asked first from now on.
+                self._asks[ask] = -seconds if keeps else seconds
+                if keeps:
                     return True
-                self._asks[ask] = seconds
         return False
-
-    def _keep_together(self, seconds: float) -> bool:
-        """The same of several."""
-        return self._several.possible(seconds, lambda: self._spent_together() > _FARTHEST * self.most_spent)
 
     @cached_property
     def _asks(self) -> dict[Ask, float]:
@@ -124,7 +118,12 @@ class Classes:
         return Several([self._shares(most, least) for least, most in lanes], self.shape)
 
     def _shares(self, rows: int, least_rows: int = 0) -> Shares:
-        return Shares(self.problem, self._terms, self._ways, stage_counts(self.shape), rows, least_rows)
+        return Shares(self.problem, self._terms, self._ways, stage_counts(self.shape), rows, least_rows, self.ledger)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What is spent and kept."""
+        return Ledger(_FARTHEST * self.most_spent)
 
     @cached_property
     def _terms(self) -> Terms:

@@ -29,12 +29,23 @@ class Crossings:
 
     def meets(self, number: int, source: tuple[slice, ...]) -> NDArray[np.bool_]:
         """[…] whether the stage may have a node in common with those behind it, by the devices that they use."""
-        shape = tuple(one.stop for one in source)
-        found = np.zeros(shape, dtype=np.bool_)
-        for axis, reach in enumerate(self.shares.terms.options.reach):
-            if reach.group > 1 and self.shares.counts[number, axis]:
-                found |= (np.arange(shape[axis]) > 0).reshape([-1 if one == axis else 1 for one in range(len(shape))])
+        return self._meetings[int(self._has_shared[number])][source]
+
+    @cached_property
+    def _has_shared(self) -> NDArray[np.intp]:
+        """[stage] of which accelerators it has devices whose nodes may have others: the sum of a power of two for each."""
+        shared = [reach.group > 1 for reach in self.shares.terms.options.reach]
+        found: NDArray[np.intp] = ((self.shares.counts > 0) & shared) @ (1 << np.arange(len(shared)))
         return found
+
+    @cached_property
+    def _meetings(self) -> dict[int, NDArray[np.bool_]]:
+        """By these: [devices …] whether some of them are of such accelerators."""
+        used = np.indices([one + 1 for one in self.shares.most]) > 0
+        return {
+            key: np.array(used[[bool(key >> axis & 1) for axis in range(len(used))]].any(axis=0))
+            for key in np.unique(self._has_shared).tolist()
+        }
 
     def messages(self, number: int, pieces: NDArray[np.intp], near: NDArray[np.bool_]) -> Array:
         """[…, boundary] least average seconds there and back between a stage and the next, sent in so many pieces […]."""

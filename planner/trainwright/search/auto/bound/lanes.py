@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -63,15 +62,7 @@ class Lane:
         self.quick = Quick(shares, shape)
         self._tables: dict[bool, Tables] = {}
         self._answers: dict[tuple[bool, Ask], Answers] = {}
-        self._glance: tuple[float, Array] | None = None
-
-    @property
-    def tables(self) -> Iterator[Tables]:
-        """Its own and those of its halves."""
-        yield self.quick.tables
-        yield from self._tables.values()
-        for half in vars(self).get("halves", ()):
-            yield from half.tables
+        self._glances: dict[bool, tuple[float, Array]] = {}
 
     @cached_property
     def halves(self) -> tuple[Lane, ...]:
@@ -83,11 +74,18 @@ class Lane:
         parts = ((least, middle), (middle + 1, most))
         return tuple(Lane(replace(self.shares, rows=b, least_rows=a, _weighted={}), self.shape) for a, b in parts)
 
-    def glance(self, seconds: float) -> Array:
-        """[devices …] the most rows that a pipeline passes in that time, or somewhat more, memory included."""
-        if self._glance is None or self._glance[0] != seconds:
-            self._glance = seconds, self.quick.rows(seconds, tight=True)
-        return self._glance[1]
+    def glance(self, seconds: float, *, tight: bool = True) -> Array:
+        """[devices …] the most rows that a pipeline passes in that time, or somewhat more; where `tight`, memory counts."""
+        tight &= self.quick.tables.may_lack
+        known, found = self._glances.get(tight, (0.0, np.empty(0)))
+        if known != seconds:
+            found = self.quick.rows(seconds, tight=tight)
+            self._glances[tight] = seconds, found
+        return found
+
+    def is_known(self, seconds: float) -> bool:
+        """Whether it has been looked at for that time, memory included."""
+        return self._glances.get(self.quick.tables.may_lack, (0.0,))[0] == seconds
 
     def keeps(self, seconds: float, devices: Devices, ask: Ask, *, apart: bool) -> bool:
         """Whether a pipeline on no more than these devices may keep within the seconds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.crossings import Crossings
 from trainwright.search.auto.bound.ends import Ends
+from trainwright.search.auto.bound.moves import STEP
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.slowest import Slowest
@@ -22,29 +23,23 @@ _HUGE = 1e4
 _PRICES = (1.0, 4.0)
 _OFTEN = 0.1
 """Kinds of layers are asked for their price from that share of all layers on."""
-STEP = 20_000
-"""Work of looking at a stage beside that of its intervals."""
 _FEW_STAGES = 40
 """So few are looked at more closely."""
 _FEW_PASSES = 4
-_MOST_KEPT_BYTES = 2**29
-_LARGE_TABLES = 7
-"""Of `Needs`."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Of stages with so many behind them, [stage, first, end] but for the last two.
+    """Of stages with so many behind them, [stage, interval] but for the last two.
 
     Attributes:
         table: seconds of a micro-batch.
         least: of an iteration, beside what the stages behind take.
         pace: of an iteration, beside V.
         late: as in (B), beside its parts of V.
-        passes: of all passes.
         every: of all passes and of what is behind them.
         slow: of an iteration, by the slowest replica.
-        last: [stage, end] of a pass of the first stage and of what is behind its last backward.
+        last: [stage, last layer] of a pass of the first stage and of what is behind its last backward.
         alone: [stage] of an iteration where the stage is all there is.
     """
 
@@ -52,7 +47,6 @@ class Needs:
     least: Array
     pace: Array
     late: Array
-    passes: Array
     every: Array
     slow: Array
     last: Array
@@ -60,35 +54,23 @@ class Needs:
 
 
 class Tables:
-    """Of one number of rows in a micro-batch, for any micro-batches. Stages are numbered as in `Shares.counts`.
-
-    Attributes:
-        spent: a count of what was looked at.
-        kept_bytes: of tables that are kept for the next question, about.
-    """
+    """Of one number of rows in a micro-batch, for any micro-batches. Stages are numbered as in `Shares.counts`."""
 
     def __init__(self, shares: Shares, *, across: Array | None = None) -> None:
         """Across: as in `Ends`, where pipelines are several."""
         self.shares, self.terms, self.problem = shares, shares.terms, shares.problem
-        self.size = len(self.problem.model.layers)
+        self.size = self.terms.size
         limit = self.problem.limits.max_pipeline_degree
-        self.most_stages = min(self.size, int(shares.size.max()), limit or self.size)
+        most = min(self.size, int(shares.size.max()))
+        self.most_stages = min(most, limit or most)
+        self.is_limited = self.most_stages < most
         self.crossings = Crossings(shares, alone=self.most_stages == 1)
-        self.spent, self.kept_bytes = 0, 0
+        self.ledger = shares.ledger
         self._behind = Ends(shares, across)
         self._slowest = Slowest(shares)
-        self._slow_of: dict[Load | None, Array] = {}
-        self._slow_stages: dict[tuple[int, Load | None], Array] = {}
-        self._tight: dict[Load, Array] = {}
-        self._known: dict[tuple[Ask, int, bool], Needs] = {}
-        self._ended: dict[tuple[float, float], Array] = {}
-        self._passes: dict[tuple[int, int], Array] = {}
 
-    def forget(self) -> None:
-        """Keep none of the tables."""
-        for kept in (self._slow_of, self._slow_stages, self._tight, self._known, self._ended, self._passes):
-            kept.clear()
-        self.kept_bytes = 0
+    def _keep(self, key: Hashable, made: Callable[[], Array]) -> Array:
+        return self.ledger.table((self, key), made)
 
     @cached_property
     def backward_share(self) -> float:
@@ -97,51 +79,48 @@ class Tables:
         again = ways.forward + ways.backward
         return float(np.where(ways.forward < NEVER, again / np.maximum(again + ways.forward, 1e-300), 0.0).max())
 
-    def spread(self, by_kind: Array) -> Array:
-        """[stage, first, end] sums over layers of what is given by [stage, kind]."""
-        by_layer = by_kind[:, self.terms.kind_of]
-        sums = np.concatenate([np.zeros((len(by_kind), 1)), np.cumsum(by_layer, axis=1)], axis=1)
-        found = sums[:, None, :] - sums[:, :-1, None]
-        found[:, np.arange(self.size)[:, None] >= np.arange(self.size + 1)[None, :]] = NEVER
-        kept: Array = np.minimum(found, NEVER)
-        return kept
+    def spread(self, by_kind: Array, more: Array | None = None) -> Array:
+        """[stage, interval] sums over layers of what is given by [stage, kind]; as in `Terms.summed`."""
+        found = self.terms.summed(by_kind, more)
+        self.ledger.spend(found.size + STEP)
+        return np.minimum(found, NEVER, out=found)
 
-    @cached_property
+    @property
     def plain(self) -> Array:
-        """[stage, first, end] least average seconds."""
-        return self.spread(self.shares.least)
+        """[stage, interval] least average seconds."""
+        return self._keep("plain", lambda: self.spread(self.shares.least))
 
     def held(self, load: Load) -> Array:
-        """[stage, first, end] the same where memory counts."""
-        if load not in self._tight:
+        """[stage, interval] the same where memory counts."""
+
+        def made() -> Array:
             found = np.where(self._holds(load), self.plain, NEVER)
             for price in self.prices(load.kept):
-                found = np.maximum(found, self._priced(price, load, (1.0, 1.0, 0.0)))
-            self._tight[load] = np.minimum(found, NEVER)
-            self.kept_bytes += found.nbytes
-        return self._tight[load]
+                np.maximum(found, self._priced(price, load, (1.0, 1.0, 0.0)), out=found)
+            return np.minimum(found, NEVER, out=found)
+
+        return self._keep(("held", load), made)
 
     def _load(self, ask: Ask, behind: int) -> Load:
         kept = ask.kept(behind)
         return Load(2 ** (kept.bit_length() - 1) if kept > _EXACT_KEPT else kept, ask.micro_batches == 1)
 
     def _holds(self, load: Load) -> NDArray[np.bool_]:
-        """[stage, first, end] whether each of a stage's devices has the memory for the least that it holds."""
+        """[stage, interval] whether each of a stage's devices has the memory for the least that it holds."""
         shares = self.shares
         least = self.spread(shares.least_bytes(load.kept, single=load.single))
         room = np.where(shares.counts > 0, shares.memory, np.inf).min(axis=1)
-        found: NDArray[np.bool_] = least <= room[:, None, None]
+        found: NDArray[np.bool_] = least <= room[:, None]
         return found
 
     def _priced(self, price: float, load: Load, weights: tuple[float, float, float]) -> Array:
         shares = self.shares
-        self.spent += shares.counts.size * shares.ways.forward.size // 10
-        moving = np.zeros((self.size, self.size + 1))
-        moving[self.terms.first, self.terms.end] = self.terms.moving_bytes(load.kept) + self.terms.loss_bytes(1)
+        moving = self.terms.moving_bytes(load.kept) + self.terms.loss_bytes(1)
         room = np.where(shares.counts > 0, shares.memory, 0.0).max(axis=1)
         rows = shares.fewest_rows / shares.size
-        extra = price * (rows / room)[:, None, None] * moving[None]
-        found: Array = self.spread(shares.tight(price, load, weights)) + extra - price
+        found = self.spread(shares.tight(price, load, weights))
+        found += np.multiply.outer(price * rows / room, moving)
+        found -= price
         return found
 
     def prices(self, kept: int) -> list[float]:
@@ -156,7 +135,7 @@ class Tables:
         even = sorted(
             {float(f"{one:.6g}") for one in (forward * memory[:, None] / np.maximum(kept * activation, 1.0)).ravel()}
         )
-        scale = float(self.plain[-1, 0, -1])
+        scale = min(float(self.shares.least[-1, self.terms.kind_of].sum()), NEVER)
         found = [one * factor for factor in _PRICES[: 1 + (len(even) == 1)] for one in even] + [
             _HUGE * max(scale, 1e-12)
         ]
@@ -172,116 +151,128 @@ class Tables:
         return bool((whole > 0.5).any())
 
     def few(self, left: int, behind: int) -> Array:
-        """[stage, first, end] seconds of so many micro-batches more, less the forwards that were done before."""
-        key = left, min(left, behind)
-        if key not in self._passes:
-            self._passes[key] = self.spread(self.shares.weighted(key[0] - key[1], key[0]).min(axis=0))
-            self.kept_bytes += self._passes[key].nbytes
-        return self._passes[key]
+        """[stage, interval] seconds of so many micro-batches more, less the forwards that were done before."""
+        spared = min(left, behind)
+        return self._keep(("few", left, spared), lambda: self._passes(left - spared, left))
+
+    def _passes(self, forwards: float, backwards: float) -> Array:
+        return self.spread(self.shares.weighted(forwards, backwards).min(axis=0))
 
     def needs(self, ask: Ask, behind: int, *, tight: bool) -> Needs:
         """Of stages with so many behind them; where `tight`, memory counts."""
-        key = (ask, behind, tight)
-        if key not in self._known:
-            table = self.held(self._load(ask, behind)) if tight else self.plain
-            self.spent += 10 * table.size * (1 + tight)
-            beta, later = self.backward_share, ask.micro_batches - 1
-            fewer = later - ask.spared(behind)
-            pace = self.spread(self.shares.weighted(fewer, later).min(axis=0))
-            if tight:
-                pace = np.maximum(pace, fewer * table)
-            own = self._own(ask, behind, tight=tight)
-            least = np.maximum(own, table + pace)
-            least[:, 0, :-1] = np.maximum(least[:, 0, :-1], own[:, 0, :-1] + self.crossings.shared[:, None])
-            late = self._ends(fewer + beta, later + beta)
-            passes = (later + 1.0) * table
-            every = np.maximum(self._ends(later + 1.0, later + 1.0), passes)
-            last = self._ends(1.0, 1.0)[:, 0]
-            if tight:
-                last = np.maximum(last, table[:, 0])
-            every[:, 0, :-1] += self.crossings.shared[:, None]
-            last = last + self.crossings.shared[:, None]
-            slow = self._slow(ask.micro_batches, self._load(ask, behind) if tight else None)
-            alone = np.maximum(own, slow)[:, 0, -1]
-            self._known[key] = Needs(
-                table,
-                np.minimum(least, NEVER),
-                pace,
-                late,
-                np.minimum(passes, NEVER),
-                every,
-                slow,
-                np.minimum(last, NEVER),
-                alone,
-            )
-            self.kept_bytes += _LARGE_TABLES * table.nbytes
-        return self._known[key]
-
-    def _own(self, ask: Ask, behind: int, *, tight: bool) -> Array:
-        """[stage, first, end] least seconds of all passes that a stage has for itself, and of what is behind them."""
-        backwards = float(ask.micro_batches)
-        forwards = backwards - ask.spared(behind)
-        found = self._ends(forwards, backwards)
+        load = self._load(ask, behind) if tight else None
+        beta, later, spared = self.backward_share, ask.micro_batches - 1, ask.spared(behind)
+        table = self.plain if load is None else self.held(load)
+        pace = self._keep(("pace", spared, later, load), lambda: self._pace(later - spared, later, load))
+        own = self._own(ask, spared, load)
+        least = self._keep(("least", spared, later, load), lambda: self._least(own, table, pace))
+        slow = self._slow(ask.micro_batches, load)
+        last = self._ends(1.0, 1.0)[:, : self.size]
         if tight:
-            load = self._load(ask, behind)
-            found = np.maximum(found, forwards * self.held(load))
-            # With many passes little is behind them.
-            is_close = len(self.shares.counts) <= _FEW_STAGES and backwards <= _FEW_PASSES
-            for price in self.prices(load.kept) if is_close else ():
-                found = np.maximum(found, self._priced(price * backwards, load, (forwards, backwards, 1.0)))
-        return np.minimum(found, NEVER)
+            last = np.maximum(last, table[:, : self.size])
+        return Needs(
+            table,
+            least,
+            pace,
+            self._ends(later - spared + beta, later + beta),
+            self._keep(("every", later, load), lambda: self._every(later + 1.0, table)),
+            slow,
+            np.minimum(last + self.crossings.shared[:, None], NEVER),
+            np.maximum(own[:, self.size - 1], slow[:, self.size - 1]),
+        )
+
+    def _pace(self, forwards: float, backwards: float, load: Load | None) -> Array:
+        found = self._passes(forwards, backwards)
+        return found if load is None else np.maximum(found, forwards * self.held(load), out=found)
+
+    def _least(self, own: Array, table: Array, pace: Array) -> Array:
+        found = table + pace
+        np.maximum(found, own, out=found)
+        inner = self._before_others
+        np.maximum(found[:, inner], own[:, inner] + self.crossings.shared[:, None], out=found[:, inner])
+        return np.minimum(found, NEVER, out=found)
+
+    def _every(self, passes: float, table: Array) -> Array:
+        found = np.maximum(self._ends(passes, passes), passes * table)
+        found[:, self._before_others] += self.crossings.shared[:, None]
+        return found
+
+    @property
+    def _before_others(self) -> slice:
+        """Intervals from the first layer on, but for the one with all layers."""
+        return slice(0, self.size - 1)
+
+    def _own(self, ask: Ask, spared: int, load: Load | None) -> Array:
+        """[stage, interval] least seconds of all passes that a stage has for itself, and of what is behind them."""
+        backwards = float(ask.micro_batches)
+        forwards = backwards - spared
+        if load is None:
+            return self._ends(forwards, backwards)
+        return self._keep(("own", forwards, backwards, load), lambda: self._own_held(forwards, backwards, load))
+
+    def _own_held(self, forwards: float, backwards: float, load: Load) -> Array:
+        found = np.maximum(self._ends(forwards, backwards), forwards * self.held(load))
+        # With many passes little is behind them.
+        is_close = len(self.shares.counts) <= _FEW_STAGES and backwards <= _FEW_PASSES
+        for price in self.prices(load.kept) if is_close else ():
+            np.maximum(found, self._priced(price * backwards, load, (forwards, backwards, 1.0)), out=found)
+        return np.minimum(found, NEVER, out=found)
 
     def _slow(self, micro_batches: int, load: Load | None) -> Array:
-        """[stage, first, end] least seconds of an iteration by the slowest replica of a stage, and of what is behind it.
+        """[stage, interval] least seconds of an iteration by the slowest replica of a stage, and of what is behind it.
 
         Either all its layers share the rows alike, or all its replicas go in step, layer by layer.
         """
-        key = micro_batches, load
-        if key not in self._slow_stages:
+
+        def made() -> Array:
             found = self._slowest_stages(micro_batches, load)
-            found[:, 0, :-1] += self.crossings.shared[:, None]
-            self._slow_stages[key] = found
-            self.kept_bytes += found.nbytes
-        return self._slow_stages[key]
+            found[:, self._before_others] += self.crossings.shared[:, None]
+            return found
+
+        return self._keep(("slow", micro_batches, load), made)
 
     def _slowest_stages(self, micro_batches: int, load: Load | None) -> Array:
-        found = np.zeros((len(self.shares.counts), self.size, self.size + 1))
         if not self._slowest.is_small:
-            return found
-        if load not in self._slow_of:
-            self.spent += found.size * len(self.shares.ways.degrees)
-            self._slow_of[load] = self._slowest.of_intervals(load)
-            self.kept_bytes += self._slow_of[load].nbytes
+            return np.zeros((len(self.shares.counts), len(self.terms.first)))
         passes = float(micro_batches)
         each, first = self._behind.beside(passes)
-        layers = np.minimum(self._slow_layers * passes + each, NEVER)
-        more = (first - each).min(axis=0)[:, self.terms.kind_of]
-        mixed = self.spread(layers.min(axis=0)) + np.maximum(more, 0.0)[:, :, None]
-        alike = self._slow_of[load] * passes + np.stack([self.terms.summed(one) for one in each])
-        alike += (first - each)[..., self.terms.kind_of[self.terms.first]]
-        found[:, self.terms.first, self.terms.end] = alike.min(axis=0)
-        result: Array = np.minimum(np.minimum(found, mixed), NEVER)
-        return result
+        found = np.full((len(self.shares.counts), len(self.terms.first)), NEVER)
+        for way, (one, more) in enumerate(zip(each, first - each, strict=True)):
+            alike = self._alike(way, load) * passes
+            alike += self.spread(one, more)
+            np.minimum(found, alike, out=found)
+        layers = np.minimum(self._slow_layers * passes + each, NEVER).min(axis=0)
+        mixed = self.spread(layers, np.maximum((first - each).min(axis=0), 0.0))
+        np.minimum(found, mixed, out=found)
+        return found
+
+    def _alike(self, way: int, load: Load | None) -> Array:
+        """[stage, interval] of a micro-batch where all layers of a stage share the rows alike."""
+        return self._keep(("alike", way, load), lambda: self._slowest.of_intervals(way, load))
 
     def _ends(self, forwards: float, backwards: float) -> Array:
-        """[stage, first, end] so many passes and what is behind them, each layer at the degree that suits both."""
-        key = float(forwards), float(backwards)
-        if key not in self._ended:
+        """[stage, interval] so many passes and what is behind them, each layer at the degree that suits both."""
+
+        def made() -> Array:
             # What is least over ways is concave in the share: between two shares it is above the line.
             least = self.shares.ways.updated_share
-            low = self._ended_with(*key, least)
-            high = low if least == 1.0 else self._ended_with(*key, 1.0)
-            part = (self._updated - least) / max(1 - least, 1e-12)
-            self._ended[key] = np.where(high < NEVER, low + part[None] * np.maximum(high - low, 0.0), NEVER)
-            self.kept_bytes += low.nbytes
-        return self._ended[key]
+            low = self._ended_with(forwards, backwards, least)
+            if least == 1.0:
+                return low
+            more = self._ended_with(forwards, backwards, 1.0)
+            more -= low
+            np.maximum(more, 0.0, out=more)
+            more *= (self._updated - least) / max(1 - least, 1e-12)
+            low += more
+            return np.minimum(low, NEVER, out=low)
+
+        return self._keep(("ends", float(forwards), float(backwards)), made)
 
     def _ended_with(self, forwards: float, backwards: float, updated: float) -> Array:
-        found = np.zeros((len(self.shares.counts), self.size, self.size + 1))
+        found = np.zeros((len(self.shares.counts), len(self.terms.first)))
         for each, first in self._behind.seconds(forwards, backwards, updated):
-            more = np.where(each < NEVER, first - each, 0.0)[:, self.terms.kind_of]
-            found = np.maximum(found, self.spread(each) + more[:, :, None])
-        return np.minimum(found, NEVER)
+            np.maximum(found, self.spread(each, np.where(each < NEVER, first - each, 0.0)), out=found)
+        return found
 
     @cached_property
     def _slow_layers(self) -> Array:
@@ -289,16 +280,6 @@ class Tables:
 
     @cached_property
     def _updated(self) -> Array:
-        """[first, end] least share of the optimizer's seconds."""
-        found = np.ones((self.size, self.size + 1))
-        shares = [self.terms.updated_share(degree) for degree in self.shares.ways.degrees]
-        found[self.terms.first, self.terms.end] = np.min(shares, axis=0)
+        """[interval] least share of the optimizer's seconds."""
+        found: Array = np.min([self.terms.updated_share(degree) for degree in self.shares.ways.degrees], axis=0)
         return found
-
-
-def forget_much(tables: Iterable[Tables]) -> None:
-    """Let all of them forget where they keep too much together."""
-    every = list(tables)
-    if sum(one.kept_bytes for one in every) > _MOST_KEPT_BYTES:
-        for one in every:
-            one.forget()

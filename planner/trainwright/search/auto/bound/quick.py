@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound.needs import STEP, Tables
+from trainwright.search.auto.bound.moves import moves_of
+from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.sums import across_rates
-from trainwright.search.auto.bound.ways import NEVER, stages_in
+from trainwright.search.auto.bound.ways import NEVER
+
+_FARTHER = 1.2
+"""What is known up to so much more time than is asked for need not be looked for anew."""
+_ROUNDING = 1e-8
 
 
 class Quick:
@@ -26,42 +33,51 @@ class Quick:
         self.tables, self.shares, self.shape = Tables(shares), shares, shape
         batch = shares.problem.global_batch_size
         self.most = (batch - 1) // shares.fewest_rows
-        self._latencies: dict[tuple[int, bool], Array] = {}
+        self._latencies: dict[tuple[int, bool], tuple[float, Array]] = {}
 
     def rows(self, seconds: float, *, tight: bool) -> Array:
         """[devices of each accelerator …] the most rows in that time."""
         found = np.zeros(tuple(one + 1 for one in self.shape))
         for least, most in self._classes(tight=tight):
-            key = (least, tight and self.tables.may_lack)
-            slowest = self._slowest(seconds, self._behind[0], self._tables(*key))
+            slowest = self._slowest(seconds, least, apart=False, tight=tight)
             if self.closed.any():
-                apart = self._slowest(seconds, self._behind[1], self._tables(*key))
+                apart = self._slowest(seconds, least, apart=True, tight=tight)
                 slowest = np.where(self.closed, np.maximum(slowest, apart), slowest)
-            if key not in self._latencies:
-                self._latencies[key] = self._laid(self._tables(*key), np.add)
-            count = self._micro_batches(slowest, self._latencies[key], seconds, most)
+            count = self._micro_batches(slowest, self._latency(seconds, least, tight=tight), seconds, most)
             found = np.maximum(found, np.where(count >= least, count * self.shares.rows, 0.0))
         kept: Array = np.minimum(found, self.shares.problem.global_batch_size - 1)
         return kept
 
     def _classes(self, *, tight: bool) -> list[tuple[int, int]]:
         """Numbers of micro-batches that share what memory allows."""
-        if not tight or not self.tables.may_lack:
+        if not tight:
             return [(1, self.most)]
         starts = [one for one in (1, 2, 4) if one <= self.most]
         return list(zip(starts, (*(one - 1 for one in starts[1:]), self.most), strict=True))
 
-    def _tables(self, least: int, tight: bool) -> list[Array]:
-        """By stages behind, the last for all more: [stage, first, end] seconds."""
+    def _tables(self, least: int, *, tight: bool) -> Iterator[Array]:
+        """By stages behind, the last for all more: [stage, interval] seconds."""
         if not tight:
-            return [self.tables.plain]
-        return [self.tables.held(Load(kept, single=least == 1)) for kept in range(1, least + 1)]
+            yield self.tables.plain
+        else:
+            for kept in range(1, least + 1):
+                yield self.tables.held(Load(kept, single=least == 1))
 
-    def _slowest(self, seconds: float, behind: Array, tables: list[Array]) -> Array:
+    def _latency(self, seconds: float, least: int, *, tight: bool) -> Array:
+        """[devices …] least seconds of a micro-batch; without end where it takes longer than these seconds."""
+        known, found = self._latencies.get((least, tight), (0.0, np.empty(0)))
+        if seconds > known:
+            most = seconds * _FARTHER
+            found = self._laid(self._tables(least, tight=tight), np.add, most)
+            self._latencies[least, tight] = most, found
+        return found
+
+    def _slowest(self, seconds: float, least: int, *, apart: bool, tight: bool) -> Array:
         """[devices …] least seconds of a micro-batch in the stage that allows fewest, what is behind it shared out."""
-        left = np.maximum(seconds - behind, 0.0)
-        share = [np.where(left > 0, table / np.maximum(left, 1e-30), np.inf) for table in tables]
-        return self._laid(share, np.maximum) * seconds
+        left = np.maximum(seconds - self.tables.spread(self._behind[apart]), 0.0)
+        there, left = left > 0, np.maximum(left, 1e-30)
+        share = (np.where(there, table / left, np.inf) for table in self._tables(least, tight=tight))
+        return self._laid(share, np.maximum, 1.0) * seconds
 
     @cached_property
     def closed(self) -> NDArray[np.bool_]:
@@ -78,7 +94,7 @@ class Quick:
 
     @cached_property
     def _behind(self) -> tuple[Array, Array]:
-        """Two of [stage, first, end] least seconds behind the last backward, and those where no node is shared.
+        """Two of [stage, kind] least seconds behind the last backward, and those where no node is shared.
 
         All layers are summed over two pipelines at least. Where they are sharded over d replicas of t ranks, each rank
         sums 1 / (t d) of them, and updates so much; n devices are t d.
@@ -87,38 +103,36 @@ class Quick:
         updates = shares.ways.update.min(axis=(0, 1)) * shares.ways.updated_share
         summed = shares.summed_values * shares.problem.setting.gradient_dtype.num_bytes
         near, apart = (
-            self.tables.spread((summed / rate[:, None] + updates) / shares.size[:, None])
+            (summed / rate[:, None] + updates) / shares.size[:, None]
             for rate in across_rates(shares.terms, shares.counts)
         )
         return near, apart
 
-    def _laid(self, tables: list[Array], joined: np.ufunc) -> Array:
-        """[devices …] the least that a pipeline can have of what stages give, so joined."""
-        size = self.tables.size
-        best = np.full((*(one + 1 for one in self.shape), size + 1), np.inf)
-        best[..., size] = 0.0
-        found = np.full(best.shape[:-1], np.inf)
-        for behind in range(self.tables.most_stages):
-            best = self._longer(best, tables[min(behind, len(tables) - 1)], joined)
-            found = np.minimum(found, best[..., 0])
+    def _laid(self, tables: Iterable[Array], joined: np.ufunc, most: float) -> Array:
+        """[devices …] the least that a pipeline can have of what stages give, so joined; without end beyond the most."""
+        terms, size = self.tables.terms, self.tables.size
+        moves = moves_of(self.shares.most, self.shape)
+        most *= 1 + _ROUNDING
+        used = tuple(one + 1 for one in self.shape)
+        best = np.full((math.prod(used), size + 1), np.inf)
+        best[:, size] = 0.0
+        found = np.full(used, np.inf)
+        waiting = iter(tables)
+        table = next(waiting)
+        for _ in range(self.tables.most_stages):
+            following = next(waiting, None)
+            is_last = following is None and not self.tables.is_limited
+            into = best if is_last else np.full_like(best, np.inf)
+            within = np.where(table <= most, table, np.inf)
+            self.tables.ledger.spend(within.size + moves.longer(terms, best, into, within, joined))
+            into[into > most] = np.inf
+            found = np.minimum(found, into[:, 0].reshape(used))
             for axis in range(len(self.shape)):
                 found = np.minimum.accumulate(found, axis=axis)
-            best[best >= found[..., None]] = np.inf
-            if not np.isfinite(best[..., 1:]).any():
+            best = np.where(into < found.reshape(-1, 1), into, np.inf)
+            if is_last or not np.isfinite(best[:, 1:]).any():
                 break
-        return found
-
-    def _longer(self, best: Array, table: Array, joined: np.ufunc) -> Array:
-        """With one stage more in front."""
-        size, found = self.tables.size, np.full_like(best, np.inf)
-        for number, source, target in stages_in(self.shares.counts, self.shape):
-            rest, stages = best[source], table[number]
-            ends = np.flatnonzero(np.isfinite(rest).reshape(-1, size + 1).any(axis=0))
-            if len(ends):
-                longer = joined(rest[..., None, ends], stages[:, ends]).min(axis=-1)
-                self.tables.spent += longer.size * len(ends) + STEP
-                into = found[target]
-                np.minimum(into[..., :size], longer, out=into[..., :size])
+            table = table if following is None else following
         return found
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.lanes import Devices, Lane
-from trainwright.search.auto.bound.needs import Tables, forget_much
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Shares
 
@@ -28,27 +27,21 @@ class Several:
         self.lanes, self.shape = [Lane(shares, shape) for shares in lanes], shape
         self.batch = lanes[0].problem.global_batch_size
 
-    @property
-    def spent(self) -> int:
-        """A count of what was looked at."""
-        return sum(one.spent for one in self._tables)
-
-    @property
-    def _tables(self) -> Iterator[Tables]:
-        for lane in self.lanes:
-            yield from lane.tables
-
-    def possible(self, seconds: float, is_over: Callable[[], bool]) -> bool:
-        """Whether they may pass the whole batch in that time; so it is said, too, where it is over before that is known."""
-        if divided(np.max([lane.quick.rows(seconds, tight=False) for lane in self.lanes], axis=0))[0] < self.batch:
+    def possible(self, seconds: float) -> bool:
+        """Whether they may pass the whole batch in that time."""
+        free = [lane.glance(seconds, tight=False) for lane in self.lanes]
+        if divided(np.max(free, axis=0))[0] < self.batch:
             return False
-        rows = np.max([lane.glance(seconds) for lane in self.lanes], axis=0)
+        rows = np.zeros_like(free[0])
+        for number in sorted(range(len(free)), key=lambda one: -float(free[one].sum())):
+            if (free[number] > rows).any():
+                np.maximum(rows, self.lanes[number].glance(seconds), out=rows)
         if divided(rows)[0] < self.batch:
             return False
         # No pipeline of several has all devices, but none passes more than one that had would.
         np.minimum(rows, self._rows(seconds, self.shape, apart=False), out=rows)
         known: dict[Devices, float] = {}
-        while not is_over():
+        while True:
             most, parts = divided(rows)
             if most < self.batch:
                 return False
@@ -63,7 +56,6 @@ class Several:
                 # Of nodes of its own a pipeline has slower sums than one with fewer devices that shares its nodes.
                 alike = self._closed[within] if apart else np.True_
                 rows[within] = np.where(alike, np.minimum(rows[within], found), rows[within])
-        return True
 
     @property
     def _closed(self) -> NDArray[np.bool_]:
@@ -80,6 +72,10 @@ class Several:
         most = least
         while waiting and -waiting[0][0] > most:
             above, _, lane = heappop(waiting)
+            if not lane.is_known(seconds):
+                lane.glance(seconds)
+                heappush(waiting, (max(above, -self._glance(lane, seconds, devices)), next(number), lane))
+                continue
             micro_batches = self._micro_batches(lane, seconds, devices, (most, -above), apart=apart)
             if micro_batches * lane.rows <= most:
                 continue
@@ -91,7 +87,8 @@ class Several:
         return most
 
     def _glance(self, lane: Lane, seconds: float, devices: Devices) -> float:
-        glance = lane.glance(seconds)
+        """The most rows, without regard to memory as long as the lane is not looked at with it."""
+        glance = lane.glance(seconds, tight=lane.is_known(seconds))
         # Some with fewer devices than all may pass more at a glance: their nodes may be shared.
         return float(glance.max() if devices == self.shape else glance[devices])
 
@@ -101,7 +98,6 @@ class Several:
         """The most that may keep within the seconds, where they have more rows than the first number and at most the second."""
 
         def keeps(micro_batches: int) -> bool:
-            forget_much(self._tables)
             either = lane.keeps(seconds, devices, Ask(micro_batches, None), apart=apart)
             if not either or lane.halves or micro_batches == 1:
                 return either

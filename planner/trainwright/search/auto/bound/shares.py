@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
+from trainwright.search.auto.bound.ledger import Ledger
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.sums import all_reduce_seconds
 from trainwright.search.auto.bound.terms import Terms
@@ -52,12 +53,18 @@ class Shares:
     counts: Counts
     rows: int
     least_rows: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
     _weighted: dict[float, Array] = field(default_factory=dict)
 
     @property
     def fewest_rows(self) -> int:
         """Of a micro-batch."""
         return self.least_rows or self.rows
+
+    @cached_property
+    def most(self) -> tuple[int, ...]:
+        """Devices of each accelerator."""
+        return tuple(self.counts.max(axis=0).tolist())
 
     @cached_property
     def size(self) -> Counts:
@@ -114,6 +121,7 @@ class Shares:
         lots = np.unique(np.concatenate([self._even(degree, fits), self._spread()]))
         for kind in range(costs.shape[2]):
             prices = _slopes(whole[:, :, kind], lots)
+            self.ledger.spend(whole.shape[0] * whole.shape[1] * len(prices))
             profit = (whole[:, :, kind][:, None, :] - prices[None, :, None] * x).min(axis=2)
             profits = counts[fits].astype(np.float64) @ profit
             found[fits, kind] = np.maximum((prices + np.minimum(profits / total, profits / fewest)).max(axis=1), 0.0)
@@ -147,7 +155,7 @@ class Shares:
                     costs = self.passes(way, price, ask.kept, weights[:2])
                     held = self.states(way, (least, most), float(message[mine].min()), price, ask, weights)
                     costs = np.where(costs < NEVER, costs + held[:, None, :], NEVER)
-                    part = Shares(self.problem, self.terms, self.ways, self.counts[mine], self.rows, self.least_rows)
+                    part = replace(self, counts=self.counts[mine], _weighted={})
                     found[mine] = np.minimum(found[mine], part.divided(costs, degree))
         return found
 
@@ -281,19 +289,11 @@ class Shares:
 
 def _slopes(whole: Array, lots: Counts) -> Array:
     """[price] what one more, and one less, of so many rows costs on each accelerator; of costs [accelerator, rows - 1]."""
-    known = whole[whole[:, 0] < NEVER / 1e6]
-    most = whole.shape[1]
+    known, most = whole[whole[:, 0] < NEVER / 1e6], whole.shape[1]
     if not len(known):
         return np.zeros(1)
     if most == 1:
         return np.array([0.0, *known[:, 0]])
-    at = np.clip(lots, 1, most - 1)
-    up = (known[:, at] - known[:, at - 1]).ravel()
-    found: Array = np.unique(np.maximum(np.concatenate([[0.0], up, _before(known, lots)]), 0.0))
-    return found
-
-
-def _before(known: Array, lots: Counts) -> Array:
-    at = np.clip(lots - 1, 1, known.shape[1] - 1)
-    found: Array = (known[:, at] - known[:, at - 1]).ravel()
-    return found
+    here, before = np.clip(lots, 1, most - 1), np.clip(lots - 1, 1, most - 1)
+    steps = [(known[:, at] - known[:, at - 1]).ravel() for at in (here, before)]
+    return np.unique(np.maximum(np.concatenate([[0.0], *steps]), 0.0))

@@ -13,11 +13,9 @@ from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.terms import geometric
 from trainwright.search.auto.bound.ways import NEVER
 
-_HALVINGS = 12
 _EXACT_ROWS, _ROWS_RATIO = 16, 1.1
-_MOST_WORK = 3e8
+_MOST_WORK = 2.5e7
 """Stages times intervals, rows and accelerators: beyond, the average over the replicas is the bound."""
-_ROUNDING = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -35,36 +33,30 @@ class Slowest:
     def is_small(self) -> bool:
         """Whether it is looked at at all."""
         ways, counts = self.shares.ways, self.shares.counts
-        return (
-            counts.size * len(ways.degrees) * len(self._rows) * len(self.shares.terms.first) <= _MOST_WORK / _HALVINGS
-        )
+        return counts.size * len(ways.degrees) * len(self._rows) * len(self.shares.terms.first) <= _MOST_WORK
 
     def of_layers(self) -> Array:
         """[way, stage, kind] seconds of one layer, forward and backward, whatever memory there is."""
-        found = []
-        for way, degree in enumerate(self.shares.ways.degrees):
-            table = self._at_grid(self._both[way])
-            found.append(np.stack([self._least(table, number, degree) for number in self._numbers]))
-        return np.stack(found)
+        degrees = enumerate(self.shares.ways.degrees)
+        return np.stack([self._least(self._at_grid(self._both[way]), self._fits(one), one) for way, one in degrees])
 
-    def of_intervals(self, load: Load | None) -> Array:
-        """[way, stage, interval] of layers that share the rows alike; where a load is given, memory counts."""
-        found = []
-        for way, degree in enumerate(self.shares.ways.degrees):
-            table = self._at_grid(self.shares.terms.summed(self._both[way]))
-            stages = []
-            for number in self._numbers:
-                if self.shares.size[number] % degree:
-                    stages.append(np.full(table.shape[-1], NEVER))
-                    continue
-                again = 0.0 if load is None else self._again(way, int(self.shares.size[number]) // degree, load)
-                stages.append(self._least(np.minimum(table + again, NEVER), number, degree))
-            found.append(np.stack(stages))
-        return np.stack(found)
+    def of_intervals(self, way: int, load: Load | None) -> Array:
+        """[stage, interval] of layers that share the rows alike; where a load is given, memory counts."""
+        shares, degree = self.shares, self.shares.ways.degrees[way]
+        table, fits = self._at_grid(shares.terms.summed(self._both[way])), self._fits(degree)
+        if load is None:
+            return self._least(table, fits, degree)
+        found = np.full((len(fits), table.shape[-1]), NEVER)
+        for devices in np.unique(shares.size[fits]).tolist():
+            mine = fits & (shares.size == devices)
+            slower = np.minimum(table + self._again(way, devices // degree, load), NEVER)
+            found[mine] = self._least(slower, mine, degree)[mine]
+        return found
 
-    @property
-    def _numbers(self) -> range:
-        return range(len(self.shares.counts))
+    def _fits(self, degree: int) -> NDArray[np.bool_]:
+        """[stage] whether its devices are whole replicas."""
+        found: NDArray[np.bool_] = self.shares.size % degree == 0
+        return found
 
     @cached_property
     def _both(self) -> Array:
@@ -85,28 +77,36 @@ class Slowest:
         found: Array = np.minimum(least[:, self._rows - 1], NEVER)
         return found
 
-    def _least(self, table: Array, number: int, degree: int) -> Array:
-        """[…] the least T in which the devices of the stage have t r rows; of what so many rows or more take [accelerator, grid, …]."""
-        counts, shares = self.shares.counts[number], self.shares
-        needed = degree * shares.fewest_rows
-        devices = int(shares.size[number])
-        if devices % degree:
-            return np.full(table.shape[2:], NEVER)
-        present = np.flatnonzero(counts)
-        even = int(np.searchsorted(self._rows, -(-needed // devices), side="right")) - 1
-        low: Array = table[present, 0].max(axis=0)
-        high: Array = table[present, even].max(axis=0)
-        if len(present) == 1:
-            return np.maximum(low, high)
+    def _least(self, table: Array, fits: NDArray[np.bool_], degree: int) -> Array:
+        """[stage, …] the least T in which the devices of such a stage have t r rows; of what so many rows or more take.
+
+        That is given by [accelerator, grid, column]. All its numbers in order, a stage has enough rows from one of them
+        on: where devices have more rows in T, and all those after them, it is looked for by halves.
+        """
+        shares, (accelerators, grid, columns) = self.shares, table.shape
+        found, counts = np.full((len(fits), columns), NEVER), shares.counts[fits]
+        entries = table.reshape(-1, columns)
+        order = np.argsort(entries, axis=0, kind="stable")
+        ordered = np.take_along_axis(entries, order, axis=0)
         # Behind the last row of an interval the next one begins.
-        ends = np.append(self._rows[1:] - 1, shares.rows).astype(np.float64)
-        steps = np.diff(ends, prepend=0.0).reshape(-1, *(1 for _ in low.shape))
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            rows = sum(counts[one] * ((table[one] <= middle) * steps).sum(axis=0) for one in present)
-            enough = rows >= needed
-            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        return low * _ROUNDING
+        steps = np.diff(np.append(self._rows[1:] - 1, shares.rows), prepend=0).astype(np.int32)
+        more, of = steps[order % grid], order // grid
+        rows = [np.cumsum(np.where(of == one, more, 0), axis=0, dtype=np.int32) for one in range(accelerators)]
+        low = np.zeros((len(counts), columns), dtype=np.intp)
+        high = np.full_like(low, len(entries) - 1)
+        column = np.arange(columns)
+        for _ in range(len(entries).bit_length()):
+            middle = (low + high) // 2
+            passed = sum(counts[:, one, None] * rows[one][middle, column] for one in range(accelerators))
+            enough = passed >= degree * shares.fewest_rows
+            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+        # Every device has a row.
+        first = np.where(counts[:, :, None] > 0, table[:, 0][None], 0.0).max(axis=1)
+        found[fits] = np.maximum(ordered[high, column], first)
+        shares.ledger.spend(
+            entries.size * (2 + accelerators) + low.size * (2 + accelerators) * len(entries).bit_length()
+        )
+        return found
 
     def _again(self, way: int, replicas: int, load: Load) -> Array:
         """[accelerator, grid, interval] least seconds of computing activations again, so that the rest fits."""

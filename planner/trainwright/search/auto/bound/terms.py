@@ -16,11 +16,13 @@ from trainwright.search.protocol import Problem
 
 Indices = NDArray[np.intp]
 _MANY_ROWS = 1000
+_FEW_SUMS = 1000
+"""So few are picked for all intervals at once."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Of one problem. Intervals are numbered; [option, interval] tables are of the chosen options."""
+    """Of one problem. Intervals are numbered by their first layer, and then by their end."""
 
     problem: Problem
     options: Options
@@ -43,16 +45,37 @@ class Terms:
 
     @cached_property
     def _ends(self) -> tuple[Indices, Indices]:
-        size = len(self.problem.model.layers)
-        first, last = np.triu_indices(size)
+        first, last = np.triu_indices(self.size)
         return first, last + 1
 
-    def summed(self, by_kind: Array) -> Array:
-        """[..., interval] sums over the layers of what is given by kind [..., kind]."""
-        by_layer = by_kind[..., self.kind_of]
+    def starting(self, layer: int) -> slice:
+        """The intervals that start with a layer; their ends are one after the other."""
+        before = layer * (2 * self.size - layer + 1) // 2
+        return slice(before, before + self.size - layer)
+
+    def ending(self, layer: int) -> Indices:
+        """Numbers of the intervals of which a layer is the first behind them, by their own first one."""
+        firsts = np.arange(layer)
+        found: Indices = firsts * (2 * self.size - firsts - 1) // 2 + layer - 1
+        return found
+
+    @cached_property
+    def size(self) -> int:
+        """Layers."""
+        return len(self.problem.model.layers)
+
+    def summed(self, by_kind: Array, more: Array | None = None) -> Array:
+        """[…, interval] sums over the layers of what is given by kind […, kind]; their first layer takes so much more."""
+        by_layer = by_kind.take(self.kind_of, axis=-1)
         zero = np.zeros((*by_layer.shape[:-1], 1))
         sums = np.concatenate([zero, np.cumsum(by_layer, axis=-1)], axis=-1)
-        found: Array = sums[..., self.end] - sums[..., self.first]
+        before = sums[..., :-1] if more is None else sums[..., :-1] - more.take(self.kind_of, axis=-1)
+        if sums.size < _FEW_SUMS:
+            ends: Array = sums.take(self.end, axis=-1)
+            return ends - before.take(self.first, axis=-1)
+        found: Array = np.empty((*by_layer.shape[:-1], len(self.first)))
+        for layer in range(self.size):
+            np.subtract(sums[..., layer + 1 :], before[..., layer, None], out=found[..., self.starting(layer)])
         return found
 
     def updated_share(self, tensor: int) -> Array:
@@ -62,8 +85,7 @@ class Terms:
         """
         kinds = self.problem.model.kinds
         values = self.summed(np.array([self.problem.setting.values_at(kind, tensor) for kind in kinds], float))
-        size = len(self.problem.model.layers)
-        found = np.ones((size + 1, size + 1))
+        found = np.ones((self.size + 1, self.size + 1))
         found[self.first, self.end] = np.where(values > 0, self.held_values(tensor) / np.maximum(values, 1.0), 1.0)
         np.minimum.accumulate(found, axis=1, out=found)
         found = np.minimum.accumulate(found[::-1], axis=0)[::-1]
@@ -124,7 +146,7 @@ class Terms:
     def loss_bytes(self, tensor: int) -> Array:
         """[interval] of the loss for each row, where it is there."""
         each = max(loss_bytes(self.problem.setting, tensor, _MANY_ROWS) - 1, 0) / _MANY_ROWS
-        found: Array = (self.end == len(self.problem.model.layers)) * each
+        found: Array = (self.end == self.size) * each
         return found
 
 

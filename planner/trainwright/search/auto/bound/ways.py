@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -15,6 +15,7 @@ from trainwright.search.auto.bound.terms import Terms
 Counts = NDArray[np.intp]
 NEVER = 1e30
 """Seconds of what there is not."""
+_SHAPES_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,16 @@ def stage_counts(most: tuple[int, ...]) -> Counts:
 Part = tuple[slice, ...]
 
 
-def stages_in(counts: Counts, shape: tuple[int, ...]) -> Iterator[tuple[int, Part, Part]]:
-    """Stages with no more devices than there are: number, what devices may be used beside it, and what with it.
+@lru_cache(maxsize=_SHAPES_KEPT)
+def stages_in(most: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, Part, Part]]:
+    """Stages with no more devices than the `shape` has: number, what devices may be used beside it, and what with it.
 
-    Both are parts of tables [devices of each accelerator …].
+    Both are parts of tables [devices of each accelerator …]. Stages are numbered as those of all devices, `most`.
     """
+    counts = stage_counts(most)
+    found = []
     for number in np.flatnonzero((counts <= np.array(shape)).all(axis=1)).tolist():
         mine = counts[number].tolist()
-        beside = tuple(slice(0, most + 1 - one) for one, most in zip(mine, shape, strict=True))
-        yield number, beside, tuple(slice(one, None) for one in mine)
+        beside = tuple(slice(0, have + 1 - one) for one, have in zip(mine, shape, strict=True))
+        found.append((number, beside, tuple(slice(one, None) for one in mine)))
+    return found

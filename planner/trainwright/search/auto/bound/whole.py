@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.before import Before
-from trainwright.search.auto.bound.needs import STEP, Needs, Tables
+from trainwright.search.auto.bound.moves import STEP, starts_of
+from trainwright.search.auto.bound.needs import Needs, Tables
 from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import stages_in
 
 _MOST_TURNS = 3
 _GROWTH = 1 + 2e-3
+_READS = 4
+"""How often about what is chosen of a stage is read and written."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +69,24 @@ class Whole:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Intervals of layers that are looked at, by their first layer."""
+    """Intervals of layers that are looked at, by their first layer; `at` are their numbers."""
 
+    at: NDArray[np.intp]
     first: NDArray[np.intp]
     end: NDArray[np.intp]
     starts: NDArray[np.intp]
 
     @classmethod
-    def of(cls, chosen: NDArray[np.bool_]) -> Pairs:
-        """Those chosen of [first, end]."""
-        first, end = np.nonzero(chosen)
-        return cls(first, end, np.flatnonzero(np.diff(first, prepend=-1)))
+    def of(cls, terms: Terms, chosen: NDArray[np.bool_]) -> Pairs:
+        """Those chosen of [interval]."""
+        at = np.flatnonzero(chosen)
+        first = terms.first[at]
+        return cls(at, first, terms.end[at], starts_of(first))
 
     @property
-    def at(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Where they are in a table [first, end]."""
-        return self.first, self.end
-
-    @property
-    def alone(self) -> NDArray[np.bool_]:
-        """[pair] whether no layer is before it."""
-        found: NDArray[np.bool_] = self.first == 0
-        return found
+    def alone(self) -> slice:
+        """Those with no layer before them, which come first."""
+        return slice(0, int(np.searchsorted(self.first, 1)))
 
     def lower(self, into: Array, values: Array) -> None:
         """Lower […, first] to the least of the values [everything, pair] of each first layer."""
@@ -155,7 +155,7 @@ class _Laying:
         self.best = found = np.full_like(best, np.inf)
         self.whole = np.full(best.shape[:-1], np.inf)
         self.slowest = {left: np.full_like(best, np.inf) for left in slowest}
-        for number, source, target in stages_in(tables.shares.counts, shape):
+        for number, source, target in stages_in(tables.shares.most, shape):
             rest = best[source]
             near = tables.crossings.meets(number, source)
             if behind:
@@ -163,23 +163,25 @@ class _Laying:
                 pieces = np.maximum(devices + self.used[source] - behind, 1)
                 rest = rest + tables.crossings.messages(number, pieces, near)
             rest = rest.reshape(-1, size + 1)
-            pairs = Pairs.of(limits[number] >= rest.min(axis=0))
-            if not len(pairs.first):
+            pairs = Pairs.of(tables.terms, limits[number] >= rest.min(axis=0)[tables.terms.end])
+            tables.ledger.spend(STEP)
+            if not len(pairs.at):
                 continue
-            late = rest[:, pairs.end]
+            late = rest.take(pairs.end, axis=1)
             kept = self._kept(late, needs, limits[number], number, pairs)
+            alone = pairs.alone
             if behind and tables.crossings.farther[number] > 0:
                 more = np.where(near, 0.0, tables.crossings.farther[number]).reshape(-1, 1)
-                kept[:, pairs.alone] &= (late + more <= limits[number][0, pairs.end])[:, pairs.alone]
-            pairs.lower(found[target], np.where(kept, late + needs.table[number][pairs.at], np.inf))
-            last = needs.last[number][pairs.end] if behind else np.full(len(pairs.end), needs.alone[number])
-            done = np.where(kept, late + last, np.inf)[:, pairs.alone].min(axis=1, initial=np.inf)
+                kept[:, alone] &= late[:, alone] + more <= limits[number, pairs.at[alone]]
+            pairs.lower(found[target], np.where(kept, late + needs.table[number, pairs.at], np.inf))
+            last = needs.last[number, pairs.at[alone]] if behind else needs.alone[number]
+            done = np.where(kept[:, alone], late[:, alone] + last, np.inf).min(axis=1, initial=np.inf)
             np.minimum(self.whole[target], done.reshape(near.shape), out=self.whole[target])
             for left, old in slowest.items():
-                mine = tables.few(left, behind)[number][pairs.at]
-                longest = np.maximum(old[source].reshape(-1, size + 1)[:, pairs.end], mine)
+                mine = tables.few(left, behind)[number, pairs.at]
+                longest = np.maximum(old[source].reshape(-1, size + 1).take(pairs.end, axis=1), mine)
                 pairs.lower(self.slowest[left][target], np.where(kept, longest, np.inf))
-            tables.spent += late.size * (1 + len(slowest)) + STEP
+            tables.ledger.spend(late.size * (_READS + len(slowest)))
 
     def _kept(self, late: Array, needs: Needs, limits: Array, number: int, pairs: Pairs) -> NDArray[np.bool_]:
         """[devices used behind, pair] whether the stage keeps within the seconds."""
@@ -187,24 +189,27 @@ class _Laying:
         counts = self.of.tables.shares.counts[number].tolist()
         left = tuple(slice(most - one, None, -1) for one, most in zip(counts, self.of.shape, strict=True))
         both, done = (
-            table[left].reshape(-1, size + 1)[:, pairs.first] for table in (self.before.both, self.before.done)
+            table[left].reshape(-1, size + 1).take(pairs.first, axis=1)
+            for table in (self.before.both, self.before.done)
         )
-        table, pace, passes, every, least = (
-            part[number][pairs.at] for part in (needs.table, needs.pace, needs.passes, needs.every, needs.least)
+        table, pace, every, least = (
+            part[number, pairs.at] for part in (needs.table, needs.pace, needs.every, needs.least)
         )
         kept: NDArray[np.bool_] = late <= limits[pairs.at]
         kept &= late + done <= self.seconds - (table + pace)
-        kept &= done <= self.seconds - passes
+        kept &= done <= self.seconds - self.ask.micro_batches * table
         kept &= (1 - beta) * both <= self.seconds - np.maximum(every, late + least)
         return kept
 
     def _limits(self, needs: Needs, behind: int) -> Array:
-        """[stage, first, end] the most that those behind a stage may take for it to keep within the seconds."""
+        """[stage, interval] the most that those behind a stage may take for it to keep within the seconds."""
         both, done = self.known
-        found = np.where(needs.pace <= self.seconds - done, self.seconds - needs.least, -1.0)
-        found = np.where((needs.every <= self.seconds) & (needs.slow <= self.seconds), found, -1.0)
-        beta = self.of.tables.backward_share
-        late = (self.seconds - (1 - beta) * both - needs.late[:, 1:]) / beta
-        found[:, 1:] = np.minimum(found[:, 1:], late)
-        found[:, 0, -1] = self.seconds - needs.alone if behind == 0 else -1.0
+        size, beta = self.of.tables.size, self.of.tables.backward_share
+        found = self.seconds - needs.least
+        found[needs.pace > self.seconds - done] = -1.0
+        found[(needs.every > self.seconds) | (needs.slow > self.seconds)] = -1.0
+        # Those from the first layer on come first.
+        late = found[:, size:]
+        np.minimum(late, (self.seconds - (1 - beta) * both - needs.late[:, size:]) / beta, out=late)
+        found[:, size - 1] = self.seconds - needs.alone if behind == 0 else -1.0
         return found
