@@ -146,3 +146,15 @@ def test_halves_of_a_lane_are_all_of_it(rows: int) -> None:
         if not lane.halves:
             ends.append(lane.rows)
     assert sorted(ends) == list(range(1, rows + 1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_several_may_do_closely_they_may_do_at_a_glance(seed: int) -> None:
+    problem = drawn_problem(random.Random(seed))
+    classes = Classes(problem)
+    if problem.global_batch_size == 1 or sum(classes.shape) == 1:
+        return
+    floor = float(classes._alone[1].tables.plain[:, classes._terms.size - 1].min())
+    for factor in (0.1, 0.5, 1.0, 2.0, 8.0):
+        seconds = floor * factor
+        assert classes._several.possible_at_a_glance(seconds) or not classes._several.possible(seconds)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.search.auto.bound.asks import Ask
-from trainwright.search.auto.bound.moves import STEP, moves_of
+from trainwright.search.auto.bound.ledger import STEP
+from trainwright.search.auto.bound.moves import moves_of
 from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import Array
 

@@ -28,6 +28,10 @@ MOST_SPENT = 1e9
 """Numbers looked at before no further bound of a class is tried: a few seconds."""
 _FARTHEST = 3
 """Times as much before one that is tried is given up."""
+_GLANCED = 1e-2
+"""How close a bound at a glance is looked for, from which on it is looked for closely."""
+_GLANCES = 0.5
+"""Where that takes a larger part of what may be spent, closely takes too long."""
 _NEAR_NOTHING = 1e-9
 _RATIO = 1.12
 _EXACT_ROWS = 8
@@ -56,29 +60,31 @@ class Classes:
 
     def one(self, lowest: float, highest: float) -> float:
         """The same of plans with a single pipeline."""
+        self.ledger.spent = 0
         return self._sought(lowest, highest, self._keeps_alone)
 
     def several(self, lowest: float, highest: float) -> float:
         """The same of plans with more than one."""
         if self.problem.global_batch_size == 1 or sum(self.shape) == 1:
             return highest
-        return self._sought(lowest, highest, self._several.possible)
-
-    def _sought(self, lowest: float, highest: float, keeps: Callable[[float], bool]) -> float:
-        """The most seconds, about, that no plan keeps within; what is known of it when much is spent."""
-        low, high = lowest, highest
         self.ledger.spent = 0
+        glanced = self._sought(lowest, highest, self._several.possible_at_a_glance, _GLANCED)
+        if self.ledger.spent > _GLANCES * self.most_spent:
+            return glanced
+        return self._sought(glanced, highest, self._several.possible)
+
+    def _sought(
+        self, lowest: float, highest: float, keeps: Callable[[float], bool], precision: float = _PRECISION
+    ) -> float:
+        """The most seconds, about, that no plan keeps within; what is known of it when much is spent."""
+        low, high, most = lowest, highest, self.ledger.spent + self.most_spent
         with suppress(SpentError):
-            while high > max(low * (1 + _PRECISION), highest * _NEAR_NOTHING) and self._has_more:
-                middle = (max(low, high * _PRECISION) * high) ** 0.5
+            while high > max(low * (1 + precision), highest * _NEAR_NOTHING) and self.ledger.spent <= most:
+                middle = (max(low, high * precision) * high) ** 0.5
                 low, high = (low, middle) if keeps(middle) else (middle, high)
-            if low >= highest or (high == highest and self._has_more and not keeps(highest)):
+            if low >= highest or (high == highest and self.ledger.spent <= most and not keeps(highest)):
                 return highest
         return low
-
-    @property
-    def _has_more(self) -> bool:
-        return self.ledger.spent <= self.most_spent
 
     def _keeps_alone(self, seconds: float) -> bool:
         """Whether one pipeline may keep within the seconds."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 
 from trainwright.search.auto.bound.options import Array
 
+STEP = 20_000
+"""Numbers that are looked at in the time of one step beside those that it looks at."""
 _MOST_KEPT_BYTES = 2**28
 
 

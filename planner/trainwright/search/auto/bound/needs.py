@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.crossings import Crossings
 from trainwright.search.auto.bound.ends import Ends
-from trainwright.search.auto.bound.moves import STEP
+from trainwright.search.auto.bound.ledger import STEP
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.slowest import Slowest

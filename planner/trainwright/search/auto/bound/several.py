@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -27,15 +27,23 @@ class Several:
         self.lanes, self.shape = [Lane(shares, shape) for shares in lanes], shape
         self.batch = lanes[0].problem.global_batch_size
 
-    def possible(self, seconds: float) -> bool:
-        """Whether they may pass the whole batch in that time."""
+    def possible_at_a_glance(self, seconds: float) -> bool:
+        """Whether they may pass the whole batch in that time, by what is known of each of them at a glance."""
+        return any(divided(rows)[0] >= self.batch for rows in self._glances(seconds))
+
+    def _glances(self, seconds: float) -> Iterator[NDArray[np.float64]]:
+        """[devices …] the most rows of a pipeline, of more and more lanes; none where they do not do even with ample memory."""
         free = [lane.glance(seconds, tight=False) for lane in self.lanes]
-        if divided(np.max(free, axis=0))[0] < self.batch:
-            return False
         rows = np.zeros_like(free[0])
-        for number in sorted(range(len(free)), key=lambda one: -float(free[one].sum())):
-            if (free[number] > rows).any():
-                np.maximum(rows, self.lanes[number].glance(seconds), out=rows)
+        if divided(np.max(free, axis=0))[0] >= self.batch:
+            for number in sorted(range(len(free)), key=lambda one: -float(free[one].sum())):
+                if (free[number] > rows).any():
+                    rows = np.maximum(rows, self.lanes[number].glance(seconds))
+                    yield rows
+
+    def possible(self, seconds: float) -> bool:
+        """The same, with what is known of each of them closely where that matters."""
+        rows = [np.zeros(1), *self._glances(seconds)][-1]
         if divided(rows)[0] < self.batch:
             return False
         # No pipeline of several has all devices, but none passes more than one that had would.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
-from trainwright.search.auto.bound.ledger import Ledger
+from trainwright.search.auto.bound.ledger import STEP, Ledger
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.sums import all_reduce_seconds
 from trainwright.search.auto.bound.terms import Terms
@@ -121,7 +121,7 @@ class Shares:
         lots = np.unique(np.concatenate([self._even(degree, fits), self._spread()]))
         for kind in range(costs.shape[2]):
             prices = _slopes(whole[:, :, kind], lots)
-            self.ledger.spend(whole.shape[0] * whole.shape[1] * len(prices))
+            self.ledger.spend(2 * len(prices) * (whole.shape[0] * whole.shape[1] + 2 * len(counts)) + STEP)
             profit = (whole[:, :, kind][:, None, :] - prices[None, :, None] * x).min(axis=2)
             profits = counts[fits].astype(np.float64) @ profit
             found[fits, kind] = np.maximum((prices + np.minimum(profits / total, profits / fewest)).max(axis=1), 0.0)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.before import Before
-from trainwright.search.auto.bound.moves import STEP, starts_of
+from trainwright.search.auto.bound.ledger import STEP
+from trainwright.search.auto.bound.moves import starts_of
 from trainwright.search.auto.bound.needs import Needs, Tables
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.terms import Terms
