@@ -30,8 +30,8 @@ _FARTHEST = 3
 """Times as much before one that is tried is given up."""
 _GLANCED = 1e-2
 """How close a bound at a glance is looked for, from which on it is looked for closely."""
-_GLANCES = 0.5
-"""Where that takes a larger part of what may be spent, closely takes too long."""
+_GLANCES = 1.0
+"""Where that takes more than such a part of what may be spent, closely takes too long."""
 _NEAR_NOTHING = 1e-9
 _RATIO = 1.12
 _EXACT_ROWS = 8

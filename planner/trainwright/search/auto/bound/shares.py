@@ -121,7 +121,7 @@ class Shares:
         lots = np.unique(np.concatenate([self._even(degree, fits), self._spread()]))
         for kind in range(costs.shape[2]):
             prices = _slopes(whole[:, :, kind], lots)
-            self.ledger.spend(2 * len(prices) * (whole.shape[0] * whole.shape[1] + 2 * len(counts)) + STEP)
+            self.ledger.spend(len(prices) * (whole.shape[0] * whole.shape[1] + len(counts)) + STEP // 2)
             profit = (whole[:, :, kind][:, None, :] - prices[None, :, None] * x).min(axis=2)
             profits = counts[fits].astype(np.float64) @ profit
             found[fits, kind] = np.maximum((prices + np.minimum(profits / total, profits / fewest)).max(axis=1), 0.0)
