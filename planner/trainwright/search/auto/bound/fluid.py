@@ -1,0 +1,262 @@
+"""A bound for any number of devices, which are divided at will: computing, the way of a row, and sums between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from trainwright.search.auto.bound.holders import Holders
+from trainwright.search.auto.bound.options import Array, Options, options_of
+from trainwright.search.auto.bound.prices import dearest_prices
+from trainwright.search.auto.bound.rays import Head, Rays
+from trainwright.search.protocol import Problem
+
+_WAY_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+_SPARED_SHARES = (0.0, 1.0)
+_STAGE_PRICES = (0.0, 0.03, 0.1, 0.25, 0.5, 1.0)
+"""Of the seconds."""
+_GRID = 128
+_ROUNDS = 3
+_CLOSE = 1.02
+_NEVER = 1e30
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each of the inequalities counts (see `Fluid`): α, λ, whether boundaries are counted by stages, and η.
+
+    Where there is no η, no layer is held in one node.
+    """
+
+    way: float
+    spared: float
+    by_stages: bool
+    stage_price: float | None
+
+
+@dataclass(frozen=True)
+class Fluid:
+    """Of plans whose devices have prices: all of them K.
+
+    Of the pipelines one passes at least B / K rows for each unit of its own price κ. Of it, with z(s) = κ(s) / κ, which sum up
+    to no more than 1, x rows and u = x / m of each micro-batch for each unit of its price:
+
+    (A) T >= V + (m - 1) τ(s) - min(m - 1, k) φ(s), with all messages of a row's way and what its first stage sums at last;
+    (O) T >= m τ(s) + e(s), where e(s) are sums of gradients as far as computing does not hide them (see `Ends`).
+
+    α times the first and 1 - α times the second, averaged over the stages by z(s), hold for all of them together: layer k,
+    at ρ = r / κ(s) = u / z(s), counts
+
+        α G(ρ) + (x - α u (1 + σ min(m - 1, stages)) - (1 - α) λ β u (1 - hidden)) G(ρ) / ρ + (1 - α) u / ρ e(k),
+
+    with G(ρ) the least average seconds of a row (see `Rays`); the least over all degrees and all ρ >= u is what any plan needs.
+    It is least at a corner of the hull, or at u: in 1 / ρ it is concave between two corners.
+
+    Sums inside a node cost nothing here. Then most of a layer's holders are in one node, whichever the pipeline (see
+    `Holders`), and a stage has at most so much work of such layers as these can do in T: for any η the stages' z(s) count
+    η z(s) (work(s) / most work - 1) besides.
+
+    Attributes:
+        counts: [kind] layers.
+        prices: [accelerator] of a device's second.
+    """
+
+    problem: Problem
+    options: Options
+    counts: Array
+    prices: Array
+
+    @classmethod
+    def of(cls, problem: Problem) -> Fluid:
+        """With the prices at which the work alone is dearest."""
+        options, model = options_of(problem), problem.model
+        names = [model.kind_of(layer).name for layer in range(len(model.layers))]
+        counts = np.array([names.count(kind.name) for kind in model.kinds], dtype=np.float64)
+        return cls(problem, options, counts, dearest_prices(options, counts))
+
+    def seconds(self, highest: float) -> float:
+        """No plan takes less, or less than the highest: what is found with the best guess at what a plan may take."""
+        low, high = 0.0, highest
+        for _ in range(_ROUNDS if self._work > 0 else 0):
+            guess = high if low == 0.0 else (low * high) ** 0.5
+            found = self.within(guess)
+            low = max(low, min(found, guess))
+            if found >= guess:
+                if guess == highest:
+                    return highest
+            else:
+                high = guess
+            if high <= low * _CLOSE:
+                break
+        return low
+
+    def within(self, seconds: float) -> float:
+        """What no plan that keeps within the seconds can do without; it may be more than that where there is none."""
+        fewest, most = self._pace / self.problem.global_batch_size, seconds / self._work
+        grid = Grid.of(self.rays, fewest, self._pace, most)
+        nowhere = self._one_stage(grid, seconds, (None,))
+        several = self._several_stages(grid, seconds)
+        if min(nowhere, several) <= (held := self._one_stage(grid, seconds, _STAGE_PRICES)):
+            return min(nowhere, several)
+        # Pipelines of one stage that hold a layer in one node all have most of their devices there: others pass the rest.
+        others = self._pace * (1 - self.holders.most_work(seconds) / self._work)
+        if others > 0:
+            held = max(held, self._several_stages(Grid.of(self.rays, fewest, others, most), seconds))
+        return min(nowhere, several, held)
+
+    @cached_property
+    def rays(self) -> Rays:
+        """What rows cost."""
+        return Rays(self.options, self.prices)
+
+    @cached_property
+    def holders(self) -> Holders:
+        """Where layers are held."""
+        return Holders(self.problem, self.options, self.prices)
+
+    @cached_property
+    def work_seconds(self) -> float:
+        """The least seconds in which all devices together compute every row of every layer."""
+        return self._pace * self._work
+
+    @cached_property
+    def _work(self) -> float:
+        """Price times seconds of a row."""
+        return float((self.counts * self.rays.least).sum())
+
+    @cached_property
+    def _pace(self) -> float:
+        """B / K."""
+        reach = np.array([one.devices for one in self.options.reach])
+        return self.problem.global_batch_size / float((self.prices * reach).sum())
+
+    @cached_property
+    def _forward_share(self) -> float:
+        """σ: the largest."""
+        return self._share(self.options.forward)
+
+    @cached_property
+    def _backward_share(self) -> float:
+        """β: the largest."""
+        return self._share(self.options.backward)
+
+    def _share(self, part: Array) -> float:
+        there = self.rays.seconds > 0
+        return float((part[there] / self.rays.seconds[there]).max(initial=0.0))
+
+    @cached_property
+    def _hidden(self) -> float:
+        """Share of a sum beside the backward that is seen at all."""
+        return min(self.problem.runtime.overlap_slowdown_ratio - 1, 1.0)
+
+    def _several_stages(self, grid: Grid, seconds: float) -> float:
+        """Of plans with at least two stages in that pipeline."""
+        best = np.zeros(_GRID)
+        for way, spared, by_stages, price in product(_WAY_SHARES, _SPARED_SHARES, (False, True), _STAGE_PRICES):
+            if (way < 1.0 or not spared) and (way > 0.0 or not by_stages):
+                weights = Weights(way, spared, by_stages, price * seconds)
+                np.maximum(best, self._counted(grid, weights, seconds), out=best)
+        return float(best.min())
+
+    def _one_stage(self, grid: Grid, seconds: float, prices: Iterable[float | None]) -> float:
+        """Of plans with one stage in that pipeline, (O) alone, with z = 1, and prices η; None: no layer is in one node."""
+        best = np.zeros(_GRID)
+        for spared, share in product(_SPARED_SHARES, prices):
+            weights = Weights(0.0, spared, False, None if share is None else share * seconds)
+            passes = np.maximum(grid.rows / grid.high, 1.0) - spared * (1 - self._hidden) * self._backward_share
+            total = np.full(_GRID, -(weights.stage_price or 0.0))
+            for kind, count in enumerate(self.counts.tolist()):
+                least = np.full(_GRID, np.inf)
+                for head in self.rays.heads:
+                    sums = self._sums(head, kind, weights, seconds)
+                    least = np.minimum(least, grid.lowest(head, kind) * passes + sums)
+                total += count * least
+            np.maximum(best, total, out=best)
+        return float(best.min())
+
+    def _sums(self, head: Head, kind: int, weights: Weights, seconds: float) -> float:
+        """For each unit of z, the lesser of both: e(k), or its part of η."""
+        if head[1]:
+            return 0.0
+        shown = 1 - (1 - weights.spared) * (1 - self._hidden)
+        found = (1 - weights.way) * float(self.holders.sums(head, shown)[kind])
+        if weights.stage_price is None:
+            return found
+        return min(found, weights.stage_price * float(self.rays.least[kind]) / self.holders.most_work(seconds))
+
+    def _counted(self, grid: Grid, weights: Weights, seconds: float) -> Array:
+        """[interval of u] α (A) + (1 - α) (O), and η."""
+        alpha, others = weights.way, (1 - weights.way) * (1 - self._hidden) * weights.spared
+        ahead = np.minimum(grid.rows - grid.low, grid.high * (len(self.problem.model.layers) - 1))
+        computing = grid.rows - alpha * (grid.high + self._forward_share * ahead)
+        computing = np.maximum(computing - others * self._backward_share * grid.high, 0.0)
+        boundary = 2 * self.holders.message_seconds
+        total = np.full(_GRID, alpha * self.holders.shared_seconds - (weights.stage_price or 0.0))
+        way = np.full(_GRID, alpha)
+        if weights.by_stages:
+            # Of p stages none takes longer than T for its micro-batches.
+            way *= 1 + boundary * grid.rows / grid.high / seconds
+            total -= alpha * boundary
+        else:
+            total += alpha * boundary
+        for kind, count in enumerate(self.counts.tolist()):
+            least = np.full(_GRID, np.inf)
+            for head in self.rays.heads:
+                sums = self._sums(head, kind, weights, seconds)
+                least = np.minimum(least, grid.least(head, kind, (way, computing, sums)))
+            total += count * least
+        return total
+
+
+@dataclass
+class Grid:
+    """Intervals of u, from one row on all devices to all rows in one micro-batch, and what layers may be in each.
+
+    Attributes:
+        low, high: [interval].
+        rows: [interval] x, at least.
+    """
+
+    rays: Rays
+    low: Array
+    high: Array
+    rows: Array
+    _seen: dict[tuple[Head, int], tuple[Array, Array]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rays: Rays, fewest: float, pace: float, most: float) -> Grid:
+        """From the fewest rows of a micro-batch for each unit of price to the most, where x is at least the pace."""
+        ends = np.geomspace(fewest, max(pace, most) * (1 + 1e-9), _GRID + 1)
+        return cls(rays, ends[:-1], ends[1:], np.maximum(pace, ends[:-1]))
+
+    def least(self, head: Head, kind: int, weights: tuple[Array, Array, float]) -> Array:
+        """[interval] the least of so many times G, G / ρ and z."""
+        rows, average = self._corners(head, kind)
+        way, computing, share = weights
+        found: Array = ((way[:, None] + computing[:, None] / rows) * average + share * self.low[:, None] / rows).min(
+            axis=1
+        )
+        return found
+
+    def lowest(self, head: Head, kind: int) -> Array:
+        """[interval] G where ρ = u, at least."""
+        found: Array = self._corners(head, kind)[1][:, -1]
+        return found
+
+    def _corners(self, head: Head, kind: int) -> tuple[Array, Array]:
+        """[interval, corner] ρ >= u and G; the last is u itself."""
+        if (head, kind) not in self._seen:
+            rows, average = self.rays.hull(head, kind)
+            here = np.interp(self.low, [0.0, *rows], [0.0, *(rows * average)]) / self.low
+            here = np.where(self.low <= rows[-1], here, _NEVER)
+            every = np.where(rows >= self.low[:, None], average, _NEVER)
+            size = (len(self.low), len(rows))
+            self._seen[head, kind] = (
+                np.column_stack([np.broadcast_to(rows, size), self.low]),
+                np.column_stack([every, here]),
+            )
+        return self._seen[head, kind]

@@ -1,0 +1,112 @@
+"""What plans of any number of devices send at least: sums over those that hold a layer, messages, and shared weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from trainwright.search.auto.bound.options import Array, Options, used_nodes
+from trainwright.search.auto.bound.rays import Head
+from trainwright.search.auto.bound.terms import ring_rates
+from trainwright.search.protocol import Problem
+
+_SAFE = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Of devices that have prices.
+
+    A layer is held in one node where, in every pipeline, more than half of its stage's devices are there. Where it is not,
+    each pipeline has one of these to do:
+
+    - sums over its own replicas, where its stage spans nodes. Some tensor group is in one node A, or all of them cross (which
+      is a way of its own). Then of its t slices, as many as are held outside A, too, go over A's card: at least one, and of n
+      devices 1 - g / n of all slices where a node has g;
+    - sums with other pipelines, where its stage is in node A. Of some other pipeline's devices no more than half are there, so
+      that half of all weights go over A's card, and nothing hides that.
+    """
+
+    problem: Problem
+    options: Options
+    prices: Array
+
+    def most_work(self, seconds: float) -> float:
+        """Price times seconds of a row that layers held in one node take at most, and so those of them in a stage.
+
+        Of the stages that have most of their devices in a node, fewer devices are elsewhere than there.
+        """
+        cluster, names = self.problem.cluster, self.options.accelerators
+        nodes = [cluster.nodes[index] for index in used_nodes(self.problem)]
+        held = max(one.devices * (self.prices[names.index(one.accelerator)] + self.prices.max()) for one in nodes)
+        return seconds * float(held) / self.problem.global_batch_size
+
+    def sums(self, head: Head, shown: float) -> Array:
+        """[kind] least seconds of summing its gradients where it is held by several nodes.
+
+        Of sums that computing may hide that share is seen. Sharded weights are collected at the end or, as far as it is
+        seen, in two passes or more.
+        """
+        if head[1] or self._rate == np.inf:
+            return np.zeros(len(self.problem.model.kinds))
+        runtime, setting = self.problem.runtime, self.problem.setting
+        grad, weight = setting.gradient_dtype.num_bytes, self.problem.model.dtype.num_bytes
+        whole = grad * (shown if runtime.overlaps_gradients else 1.0)
+        parts = grad / 2 * shown + weight / 2 * min(1.0, 2 * shown)
+        found: Array = self._values * min(min(whole, parts) * self._slowest(head[0]), grad / 2 / self._card)
+        return found
+
+    @cached_property
+    def message_seconds(self) -> float:
+        """Of one row between two stages, one way, at least."""
+        model, ratio = self.problem.model, self.problem.runtime.link_ratio
+        reach = self.options.reach
+        rate = max(max(one.between, one.inside if one.group > 1 else 0.0) for one in reach) * ratio
+        late = min(min(one.between_latency, one.inside_latency if one.group > 1 else np.inf) for one in reach)
+        sizes = [model.output_bytes_per_row(layer) for layer in range(len(model.layers) - 1)]
+        least = 0.0 if self.problem.runtime.splits_boundaries else min(sizes, default=0.0)
+        return float(least / rate + late)
+
+    @cached_property
+    def shared_seconds(self) -> float:
+        """Of summing weights that the first and the last layer share, which several stages have apart."""
+        setting, model = self.problem.setting, self.problem.model
+        first, last = model.kind_of(0), model.kind_of(len(model.layers) - 1)
+        if len(model.layers) == 1 or first.shared_weight is None or last.shared_weight != first.shared_weight:
+            return 0.0
+        inside = max((one.inside for one in self.options.reach if one.group > 1), default=0.0)
+        rate = max(inside * self.problem.runtime.link_ratio, self._rate if np.isfinite(self._rate) else 0.0)
+        values = min(setting.shared_at(first, degree) for degree in set(self.options.tensor.tolist()))
+        return values * _SAFE * setting.gradient_dtype.num_bytes / rate if rate > 0 else 0.0
+
+    def _slowest(self, tensor: int) -> float:
+        """Least seconds for each byte that a stage on several nodes sums of a layer."""
+        if tensor == 1:
+            return 1 / self._rate
+        group = max(one.group for one in self.options.reach)
+        # Fewer replicas than two have nothing to sum.
+        fewest = tensor * (group // tensor + 1) if 2 * tensor > group else 0
+        return max(1 / (tensor * self._rate), (1 - group / fewest) / self._card if fewest else 0.0)
+
+    @cached_property
+    def _values(self) -> Array:
+        """[kind] values that belong to no other layer."""
+        kinds = self.problem.model.kinds
+        return np.array([kind.parameters - kind.shared_parameters for kind in kinds], dtype=np.float64) * _SAFE
+
+    @cached_property
+    def _rate(self) -> float:
+        """Bytes per second, at best, between two nodes; infinite where there is but one."""
+        rates = ring_rates(self.problem)
+        return float(rates[2]) if len(rates) > 2 else np.inf
+
+    @cached_property
+    def _card(self) -> float:
+        """Bytes per second of the best card."""
+        cluster = self.problem.cluster
+        ports = [cluster.nodes[index].network for index in used_nodes(self.problem)]
+        found = [port.bandwidth_bytes_per_second for port in ports if port is not None]
+        found += [link.bandwidth_bytes_per_second for link in cluster.links if link.source != link.target]
+        return max(found, default=np.inf) * self.problem.runtime.link_ratio
