@@ -71,7 +71,7 @@ def test_a_stage_of_any_devices_is_above_the_hull(data: st.DataObject) -> None:
         for accelerator, own in replicas:
             mine = (options.accelerator == accelerator) & (options.tensor == tensor) & (options.high >= own)
             average += own * rays.seconds[mine, kind][options.high[mine].argmin()] / rows
-        corners, seconds = rays.hull((tensor, False), kind)
+        corners, seconds = rays.hulls[tensor, False][kind]
         least = np.interp(rows / price, [0.0, *corners], [0.0, *(corners * seconds)]) / (rows / price)
         assert least <= average * ROUNDING
 
@@ -98,4 +98,4 @@ def test_few_rows_on_many_devices_take_their_way_through_all_layers() -> None:
 def test_slow_networks_cost_what_sums_or_the_way_of_rows_cost() -> None:
     bounds = [lower_bound_seconds(_wide(rate, 256)) for rate in (1e11, 1e9, 1e8)]
     assert bounds == sorted(bounds)
-    assert bounds[-1] > 1.2 * Fluid.of(_wide(1e8, 256)).work_seconds
+    assert bounds[-1] > 1.1 * Fluid.of(_wide(1e8, 256)).work_seconds

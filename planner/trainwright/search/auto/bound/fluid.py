@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
 import numpy as np
 
+from trainwright.search.auto.bound.grid import Grid
 from trainwright.search.auto.bound.holders import Holders
 from trainwright.search.auto.bound.options import Array, Options, options_of
 from trainwright.search.auto.bound.prices import dearest_prices
-from trainwright.search.auto.bound.rays import Head, Rays
+from trainwright.search.auto.bound.rays import Rays
 from trainwright.search.protocol import Problem
 
-_WAY_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
-_SPARED_SHARES = (0.0, 1.0)
-_STAGE_PRICES = (0.0, 0.03, 0.1, 0.25, 0.5, 1.0)
+_WAY_SHARES = (0.8, 0.2, 0.4, 0.9, 0.6, 1.0, 0.95, 0.1, 0.0)
+"""Those first that show soonest that nothing keeps within the seconds."""
+_SPARED_SHARES = (0.0, 0.5, 1.0)
+_STAGE_PRICES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
 """Of the seconds."""
-_GRID = 128
-_ROUNDS = 3
+_ROUNDS = 5
 _CLOSE = 1.02
-_NEVER = 1e30
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Fluid:
     with G(ρ) the least average seconds of a row (see `Rays`); the least over all degrees and all ρ >= u is what any plan needs.
     It is least at a corner of the hull, or at u: in 1 / ρ it is concave between two corners.
 
-    Sums inside a node cost nothing here. Then most of a layer's holders are in one node, whichever the pipeline (see
+    Sums inside a node cost less, or nothing. Then most of a layer's holders are in one node, whichever the pipeline (see
     `Holders`), and a stage has at most so much work of such layers as these can do in T: for any η the stages' z(s) count
     η z(s) (work(s) / most work - 1) besides.
 
@@ -154,39 +154,29 @@ class Fluid:
         return min(self.problem.runtime.overlap_slowdown_ratio - 1, 1.0)
 
     def _several_stages(self, grid: Grid, seconds: float) -> float:
-        """Of plans with at least two stages in that pipeline."""
-        best = np.zeros(_GRID)
-        for way, spared, by_stages, price in product(_WAY_SHARES, _SPARED_SHARES, (False, True), _STAGE_PRICES):
-            if (way < 1.0 or not spared) and (way > 0.0 or not by_stages):
-                weights = Weights(way, spared, by_stages, price * seconds)
-                np.maximum(best, self._counted(grid, weights, seconds), out=best)
+        """Of plans with at least two stages in that pipeline; no more is looked for than the seconds."""
+        best = np.zeros(len(grid.low))
+        for way in _WAY_SHARES:
+            for spared, by_stages, price in product(_SPARED_SHARES, (False, True), _STAGE_PRICES):
+                if (way < 1.0 or not spared) and (way > 0.0 or not by_stages):
+                    weights = Weights(way, spared, by_stages, price * seconds)
+                    np.maximum(best, self._counted(grid, weights, seconds), out=best)
+            if best.min() >= seconds:
+                return seconds
+            grid, best = grid.at(best < seconds), best[best < seconds]
         return float(best.min())
 
     def _one_stage(self, grid: Grid, seconds: float, prices: Iterable[float | None]) -> float:
         """Of plans with one stage in that pipeline, (O) alone, with z = 1, and prices η; None: no layer is in one node."""
-        best = np.zeros(_GRID)
+        best = np.zeros(len(grid.low))
         for spared, share in product(_SPARED_SHARES, prices):
             weights = Weights(0.0, spared, False, None if share is None else share * seconds)
             passes = np.maximum(grid.rows / grid.high, 1.0) - spared * (1 - self._hidden) * self._backward_share
-            total = np.full(_GRID, -(weights.stage_price or 0.0))
+            total = np.full(len(best), -(weights.stage_price or 0.0))
             for kind, count in enumerate(self.counts.tolist()):
-                least = np.full(_GRID, np.inf)
-                for head in self.rays.heads:
-                    sums = self._sums(head, kind, weights, seconds)
-                    least = np.minimum(least, grid.lowest(head, kind) * passes + sums)
-                total += count * least
+                total += count * grid.whole(kind, passes, self._sums(kind, weights, seconds))
             np.maximum(best, total, out=best)
         return float(best.min())
-
-    def _sums(self, head: Head, kind: int, weights: Weights, seconds: float) -> float:
-        """For each unit of z, the lesser of both: e(k), or its part of η."""
-        if head[1]:
-            return 0.0
-        shown = 1 - (1 - weights.spared) * (1 - self._hidden)
-        found = (1 - weights.way) * float(self.holders.sums(head, shown)[kind])
-        if weights.stage_price is None:
-            return found
-        return min(found, weights.stage_price * float(self.rays.least[kind]) / self.holders.most_work(seconds))
 
     def _counted(self, grid: Grid, weights: Weights, seconds: float) -> Array:
         """[interval of u] α (A) + (1 - α) (O), and η."""
@@ -195,8 +185,8 @@ class Fluid:
         computing = grid.rows - alpha * (grid.high + self._forward_share * ahead)
         computing = np.maximum(computing - others * self._backward_share * grid.high, 0.0)
         boundary = 2 * self.holders.message_seconds
-        total = np.full(_GRID, alpha * self.holders.shared_seconds - (weights.stage_price or 0.0))
-        way = np.full(_GRID, alpha)
+        total = np.full(len(grid.low), alpha * self.holders.shared_seconds - (weights.stage_price or 0.0))
+        way = np.full(len(grid.low), alpha)
         if weights.by_stages:
             # Of p stages none takes longer than T for its micro-batches.
             way *= 1 + boundary * grid.rows / grid.high / seconds
@@ -204,59 +194,20 @@ class Fluid:
         else:
             total += alpha * boundary
         for kind, count in enumerate(self.counts.tolist()):
-            least = np.full(_GRID, np.inf)
-            for head in self.rays.heads:
-                sums = self._sums(head, kind, weights, seconds)
-                least = np.minimum(least, grid.least(head, kind, (way, computing, sums)))
-            total += count * least
+            total += count * grid.least(kind, (way, computing), self._sums(kind, weights, seconds))
         return total
 
-
-@dataclass
-class Grid:
-    """Intervals of u, from one row on all devices to all rows in one micro-batch, and what layers may be in each.
-
-    Attributes:
-        low, high: [interval].
-        rows: [interval] x, at least.
-    """
-
-    rays: Rays
-    low: Array
-    high: Array
-    rows: Array
-    _seen: dict[tuple[Head, int], tuple[Array, Array]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, rays: Rays, fewest: float, pace: float, most: float) -> Grid:
-        """From the fewest rows of a micro-batch for each unit of price to the most, where x is at least the pace."""
-        ends = np.geomspace(fewest, max(pace, most) * (1 + 1e-9), _GRID + 1)
-        return cls(rays, ends[:-1], ends[1:], np.maximum(pace, ends[:-1]))
-
-    def least(self, head: Head, kind: int, weights: tuple[Array, Array, float]) -> Array:
-        """[interval] the least of so many times G, G / ρ and z."""
-        rows, average = self._corners(head, kind)
-        way, computing, share = weights
-        found: Array = ((way[:, None] + computing[:, None] / rows) * average + share * self.low[:, None] / rows).min(
-            axis=1
-        )
+    def _sums(self, kind: int, weights: Weights, seconds: float) -> Array:
+        """[head] for each unit of z, the least of e(k) between nodes, inside one, and alone, with its part of η."""
+        shown = 1 - (1 - weights.spared) * (1 - self._hidden)
+        holders, others, price = self.holders, 1 - weights.way, weights.stage_price
+        found = np.zeros(len(self.rays.heads))
+        for number, head in enumerate(self.rays.heads):
+            if head[1]:
+                continue
+            found[number] = others * holders.sums_between(head, shown)[kind] if others else 0.0
+            if price is not None:
+                work = price * float(self.rays.least[kind])
+                held = work / holders.most_work(seconds) + others * holders.sums_inside(head, shown)[kind]
+                found[number] = min(found[number], held, work / holders.most_work_alone(head, seconds))
         return found
-
-    def lowest(self, head: Head, kind: int) -> Array:
-        """[interval] G where ρ = u, at least."""
-        found: Array = self._corners(head, kind)[1][:, -1]
-        return found
-
-    def _corners(self, head: Head, kind: int) -> tuple[Array, Array]:
-        """[interval, corner] ρ >= u and G; the last is u itself."""
-        if (head, kind) not in self._seen:
-            rows, average = self.rays.hull(head, kind)
-            here = np.interp(self.low, [0.0, *rows], [0.0, *(rows * average)]) / self.low
-            here = np.where(self.low <= rows[-1], here, _NEVER)
-            every = np.where(rows >= self.low[:, None], average, _NEVER)
-            size = (len(self.low), len(rows))
-            self._seen[head, kind] = (
-                np.column_stack([np.broadcast_to(rows, size), self.low]),
-                np.column_stack([every, here]),
-            )
-        return self._seen[head, kind]

@@ -27,6 +27,8 @@ class Holders:
       devices 1 - g / n of all slices where a node has g;
     - sums with other pipelines, where its stage is in node A. Of some other pipeline's devices no more than half are there, so
       that half of all weights go over A's card, and nothing hides that.
+
+    What is held in one node is summed inside it, at best, but by a single replica that has all rows.
     """
 
     problem: Problem
@@ -34,29 +36,41 @@ class Holders:
     prices: Array
 
     def most_work(self, seconds: float) -> float:
-        """Price times seconds of a row that layers held in one node take at most, and so those of them in a stage.
+        """Price times seconds of a row that layers held in one node take at most, and so those of them in a stage."""
+        return seconds * self._most_price / self.problem.global_batch_size
 
-        Of the stages that have most of their devices in a node, fewer devices are elsewhere than there.
-        """
-        cluster, names = self.problem.cluster, self.options.accelerators
-        nodes = [cluster.nodes[index] for index in used_nodes(self.problem)]
-        held = max(one.devices * (self.prices[names.index(one.accelerator)] + self.prices.max()) for one in nodes)
-        return seconds * float(held) / self.problem.global_batch_size
+    def most_work_alone(self, head: Head, seconds: float) -> float:
+        """The same of layers that a single replica in one node holds."""
+        alone = seconds * head[0] * float(self.prices.max()) / self.problem.global_batch_size
+        return min(alone, self.most_work(seconds))
 
-    def sums(self, head: Head, shown: float) -> Array:
-        """[kind] least seconds of summing its gradients where it is held by several nodes.
-
-        Of sums that computing may hide that share is seen. Sharded weights are collected at the end or, as far as it is
-        seen, in two passes or more.
-        """
-        if head[1] or self._rate == np.inf:
-            return np.zeros(len(self.problem.model.kinds))
-        runtime, setting = self.problem.runtime, self.problem.setting
-        grad, weight = setting.gradient_dtype.num_bytes, self.problem.model.dtype.num_bytes
-        whole = grad * (shown if runtime.overlaps_gradients else 1.0)
-        parts = grad / 2 * shown + weight / 2 * min(1.0, 2 * shown)
-        found: Array = self._values * min(min(whole, parts) * self._slowest(head[0]), grad / 2 / self._card)
+    def sums_between(self, head: Head, shown: float) -> Array:
+        """[kind] least seconds of summing gradients where several nodes hold it; of what computing may hide, that share."""
+        if self._rate == np.inf:
+            return np.full(len(self._values), np.inf)
+        grad = self.problem.setting.gradient_dtype.num_bytes
+        found: Array = self._values * min(self._bytes(shown) * self._slowest(head[0]), grad / 2 / self._card)
         return found
+
+    def sums_inside(self, head: Head, shown: float) -> Array:
+        """[kind] the same where one node does, with several replicas."""
+        best = max(self._inside, self._rate if np.isfinite(self._rate) else 0.0)
+        found: Array = self._values * (self._bytes(shown) / (head[0] * best) if best > 0 else 0.0)
+        return found
+
+    @cached_property
+    def _most_price(self) -> float:
+        """Of stages that have most of their devices in one node: fewer are elsewhere than there."""
+        cluster, names = self.problem.cluster, self.options.accelerators
+        sizes = {(node.accelerator, node.devices) for node in map(cluster.nodes.__getitem__, used_nodes(self.problem))}
+        highest = float(self.prices.max())
+        return max(devices * (float(self.prices[names.index(name)]) + highest) for name, devices in sizes)
+
+    def _bytes(self, shown: float) -> float:
+        """For each value: summed whole, or in parts that are collected at the end or, as far as it is seen, in two passes."""
+        grad, weight = self.problem.setting.gradient_dtype.num_bytes, self.problem.model.dtype.num_bytes
+        whole = grad * (shown if self.problem.runtime.overlaps_gradients else 1.0)
+        return min(whole, grad / 2 * shown + weight / 2 * min(1.0, 2 * shown))
 
     @cached_property
     def message_seconds(self) -> float:
@@ -76,8 +90,7 @@ class Holders:
         first, last = model.kind_of(0), model.kind_of(len(model.layers) - 1)
         if len(model.layers) == 1 or first.shared_weight is None or last.shared_weight != first.shared_weight:
             return 0.0
-        inside = max((one.inside for one in self.options.reach if one.group > 1), default=0.0)
-        rate = max(inside * self.problem.runtime.link_ratio, self._rate if np.isfinite(self._rate) else 0.0)
+        rate = max(self._inside, self._rate if np.isfinite(self._rate) else 0.0)
         values = min(setting.shared_at(first, degree) for degree in set(self.options.tensor.tolist()))
         return values * _SAFE * setting.gradient_dtype.num_bytes / rate if rate > 0 else 0.0
 
@@ -95,6 +108,12 @@ class Holders:
         """[kind] values that belong to no other layer."""
         kinds = self.problem.model.kinds
         return np.array([kind.parameters - kind.shared_parameters for kind in kinds], dtype=np.float64) * _SAFE
+
+    @cached_property
+    def _inside(self) -> float:
+        """Bytes per second, at best, inside a node; 0 where none has several devices."""
+        found = max((one.inside for one in self.options.reach if one.group > 1), default=0.0)
+        return found * self.problem.runtime.link_ratio
 
     @cached_property
     def _rate(self) -> float:

@@ -51,8 +51,16 @@ class Rays:
         found: Array = each.min(axis=0)
         return found
 
-    def hull(self, head: Head, kind: int) -> tuple[Array, Array]:
-        """[vertex] rows for each unit of price, ascending, and average seconds; of both ways where groups need not cross."""
+    @cached_property
+    def hulls(self) -> dict[Head, tuple[tuple[Array, Array], ...]]:
+        """By head and kind: [corner] rows for each unit of price, ascending, and average seconds.
+
+        Where groups need not cross, of both ways.
+        """
+        kinds = range(self.seconds.shape[1])
+        return {head: tuple(self._hull(head, kind) for kind in kinds) for head in self.heads}
+
+    def _hull(self, head: Head, kind: int) -> tuple[Array, Array]:
         tensor, crosses = head
         mine = (self.options.tensor == tensor) & (self.options.crosses | (not crosses))
         rates = 1 / (tensor * self.prices[self.options.accelerator[mine]])
