@@ -28,7 +28,7 @@ def packed_plans(problem: Problem) -> Iterator[Plan]:
     Groups are all of one size, or those of devices with less memory so much larger that each has about as much. A row
     passes at a time, and everything is computed again: little is held beside weights and their state.
     """
-    by_accelerator = _degrees(problem)
+    by_accelerator = degrees_of(problem)
     largest = max(by_accelerator, key=lambda name: _memory(problem, name))
     tried: list[Mapping[str, int]] = []
     for tensor in by_accelerator[largest]:
@@ -45,7 +45,7 @@ def packed_plans(problem: Problem) -> Iterator[Plan]:
             yield plan
 
 
-def _degrees(problem: Problem) -> dict[str, list[int]]:
+def degrees_of(problem: Problem) -> dict[str, list[int]]:
     """By accelerator its tensor degrees, ascending."""
     most = min(len(problem.devices), _MOST_TENSOR, problem.limits.max_tensor_degree or _MOST_TENSOR)
     every = tensor_degrees(problem.model, problem.model.max_tensor_degree, most)
@@ -62,7 +62,7 @@ def _memory(problem: Problem, accelerator: str) -> int:
 
 def _packed(problem: Problem, degree_of: Mapping[str, int]) -> Plan | None:
     """None where it does not fit."""
-    groups, setting = _groups(problem, degree_of), problem.setting
+    groups, setting = groups_of(problem, degree_of), problem.setting
     if not groups:
         return None
     costs = _costs(problem, groups)
@@ -70,7 +70,7 @@ def _packed(problem: Problem, degree_of: Mapping[str, int]) -> Plan | None:
     room = memory
     for _ in range(_ROUNDS):
         ends = dealt(costs, room)
-        plan = _plan(problem, groups, ends)
+        plan = plan_of(problem, groups, ends)
         held = dict(memory_by_device(plan, setting))
         fullest = np.array([max(held[device] for device in group) for group in groups], dtype=np.float64)
         if (fullest <= memory).all():
@@ -82,19 +82,24 @@ def _packed(problem: Problem, degree_of: Mapping[str, int]) -> Plan | None:
 
 def _costs(problem: Problem, groups: Sequence[Group]) -> Array:
     """[group, layer] bytes of a device's part of its state, and of the inputs of micro-batches under way (1F1B)."""
-    model, layers = problem.model, range(len(problem.model.layers))
-    each = parameter_bytes(model, problem.optimizer, problem.runtime.gradient_dtype)
-    inputs = np.array([0, *(model.output_bytes_per_row(layer) for layer in layers[:-1])])
     kept = np.minimum(problem.global_batch_size, np.arange(len(groups), 0, -1))
-    values = {
-        size: [problem.setting.values_at(model.kind_of(layer), size) for layer in layers]
-        for size in set(map(len, groups))
-    }
-    found: Array = np.array([values[len(group)] for group in groups], dtype=np.float64) * each + kept[:, None] * inputs
+    held = {size: held_by(problem, size) for size in set(map(len, groups))}
+    found: Array = np.array(
+        [held[len(group)][0] + count * held[len(group)][1] for group, count in zip(groups, kept, strict=True)]
+    )
     return found
 
 
-def _groups(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:
+def held_by(problem: Problem, tensor: int) -> tuple[Array, Array]:
+    """Two of [layer] bytes of one of so many devices: of its state, and of the input of a row."""
+    model, layers = problem.model, range(len(problem.model.layers))
+    each = parameter_bytes(model, problem.optimizer, problem.runtime.gradient_dtype)
+    values = np.array([problem.setting.values_at(model.kind_of(layer), tensor) for layer in layers], dtype=np.float64)
+    inputs = np.array([0.0, *(model.output_bytes_per_row(layer) for layer in layers[:-1])])
+    return values * each, inputs
+
+
+def groups_of(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:
     """Groups inside nodes, where no node is that large over nodes of one accelerator; those with most memory at both ends.
 
     Where they are more than there may be stages, those with most memory.
@@ -119,7 +124,7 @@ def _groups(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:
     return [*roomiest[:1], *roomiest[2:], *roomiest[1:2]]
 
 
-def _plan(problem: Problem, groups: Sequence[Group], ends: Sequence[int]) -> Plan:
+def plan_of(problem: Problem, groups: Sequence[Group], ends: Sequence[int]) -> Plan:
     stages = []
     for group, first, end in zip(groups, (0, *ends), ends, strict=False):
         run = LayerRun(first, end - first, len(group), 1, (1,), recompute=True)

@@ -34,6 +34,7 @@ from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
 from trainwright.search.lean import lean_plans
 from trainwright.search.megatron import megatron_drafts
+from trainwright.search.paced import paced_plans
 from trainwright.search.packed import packed_plans
 from trainwright.search.preference.adaption import adapted
 from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem
@@ -119,7 +120,10 @@ class _Run:
         return not self.judge.feasible()
 
     def _begin(self) -> None:
-        """A first answer at once: the usual heuristic's, or where that does not fit layers dealt by memory; then AMP's."""
+        """A first answer at once: the usual heuristic's, or where that does not fit layers dealt by memory; then AMP's.
+
+        Where memory is short, one whose stages are as fast as it allows besides.
+        """
         if drafts := megatron_drafts(Drafting.of(self.problem), Control()):
             self.judge.add(best_of(self.problem, drafts, Control(), 1)[0])
         else:
@@ -129,6 +133,9 @@ class _Run:
             if self._has_none:
                 self.lean = [candidate_of(self.problem, plan) for plan in islice(lean_plans(self.problem), 1)]
         if self.lean or not self._has_none:
+            self._step(0)
+        for plan in paced_plans(self.problem) if self._is_deep and not self._is_over else ():
+            self.judge.cost(plan)
             self._step(0)
         if not self._is_over:
             for candidate in amp_seeds(self.problem, self.control, lambda: self._is_over):
