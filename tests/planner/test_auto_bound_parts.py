@@ -18,10 +18,10 @@ from trainwright.search import Problem
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.classes import Classes
 from trainwright.search.auto.bound.lanes import Answers, Lane
+from trainwright.search.auto.bound.options import NEVER
 from trainwright.search.auto.bound.several import divided
 from trainwright.search.auto.bound.slowest import Slowest
 from trainwright.search.auto.bound.sums import all_reduce_seconds, most_nodes
-from trainwright.search.auto.bound.ways import NEVER
 
 
 def single_devices(seed: int) -> Problem:

@@ -77,8 +77,9 @@ class Crossings:
         if first.shared_weight is None or last.shared_weight != first.shared_weight or len(kind_of) == 1:
             return found
         found[:] = np.inf
+        owners = [kind for kind in kinds if kind.shared_weight == first.shared_weight]
         for degree in shares.ways.degrees:
-            size = setting.shared_at(first, degree) * setting.gradient_dtype.num_bytes
+            size = min(setting.shared_at(kind, degree) for kind in owners) * setting.gradient_dtype.num_bytes
             seconds = np.divide(size * _SAFE, rates, out=np.zeros_like(found), where=rates > 0)
             found = np.where(shares.size % degree == 0, np.minimum(found, seconds), found)
         return found

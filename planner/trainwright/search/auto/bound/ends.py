@@ -7,9 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.shares import Shares
-from trainwright.search.auto.bound.ways import NEVER
 
 _FEW_PASSES = 8.0
 _WAYS_TO_SHARE = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0))

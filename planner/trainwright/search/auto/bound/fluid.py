@@ -11,7 +11,7 @@ import numpy as np
 
 from trainwright.search.auto.bound.grid import Grid
 from trainwright.search.auto.bound.holders import Holders
-from trainwright.search.auto.bound.options import Array, Options, options_of
+from trainwright.search.auto.bound.options import NEVER, Array, Options, options_of
 from trainwright.search.auto.bound.prices import dearest_prices
 from trainwright.search.auto.bound.rays import Rays
 from trainwright.search.protocol import Problem
@@ -81,7 +81,7 @@ class Fluid:
     def seconds(self, highest: float) -> float:
         """No plan takes less, or less than the highest: what is found with the best guess at what a plan may take."""
         low, high = 0.0, highest
-        for _ in range(_ROUNDS if self._work > 0 else 0):
+        for _ in range(_ROUNDS):
             guess = high if low == 0.0 else (low * high) ** 0.5
             found = self.within(guess)
             low = max(low, min(found, guess))
@@ -96,6 +96,8 @@ class Fluid:
 
     def within(self, seconds: float) -> float:
         """What no plan that keeps within the seconds can do without; it may be more than that where there is none."""
+        if self._work <= 0:
+            return 0.0
         fewest, most = self._pace / self.problem.global_batch_size, seconds / self._work
         grid = Grid.of(self.rays, fewest, self._pace, most)
         nowhere = self._one_stage(grid, seconds, (None,))
@@ -145,7 +147,7 @@ class Fluid:
         return self._share(self.options.backward)
 
     def _share(self, part: Array) -> float:
-        there = self.rays.seconds > 0
+        there = (self.rays.seconds > 0) & (self.rays.seconds < NEVER)
         return float((part[there] / self.rays.seconds[there]).max(initial=0.0))
 
     @cached_property

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.rays import Rays
 
 _SIZE = 128
-_NEVER = 1e30
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Corners:
             here = np.interp(low, [0.0, *corners], [0.0, *(corners * seconds)]) / low
             rows += [np.broadcast_to(corners, (len(low), len(corners))), low[:, None]]
             average += [
-                np.where(corners >= low[:, None], seconds, _NEVER),
-                np.where(low <= corners[-1], here, _NEVER)[:, None],
+                np.where(corners >= low[:, None], seconds, NEVER),
+                np.where(low <= corners[-1], here, NEVER)[:, None],
             ]
             sizes.append(len(corners) + 1)
         every, seconds = np.concatenate(rows, axis=1), np.concatenate(average, axis=1)

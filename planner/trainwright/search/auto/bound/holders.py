@@ -47,15 +47,15 @@ class Holders:
     def sums_between(self, head: Head, shown: float) -> Array:
         """[kind] least seconds of summing gradients where several nodes hold it; of what computing may hide, that share."""
         if self._rate == np.inf:
-            return np.full(len(self._values), np.inf)
+            return np.full(len(self.problem.model.kinds), np.inf)
         grad = self.problem.setting.gradient_dtype.num_bytes
-        found: Array = self._values * min(self._bytes(shown) * self._slowest(head[0]), grad / 2 / self._card)
+        found: Array = self._values(head) * min(self._bytes(shown) * self._slowest(head[0]), grad / 2 / self._card)
         return found
 
     def sums_inside(self, head: Head, shown: float) -> Array:
         """[kind] the same where one node does, with several replicas."""
         best = max(self._inside, self._rate if np.isfinite(self._rate) else 0.0)
-        found: Array = self._values * (self._bytes(shown) / (head[0] * best) if best > 0 else 0.0)
+        found: Array = self._values(head) * (self._bytes(shown) / (head[0] * best) if best > 0 else 0.0)
         return found
 
     @cached_property
@@ -67,10 +67,14 @@ class Holders:
         return max(devices * (float(self.prices[names.index(name)]) + highest) for name, devices in sizes)
 
     def _bytes(self, shown: float) -> float:
-        """For each value: summed whole, or in parts that are collected at the end or, as far as it is seen, in two passes."""
+        """For each value: summed whole, or in parts that are collected at the end or, as far as that is seen, in two passes.
+
+        In passes before the last backward computing hides what it can of it.
+        """
         grad, weight = self.problem.setting.gradient_dtype.num_bytes, self.problem.model.dtype.num_bytes
         whole = grad * (shown if self.problem.runtime.overlaps_gradients else 1.0)
-        return min(whole, grad / 2 * shown + weight / 2 * min(1.0, 2 * shown))
+        hidden = min(self.problem.runtime.overlap_slowdown_ratio - 1, 1.0)
+        return min(whole, grad / 2 * shown + weight / 2 * min(1.0, shown + hidden))
 
     @cached_property
     def message_seconds(self) -> float:
@@ -91,7 +95,9 @@ class Holders:
         if len(model.layers) == 1 or first.shared_weight is None or last.shared_weight != first.shared_weight:
             return 0.0
         rate = max(self._inside, self._rate if np.isfinite(self._rate) else 0.0)
-        values = min(setting.shared_at(first, degree) for degree in set(self.options.tensor.tolist()))
+        owners = [kind for kind in model.kinds if kind.shared_weight == first.shared_weight]
+        degrees = set(self.options.tensor.tolist())
+        values = min(setting.shared_at(kind, degree) for kind in owners for degree in degrees)
         return values * _SAFE * setting.gradient_dtype.num_bytes / rate if rate > 0 else 0.0
 
     def _slowest(self, tensor: int) -> float:
@@ -103,11 +109,13 @@ class Holders:
         fewest = tensor * (group // tensor + 1) if 2 * tensor > group else 0
         return max(1 / (tensor * self._rate), (1 - group / fewest) / self._card if fewest else 0.0)
 
-    @cached_property
-    def _values(self) -> Array:
-        """[kind] values that belong to no other layer."""
+    def _values(self, head: Head) -> Array:
+        """[kind] values on all ranks of a group that belong to no other layer."""
+        setting, degree = self.problem.setting, head[0]
         kinds = self.problem.model.kinds
-        return np.array([kind.parameters - kind.shared_parameters for kind in kinds], dtype=np.float64) * _SAFE
+        held = [setting.values_at(kind, degree) - setting.shared_at(kind, degree) for kind in kinds]
+        found: Array = np.maximum(np.array(held, dtype=np.float64), 0.0) * degree * _SAFE
+        return found
 
     @cached_property
     def _inside(self) -> float:

@@ -13,10 +13,9 @@ from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.crossings import Crossings
 from trainwright.search.auto.bound.ends import Ends
 from trainwright.search.auto.bound.ledger import STEP
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.slowest import Slowest
-from trainwright.search.auto.bound.ways import NEVER
 
 _EXACT_KEPT = 4
 _HUGE = 1e4

@@ -11,10 +11,14 @@ from numpy.typing import NDArray
 
 from trainwright.cost.links import links_of
 from trainwright.layer import LayerKind
+from trainwright.profiles import LayerProfile
+from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
 Array = NDArray[np.float64]
 
+NEVER = 1e30
+"""Seconds of what there is not."""
 _FINENESS = 32
 """Up to so many every number of rows is an option of its own; beyond, rows that differ by less than one part of it share
 one."""
@@ -128,15 +132,35 @@ def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Re
 
 
 def _degrees(problem: Problem, accelerator: str) -> Iterator[int]:
-    """Tensor degrees at which a layer of every kind can be costed on the accelerator."""
-    model, setting = problem.model, problem.setting
-    limit = problem.limits.max_tensor_degree or model.max_tensor_degree
-    measured = {degree for kind in model.kinds for degree in problem.profiles.tensor_degrees(accelerator, kind.name)}
-    for degree in sorted(measured | {1}):
-        if degree <= limit and model.max_tensor_degree % degree == 0:
-            needed = ((kind, degree if setting.divides(kind, degree) else 1) for kind in model.kinds)
-            if all(problem.profiles.has(accelerator, kind.name, one) for kind, one in needed):
-                yield degree
+    """Tensor degrees at which a layer of some kind can be costed on the accelerator: others of a stage may have another.
+
+    Where a kind is not divided, any degree will do: each rank of a group computes all of its rows.
+    """
+    limit = problem.limits.max_tensor_degree or problem.model.max_tensor_degree
+    for degree in divisors(problem.model.max_tensor_degree):
+        if degree <= min(limit, len(problem.devices)) and any(
+            _profiles_of(problem, accelerator, kind, degree) for kind in problem.model.kinds
+        ):
+            yield degree
+
+
+def _profiles_of(problem: Problem, accelerator: str, kind: LayerKind, tensor: int) -> tuple[list[LayerProfile], float]:
+    """What a kind of layer is costed from, ascending by rows, and how many times that; empty where it cannot be.
+
+    A layer that was too large for so few ranks is costed from a larger degree, as in `Profiles.cost`.
+    """
+    profiles = problem.profiles
+    degree = tensor if problem.setting.divides(kind, tensor) else 1
+    name = accelerator, kind.name
+    source = degree
+    if not profiles.has(*name, degree):
+        further = [one for one in profiles.tensor_degrees(*name) if one > degree]
+        was_tried = any((one.accelerator, one.kind, one.tensor_degree) == (*name, degree) for one in profiles.too_large)
+        if not further or not was_tried:
+            return [], 1.0
+        source = further[0]
+    series = [one for one in profiles.layers if (one.accelerator, one.kind, one.tensor_degree) == (*name, source)]
+    return sorted(series, key=lambda profile: profile.rows), source / degree
 
 
 def _grid(problem: Problem) -> NDArray[np.intp]:
@@ -156,22 +180,20 @@ def _grid(problem: Problem) -> NDArray[np.intp]:
 def _kind_tables(  # noqa: PLR0913, PLR0917 - a layer, where it runs, and how many rows
     problem: Problem, accelerator: str, kind: LayerKind, tensor: int, low: NDArray[np.intp], high: NDArray[np.intp]
 ) -> tuple[Array, Array, Array, Array]:
-    """[option] forward, backward, update seconds and activation bytes: `Setting.layer_cost` at the better end."""
-    degree = tensor if problem.setting.divides(kind, tensor) else 1
-    series = sorted(
-        (
-            p
-            for p in problem.profiles.layers
-            if (p.accelerator, p.kind, p.tensor_degree) == (accelerator, kind.name, degree)
-        ),
-        key=lambda profile: profile.rows,
-    )
+    """[option] forward, backward, update seconds and activation bytes: `Setting.layer_cost` at the better end.
+
+    Beyond reason where it cannot be costed.
+    """
+    series, times = _profiles_of(problem, accelerator, kind, tensor)
+    if not series:
+        never = np.full(len(low), NEVER)
+        return never, never, never, never
     rows = np.array([profile.rows for profile in series], dtype=np.float64)
     runtime = problem.runtime
     growth, ratio = runtime.row_growth_ratio, runtime.compute_ratio(accelerator)
     found = []
     for field in ("forward_seconds", "backward_seconds", "update_seconds", "activation_bytes"):
-        values = np.array([getattr(profile, field) for profile in series], dtype=np.float64)
+        values = np.array([getattr(profile, field) for profile in series], dtype=np.float64) * times
         grows = field != "update_seconds" or len(series) > 1
         ends = [_along(rows, values, at, grows=grows) for at in (low, high)]
         if field in {"forward_seconds", "backward_seconds"}:

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from trainwright.search.auto.bound.moves import moves_of
 from trainwright.search.auto.bound.needs import Tables
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.sums import across_rates
-from trainwright.search.auto.bound.ways import NEVER
 
 _FARTHER = 1.2
 """What is known up to so much more time than is asked for need not be looked for anew."""

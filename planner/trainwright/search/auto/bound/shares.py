@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
 from trainwright.search.auto.bound.ledger import STEP, Ledger
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.sums import all_reduce_seconds
 from trainwright.search.auto.bound.terms import Terms
-from trainwright.search.auto.bound.ways import NEVER, Counts, Ways
+from trainwright.search.auto.bound.ways import Counts, Ways
 from trainwright.search.protocol import Problem
 
 _ROUNDING_BYTES = 16

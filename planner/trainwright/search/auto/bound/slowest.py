@@ -8,10 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.shares import Load, Shares
 from trainwright.search.auto.bound.terms import geometric
-from trainwright.search.auto.bound.ways import NEVER
 
 _EXACT_ROWS, _ROWS_RATIO = 16, 1.1
 _MOST_WORK = 2.5e7

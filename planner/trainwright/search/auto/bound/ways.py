@@ -9,12 +9,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.terms import Terms
 
 Counts = NDArray[np.intp]
-NEVER = 1e30
-"""Seconds of what there is not."""
 _SHAPES_KEPT = 64
 
 
