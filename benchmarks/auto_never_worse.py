@@ -27,8 +27,6 @@ SAME, FASTER = 1e-9, 1e-6
 """Relative differences: what rounding leaves, and what counts as strictly faster."""
 CPU_REGRESSION_RATIO = 1.5
 """By how much CPU seconds over AMP's may grow before it counts as a regression."""
-BOUND_EFFORT = 2.0
-"""Bounds that a person waits for have half of that."""
 YARDSTICK_CPU_SECONDS = 1.0
 """AMP's search is run again on cases on which it took less."""
 FIELDS = ("seconds", "bound", "CPU s", "first CPU s", "AMP CPU s")
@@ -110,7 +108,7 @@ def outcome(case: Case, others: Mapping[str, float], *, amp_is_quick: bool = Tru
     amp_seconds = Timed.of(case.problem(), "amp").cpu_seconds if amp_is_quick else 0.0
     ours = Timed.of(case.problem(), search)
     known = ours.seconds if ours.best else None
-    bound = lower_bound_seconds(case.problem(), incumbent_seconds=known, effort=BOUND_EFFORT)
+    bound = lower_bound_seconds(case.problem(), incumbent_seconds=known)
     return Outcome(case, others, ours.seconds, bound, ours.cpu_seconds, ours.first_cpu_seconds, amp_seconds)
 
 

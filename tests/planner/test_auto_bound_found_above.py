@@ -1,4 +1,4 @@
-"""Plans that a bound was once above: a micro-batch size inside a lane, its messages, and degrees that change in a stage."""
+"""Plans that a bound was once above: by the rows of a lane, and by degrees that change in a stage or were not measured."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 import pytest
 from bound_instances import drawn_problem
 
-from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
+from trainwright.cluster import Accelerator, Cluster, Device, Link, Node, Port
 from trainwright.cost.estimate import estimate_in
 from trainwright.families import Gpt
 from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright.profiles import LayerProfile, Profiles
+from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.search import Limits, Problem
 from trainwright.search.auto.bound import lower_bound_seconds
 from trainwright.search.auto.bound.asks import Ask
@@ -72,6 +72,37 @@ def test_a_degree_that_changes_inside_a_stage() -> None:
     plan = estimate_in(Plan(2, 2, (Pipeline(1, 2, (stage,)),)), problem.setting)
     assert plan.feasible
     assert 0.9 * plan.iteration_seconds <= lower_bound_seconds(problem) <= plan.iteration_seconds
+
+
+def test_layers_that_no_degree_divides_are_held_whole_by_a_group_of_any_degree() -> None:
+    """A layer of many weights and little work, computed by all devices at once, needs no sum between slow nodes."""
+    embedding, block = WHOLE.layers[0], WHOLE.layers[1]
+    model, count = model_of(embedding, block), 4
+    nodes = tuple(Node(f"node-{number}", "gpu", 1, Port(0.5, 1e9)) for number in range(count))
+    profiles = (
+        *profiled("gpu", model.kind(embedding), 1, {1: 1e-9, 2: 2e-9}),
+        *profiled("gpu", model.kind(block), 1, {1: 0.01, 2: 0.02}),
+    )
+    problem = Problem(Cluster((Accelerator("gpu", ROOM),), nodes), model, Profiles(profiles), 400)
+    runs = (LayerRun(0, 1, count, 1, (400,)), LayerRun(1, 1, 1, count, (100,) * count))
+    plan = estimate_in(Plan(2, 400, (Pipeline(1, 400, (Stage(problem.devices, runs),)),)), problem.setting)
+    assert plan.feasible
+    assert lower_bound_seconds(problem) <= plan.iteration_seconds
+
+
+def test_a_degree_that_was_too_large_for_more_rows() -> None:
+    """One row fits where four did not; the profile is made up from the degree that was measured."""
+    block = WHOLE.layers[1]
+    model = model_of(block)
+    cluster = Cluster((Accelerator("gpu", ROOM),), (Node("a", "gpu", 2, None, Port(0.0, 1e6)),))
+    profiles = Profiles(
+        tuple(profiled("gpu", model.kind(block), 2, {1: 0.001, 2: 0.002})), (), (LayerTooLarge("gpu", block, 1, 4),)
+    )
+    problem = Problem(cluster, model, profiles, 2)
+    stage = Stage((Device("a", 0), Device("a", 1)), (LayerRun(0, 1, 1, 2, (1, 1)),))
+    plan = estimate_in(Plan(1, 2, (Pipeline(1, 2, (stage,)),)), problem.setting)
+    assert plan.feasible
+    assert lower_bound_seconds(problem) <= plan.iteration_seconds
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -16,6 +16,7 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.estimate import estimate_in
 from trainwright.search import Limits, Problem
 from trainwright.search.lean import lean_plans
+from trainwright.search.paced import paced_plans
 from trainwright.search.packed import dealt, packed_plans
 
 COSTS = st.integers(1, 4).flatmap(
@@ -81,3 +82,35 @@ def test_what_it_finds_fits_and_keeps_the_limits(seed: int) -> None:
             assert all(
                 run.tensor <= (limits.max_tensor_degree or 16) for stage in pipeline.stages for run in stage.layers
             )
+
+
+def mixed_and_tight() -> Problem:
+    """Roomy devices that hold the model among them, and as many small ones over a slow network, which only in large groups do."""
+    drawn = tight_and_unequal()
+    slow, fast = Port(1e-3, 1e8), Port(1e-6, 1e11)
+    nodes = (
+        *(Node(f"small-{number}", "small", 1, slow) for number in range(4)),
+        *(Node(f"large-{number}", "large", 2, slow, fast) for number in range(2)),
+    )
+    needed = drawn.model.parameters * 16
+    accelerators = (Accelerator("small", int(needed / 9)), Accelerator("large", int(needed / 1.8)))
+    mine = [profile for profile in drawn.profiles.layers if profile.accelerator == "large"]
+    profiles = replace(drawn.profiles, layers=(*mine, *(replace(profile, accelerator="small") for profile in mine)))
+    return replace(drawn, cluster=Cluster(accelerators, nodes), profiles=profiles, global_batch_size=16)
+
+
+def test_devices_that_would_only_slow_the_rest_down_are_left_out() -> None:
+    problem = mixed_and_tight()
+    paced = [estimate_in(plan, problem.setting) for plan in paced_plans(problem)]
+    packed = [estimate_in(plan, problem.setting) for plan in packed_plans(problem)]
+    assert all(one.feasible for one in paced)
+    best = min(one.iteration_seconds for one in paced)
+    assert best < min((one.iteration_seconds for one in packed if one.feasible), default=np.inf)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_paced_plans_fit_and_are_none_twice(seed: int) -> None:
+    problem = drawn_problem(random.Random(seed))
+    plans = list(paced_plans(problem))
+    assert len(set(plans)) == len(plans)
+    assert all(estimate_in(plan, problem.setting).feasible for plan in plans)
