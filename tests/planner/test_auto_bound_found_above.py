@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from bound_instances import drawn_problem
@@ -76,9 +77,10 @@ def test_a_degree_that_changes_inside_a_stage() -> None:
 
 def test_layers_that_no_degree_divides_are_held_whole_by_a_group_of_any_degree() -> None:
     """A layer of many weights and little work, computed by all devices at once, needs no sum between slow nodes."""
-    embedding, block = WHOLE.layers[0], WHOLE.layers[1]
-    model, count = model_of(embedding, block), 4
-    nodes = tuple(Node(f"node-{number}", "gpu", 1, Port(0.5, 1e9)) for number in range(count))
+    embedding, block, count = WHOLE.layers[0], WHOLE.layers[1], 4
+    large = Model.of(replace(FAMILY, vocabulary_size=2_000_000), Dtype.FLOAT32)
+    model = replace(large, kinds=(large.kind(embedding), large.kind(block)), layers=(embedding, block))
+    nodes = tuple(Node(f"node-{number}", "gpu", 1, Port(1e-6, 1e9)) for number in range(count))
     profiles = (
         *profiled("gpu", model.kind(embedding), 1, {1: 1e-9, 2: 2e-9}),
         *profiled("gpu", model.kind(block), 1, {1: 0.01, 2: 0.02}),
@@ -98,9 +100,9 @@ def test_a_degree_that_was_too_large_for_more_rows() -> None:
     profiles = Profiles(
         tuple(profiled("gpu", model.kind(block), 2, {1: 0.001, 2: 0.002})), (), (LayerTooLarge("gpu", block, 1, 4),)
     )
-    problem = Problem(cluster, model, profiles, 2)
+    problem = Problem(cluster, model, profiles, 64)
     stage = Stage((Device("a", 0), Device("a", 1)), (LayerRun(0, 1, 1, 2, (1, 1)),))
-    plan = estimate_in(Plan(1, 2, (Pipeline(1, 2, (stage,)),)), problem.setting)
+    plan = estimate_in(Plan(1, 64, (Pipeline(32, 2, (stage,)),)), problem.setting)
     assert plan.feasible
     assert lower_bound_seconds(problem) <= plan.iteration_seconds
 
