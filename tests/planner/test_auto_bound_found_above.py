@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from bound_instances import drawn_problem
@@ -11,7 +10,7 @@ from bound_instances import drawn_problem
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node, Port
 from trainwright.cost.estimate import estimate_in
 from trainwright.families import Gpt
-from trainwright.layer import Dtype, LayerKind
+from trainwright.layer import Dtype, LayerKind, Operator, OperatorKind, Segment, Split
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
@@ -76,18 +75,22 @@ def test_a_degree_that_changes_inside_a_stage() -> None:
 
 
 def test_layers_that_no_degree_divides_are_held_whole_by_a_group_of_any_degree() -> None:
-    """A layer of many weights and little work, computed by all devices at once, needs no sum between slow nodes."""
-    embedding, block, count = WHOLE.layers[0], WHOLE.layers[1], 4
-    large = Model.of(replace(FAMILY, vocabulary_size=2_000_000), Dtype.FLOAT32)
-    model = replace(large, kinds=(large.kind(embedding), large.kind(block)), layers=(embedding, block))
-    nodes = tuple(Node(f"node-{number}", "gpu", 1, Port(1e-6, 1e9)) for number in range(count))
+    """A layer of many weights and hardly any work, computed by all devices at once, needs no sum between slow nodes."""
+
+    def kind(name: str, weights: int) -> LayerKind:
+        operator = Operator(name, OperatorKind.MATMUL, 1.0, 1, 1, weight_elements=weights, split=Split.NONE)
+        return LayerKind(name, (Segment((operator,), 0, 0),), 1)
+
+    heavy, work, count, batch = kind("heavy", 10**9), kind("work", 0), 16, 1600
+    model = Model(FAMILY, WHOLE.dtype, (heavy, work), ("heavy", "work"), count)
+    nodes = tuple(Node(f"node-{number}", "gpu", 1, Port(0.5, 1e9)) for number in range(count))
     profiles = (
-        *profiled("gpu", model.kind(embedding), 1, {1: 1e-9, 2: 2e-9}),
-        *profiled("gpu", model.kind(block), 1, {1: 0.01, 2: 0.02}),
+        *profiled("gpu", heavy, 1, {1: 1e-12, 2: 2e-12}),
+        *profiled("gpu", work, 1, {1: count / batch, 2: 2 * count / batch}),
     )
-    problem = Problem(Cluster((Accelerator("gpu", ROOM),), nodes), model, Profiles(profiles), 400)
-    runs = (LayerRun(0, 1, count, 1, (400,)), LayerRun(1, 1, 1, count, (100,) * count))
-    plan = estimate_in(Plan(2, 400, (Pipeline(1, 400, (Stage(problem.devices, runs),)),)), problem.setting)
+    problem = Problem(Cluster((Accelerator("gpu", 2**45),), nodes), model, Profiles(profiles), batch)
+    runs = (LayerRun(0, 1, count, 1, (batch,)), LayerRun(1, 1, 1, count, (batch // count,) * count))
+    plan = estimate_in(Plan(2, batch, (Pipeline(1, batch, (Stage(problem.devices, runs),)),)), problem.setting)
     assert plan.feasible
     assert lower_bound_seconds(problem) <= plan.iteration_seconds
 
