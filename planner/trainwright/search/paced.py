@@ -28,20 +28,21 @@ def paced_plans(problem: Problem) -> Iterator[Plan]:
     are held count.
     """
     known: list[Plan] = []
+    sizes = _sizes(problem)
     stages = min(len(problem.model.layers), len(problem.devices))
     while stages > 0:
-        plan = _paced(problem, stages)
+        plan = _paced(problem, sizes, stages)
         if plan is not None and plan not in known:
             known.append(plan)
             yield plan
         stages //= 2
 
 
-def _paced(problem: Problem, stages: int) -> Plan | None:
+def _paced(problem: Problem, sizes: Sequence[_Size], stages: int) -> Plan | None:
     """From about so many stages on."""
     more: dict[Group, float] = {}
     for _ in range(_ROUNDS):
-        paced = _Paced(problem, stages, more)
+        paced = _Paced(problem, sizes, stages, more)
         dealt = paced.dealt()
         if dealt is None:
             return None
@@ -95,12 +96,13 @@ class _Paced:
     """For about so many stages, with groups that need some bytes more than layers tell."""
 
     problem: Problem
+    sizes: Sequence[_Size]
     stages: int
     more: Mapping[Group, float]
 
     def dealt(self) -> _Dealt | None:
         """That of the fewest seconds a stage; None where memory does not do for any."""
-        low, high = 0.0, max((float(one.seconds[-1]) for one in self._sizes), default=0.0)
+        low, high = 0.0, max((float(one.seconds[-1]) for one in self.sizes), default=0.0)
         best = self._within(high)
         for _ in range(_HALVINGS if best is not None else 0):
             middle = (low + high) / 2
@@ -111,7 +113,7 @@ class _Paced:
 
     def known(self, groups: Sequence[Group], ends: Sequence[int]) -> list[float]:
         """By group the bytes that its layers are taken for."""
-        sizes = {(one.name, one.degree): one for one in self._sizes}
+        sizes = {(one.name, one.degree): one for one in self.sizes}
         found = []
         for number, (group, first, end) in enumerate(zip(groups, (0, *ends), ends, strict=False)):
             size = sizes[self.problem.cluster.node(group[0].node).accelerator, len(group)]
@@ -126,7 +128,7 @@ class _Paced:
     def _within(self, seconds: float) -> _Dealt | None:
         """Layers dealt out in order, to each group as many as it may have; None where some are left over."""
         chosen: dict[str, _Size] = {}
-        for one in self._sizes:
+        for one in self.sizes:
             known = chosen.get(one.name)
             if self._share(one, seconds) > (self._share(known, seconds) if known else 0.0):
                 chosen[one.name] = one
@@ -149,38 +151,39 @@ class _Paced:
         layers = self.problem.model.layers
         return layers.index(Counter(layers).most_common(1)[0][0])
 
-    @cached_property
-    def _sizes(self) -> list[_Size]:
-        """Those there are, smallest degrees first."""
-        found = []
-        for name, degrees in degrees_of(self.problem).items():
-            for degree in degrees:
-                groups = groups_of(self.problem, {name: degree})
-                if groups:
-                    state, inputs = held_by(self.problem, degree)
-                    room = max(self.problem.setting.memory_of_node[group[0].node] for group in groups)
-                    sums = [_sums(one) for one in (state, inputs, self._seconds(groups[0]))]
-                    found.append(_Size(name, degree, sums[0], sums[1], sums[2], float(room)))
-        return found
 
-    def _seconds(self, group: Group) -> Array:
-        """[layer] of a row, forward, again and backward."""
-        model, setting = self.problem.model, self.problem.setting
-        collective = setting.collectives.all_reduce((tuple(device.node for device in group),))
-        accelerator = self.problem.cluster.node(group[0].node).accelerator
-        of_kind = {}
-        for kind in model.kinds:
-            one = layer_seconds(
-                kind,
-                accelerators=(accelerator,),
-                tensor=len(group),
-                rows=1,
-                recompute=True,
-                collective=collective,
-                setting=setting,
-            )
-            of_kind[kind.name] = _whole(one)
-        return np.array([of_kind[name] for name in model.layers])
+def _sizes(problem: Problem) -> list[_Size]:
+    """Those there are, smallest degrees first."""
+    found = []
+    for name, degrees in degrees_of(problem).items():
+        for degree in degrees:
+            groups = groups_of(problem, {name: degree})
+            if groups:
+                state, inputs = held_by(problem, degree)
+                room = max(problem.setting.memory_of_node[group[0].node] for group in groups)
+                sums = [_sums(one) for one in (state, inputs, _seconds(problem, groups[0]))]
+                found.append(_Size(name, degree, sums[0], sums[1], sums[2], float(room)))
+    return found
+
+
+def _seconds(problem: Problem, group: Group) -> Array:
+    """[layer] of a row, forward, again and backward."""
+    model, setting = problem.model, problem.setting
+    collective = setting.collectives.all_reduce((tuple(device.node for device in group),))
+    accelerator = problem.cluster.node(group[0].node).accelerator
+    of_kind = {}
+    for kind in model.kinds:
+        one = layer_seconds(
+            kind,
+            accelerators=(accelerator,),
+            tensor=len(group),
+            rows=1,
+            recompute=True,
+            collective=collective,
+            setting=setting,
+        )
+        of_kind[kind.name] = _whole(one)
+    return np.array([of_kind[name] for name in model.layers])
 
 
 def _sums(values: Array) -> Array:

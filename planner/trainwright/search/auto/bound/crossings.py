@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Shares
-from trainwright.search.auto.bound.sums import across_rates, between_of, inside_of
+from trainwright.search.auto.bound.sums import across_rates, between_of, inside_of, shared_values
 
 _SAFE = 1 - 1e-6
 
@@ -69,17 +69,14 @@ class Crossings:
         Apart: where no other of those stages has a node of it. Only weights that the first and the last layer hold, so
         that several stages always have them apart.
         """
-        shares, kind_of = self.shares, self.shares.terms.kind_of
-        setting, kinds = shares.problem.setting, shares.problem.model.kinds
-        first, last = kinds[int(kind_of[0])], kinds[int(kind_of[-1])]
+        shares, problem = self.shares, self.shares.problem
         rates = across_rates(shares.terms, shares.counts)[apart]
         found = np.zeros(len(shares.counts))
-        if first.shared_weight is None or last.shared_weight != first.shared_weight or len(kind_of) == 1:
+        if not shared_values(problem, 1):
             return found
         found[:] = np.inf
-        owners = [kind for kind in kinds if kind.shared_weight == first.shared_weight]
         for degree in shares.ways.degrees:
-            size = min(setting.shared_at(kind, degree) for kind in owners) * setting.gradient_dtype.num_bytes
+            size = shared_values(problem, degree) * problem.setting.gradient_dtype.num_bytes
             seconds = np.divide(size * _SAFE, rates, out=np.zeros_like(found), where=rates > 0)
             found = np.where(shares.size % degree == 0, np.minimum(found, seconds), found)
         return found

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.shares import Shares
+from trainwright.search.auto.bound.sums import seen_share
 
 _FEW_PASSES = 8.0
 _WAYS_TO_SHARE = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0))
@@ -76,7 +77,7 @@ class Ends:
 
     @cached_property
     def _hidden(self) -> float:
-        return min(self.shares.problem.runtime.overlap_slowdown_ratio - 1, 1.0)
+        return seen_share(self.shares.problem)
 
     @cached_property
     def _replicas(self) -> Array:

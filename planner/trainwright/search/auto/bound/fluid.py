@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from trainwright.search.auto.bound.holders import Holders
 from trainwright.search.auto.bound.options import NEVER, Array, Options, options_of
 from trainwright.search.auto.bound.prices import dearest_prices
 from trainwright.search.auto.bound.rays import Rays
+from trainwright.search.auto.bound.sums import seen_share
 from trainwright.search.protocol import Problem
 
 _WAY_SHARES = (0.8, 0.2, 0.4, 0.9, 0.6, 1.0, 0.95, 0.1, 0.0)
@@ -74,8 +76,8 @@ class Fluid:
     def of(cls, problem: Problem) -> Fluid:
         """With the prices at which the work alone is dearest."""
         options, model = options_of(problem), problem.model
-        names = [model.kind_of(layer).name for layer in range(len(model.layers))]
-        counts = np.array([names.count(kind.name) for kind in model.kinds], dtype=np.float64)
+        layers = Counter(model.layers)
+        counts = np.array([layers[kind.name] for kind in model.kinds], dtype=np.float64)
         return cls(problem, options, counts, dearest_prices(options, counts))
 
     def seconds(self, highest: float) -> float:
@@ -153,7 +155,7 @@ class Fluid:
     @cached_property
     def _hidden(self) -> float:
         """Share of a sum beside the backward that is seen at all."""
-        return min(self.problem.runtime.overlap_slowdown_ratio - 1, 1.0)
+        return seen_share(self.problem)
 
     def _several_stages(self, grid: Grid, seconds: float) -> float:
         """Of plans with at least two stages in that pipeline; no more is looked for than the seconds."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainwright.search.auto.bound.options import Array, Options, used_nodes
 from trainwright.search.auto.bound.rays import Head
+from trainwright.search.auto.bound.sums import seen_share, shared_values
 from trainwright.search.auto.bound.terms import ring_rates
 from trainwright.search.protocol import Problem
 
@@ -73,8 +74,7 @@ class Holders:
         """
         grad, weight = self.problem.setting.gradient_dtype.num_bytes, self.problem.model.dtype.num_bytes
         whole = grad * (shown if self.problem.runtime.overlaps_gradients else 1.0)
-        hidden = min(self.problem.runtime.overlap_slowdown_ratio - 1, 1.0)
-        return min(whole, grad / 2 * shown + weight / 2 * min(1.0, shown + hidden))
+        return min(whole, grad / 2 * shown + weight / 2 * min(1.0, shown + seen_share(self.problem)))
 
     @cached_property
     def message_seconds(self) -> float:
@@ -90,15 +90,9 @@ class Holders:
     @cached_property
     def shared_seconds(self) -> float:
         """Of summing weights that the first and the last layer share, which several stages have apart."""
-        setting, model = self.problem.setting, self.problem.model
-        first, last = model.kind_of(0), model.kind_of(len(model.layers) - 1)
-        if len(model.layers) == 1 or first.shared_weight is None or last.shared_weight != first.shared_weight:
-            return 0.0
         rate = max(self._inside, self._rate if np.isfinite(self._rate) else 0.0)
-        owners = [kind for kind in model.kinds if kind.shared_weight == first.shared_weight]
-        degrees = set(self.options.tensor.tolist())
-        values = min(setting.shared_at(kind, degree) for kind in owners for degree in degrees)
-        return values * _SAFE * setting.gradient_dtype.num_bytes / rate if rate > 0 else 0.0
+        values = min(shared_values(self.problem, degree) for degree in set(self.options.tensor.tolist()))
+        return values * _SAFE * self.problem.setting.gradient_dtype.num_bytes / rate if rate > 0 else 0.0
 
     def _slowest(self, tensor: int) -> float:
         """Least seconds for each byte that a stage on several nodes sums of a layer."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
 from trainwright.search.auto.bound.ledger import STEP, Ledger
 from trainwright.search.auto.bound.options import NEVER, Array
-from trainwright.search.auto.bound.sums import all_reduce_seconds
+from trainwright.search.auto.bound.sums import all_reduce_seconds, seen_share
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Counts, Ways
 from trainwright.search.protocol import Problem
@@ -195,7 +195,7 @@ class Shares:
         runtime = problem.runtime
         grad, weight = problem.setting.gradient_dtype.num_bytes, model.dtype.num_bytes
         rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
-        hidden = min(runtime.overlap_slowdown_ratio - 1, 1.0)
+        hidden = seen_share(problem)
         held = self._held[way]
         summed = message * self.summed_values
         update = self.ways.update[way].min(axis=0) * self.ways.updated_share

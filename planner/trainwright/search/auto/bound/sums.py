@@ -7,6 +7,21 @@ import numpy as np
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Counts, Ways
+from trainwright.search.protocol import Problem
+
+
+def seen_share(problem: Problem) -> float:
+    """Of a sum beside computing: the share by which both take longer for it."""
+    return min(problem.runtime.overlap_slowdown_ratio - 1, 1.0)
+
+
+def shared_values(problem: Problem, degree: int) -> int:
+    """Values on one rank, at least, of a weight that the first and the last layer share; 0 where they share none."""
+    setting, model = problem.setting, problem.model
+    name = model.kind_of(0).shared_weight
+    if len(model.layers) == 1 or name is None or model.kind_of(len(model.layers) - 1).shared_weight != name:
+        return 0
+    return min(setting.shared_at(kind, degree) for kind in model.kinds if kind.shared_weight == name)
 
 
 def fewest_nodes(terms: Terms, counts: Counts) -> Counts:
