@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from trainwright.cost.estimate import estimate_in
 from trainwright.plan import Plan
 from trainwright.report import Explanation, timeline
 from trainwright.report.comparison import runner_up
 from trainwright.report.degrees import counted
+from trainwright.report.tables import add_row, new_table
 from trainwright.report.timeline import letters
 from trainwright.report.tracks import Activity, Span, tracks_of
 from trainwright.search import SEARCHES, Candidate, Problem, run
@@ -118,3 +120,16 @@ def test_the_runner_up_is_told_apart_from_the_winner(
     assert f"with 1×{rows} (rows × micro-batches) in place of 2×{rows // 2}, takes" in said
     assert "pp2 dp1 tp1 with layers 8 6, takes" in runner_up([first, layers])[0]
     assert runner_up([first]) == []
+
+
+@given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(1, 60))
+def test_a_terminal_that_is_too_narrow_hides_no_column(widths: list[int], columns: int) -> None:
+    headings, cells = ["planner", "time", "gap", "search"], ["9" * width for width in widths]
+    table = new_table([(heading, "right") for heading in headings])
+    add_row(table, *cells)
+    console = Console(width=columns)
+    with console.capture() as told:
+        console.print(table, crop=False)
+    lines = told.get().splitlines()
+    assert lines[0].split() == headings
+    assert lines[2].split() == cells

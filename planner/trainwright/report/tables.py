@@ -8,7 +8,8 @@ from itertools import chain
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,16 @@ WIDEST_WHOLE = 32
 """Lines of layers up to so many characters are not broken where others stand beside them."""
 NARROWEST_BROKEN = 12
 """A column that may be broken keeps so many characters in a terminal that is too narrow for the table."""
+_WIDEST = 10_000
+"""Of a terminal."""
+
+
+class _Whole(Table):
+    """A table that is wider than a terminal which is too narrow for its columns: Rich would drop some of them."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = Measurement.get(console, options.update(width=_WIDEST), self).minimum
+        yield from super().__rich_console__(console, options.update(width=max(options.max_width, needed)))
 
 
 def new_table(columns: Sequence[tuple[str, str]]) -> Table:
@@ -29,7 +40,7 @@ def new_table(columns: Sequence[tuple[str, str]]) -> Table:
 
     Cells are texts, because names may look like markup.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = _Whole(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, justify in columns:
         right = justify == "right"
         table.add_column(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,12 +10,13 @@ import numpy as np
 
 from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
-from trainwright.search.auto.bound.ledger import Ledger, SpentError
+from trainwright.search.auto.bound.ledger import Ledger
 from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import exact_options
 from trainwright.search.auto.bound.pools import Pools, pools_of
 from trainwright.search.auto.bound.several import Several
 from trainwright.search.auto.bound.shares import Shares
+from trainwright.search.auto.bound.sought import sought
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Ways, stage_counts
 from trainwright.search.auto.bound.whole import Whole
@@ -32,7 +32,6 @@ _GLANCED = 1e-2
 """How close a bound at a glance is looked for, from which on it is looked for closely."""
 _GLANCES = 1.0
 """Where that takes more than such a part of what may be spent, closely takes too long."""
-_NEAR_NOTHING = 1e-9
 _RATIO = 1.12
 _EXACT_ROWS = 8
 
@@ -54,12 +53,8 @@ class Classes:
         """None where there are too many devices to look at."""
         return pools_of(self.problem)
 
-    def seconds(self, lowest: float, highest: float) -> float:
-        """No plan takes less; the answer is sought between both, of which the first is known to be one."""
-        return self.several(lowest, self.one(lowest, highest))
-
     def one(self, lowest: float, highest: float) -> float:
-        """The same of plans with a single pipeline."""
+        """No plan with a single pipeline takes less; the answer is sought between both, of which the first is known to be one."""
         self.ledger.spent = 0
         return self._sought(lowest, highest, self._keeps_alone)
 
@@ -76,15 +71,7 @@ class Classes:
     def _sought(
         self, lowest: float, highest: float, keeps: Callable[[float], bool], precision: float = _PRECISION
     ) -> float:
-        """The most seconds, about, that no plan keeps within; what is known of it when much is spent."""
-        low, high, most = lowest, highest, self.ledger.spent + self.most_spent
-        with suppress(SpentError):
-            while high > max(low * (1 + precision), highest * _NEAR_NOTHING) and self.ledger.spent <= most:
-                middle = (max(low, high * precision) * high) ** 0.5
-                low, high = (low, middle) if keeps(middle) else (middle, high)
-            if low >= highest or (high == highest and self.ledger.spent <= most and not keeps(highest)):
-                return highest
-        return low
+        return sought(keeps, (lowest, highest), self.ledger, self.most_spent, precision)
 
     def _keeps_alone(self, seconds: float) -> bool:
         """Whether one pipeline may keep within the seconds."""

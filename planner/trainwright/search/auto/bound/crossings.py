@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Shares
-from trainwright.search.auto.bound.sums import across_rates, between_of, inside_of, shared_values
+from trainwright.search.auto.bound.sums import across_rates, best_card, between_of, inside_of, shared_values
 
 _SAFE = 1 - 1e-6
 
@@ -53,6 +53,22 @@ class Crossings:
         row_bytes = self._boundary * (0.0 if self.shares.problem.runtime.splits_boundaries else 1.0)
         rate = np.where(near, best[number], between[number])
         found: Array = 2 * ((self.shares.fewest_rows / (pieces * rate))[..., None] * row_bytes + late[number])
+        return found
+
+    def to_any(self, devices: NDArray[np.intp]) -> Array:
+        """[stage, boundary] the same to stages of any devices, of stages of so many in the cluster [stage].
+
+        Where nodes have one device each, all rows go over as many cards as a stage has devices. What leaves a card at once
+        shares it: the average byte leaves after half of them, at least; what arrives at one, alike.
+        """
+        problem, reach = self.shares.problem, self.shares.terms.options.reach
+        best, _, late = self._links
+        every = sum(one.devices for one in reach)
+        per_byte = np.full(len(devices), 1 / (max(every - 1, 1) * float(best.max())))
+        if all(one.group == 1 for one in reach) and (card := best_card(problem)) < np.inf:
+            per_byte = np.maximum(per_byte, 0.5 / (devices * card))
+        sent = self._boundary * (0.0 if problem.runtime.splits_boundaries else self.shares.fewest_rows)
+        found: Array = 2 * (np.multiply.outer(per_byte, sent) + float(late.min()))
         return found
 
     @cached_property

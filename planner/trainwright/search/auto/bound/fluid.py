@@ -139,12 +139,12 @@ class Fluid:
         return self.problem.global_batch_size / float((self.prices * reach).sum())
 
     @cached_property
-    def _forward_share(self) -> float:
+    def forward_share(self) -> float:
         """σ: the largest."""
         return self._share(self.options.forward)
 
     @cached_property
-    def _backward_share(self) -> float:
+    def backward_share(self) -> float:
         """β: the largest."""
         return self._share(self.options.backward)
 
@@ -153,7 +153,7 @@ class Fluid:
         return float((part[there] / self.rays.seconds[there]).max(initial=0.0))
 
     @cached_property
-    def _hidden(self) -> float:
+    def hidden(self) -> float:
         """Share of a sum beside the backward that is seen at all."""
         return seen_share(self.problem)
 
@@ -175,7 +175,7 @@ class Fluid:
         best = np.zeros(len(grid.low))
         for spared, share in product(_SPARED_SHARES, prices):
             weights = Weights(0.0, spared, False, None if share is None else share * seconds)
-            passes = np.maximum(grid.rows / grid.high, 1.0) - spared * (1 - self._hidden) * self._backward_share
+            passes = np.maximum(grid.rows / grid.high, 1.0) - spared * (1 - self.hidden) * self.backward_share
             total = np.full(len(best), -(weights.stage_price or 0.0))
             for kind, count in enumerate(self.counts.tolist()):
                 total += count * grid.whole(kind, passes, self._sums(kind, weights, seconds))
@@ -184,10 +184,10 @@ class Fluid:
 
     def _counted(self, grid: Grid, weights: Weights, seconds: float) -> Array:
         """[interval of u] α (A) + (1 - α) (O), and η."""
-        alpha, others = weights.way, (1 - weights.way) * (1 - self._hidden) * weights.spared
+        alpha, others = weights.way, (1 - weights.way) * (1 - self.hidden) * weights.spared
         ahead = np.minimum(grid.rows - grid.low, grid.high * (len(self.problem.model.layers) - 1))
-        computing = grid.rows - alpha * (grid.high + self._forward_share * ahead)
-        computing = np.maximum(computing - others * self._backward_share * grid.high, 0.0)
+        computing = grid.rows - alpha * (grid.high + self.forward_share * ahead)
+        computing = np.maximum(computing - others * self.backward_share * grid.high, 0.0)
         boundary = 2 * self.holders.message_seconds
         total = np.full(len(grid.low), alpha * self.holders.shared_seconds - (weights.stage_price or 0.0))
         way = np.full(len(grid.low), alpha)
@@ -203,7 +203,7 @@ class Fluid:
 
     def _sums(self, kind: int, weights: Weights, seconds: float) -> Array:
         """[head] for each unit of z, the least of e(k) between nodes, inside one, and alone, with its part of η."""
-        shown = 1 - (1 - weights.spared) * (1 - self._hidden)
+        shown = 1 - (1 - weights.spared) * (1 - self.hidden)
         holders, others, price = self.holders, 1 - weights.way, weights.stage_price
         found = np.zeros(len(self.rays.heads))
         for number, head in enumerate(self.rays.heads):

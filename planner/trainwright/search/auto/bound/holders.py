@@ -9,7 +9,7 @@ import numpy as np
 
 from trainwright.search.auto.bound.options import Array, Options, used_nodes
 from trainwright.search.auto.bound.rays import Head
-from trainwright.search.auto.bound.sums import seen_share, shared_values
+from trainwright.search.auto.bound.sums import best_card, seen_share, shared_values
 from trainwright.search.auto.bound.terms import ring_rates
 from trainwright.search.protocol import Problem
 
@@ -125,9 +125,4 @@ class Holders:
 
     @cached_property
     def _card(self) -> float:
-        """Bytes per second of the best card."""
-        cluster = self.problem.cluster
-        ports = [cluster.nodes[index].network for index in used_nodes(self.problem)]
-        found = [port.bandwidth_bytes_per_second for port in ports if port is not None]
-        found += [link.bandwidth_bytes_per_second for link in cluster.links if link.source != link.target]
-        return max(found, default=np.inf) * self.problem.runtime.link_ratio
+        return best_card(self.problem)

@@ -60,7 +60,7 @@ class Tables:
         self.shares, self.terms, self.problem = shares, shares.terms, shares.problem
         self.size = self.terms.size
         limit = self.problem.limits.max_pipeline_degree
-        most = min(self.size, int(shares.size.max()))
+        most = min(self.size, len(self.problem.devices))
         self.most_stages = min(most, limit or most)
         self.is_limited = self.most_stages < most
         self.crossings = Crossings(shares, alone=self.most_stages == 1)

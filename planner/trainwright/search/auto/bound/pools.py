@@ -20,14 +20,15 @@ _MOST_FINE_WORK = 1e7
 
 def pools_of(problem: Problem) -> Pools | None:
     """The finest that are few enough to look at; None where even one for each accelerator is too much."""
-    fine, alike, coarse = _by(problem, apart=True), _by(problem, apart=False), _by_accelerator(problem)
+    fine, alike, coarse = _by(problem, apart=True), _by(problem, apart=False), by_accelerator(problem)
     for pools, most in ((fine, _MOST_FINE_WORK), (alike, _MOST_FINE_WORK), (coarse, _MOST_WORK)):
         if _work(problem, pools) <= most:
             return pools
     return None
 
 
-def _by_accelerator(problem: Problem) -> Pools:
+def by_accelerator(problem: Problem) -> Pools:
+    """One for each accelerator."""
     found: dict[str, list[int]] = {}
     for index in used_nodes(problem):
         found.setdefault(problem.cluster.nodes[index].accelerator, []).append(index)

@@ -236,16 +236,20 @@ class Shares:
 
     def least_bytes(self, kept: int, *, single: bool) -> Array:
         """[stage, kind] what any device of the stage holds at least: one row, everything shared out or computed again."""
+        return self.bytes_on(self.size, kept, single=single, whole=True)
+
+    def bytes_on(self, devices: Counts, kept: int, *, single: bool, whole: bool) -> Array:
+        """[stage, kind] the same of stages of so many devices, or fewer where these need not be whole replicas."""
         problem, model = self.problem, self.problem.model
         grad, weight = problem.setting.gradient_dtype.num_bytes, model.dtype.num_bytes
         rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
-        found = np.full((len(self.counts), len(model.kinds)), np.inf)
+        found = np.full((len(devices), len(model.kinds)), np.inf)
         for way, degree in enumerate(self.ways.degrees):
             held = self._held[way]
-            parts = np.maximum(self.size // degree, 1)[:, None]
+            parts = np.maximum(devices // degree, 1)[:, None]
             state = held * ((weight + rest) / parts + (grad / parts if single else grad))
             activation = np.minimum(self.ways.activation[way][:, 0].min(axis=0), self.input_bytes)
-            fits = (self.size % degree == 0)[:, None]
+            fits = (devices % degree == 0)[:, None] | (not whole)
             found = np.where(fits, np.minimum(found, state + kept * activation), found)
         return found
 

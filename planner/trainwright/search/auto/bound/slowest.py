@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.shares import Load, Shares
-from trainwright.search.auto.bound.terms import geometric
+from trainwright.search.auto.bound.terms import Indices, geometric
 
 _EXACT_ROWS, _ROWS_RATIO = 16, 1.1
 _MOST_WORK = 2.5e7
@@ -37,11 +37,16 @@ class Slowest:
     def of_layers(self) -> Array:
         """[way, stage, kind] seconds of one layer, forward and backward, whatever memory there is."""
         degrees = enumerate(self.shares.ways.degrees)
+        if self._is_pure:
+            tables = (self._at_grid(self._both[way])[self._most_rows(one)] for way, one in degrees)
+            return np.where(self._fit_all[:, :, None], np.stack(list(tables)), NEVER)
         return np.stack([self._least(self._at_grid(self._both[way]), self._fits(one), one) for way, one in degrees])
 
     def of_intervals(self, way: int, load: Load | None) -> Array:
         """[stage, interval] of layers that share the rows alike; where a load is given, memory counts."""
         shares, degree = self.shares, self.shares.ways.degrees[way]
+        if self._is_pure:
+            return self._of_pure(way, load)
         table, fits = self._at_grid(shares.terms.summed(self._both[way])), self._fits(degree)
         if load is None:
             return self._least(table, fits, degree)
@@ -52,10 +57,54 @@ class Slowest:
             found[mine] = self._least(slower, mine, degree)[mine]
         return found
 
+    @cached_property
+    def _is_pure(self) -> bool:
+        """Whether every stage has devices of one accelerator alone."""
+        return bool(((self.shares.counts > 0).sum(axis=1) == 1).all())
+
+    def _most_rows(self, degree: int) -> tuple[Indices, Indices]:
+        """Of pure stages: [stage] the accelerator, and the interval of the rows that the fullest replica has at least."""
+        most = -(-degree * self.shares.fewest_rows // np.maximum(self.shares.size, degree))
+        return self.shares.counts.argmax(axis=1), np.searchsorted(self._rows, most, side="right") - 1
+
+    def _of_pure(self, way: int, load: Load | None) -> Array:
+        """The same of stages with one accelerator: the fullest replica is the slowest."""
+        shares, terms, degree = self.shares, self.shares.terms, self.shares.ways.degrees[way]
+        number, at = self._most_rows(degree)
+        found = terms.summed(self._at_grid(self._both[way])[number, at])
+        if load is not None:
+            found += self._again_pure(way, load)
+        shares.ledger.spend(4 * found.size)
+        return np.where(self._fits(degree)[:, None], np.minimum(found, NEVER), NEVER)
+
+    def _again_pure(self, way: int, load: Load) -> Array:
+        """[stage, interval] least seconds of computing activations again for these rows, or any more."""
+        shares, terms, degree = self.shares, self.shares.terms, self.shares.ways.degrees[way]
+        number, at = self._most_rows(degree)
+        rows = self._rows[at][:, None].astype(np.float64)
+        each = shares.ways.activation[way][:, : shares.rows]
+        forward = shares.ways.forward[way][:, : shares.rows]
+        counted = np.arange(1, shares.rows + 1, dtype=np.float64)[:, None] * shares.input_bytes
+        spared = np.where(each < NEVER, np.maximum(each - counted, 0.0), 0.0)
+        ratio = (load.kept * spared / np.maximum(forward, 1e-300)).max(axis=2)
+        best = np.maximum.accumulate(ratio[:, ::-1], axis=1)[:, ::-1][number, self._rows[at] - 1][:, None]
+        least = np.minimum.accumulate(each[:, ::-1], axis=1)[:, ::-1][number, self._rows[at] - 1]
+        least = np.where(least < NEVER, least, 0.0)
+        held = rows * (terms.moving_bytes(load.kept) + terms.loss_bytes(degree)) - shares.memory[number][:, None]
+        held += terms.state_bytes(degree, np.maximum(shares.size // degree, 1), single=load.single)
+        lacking = np.maximum(load.kept * terms.summed(least) + held, 0.0) / np.maximum(best, 1 / NEVER)
+        never = load.kept * terms.summed(np.minimum(least, rows * shares.input_bytes)) + held > 0
+        return np.where(never, NEVER, np.minimum(lacking, NEVER))
+
     def _fits(self, degree: int) -> NDArray[np.bool_]:
         """[stage] whether its devices are whole replicas."""
         found: NDArray[np.bool_] = self.shares.size % degree == 0
         return found
+
+    @property
+    def _fit_all(self) -> NDArray[np.bool_]:
+        """[way, stage] the same of each way's degree."""
+        return np.stack([self._fits(degree) for degree in self.shares.ways.degrees])
 
     @cached_property
     def _both(self) -> Array:

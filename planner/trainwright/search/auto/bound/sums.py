@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwright.search.auto.bound.options import Array
+from trainwright.search.auto.bound.options import Array, used_nodes
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Counts, Ways
 from trainwright.search.protocol import Problem
@@ -22,6 +22,15 @@ def shared_values(problem: Problem, degree: int) -> int:
     if len(model.layers) == 1 or name is None or model.kind_of(len(model.layers) - 1).shared_weight != name:
         return 0
     return min(setting.shared_at(kind, degree) for kind in model.kinds if kind.shared_weight == name)
+
+
+def best_card(problem: Problem) -> float:
+    """Bytes per second of the best card; infinite where there is but one node."""
+    cluster = problem.cluster
+    ports = [cluster.nodes[index].network for index in used_nodes(problem)]
+    found = [port.bandwidth_bytes_per_second for port in ports if port is not None]
+    found += [link.bandwidth_bytes_per_second for link in cluster.links if link.source != link.target]
+    return max(found, default=np.inf) * problem.runtime.link_ratio
 
 
 def fewest_nodes(terms: Terms, counts: Counts) -> Counts:

@@ -1,0 +1,61 @@
+"""Pipelines by the rows of their micro-batches and by how many they pass, in intervals that are halved where it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_FIRST_RATIO = 1.5
+_CLOSE_RATIO = 1.07
+_EXACT = 16
+"""Up to so many every number is looked at by itself."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pipelines with some rows in a micro-batch, and some micro-batches: from the first number to the second."""
+
+    rows: tuple[int, int]
+    micro_batches: tuple[int, int]
+
+    @property
+    def most(self) -> int:
+        """Rows of an iteration."""
+        return self.rows[1] * self.micro_batches[1]
+
+    def halves(self) -> tuple[Part, ...]:
+        """By what is farther apart; none where both are close."""
+        rows, counts = _spread(self.rows), _spread(self.micro_batches)
+        if max(rows, counts) <= 1.0:
+            return ()
+        if rows >= counts:
+            return tuple(Part(half, self.micro_batches) for half in _halves(self.rows))
+        return tuple(Part(self.rows, half) for half in _halves(self.micro_batches))
+
+
+def parts_of(most: int) -> Iterator[Part]:
+    """Of pipelines that pass up to so many rows."""
+    for rows in _intervals(most):
+        for counts in _intervals(most // rows[0]):
+            yield Part(rows, counts)
+
+
+def _intervals(most: int) -> Iterator[tuple[int, int]]:
+    start = 1
+    while start <= most:
+        end = min(int(start * _FIRST_RATIO), most)
+        yield start, end
+        start = end + 1
+
+
+def _spread(interval: tuple[int, int]) -> float:
+    """How far apart its ends are; 1 where they are close."""
+    first, last = interval
+    ratio = last / first
+    return 1.0 if first > _EXACT and ratio <= _CLOSE_RATIO else ratio
+
+
+def _halves(interval: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    first, last = interval
+    middle = (first + last) // 2
+    return (first, middle), (middle + 1, last)
