@@ -18,12 +18,12 @@ from trainwright.cost.estimate import estimate_in
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.search import Control, NoFeasiblePlan, Problem, run
+from trainwright.search import Control, Limits, NoFeasiblePlan, Problem, run
 from trainwright.search.auto.bound import priced
 from trainwright.search.auto.bound.far import cells
 from trainwright.search.auto.bound.fluid import Fluid
 from trainwright.search.auto.bound.needs import Tables
-from trainwright.search.auto.bound.parts import Part, parts_of
+from trainwright.search.auto.bound.parts import Part, parts_of_one, parts_of_several
 from trainwright.search.auto.bound.priced import Priced
 from trainwright.search.auto.bound.shares import Load
 from trainwright.search.auto.bound.slowest import Slowest
@@ -75,6 +75,20 @@ def test_it_is_far_closer_than_devices_that_are_divided_at_will() -> None:
     assert bounds.one(at_will, best) > 1.2 * at_will
 
 
+def test_several_pipelines_in_a_single_node_need_no_other() -> None:
+    model = Model.of(Gpt(2, 256, 8, sequence_length=64, vocabulary_size=1000), Dtype.FLOAT32)
+    node = Node("node-0", "Tesla-T4", 3, Port(2e-5, 1e9), Port(5e-6, 1e10))
+    profiles = estimate_profiles(model, ["Tesla-T4"], tensor_degrees=(1, 2, 4), rows=(1, 2, 4, 8))
+    cluster, limits = (
+        Cluster((Accelerator("Tesla-T4", 2**34),), (node,)),
+        Limits(max_tensor_degree=1, max_data_degree=1),
+    )
+    problem = Problem(cluster, model, profiles, 3, limits)
+    found = run("auto", problem, top=20, control=Control(effort=0.1))
+    best = min(one.estimate.iteration_seconds for one in found if len(one.plan.pipelines) > 1)
+    assert Priced(problem, Fluid.of(problem)).several(0.2 * best, 1.5 * best) <= best * ROUNDING
+
+
 def test_with_more_effort_it_is_no_farther() -> None:
     pick = random.Random(5)
     problem = drawn_problem(pick)
@@ -87,7 +101,7 @@ def test_with_more_effort_it_is_no_farther() -> None:
 @settings(max_examples=30)
 def test_parts_hold_each_pair_once(most: int) -> None:
     held = np.zeros((most + 1, most + 1), dtype=int)
-    waiting = list(parts_of(most))
+    waiting = list(parts_of_several(most + 1))
     while waiting:
         part = waiting.pop()
         if halves := part.halves():
@@ -102,8 +116,15 @@ def test_parts_hold_each_pair_once(most: int) -> None:
 
 
 def test_few_rows_are_each_looked_at_by_themselves() -> None:
-    assert Part((16, 16), (3, 3)).halves() == ()
-    assert Part((15, 16), (3, 3)).halves() == (Part((15, 15), (3, 3)), Part((16, 16), (3, 3)))
+    pair = Part((15, 16), (3, 3), of_several=True)
+    assert {half.rows for half in pair.halves()} == {(15, 15), (16, 16)}
+    assert all(half.halves() == () for half in pair.halves())
+
+
+@given(st.integers(1, 300))
+def test_one_pipeline_passes_every_row(batch: int) -> None:
+    assert {part.most for part in parts_of_one(batch)} == {batch}
+    assert not any(part.halves() or part.of_several for part in parts_of_one(batch))
 
 
 @given(st.floats(1e-6, 10), st.floats(1e-3, 1e4))

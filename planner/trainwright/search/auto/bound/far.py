@@ -41,10 +41,13 @@ class Far:
         """Of stages in the budget with so many behind them; where `tight`, memory counts for the least that they hold."""
         count = int(np.searchsorted(self.low, budget, side="right"))
         spared = ask.spared(behind) * self.fluid.forward_share
-        every, plain = self._every(ask.micro_batches)[:count], self._table[:count]
+        plain, every, own = (
+            part[:count]
+            for part in (self._table, self._every(ask.micro_batches, 0.0), self._every(ask.micro_batches, spared))
+        )
         table = np.maximum(plain, self._lacking(ask, behind)[:count]) if tight else plain
         pace = (ask.micro_batches - 1 - spared) * table
-        least = np.maximum(table + pace, every - spared * plain)
+        least = np.maximum(table + pace, own)
         self.shares.ledger.spend(4 * plain.size)
         size = self.shares.terms.size
         last = table[:, :size] + self.fluid.holders.shared_seconds
@@ -82,17 +85,18 @@ class Far:
             least = self._summed(self.shares.bytes_on(self.devices, kept, single=single, whole=False))
             return np.where(least <= float(self.shares.memory.max()), 0.0, NEVER)
 
-        return self.shares.ledger.table((self, kept, single), made)
+        return self.shares.ledger.table((self, "lacking", kept, single), made)
 
-    def _every(self, micro_batches: int) -> Array:
-        """[cell, interval] seconds of all passes, and of sums as far as they are seen."""
-        return self.shares.ledger.table((self, micro_batches), lambda: self._all_passes(micro_batches))
+    def _every(self, micro_batches: int, spared: float) -> Array:
+        """[cell, interval] seconds of all passes but for what is spared, and of sums as far as they are seen."""
+        made = self.shares.ledger.table
+        return made((self, "every", micro_batches, spared), lambda: self._all_passes(micro_batches - spared))
 
-    def _all_passes(self, micro_batches: int) -> Array:
+    def _all_passes(self, count: float) -> Array:
         fluid, found = self.fluid, np.zeros_like(self._table)
         for share in _SPARED_SHARES:
             shown = 1 - (1 - share) * (1 - fluid.hidden)
-            passes = max(micro_batches - share * fluid.backward_share * (1 - fluid.hidden), 0.0)
+            passes = max(count - share * fluid.backward_share * (1 - fluid.hidden), 0.0)
             seconds = np.full(self._averages.shape[1:], np.inf)
             for head, averages in zip(fluid.rays.heads, self._averages, strict=True):
                 # Where all groups cross nodes, each group of ranks may be in one.

@@ -134,7 +134,8 @@ class Tables:
         even = sorted(
             {float(f"{one:.6g}") for one in (forward * memory[:, None] / np.maximum(kept * activation, 1.0)).ravel()}
         )
-        scale = min(float(self.shares.least[-1, self.terms.kind_of].sum()), NEVER)
+        stages = self.shares.least[:, self.terms.kind_of].sum(axis=1)
+        scale = min(float(stages[-1] if stages[-1] < NEVER else stages.min()), NEVER)
         found = [one * factor for factor in _PRICES[: 1 + (len(even) == 1)] for one in even] + [
             _HUGE * max(scale, 1e-12)
         ]

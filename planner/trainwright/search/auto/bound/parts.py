@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from trainwright.search.degrees import divisors
 
 _FIRST_RATIO = 1.5
 _CLOSE_RATIO = 1.07
@@ -13,10 +16,15 @@ _EXACT = 16
 
 @dataclass(frozen=True)
 class Part:
-    """Pipelines with some rows in a micro-batch, and some micro-batches: from the first number to the second."""
+    """Pipelines with some rows in a micro-batch, and some micro-batches: from the first number to the second.
+
+    Attributes:
+        of_several: whether there are other pipelines.
+    """
 
     rows: tuple[int, int]
     micro_batches: tuple[int, int]
+    of_several: bool
 
     @property
     def most(self) -> int:
@@ -29,15 +37,22 @@ class Part:
         if max(rows, counts) <= 1.0:
             return ()
         if rows >= counts:
-            return tuple(Part(half, self.micro_batches) for half in _halves(self.rows))
-        return tuple(Part(self.rows, half) for half in _halves(self.micro_batches))
+            return tuple(replace(self, rows=half) for half in _halves(self.rows))
+        return tuple(replace(self, micro_batches=half) for half in _halves(self.micro_batches))
 
 
-def parts_of(most: int) -> Iterator[Part]:
-    """Of pipelines that pass up to so many rows."""
-    for rows in _intervals(most):
-        for counts in _intervals(most // rows[0]):
-            yield Part(rows, counts)
+def parts_of_several(batch: int) -> Iterator[Part]:
+    """Of pipelines that pass some rows of so many, but not all."""
+    for rows in _intervals(batch - 1):
+        for counts in _intervals((batch - 1) // rows[0]):
+            yield Part(rows, counts, of_several=True)
+
+
+def parts_of_one(batch: int) -> Iterator[Part]:
+    """Of a pipeline that passes all rows; the likeliest last."""
+    middle = math.log(batch) / 2
+    for count in sorted(divisors(batch), key=lambda one: -abs(math.log(one) - middle)):
+        yield Part((batch // count, batch // count), (count, count), of_several=False)
 
 
 def _intervals(most: int) -> Iterator[tuple[int, int]]:

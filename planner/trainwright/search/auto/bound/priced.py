@@ -16,7 +16,7 @@ from trainwright.search.auto.bound.fluid import Fluid
 from trainwright.search.auto.bound.ledger import Ledger, SpentError
 from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import Array, exact_options
-from trainwright.search.auto.bound.parts import Part, parts_of
+from trainwright.search.auto.bound.parts import Part, parts_of_one, parts_of_several
 from trainwright.search.auto.bound.pools import by_accelerator
 from trainwright.search.auto.bound.shares import Shares
 from trainwright.search.auto.bound.sought import sought
@@ -24,7 +24,6 @@ from trainwright.search.auto.bound.stages import Stages
 from trainwright.search.auto.bound.sums import across_rates
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Counts, Ways
-from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
 _PRECISION = 5e-3
@@ -56,17 +55,13 @@ class Priced:
 
     def one(self, lowest: float, highest: float) -> float:
         """No plan with a single pipeline takes less; the answer is sought between both, of which the first is known to be one."""
-        batch = self.problem.global_batch_size
-        middle = math.log(batch) / 2
-        counts = sorted(divisors(batch), key=lambda one: -abs(math.log(one) - middle))
-        return self._sought(lowest, highest, [Part((batch // one, batch // one), (one, one)) for one in counts])
+        return self._sought(lowest, highest, list(parts_of_one(self.problem.global_batch_size)))
 
     def several(self, lowest: float, highest: float) -> float:
         """The same of plans with more than one."""
-        batch = self.problem.global_batch_size
-        if batch == 1 or len(self.problem.devices) == 1:
+        if self.problem.global_batch_size == 1 or len(self.problem.devices) == 1:
             return highest
-        return self._sought(lowest, highest, list(parts_of(batch - 1)))
+        return self._sought(lowest, highest, list(parts_of_several(self.problem.global_batch_size)))
 
     def _sought(self, lowest: float, highest: float, parts: list[Part]) -> float:
         """In growing steps from the lowest on, which take the shorter the less time there is; then by halving."""
@@ -77,7 +72,7 @@ class Priced:
         low, step, nearly = lowest, _FIRST_STEP, highest / (1 + _PRECISION)
         with suppress(SpentError):
             while low < nearly:
-                tried = min(low * step, nearly)
+                tried = min(max(low, _PRECISION * nearly) * step, nearly)
                 if self._keeps(tried, parts):
                     most = max(_MOST_SPENT * self.effort - self.ledger.spent, 0.0)
                     return sought(
@@ -104,13 +99,12 @@ class Priced:
         return False
 
     def _part_keeps(self, part: Part, seconds: float) -> bool:
-        share = part.most / self.problem.global_batch_size
-        budget = self._whole_price * min(share, 1.0) * (1 + _ROUNDING)
-        # Of stages in the budget, or in somewhat more, so that others with as many rows can use them.
-        halvings = max(math.floor(-math.log2(min(share, 1.0))), 0)
+        share = min(part.most / self.problem.global_batch_size, 1.0)
+        budget = self._whole_price * share * (1 + _ROUNDING)
         if budget < self._prices.min():
             return False
-        stages = self._stages_of(part.rows, halvings, several=share < 1)
+        # Of stages in the budget, or in somewhat more, so that others with as many rows can use them.
+        stages = self._stages_of(part.rows, math.floor(-math.log2(share)), several=part.of_several)
         limits, ask = (seconds, budget), Ask(part.micro_batches[0], None)
         # Most of what does not keep is known soon; the rest is looked at closely where it is not to be halved.
         kinds = [(Loose, False), (Chains, False), (Chains, True)]

@@ -248,7 +248,7 @@ class Shares:
             held = self._held[way]
             parts = np.maximum(devices // degree, 1)[:, None]
             state = held * ((weight + rest) / parts + (grad / parts if single else grad))
-            activation = np.minimum(self.ways.activation[way][:, 0].min(axis=0), self.input_bytes)
+            activation = np.minimum(self.ways.activation[way].min(axis=(0, 1)), self.input_bytes)
             fits = (devices % degree == 0)[:, None] | (not whole)
             found = np.where(fits, np.minimum(found, state + kept * activation), found)
         return found

@@ -67,7 +67,8 @@ class Stages:
             np.zeros(passes.shape[2]) if crosses else holders.sums_between((degree, False), self.far.fluid.hidden)
             for degree, crosses in zip(ways.degrees, ways.crosses, strict=True)
         ]
-        more = (passes + np.stack(sums)[:, None, :]).min(axis=0) - least
+        # In a single node there are no others: that takes beyond reason, not without end.
+        more = np.minimum((passes + np.stack(sums)[:, None, :]).min(axis=0) - least, NEVER)
         work = self.far.fluid.rays.least
         ratio = (more / np.maximum(work, _NO_WORK)).min(axis=1)
         beyond = np.maximum(shares.terms.summed(work) - holders.most_work(seconds), 0.0)
