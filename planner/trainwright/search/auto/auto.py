@@ -51,8 +51,9 @@ USUAL_SLOWNESS = 2.5
 """Where the best takes more times as long as computing alone, parts of the cluster are looked at, and more plans costed."""
 FIRST_SHARE = 1 / 12
 """Of the plans that are costed near each leader before the best of them are gone on from."""
-TINY_BEST, TINY_REPLAYS = 8, 200
-"""Of problems that are looked at whole: how many of the best plans are kept, and plans that are costed near them."""
+TINY_BEST, TINY_COSTED, TINY_REPLAYS = 8, 2000, 200
+"""Of problems that are looked at whole: how many of the best plans are kept, how many are costed for that, at most, and
+plans that are costed near them."""
 _STEPS = 100
 """What progress is counted in: so many are the drafts, of which the first take half, as many the descent."""
 
@@ -146,7 +147,9 @@ class _Run:
         """Every plan whose stages have one degree each; those that mix degrees inside a stage are found by the descent."""
         self.judge.left = TINY_REPLAYS * self.control.effort
         try:
-            for candidate in exhaustive(self.problem, self.control, TINY_BEST):
+            for candidate in exhaustive(
+                self.problem, self.control, TINY_BEST, most_costed=TINY_COSTED * self.control.effort
+            ):
                 self.judge.add(candidate)
         except NoFeasiblePlan:
             self.judge.left = 0

@@ -34,14 +34,19 @@ def is_small(problem: Problem) -> bool:
     )
 
 
-def exhaustive(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+def exhaustive(
+    problem: Problem, control: Control, top: int | None, *, most_costed: float = math.inf
+) -> list[Candidate]:
     """The `top` fastest feasible plans (None: the fastest), best first; of equal ones any.
+
+    Where many plans are about as fast, as on alike devices with links that cost next to nothing, that is long: once so
+    many are costed, it ends with the fastest until then, the likeliest first.
 
     All plans of one 1F1B schedule: pipelines that share the batch, stages anywhere, one tensor degree and rows in each
     stage, sharding and recompute by layer. Plans that compute more layers again than memory asks for are only listed
     where they cost nothing. Raises NoFeasiblePlan where none fits.
     """
-    return _Exhaustive(problem, control, top or 1).run()
+    return _Exhaustive(problem, control, top or 1, most_costed).run()
 
 
 @dataclass
@@ -49,6 +54,7 @@ class _Exhaustive:
     problem: Problem
     control: Control
     top: int
+    most_costed: float = math.inf
     found: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -62,6 +68,11 @@ class _Exhaustive:
             return math.inf
         return self.found[self.top - 1].estimate.iteration_seconds * (1 - _ROUNDING)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether what is found is to do."""
+        return bool(self.found) and (self.costed >= self.most_costed or self.control.expired())
+
     @cached_property
     def _sums_behind(self) -> Setting:
         """Where no sum of gradients lengthens the last backward."""
@@ -70,7 +81,7 @@ class _Exhaustive:
     def run(self) -> list[Candidate]:
         shares = sorted(self._shares(), key=lambda one: one[0])
         for done, (bound, places, rows) in enumerate(shares):
-            if bound >= self.cutoff or (self.found and self.control.expired()):
+            if bound >= self.cutoff or self._is_over:
                 break
             for shape in self._shapes_of(places, rows):
                 self._look(shape)
@@ -102,7 +113,7 @@ class _Exhaustive:
         constant = self.problem.runtime.constant_seconds
         if max(one.bound_seconds for one in shape) + constant >= self.cutoff:
             return
-        if (self.found and self.control.expired()) or not self._may_sum_in_time(shape):
+        if self._is_over or not self._may_sum_in_time(shape):
             return
         plain = Plan(
             len(self.problem.model.layers),
@@ -166,7 +177,7 @@ class _Exhaustive:
         for chosen in combined:
             if max(bound for bound, _ in chosen) >= self.cutoff:
                 return
-            if self.found and self.control.expired():
+            if self._is_over:
                 return
             choices = tuple(choice for _, choice in chosen)
             if any(_only_more_recompute(choices, other) for other in enough):
