@@ -79,10 +79,8 @@ def test_several_pipelines_in_a_single_node_need_no_other() -> None:
     model = Model.of(Gpt(2, 256, 8, sequence_length=64, vocabulary_size=1000), Dtype.FLOAT32)
     node = Node("node-0", "Tesla-T4", 3, Port(2e-5, 1e9), Port(5e-6, 1e10))
     profiles = estimate_profiles(model, ["Tesla-T4"], tensor_degrees=(1, 2, 4), rows=(1, 2, 4, 8))
-    cluster, limits = (
-        Cluster((Accelerator("Tesla-T4", 2**34),), (node,)),
-        Limits(max_tensor_degree=1, max_data_degree=1),
-    )
+    cluster = Cluster((Accelerator("Tesla-T4", 2**34),), (node,))
+    limits = Limits(max_tensor_degree=1, max_data_degree=1)
     problem = Problem(cluster, model, profiles, 3, limits)
     found = run("auto", problem, top=20, control=Control(effort=0.1))
     best = min(one.estimate.iteration_seconds for one in found if len(one.plan.pipelines) > 1)

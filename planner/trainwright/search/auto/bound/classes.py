@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.ledger import Ledger
 from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import exact_options
+from trainwright.search.auto.bound.parts import intervals
 from trainwright.search.auto.bound.pools import Pools, pools_of
 from trainwright.search.auto.bound.several import Several
 from trainwright.search.auto.bound.shares import Shares
@@ -107,7 +108,7 @@ class Classes:
 
     @cached_property
     def _several(self) -> Several:
-        lanes = _row_lanes(max(self.problem.global_batch_size - 1, 1))
+        lanes = intervals(max(self.problem.global_batch_size - 1, 1), _RATIO, _EXACT_ROWS)
         return Several([self._shares(most, least) for least, most in lanes], self.shape)
 
     def _shares(self, rows: int, least_rows: int = 0) -> Shares:
@@ -125,12 +126,3 @@ class Classes:
     @cached_property
     def _ways(self) -> Ways:
         return Ways.of(self._terms, self.problem.global_batch_size)
-
-
-def _row_lanes(most: int) -> Iterator[tuple[int, int]]:
-    """Gapless intervals of the rows 1 … most."""
-    start = 1
-    while start <= most:
-        end = start if start <= _EXACT_ROWS else min(max(int(start * _RATIO), start), most)
-        yield start, end
-        start = end + 1

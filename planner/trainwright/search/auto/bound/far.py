@@ -61,9 +61,8 @@ class Far:
         found = np.full((len(rays.heads), len(self.high), len(self.fluid.counts)), NEVER)
         density = self.shares.fewest_rows / self.high
         for number, head in enumerate(rays.heads):
-            for kind, (rows, slopes) in enumerate(rays.hulls[head]):
-                seconds = np.interp(density, [0.0, *rows], [0.0, *(rows * slopes)]) / density
-                found[number, :, kind] = np.where(density <= rows[-1], seconds, NEVER)
+            for kind in range(found.shape[2]):
+                found[number, :, kind] = rays.average(head, kind, density)
         return found
 
     @cached_property
@@ -95,12 +94,11 @@ class Far:
     def _all_passes(self, count: float) -> Array:
         fluid, found = self.fluid, np.zeros_like(self._table)
         for share in _SPARED_SHARES:
-            shown = 1 - (1 - share) * (1 - fluid.hidden)
             passes = max(count - share * fluid.backward_share * (1 - fluid.hidden), 0.0)
             seconds = np.full(self._averages.shape[1:], np.inf)
             for head, averages in zip(fluid.rays.heads, self._averages, strict=True):
                 # Where all groups cross nodes, each group of ranks may be in one.
-                sums = 0.0 if head[1] else fluid.holders.sums_between(head, shown)
+                sums = 0.0 if head[1] else fluid.holders.sums_between(head, fluid.shown(share))
                 np.minimum(seconds, passes * averages + sums, out=seconds)
             np.maximum(found, self._summed(np.minimum(seconds, NEVER)), out=found)
         return found

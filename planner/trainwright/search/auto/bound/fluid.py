@@ -157,6 +157,10 @@ class Fluid:
         """Share of a sum beside the backward that is seen at all."""
         return seen_share(self.problem)
 
+    def shown(self, spared: float) -> float:
+        """How much of a sum is seen where so much of the backward, λ, counts as spared (see `Ends`)."""
+        return 1 - (1 - spared) * (1 - self.hidden)
+
     def _several_stages(self, grid: Grid, seconds: float) -> float:
         """Of plans with at least two stages in that pipeline; no more is looked for than the seconds."""
         best = np.zeros(len(grid.low))
@@ -203,7 +207,7 @@ class Fluid:
 
     def _sums(self, kind: int, weights: Weights, seconds: float) -> Array:
         """[head] for each unit of z, the least of e(k) between nodes, inside one, and alone, with its part of η."""
-        shown = 1 - (1 - weights.spared) * (1 - self.hidden)
+        shown = self.shown(weights.spared)
         holders, others, price = self.holders, 1 - weights.way, weights.stage_price
         found = np.zeros(len(self.rays.heads))
         for number, head in enumerate(self.rays.heads):

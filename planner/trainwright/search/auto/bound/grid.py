@@ -34,11 +34,10 @@ class Corners:
         rows, average, sizes = [], [], []
         for head in rays.heads:
             corners, seconds = rays.hulls[head][kind]
-            here = np.interp(low, [0.0, *corners], [0.0, *(corners * seconds)]) / low
             rows += [np.broadcast_to(corners, (len(low), len(corners))), low[:, None]]
             average += [
                 np.where(corners >= low[:, None], seconds, NEVER),
-                np.where(low <= corners[-1], here, NEVER)[:, None],
+                rays.average(head, kind, low)[:, None],
             ]
             sizes.append(len(corners) + 1)
         every, seconds = np.concatenate(rows, axis=1), np.concatenate(average, axis=1)

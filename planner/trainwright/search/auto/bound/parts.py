@@ -43,8 +43,8 @@ class Part:
 
 def parts_of_several(batch: int) -> Iterator[Part]:
     """Of pipelines that pass some rows of so many, but not all."""
-    for rows in _intervals(batch - 1):
-        for counts in _intervals((batch - 1) // rows[0]):
+    for rows in intervals(batch - 1, _FIRST_RATIO):
+        for counts in intervals((batch - 1) // rows[0], _FIRST_RATIO):
             yield Part(rows, counts, of_several=True)
 
 
@@ -55,10 +55,11 @@ def parts_of_one(batch: int) -> Iterator[Part]:
         yield Part((batch // count, batch // count), (count, count), of_several=False)
 
 
-def _intervals(most: int) -> Iterator[tuple[int, int]]:
+def intervals(most: int, ratio: float, exact: int = 1) -> Iterator[tuple[int, int]]:
+    """Gapless intervals of the numbers 1 … most, of about that ratio; of the first so many each by itself."""
     start = 1
     while start <= most:
-        end = min(int(start * _FIRST_RATIO), most)
+        end = start if start <= exact else min(int(start * ratio), most)
         yield start, end
         start = end + 1
 

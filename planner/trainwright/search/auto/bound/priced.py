@@ -84,7 +84,7 @@ class Priced:
     def _keeps(self, seconds: float, parts: list[Part]) -> bool:
         """Whether a pipeline of one of the parts may keep within the seconds and its share of the price."""
         # What kept within more seconds is asked first: mostly it keeps again.
-        waiting = parts + self._kept[-1:]
+        waiting = parts + self._kept
         while waiting:
             part = waiting.pop()
             if seconds <= self._fails.get(part, 0.0):
@@ -94,7 +94,7 @@ class Priced:
             elif halves := part.halves():
                 waiting += halves
             else:
-                self._kept.append(part)
+                self._kept = [part]
                 return True
         return False
 

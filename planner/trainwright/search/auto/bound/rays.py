@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.auto.bound.options import Array, Options
+from trainwright.search.auto.bound.options import NEVER, Array, Options
 
 Head = tuple[int, bool]
 """A tensor degree, and whether all groups of a stage cross nodes."""
@@ -59,6 +59,12 @@ class Rays:
         """
         kinds = range(self.seconds.shape[1])
         return {head: tuple(self._hull(head, kind) for kind in kinds) for head in self.heads}
+
+    def average(self, head: Head, kind: int, density: Array) -> Array:
+        """[…] hull(ρ) / ρ at so many rows for each unit of price […]; beyond reason where no replica has so many."""
+        rows, seconds = self.hulls[head][kind]
+        found = np.interp(density, [0.0, *rows], [0.0, *(rows * seconds)]) / density
+        return np.where(density <= rows[-1], found, NEVER)
 
     def _hull(self, head: Head, kind: int) -> tuple[Array, Array]:
         tensor, crosses = head

@@ -23,6 +23,7 @@ class Stages:
     Attributes:
         near: of so many devices of one accelerator each; prices: [stage] of these.
         far: all others.
+        is_several: whether there are other pipelines.
     """
 
     near: Tables
