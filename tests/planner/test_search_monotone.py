@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster
+from trainwright.cluster import EMULATED_PREFIX, Cluster
 from trainwright.cost.estimate import Estimate, estimate_in
 from trainwright.profiles import Profiles
 from trainwright.search import Control, NoFeasiblePlan, Problem, run
@@ -49,6 +49,22 @@ def draw(make_problem: MakeProblem, make_cluster: MakeCluster) -> Draw:
         return problem
 
     return drawn
+
+
+def with_real_cards(problem: Problem) -> Problem:
+    """The same of devices that are not emulated: under emulation a node's link is one queue.
+
+    There a message that comes sooner may get before one that more hangs on: something better can be slower, as in reality.
+    """
+
+    def real(name: str) -> str:
+        return name.removeprefix(EMULATED_PREFIX)
+
+    cluster = problem.cluster
+    accelerators = tuple(replace(one, name=real(one.name), emulation=None) for one in cluster.accelerators)
+    nodes = tuple(replace(node, accelerator=real(node.accelerator)) for node in cluster.nodes)
+    layers = tuple(replace(layer, accelerator=real(layer.accelerator)) for layer in problem.profiles.layers)
+    return replace(problem, cluster=replace(cluster, accelerators=accelerators, nodes=nodes), profiles=Profiles(layers))
 
 
 def best(problem: Problem) -> float:
@@ -119,7 +135,7 @@ def more_memory(problem: Problem, pick: random.Random) -> Problem:
 def test_nothing_better_makes_the_answer_slower(
     draw: Draw, better: Callable[[Problem, random.Random], Problem], pick: random.Random
 ) -> None:
-    problem = draw(pick)
+    problem = with_real_cards(draw(pick))
     assert best(better(problem, pick)) <= best(problem) * (1 + 1e-8)
 
 
