@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.shares import Shares
-from trainwright.search.auto.bound.sums import across_rates, best_card, between_of, inside_of, shared_values
+from trainwright.search.auto.bound.sums import across_rates, between_of, card_of, inside_of, shared_values
 
 _SAFE = 1 - 1e-6
 
@@ -65,8 +65,8 @@ class Crossings:
         best, _, late = self._links
         every = sum(one.devices for one in reach)
         per_byte = np.full(len(devices), 1 / (max(every - 1, 1) * float(best.max())))
-        if all(one.group == 1 for one in reach) and (card := best_card(problem)) < np.inf:
-            per_byte = np.maximum(per_byte, 0.5 / (devices * card))
+        if all(one.group == 1 for one in reach):
+            per_byte = np.maximum(per_byte, 0.5 / (devices * float(card_of(self.shares.terms).max())))
         sent = self._boundary * (0.0 if problem.runtime.splits_boundaries else self.shares.fewest_rows)
         found: Array = 2 * (np.multiply.outer(per_byte, sent) + float(late.min()))
         return found

@@ -25,6 +25,9 @@ class Ends:
     backward; collecting weights in the passes before has one of its own. A stage's first layer is the last of its
     backward: nothing hides its sum.
 
+    A weight that several layers share is summed with the first of them where the stage has all layers (`whole`) and so has
+    every other pipeline's; else over all that hold it, when all else is summed.
+
     Attributes:
         across: [stage] where pipelines are several: bytes per second at which they sum what each has by itself, at best.
     """
@@ -32,7 +35,9 @@ class Ends:
     shares: Shares
     across: Array | None = None
 
-    def seconds(self, forwards: float, backwards: float, updated: float) -> tuple[tuple[Array, Array], ...]:
+    def seconds(
+        self, forwards: float, backwards: float, updated: float, *, whole: bool = False
+    ) -> tuple[tuple[Array, Array], ...]:
         """Pairs of [stage, kind] least seconds of so many passes and what is behind them: of a layer, and as a stage's first.
 
         Of the optimizer's seconds that share counts.
@@ -46,20 +51,38 @@ class Ends:
             if second < 0:
                 continue
             passes = self.shares.weighted(first, second)
-            behind = self._behind((forwards, backwards), (last, before), updated)
+            behind = self._behind((forwards, backwards), (last, before), updated, whole=whole)
             found.append(tuple(np.minimum((passes + part).min(axis=0), NEVER) for part in behind))
         return tuple((one, two) for one, two in found)
 
-    def beside(self, passes: float) -> tuple[Array, Array]:
+    def beside(self, passes: float, *, whole: bool = False) -> tuple[Array, Array]:
         """[way, stage, kind] least seconds beside so many forwards and backwards, of a layer and as a stage's first."""
-        return self._behind((passes, passes), (0.0, 0.0), self.shares.ways.updated_share)
+        return self._behind((passes, passes), (0.0, 0.0), self.shares.ways.updated_share, whole=whole)
 
-    def _behind(self, passes: tuple[float, float], parts: tuple[float, float], updated: float) -> tuple[Array, Array]:
+    def _behind(
+        self, passes: tuple[float, float], parts: tuple[float, float], updated: float, *, whole: bool
+    ) -> tuple[Array, Array]:
         """[way, stage, kind] least seconds of what is not computing, of a layer and as a stage's first."""
+        shares = self.shares
+        found = self._beside(passes, parts, updated, shares.rank_values)
+        if not whole or not shares.owned_values.any():
+            return found
+        together = self._beside(passes, parts, updated, shares.rank_values + shares.owned_values)
+        if self.across is None:
+            return together
+        # Where another pipeline has them in several stages, all their ranks sum them in one ring.
+        owned = shares.owned_values[:, None, :] * shares.problem.setting.gradient_dtype.num_bytes
+        later = owned * np.maximum(1 / self.across[:, None], self._per_byte / self._degrees)
+        return np.minimum(together[0], found[0] + later), np.minimum(together[1], found[1] + later)
+
+    def _beside(
+        self, passes: tuple[float, float], parts: tuple[float, float], updated: float, values: Array
+    ) -> tuple[Array, Array]:
+        """The same with [way, kind] values that a rank sums."""
         (forwards, backwards), (last, before) = passes, parts
         problem = self.shares.problem
         grad, weight = problem.setting.gradient_dtype.num_bytes, problem.model.dtype.num_bytes
-        message, update = self._sums[0], self._sums[1] * updated
+        message, update = self._per_byte * values[:, None, :], self._update * updated
         beside = 1 - (1 - self._hidden) * (1 - last)
         earlier = 1 - (1 - self._hidden) * (1 - before)
         gathers = (forwards + backwards - min(backwards, 1.0)) * earlier + min(backwards, 1.0) * beside
@@ -70,7 +93,7 @@ class Ends:
             plain = message * grad * (shown if overlaps else 1.0)
             scattered = message * grad / 2 * shown
             if self.across is not None:
-                apart = self.shares.rank_values[:, None, :] * grad / self.across[None, :, None]
+                apart = values[:, None, :] * grad / self.across[None, :, None]
                 plain, scattered = np.maximum(message * grad, apart), scattered + apart / self._replicas
             found.append(np.minimum(plain + update, scattered + collected + update / self._replicas))
         return found[0], found[1]
@@ -86,11 +109,18 @@ class Ends:
         return found
 
     @cached_property
-    def _sums(self) -> tuple[Array, Array]:
-        """[way, stage, kind] seconds for each byte of a value that is summed, and of an update that is not shared out."""
+    def _degrees(self) -> Array:
+        """[way, 1, 1] tensor degrees."""
+        return np.array(self.shares.ways.degrees, dtype=np.float64)[:, None, None]
+
+    @cached_property
+    def _per_byte(self) -> Array:
+        """[way, stage, 1] seconds for each byte of a rank that is summed."""
+        return np.stack(self.shares.messages)[:, :, None] * self._degrees
+
+    @cached_property
+    def _update(self) -> Array:
+        """[way, stage, kind] seconds of an update that is not shared out."""
         shares, ways = self.shares, self.shares.ways
-        messages, updates = [], []
-        for way in range(len(ways.degrees)):
-            messages.append(shares.messages[way][:, None] * shares.rank_values[way][None, :] * ways.degrees[way])
-            updates.append(np.where((shares.counts > 0)[:, :, None], ways.update[way][None], np.inf).min(axis=1))
-        return np.stack(messages), np.stack(updates)
+        there = (shares.counts > 0)[:, :, None]
+        return np.stack([np.where(there, update[None], np.inf).min(axis=1) for update in ways.update])

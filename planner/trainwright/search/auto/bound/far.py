@@ -16,6 +16,7 @@ from trainwright.search.auto.bound.shares import Shares
 
 _SPARED_SHARES = (0.0, 0.5, 1.0)
 """λ of `Ends`."""
+_SAFE = 1 - 1e-9
 _RATIO = 1.06
 _MOST_TIMES = 300.0
 
@@ -25,8 +26,7 @@ class Far:
     """Stages with some rows in a micro-batch, by cell: whose price is in one interval.
 
     A layer's average seconds are at least those of the hull of all devices there are (see `Rays`), where the stage has the
-    fewest rows and the highest price of its cell. Gradients are summed between nodes (see `Holders`), as far as computing
-    does not hide it.
+    fewest rows and the highest price of its cell. Gradients are summed between nodes, as far as computing does not hide it.
 
     Attributes:
         low, high: [cell] prices of all of a stage's devices together.
@@ -76,6 +76,12 @@ class Far:
         found: NDArray[np.intp] = (self.high / float(self.fluid.prices.min())).astype(np.intp)
         return found
 
+    @cached_property
+    def _fewest(self) -> NDArray[np.intp]:
+        """[cell] the same at least, which no node has all of."""
+        found: NDArray[np.intp] = np.ceil(self.low / float(self.fluid.prices.max()) * _SAFE).astype(np.intp)
+        return np.maximum(found, 2)
+
     def _lacking(self, ask: Ask, behind: int) -> Array:
         """[cell, interval] beyond reason where a device lacks the memory for the least that it holds, or else nothing."""
         kept, single = ask.kept(behind), ask.micro_batches == 1
@@ -97,8 +103,7 @@ class Far:
             passes = max(count - share * fluid.backward_share * (1 - fluid.hidden), 0.0)
             seconds = np.full(self._averages.shape[1:], np.inf)
             for head, averages in zip(fluid.rays.heads, self._averages, strict=True):
-                # Where all groups cross nodes, each group of ranks may be in one.
-                sums = 0.0 if head[1] else fluid.holders.sums_between(head, fluid.shown(share))
+                sums = fluid.holders.sums_of_stages(head, fluid.shown(share), self._fewest)
                 np.minimum(seconds, passes * averages + sums, out=seconds)
             np.maximum(found, self._summed(np.minimum(seconds, NEVER)), out=found)
         return found

@@ -9,8 +9,9 @@ import numpy as np
 
 from trainwright.search.auto.bound.options import Array, Options, used_nodes
 from trainwright.search.auto.bound.rays import Head
-from trainwright.search.auto.bound.sums import best_card, seen_share, shared_values
+from trainwright.search.auto.bound.sums import owned_values, seen_share, shared_values
 from trainwright.search.auto.bound.terms import ring_rates
+from trainwright.search.auto.bound.ways import Counts
 from trainwright.search.protocol import Problem
 
 _SAFE = 1 - 1e-6
@@ -30,6 +31,9 @@ class Holders:
       that half of all weights go over A's card, and nothing hides that.
 
     What is held in one node is summed inside it, at best, but by a single replica that has all rows.
+
+    A weight that several layers share counts as the first one's of them. Where a pipeline has these in several stages, all
+    ranks that hold it sum it in one ring when all else is summed: over each card then goes one slice of it, at least.
     """
 
     problem: Problem
@@ -49,15 +53,35 @@ class Holders:
         """[kind] least seconds of summing gradients where several nodes hold it; of what computing may hide, that share."""
         if self._rate == np.inf:
             return np.full(len(self.problem.model.kinds), np.inf)
-        grad = self.problem.setting.gradient_dtype.num_bytes
-        found: Array = self._values(head) * min(self._bytes(shown) * self._slowest(head[0]), grad / 2 / self._card)
+        grad, each = self.problem.setting.gradient_dtype.num_bytes, self._bytes(shown)
+        found: Array = self._values(head) * min(each * self._slowest(head[0]), grad / 2 / self._card)
+        found += self._owned_values(head) * min(each / (head[0] * self._rate), grad / max(head[0], 2) / self._card)
+        return found
+
+    def sums_of_stages(self, head: Head, shown: float, devices: Counts) -> Array:
+        """[stage, kind] the same of stages on several nodes with so many devices [stage], or more (see `all_reduce_seconds`)."""
+        (degree, crosses), group = head, max(one.group for one in self.options.reach)
+        replicas = np.maximum(-(-devices // degree), 1 if crosses else 2)
+        spanned = np.clip(-(-replicas // group), 2, len(self._rates) - 1)
+        moved = 2 * (spanned - 1) / spanned
+        each = moved / (degree * self._rates[spanned])
+        if crosses:
+            # Each slice may be in one node.
+            each = slowest = np.where(replicas <= group, 0.0, each)
+        else:
+            outside = degree - max(group - degree, 0) // (replicas - 1)
+            slowest = np.maximum(each, np.maximum(outside, 0) / degree * moved / self._card)
+        found: Array = np.multiply.outer(slowest, self._values(head)) + np.multiply.outer(
+            each, self._owned_values(head)
+        )
+        found *= self._bytes(shown)
         return found
 
     def sums_inside(self, head: Head, shown: float) -> Array:
         """[kind] the same where one node does, with several replicas."""
         best = max(self._inside, self._rate if np.isfinite(self._rate) else 0.0)
-        found: Array = self._values(head) * (self._bytes(shown) / (head[0] * best) if best > 0 else 0.0)
-        return found
+        values = self._values(head) + self._owned_values(head)
+        return values * (self._bytes(shown) / (head[0] * best) if best > 0 else 0.0)
 
     @cached_property
     def _most_price(self) -> float:
@@ -111,6 +135,10 @@ class Holders:
         found: Array = np.maximum(np.array(held, dtype=np.float64), 0.0) * degree * _SAFE
         return found
 
+    def _owned_values(self, head: Head) -> Array:
+        """[kind] the same of weights that layers share."""
+        return owned_values(self.problem, head[0]) * head[0] * _SAFE
+
     @cached_property
     def _inside(self) -> float:
         """Bytes per second, at best, inside a node; 0 where none has several devices."""
@@ -120,9 +148,14 @@ class Holders:
     @cached_property
     def _rate(self) -> float:
         """Bytes per second, at best, between two nodes; infinite where there is but one."""
-        rates = ring_rates(self.problem)
-        return float(rates[2]) if len(rates) > 2 else np.inf
+        return float(self._rates[2]) if len(self._rates) > 2 else np.inf
+
+    @cached_property
+    def _rates(self) -> Array:
+        """[nodes] as in `ring_rates`."""
+        return ring_rates(self.problem)
 
     @cached_property
     def _card(self) -> float:
-        return best_card(self.problem)
+        """Bytes per second of the best card."""
+        return max(one.card for one in self.options.reach) * self.problem.runtime.link_ratio

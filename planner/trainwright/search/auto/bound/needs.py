@@ -235,15 +235,28 @@ class Tables:
         if not self._slowest.is_small:
             return np.zeros((len(self.shares.counts), len(self.terms.first)))
         passes = float(micro_batches)
-        each, first = self._behind.beside(passes)
+        beside, beside_all = self._behind.beside(passes), self._behind.beside(passes, whole=True)
         found = np.full((len(self.shares.counts), len(self.terms.first)), NEVER)
-        for way, (one, more) in enumerate(zip(each, first - each, strict=True)):
+        for way, (one, every) in enumerate(zip(zip(*beside, strict=True), zip(*beside_all, strict=True), strict=True)):
             alike = self._alike(way, load) * passes
-            alike += self.spread(one, more)
+            alike += self._ending(one, every)
             np.minimum(found, alike, out=found)
+        mixed = (self._slow_anyhow(passes, *one) for one in (beside, beside_all))
+        np.minimum(found, self._ending(*mixed), out=found)
+        return found
+
+    def _slow_anyhow(self, passes: float, each: Array, first: Array) -> tuple[Array, Array]:
+        """[stage, kind] of a layer and of a stage's first one by the way that suits it best, with what is beside its passes."""
         layers = np.minimum(self._slow_layers * passes + each, NEVER).min(axis=0)
-        mixed = self.spread(layers, np.maximum((first - each).min(axis=0), 0.0))
-        np.minimum(found, mixed, out=found)
+        return layers, layers + np.maximum((first - each).min(axis=0), 0.0)
+
+    def _ending(self, one: tuple[Array, Array], every: tuple[Array, Array]) -> Array:
+        """[stage, interval] sums of [stage, kind] seconds of a layer and of a stage's first; where it has all layers, of others."""
+        each, first = one
+        found = self.spread(each, np.where(each < NEVER, first - each, 0.0))
+        each, first = every
+        kinds = self.terms.kind_of
+        found[:, self.size - 1] = np.minimum(first[:, kinds[0]] + each[:, kinds[1:]].sum(axis=1), NEVER)
         return found
 
     def _alike(self, way: int, load: Load | None) -> Array:
@@ -270,8 +283,9 @@ class Tables:
 
     def _ended_with(self, forwards: float, backwards: float, updated: float) -> Array:
         found = np.zeros((len(self.shares.counts), len(self.terms.first)))
-        for each, first in self._behind.seconds(forwards, backwards, updated):
-            np.maximum(found, self.spread(each, np.where(each < NEVER, first - each, 0.0)), out=found)
+        some, every = (self._behind.seconds(forwards, backwards, updated, whole=whole) for whole in (False, True))
+        for pairs in zip(some, every, strict=True):
+            np.maximum(found, self._ending(*pairs), out=found)
         return found
 
     @cached_property

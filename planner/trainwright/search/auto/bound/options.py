@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cluster import Cluster
 from trainwright.cost.links import links_of
 from trainwright.layer import LayerKind
 from trainwright.profiles import LayerProfile
@@ -34,6 +35,7 @@ class Reach:
         group: most devices of it in one node.
         inside, inside_latency: between devices of one such node; (infinite, 0) where nodes have one device.
         between, between_latency: to any other node, in the better direction.
+        card: what a node sends, or takes in, at once; infinite where it is the only one.
     """
 
     accelerator: str
@@ -44,6 +46,7 @@ class Reach:
     inside_latency: float
     between: float
     between_latency: float
+    card: float
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,15 @@ def _reaches(problem: Problem) -> dict[str, Reach]:
     return _reached(problem, {name: (name, them) for name, them in indices.items()})
 
 
+def _cards(cluster: Cluster) -> dict[str, float]:
+    """By name of a node: bytes per second of its card, which is as good as the best of its links."""
+    found = {node.name: node.network.bandwidth_bytes_per_second if node.network else 0.0 for node in cluster.nodes}
+    for link in cluster.links:
+        for name in {link.source, link.target} if link.source != link.target else ():
+            found[name] = max(found[name], link.bandwidth_bytes_per_second)
+    return {name: rate or np.inf for name, rate in found.items()}
+
+
 def used_nodes(problem: Problem) -> list[int]:
     """Numbers of the nodes that plans may use."""
     used = set(problem.nodes)
@@ -267,7 +279,7 @@ def used_nodes(problem: Problem) -> list[int]:
 def _reached(problem: Problem, pools: Mapping[str, tuple[str, list[int]]]) -> dict[str, Reach]:
     """Of pools of nodes with one accelerator, which are all nodes together."""
     cluster = problem.cluster
-    links = links_of(cluster)
+    links, cards = links_of(cluster), _cards(cluster)
     everyone = np.array([index for _, them in pools.values() for index in them], dtype=np.intp)
     found = {}
     for key, (name, them) in pools.items():
@@ -288,5 +300,6 @@ def _reached(problem: Problem, pools: Mapping[str, tuple[str, list[int]]]) -> di
             float(latency),
             float(rates.max(initial=1.0)) if rates.size else np.inf,
             float(late.min()) if late.size else 0.0,
+            max(cards[cluster.nodes[index].name] for index in them),
         )
     return found

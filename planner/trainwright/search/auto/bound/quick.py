@@ -100,7 +100,7 @@ class Quick:
         """
         shares = self.shares
         updates = shares.ways.update.min(axis=(0, 1)) * shares.ways.updated_share
-        summed = shares.summed_values * shares.problem.setting.gradient_dtype.num_bytes
+        summed = (shares.summed_values + shares.owned_values[0]) * shares.problem.setting.gradient_dtype.num_bytes
         near, apart = (
             (summed / rate[:, None] + updates) / shares.size[:, None]
             for rate in across_rates(shares.terms, shares.counts)

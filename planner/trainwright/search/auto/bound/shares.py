@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
 from trainwright.search.auto.bound.ledger import STEP, Ledger
 from trainwright.search.auto.bound.options import NEVER, Array
-from trainwright.search.auto.bound.sums import all_reduce_seconds, seen_share
+from trainwright.search.auto.bound.sums import all_reduce_seconds, owned_values, seen_share
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Counts, Ways
 from trainwright.search.protocol import Problem
@@ -233,6 +233,11 @@ class Shares:
             for degree in self.ways.degrees
         ]
         return np.maximum(np.array(found, dtype=np.float64), 0.0) * _SAFE
+
+    @cached_property
+    def owned_values(self) -> Array:
+        """[way, kind] of weights that layers share: of one of the first one's ranks."""
+        return np.stack([owned_values(self.problem, degree) for degree in self.ways.degrees]) * _SAFE
 
     def least_bytes(self, kept: int, *, single: bool) -> Array:
         """[stage, kind] what any device of the stage holds at least: one row, everything shared out or computed again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainwright.search.auto.bound.options import Array, used_nodes
+from trainwright.search.auto.bound.options import Array
 from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Counts, Ways
 from trainwright.search.protocol import Problem
@@ -24,13 +24,16 @@ def shared_values(problem: Problem, degree: int) -> int:
     return min(setting.shared_at(kind, degree) for kind in model.kinds if kind.shared_weight == name)
 
 
-def best_card(problem: Problem) -> float:
-    """Bytes per second of the best card; infinite where there is but one node."""
-    cluster = problem.cluster
-    ports = [cluster.nodes[index].network for index in used_nodes(problem)]
-    found = [port.bandwidth_bytes_per_second for port in ports if port is not None]
-    found += [link.bandwidth_bytes_per_second for link in cluster.links if link.source != link.target]
-    return max(found, default=np.inf) * problem.runtime.link_ratio
+def owned_values(problem: Problem, degree: int) -> Array:
+    """[kind] values on one rank of a weight that several layers share, whose sum counts once: as the first one's of them.
+
+    Where other layers are of its kind, too, they do not count.
+    """
+    setting, model = problem.setting, problem.model
+    owners = [
+        model.kind_of(layer) for layer in setting.first_owner.values() if model.layers.count(model.layers[layer]) == 1
+    ]
+    return np.array([float(kind in owners) * setting.shared_at(kind, degree) for kind in model.kinds])
 
 
 def fewest_nodes(terms: Terms, counts: Counts) -> Counts:
@@ -52,6 +55,12 @@ def between_of(terms: Terms) -> Array:
     return found
 
 
+def card_of(terms: Terms) -> Array:
+    """[accelerator] bytes per second of the best card of its nodes."""
+    found: Array = np.array([one.card for one in terms.options.reach]) * terms.problem.runtime.link_ratio
+    return found
+
+
 def inside_of(terms: Terms) -> Array:
     """[accelerator] bytes per second at best inside a node; 0 where that has but one device."""
     inside = [one.inside if one.group > 1 else 0.0 for one in terms.options.reach]
@@ -59,49 +68,56 @@ def inside_of(terms: Terms) -> Array:
     return found
 
 
-def _crowded(terms: Terms, inside: Array, between: Array, moved: Array, card: Array) -> Array:
-    """[stage] least seconds for each byte where some node has several replicas.
-
-    A nested sum goes inside that node, too. A flat ring goes from one of them to the other, or twice over the node's card
-    (where nodes have cards, and not links of their own to each other).
-    `inside` are seconds of the whole ring on the best link inside a node, `between` of one between nodes; `moved` is the
-    share of the message that goes over each edge of a ring, `card` the bytes per second of the best card.
-    """
-    has_cards = not any(link.source != link.target for link in terms.problem.cluster.links)
-    flat = np.minimum(inside, (1 + has_cards) * moved / card)
-    found: Array = np.minimum(inside / np.maximum(moved, 1e-300) + between, flat)
-    return found
-
-
 def all_reduce_seconds(terms: Terms, ways: Ways, counts: Counts, way: int) -> Array:
     """[stage] least seconds for each byte of a layer's whole gradients, summed over the replicas of this degree.
 
-    Inside a node a ring moves 2 (d - 1) / d of a rank's part, which is 1/t of all. Between c nodes, every node holding
-    whole replicas, what crosses a card is all of it, flat or nested: 2 (c - 1) / c at the rate at which c nodes can be
-    connected. Where some tensor groups cross nodes, some group of ranks does with 1/t; where all of them do, each group of
-    ranks may be in one node.
+    A ring of d replicas moves 2 (d - 1) / d of a rank's part, which is 1/t of all, over each of its edges; a nested sum goes
+    inside some node, and moves 2 (c - 1) / c of it between c nodes, at the rate at which c nodes can be connected.
+
+    Where not all tensor groups cross nodes, one of them is in a node of g devices. Then of the t slices all but
+    (g - t) / (d - 1), which may be there alone, go over its card. Where all cross, each slice may be in one node, as long as
+    that has d devices.
     """
-    degree, size = ways.degrees[way], counts.sum(axis=1)
+    degree, reach, rates = ways.degrees[way], terms.options.reach, terms.ring_rates
+    replicas = np.maximum(counts.sum(axis=1) / degree, 1.0)
     best = np.where(counts > 0, inside_of(terms), 0.0).max(axis=1)
-    replicas = np.maximum(size / degree, 1.0)
-    nodes, rates = fewest_nodes(terms, counts), terms.ring_rates
     moved = 2 * (replicas - 1) / replicas
     near = moved / np.maximum(degree * best, 1e-300)
     if len(rates) <= 2:
         return np.where(replicas > 1, near, 0.0)
-    between = np.where(counts > 0, between_of(terms), np.inf).min(axis=1)
+    nodes, group = fewest_nodes(terms, counts), np.minimum([one.group for one in reach], counts).max(axis=1)
+    spanned = nodes if degree == 1 else np.ceil(replicas / group).astype(np.intp)
+    spanned = np.clip(spanned, 2, len(rates) - 1)
+    card = np.where(counts > 0, card_of(terms), 0.0).max(axis=1)
     if ways.crosses[way]:
-        found = np.minimum(near, 1 / (degree * rates[2]))
+        slowest = 1 / (degree * rates[spanned])
+        may_be_in_one = replicas <= group
     else:
-        spanned = np.clip(nodes, 2, len(rates) - 1)
-        rate = np.minimum(rates[spanned], between)
-        far = 2 * (spanned - 1) / spanned / rate if degree == 1 else 1 / (degree * np.minimum(rates[2], between))
-        crowded = _crowded(terms, near, far, moved, np.where(counts > 0, between_of(terms), 0.0).max(axis=1) * degree)
-        far = np.where(replicas > most_nodes(terms, counts), np.maximum(far, crowded), far)
-        lone = np.array([one.devices == one.group for one in terms.options.reach])
-        single = (nodes == 1) & (np.where(counts > 0, lone, True).all(axis=1))
-        found = np.where(single, near, np.where(nodes == 1, np.minimum(near, far), far))
+        slowest = 1 / (degree * np.minimum(rates[spanned], np.where(counts > 0, between_of(terms), np.inf).min(axis=1)))
+        inside = (group - degree) // np.maximum(replicas - 1, 1)
+        slowest = np.maximum(slowest, np.maximum(degree - np.maximum(inside, 0), 0) / degree / card)
+        may_be_in_one = nodes == 1
+    far = _over_nodes(near, moved, slowest, spanned, _crowded(terms, counts, replicas, near, moved / (degree * card)))
+    lone = np.array([one.devices == one.group for one in reach])
+    single = (nodes == 1) & np.where(counts > 0, lone, True).all(axis=1) & (not ways.crosses[way])
+    found = np.where(single, near, np.where(may_be_in_one, np.minimum(near, far), far))
     return np.where(replicas > 1, found, 0.0)
+
+
+def _over_nodes(near: Array, moved: Array, slowest: Array, spanned: Counts, crowded: Array) -> Array:
+    """[stage] seconds of the better of a flat ring over several nodes and a nested sum, by seconds of a byte between them."""
+    nested = near / np.maximum(moved, 1e-300) + 2 * (spanned - 1) / spanned * slowest
+    found: Array = np.minimum(np.maximum(moved * slowest, crowded), nested)
+    return found
+
+
+def _crowded(terms: Terms, counts: Counts, replicas: Array, near: Array, edge: Array) -> Array:
+    """[stage] least seconds of a flat ring where some node has several replicas, or else nothing.
+
+    It goes from one of them to the other, or from each of them over the node's card, which takes so much for every edge.
+    """
+    crowd = np.ceil(replicas / most_nodes(terms, counts))
+    return np.where(crowd > 1, np.minimum(near, crowd * edge), 0.0)
 
 
 def across_rates(terms: Terms, counts: Counts) -> tuple[Array, Array]:
