@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from trainwright.accelerators import estimate_profiles
 from trainwright.cluster import Accelerator, Cluster, Node, Port
+from trainwright.cost.estimate import estimate
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.plan import Schedule
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.profiles import Profiles
 from trainwright.search import Problem, run
 from trainwright.search.auto.bound import lower_bound_seconds
 from trainwright.search.auto.bound.asks import Ask
@@ -131,6 +133,25 @@ def test_sums_of_a_weight_that_first_and_last_layer_share_count() -> None:
     best = run("auto", problem, top=1)[0].estimate.iteration_seconds
     # It is two thirds of all weights: without its sums the bound is a third below the best plan.
     assert best / 1.1 < lower_bound_seconds(problem, incumbent_seconds=best) <= best
+
+
+def test_what_a_plan_costs_hangs_on_the_order_of_layers_and_not_of_kinds() -> None:
+    """With a shared weight that the last layer divides and the first does not."""
+    model = Model.of(Gpt(1, 128, 8, sequence_length=16, vocabulary_size=50000), Dtype.FLOAT32)
+    profiles = estimate_profiles(model, ("Tesla-T4",), tensor_degrees=(1, 2), rows=(1, 2, 4))
+    head = tuple(
+        replace(one, tensor_degree=2) for one in profiles.layers if one.kind == "head" and one.tensor_degree == 1
+    )
+    cluster = Cluster((Accelerator("Tesla-T4", 2**40),), (Node("node", "Tesla-T4", 4, None, Port(0.0, 1e9)),))
+    layers = LayerRun(0, 3, 2, 2, (4, 4), sharding=Sharding.ZERO2)
+    plan = Plan(3, 8, (Pipeline(1, 8, (Stage(tuple(cluster.devices), (layers,)),)),))
+    seconds = {
+        estimate(
+            plan, model=replace(model, kinds=kinds), cluster=cluster, profiles=Profiles(profiles.layers + head)
+        ).iteration_seconds
+        for kinds in permutations(model.kinds)
+    }
+    assert len(seconds) == 1
 
 
 @pytest.mark.parametrize("seed", range(6))

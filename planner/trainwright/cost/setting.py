@@ -152,7 +152,7 @@ class Setting:
 
     @cached_property
     def _kind_sums(self) -> list[tuple[LayerKind, list[int]]]:
+        # In the order of the layers, whatever that of the kinds: of a shared weight the first owner's size counts.
         layers = self.model.layers
-        return [
-            (kind, list(accumulate((name == kind.name for name in layers), initial=0))) for kind in self.model.kinds
-        ]
+        kinds = dict.fromkeys(self.model.kind_of(layer) for layer in range(len(layers)))
+        return [(kind, list(accumulate((name == kind.name for name in layers), initial=0))) for kind in kinds]
