@@ -49,13 +49,20 @@ def compare(  # noqa: PLR0913 - one group of options each
     if all(answer.candidate is None for answer in answers):
         raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))
     with proving(problem, search) as gaps:
-        for answer in answers:
-            if answer.candidate is not None:
-                gaps.bound_seconds(answer.candidate)
+        try:
+            # What the fastest cannot beat holds for all, and is known soonest.
+            found = [answer.candidate for answer in answers if answer.candidate is not None]
+            for candidate in sorted(found, key=lambda one: one.estimate.iteration_seconds):
+                gaps.bound_seconds(candidate)
+        except KeyboardInterrupt:
+            gaps.is_given_up = True
     if output is Output.JSON:
         show_json(report.comparison_fields(answers, gaps))
     else:
         show(report.comparison_table(answers, gaps))
+    if gaps.is_given_up:
+        # What was found is there, without what was not proven.
+        raise KeyboardInterrupt
 
 
 def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOptions) -> report.Answer:

@@ -234,7 +234,10 @@ class SearchOptions:
 
     seed: Annotated[int, typer.Option(help="For searches that draw; the same seed gives the same plans.")] = 0
     budget_seconds: Annotated[
-        float | None, typer.Option(help="Stop searching after so long and show the best so far.")
+        float | None,
+        typer.Option(
+            help="Stop searching after so long and show the best so far; what no plan can beat is sought for about as long."
+        ),
     ] = None
     effort: Annotated[
         float,

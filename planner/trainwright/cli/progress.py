@@ -16,7 +16,7 @@ from trainwright.report import Gaps
 from trainwright.search import Control, Problem
 from trainwright.search import Progress as Step
 
-_USUAL_PROOF_SECONDS = 10.0
+_USUAL_PROOF_SECONDS = 20.0
 
 
 @contextmanager

@@ -113,10 +113,12 @@ class Explanation:
             return []
         whole = self.estimate.iteration_seconds
         idle = sum(track.idle_seconds for track in self.tracks) / len(self.tracks)
+        transit = sum(track.transit_seconds for track in self.tracks) / len(self.tracks)
         pipeline = max(deep, key=lambda one: (len(one.stages) - 1) / (one.micro_batches + len(one.stages) - 1))
         stages, batches = len(pipeline.stages), pipeline.micro_batches
         told = (
-            f"Bubble: a stage waits {units.share(idle, whole)} of the iteration for work, on average. Filling and "
+            f"Bubble: a stage waits {units.share(idle + transit, whole)} of the iteration, on average: "
+            f"{units.share(idle, whole)} for work and {units.share(transit, whole)} for messages on their way. Filling and "
             f"draining {stages} equal stages with {_counted(batches, 'micro-batch')} would take "
             f"{units.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages, of messages on their "
             "way and of what follows the last backward."
@@ -158,7 +160,8 @@ class Explanation:
             return []
         counts = Counter(self.problem.cluster.accelerator_of(device).name for device in sorted(unused))
         every, which = len(self.problem.cluster.devices), " and ".join(f"{n} × {name}" for name, n in counts.items())
-        return [f"Of the cluster's {every} devices, {len(unused)} are not used: {which}."]
+        are = "is" if len(unused) == 1 else "are"
+        return [f"Of the cluster's {every} devices, {len(unused)} {are} not used: {which}."]
 
     def carriers(self, stage: Stage) -> str:
         """`4 × Tesla-T4`, several accelerators joined."""

@@ -15,10 +15,12 @@ class Gaps:
 
     Attributes:
         effort: see `lower_bound_seconds`.
+        is_given_up: no bound is looked for that is not known.
     """
 
     problem: Problem
     effort: float = 1.0
+    is_given_up: bool = False
     _bounds: dict[int, float] = field(default_factory=dict)
 
     def bound_seconds(self, candidate: Candidate) -> float | None:
@@ -28,6 +30,8 @@ class Gaps:
         from trainwright.search.auto.bound import lower_bound_seconds  # noqa: PLC0415 - few commands need it
 
         rows = candidate.plan.global_batch_size
+        if self.is_given_up and rows not in self._bounds:
+            return None
         if rows not in self._bounds:
             self._bounds[rows] = lower_bound_seconds(
                 replace(self.problem, global_batch_size=rows),
