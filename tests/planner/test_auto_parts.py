@@ -11,7 +11,7 @@ from trainwright.cluster import Cluster
 from trainwright.profiles import Profiles
 from trainwright.search import Limits, Problem, run
 from trainwright.search.auto.computing import Computing, sharing_seconds
-from trainwright.search.auto.parts import parts
+from trainwright.search.auto.parts import on_fewer_devices, on_fewer_nodes, parts
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -22,7 +22,7 @@ def test_one_two_and_four_nodes_of_each_kind_and_of_the_fastest(
     make_cluster: MakeCluster, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(make_cluster(NODES), layers=2, batch=8)
-    found = {part.nodes for part in parts(Computing(problem), float("inf"))}
+    found = {part.nodes for part in on_fewer_nodes(Computing(problem), float("inf"))}
     names = problem.nodes
     assert found == {
         *(names[:1], names[:2], names[:3], names[:4]),
@@ -33,11 +33,26 @@ def test_one_two_and_four_nodes_of_each_kind_and_of_the_fastest(
 def test_parts_that_compute_too_slowly_are_left_out(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     problem = make_problem(make_cluster(NODES), layers=2, batch=8)
     limit = Computing(problem).seconds(problem.nodes[:2])
-    kept = [part.nodes for part in parts(Computing(problem), limit)]
+    kept = [part.nodes for part in on_fewer_nodes(Computing(problem), limit)]
     assert kept
     assert all(Computing(problem).seconds(nodes) <= limit for nodes in kept)
     assert problem.nodes[:1] not in kept
     assert not list(parts(Computing(problem), Computing(problem).all_seconds * (1 - 1e-9)))
+
+
+def test_one_and_two_devices_of_each_node_where_messages_inside_are_slower(
+    make_cluster: MakeCluster, make_problem: MakeProblem
+) -> None:
+    slower_between = make_problem(make_cluster(NODES, within=1e9, between=5e8), layers=2, batch=8)
+    assert not list(on_fewer_devices(Computing(slower_between), float("inf")))
+    problem = make_problem(make_cluster(NODES, within=1e9, between=2e9), layers=2, batch=8)
+    computing = Computing(problem)
+    found = list(on_fewer_devices(computing, float("inf")))
+    assert [len(part.devices) for part in found] == [7, 14]
+    assert all(part.nodes == problem.nodes and set(part.devices) <= set(problem.devices) for part in found)
+    # On one of each node computing alone takes longer than on two.
+    alone = computing.seconds(problem.nodes, 1)
+    assert [len(part.devices) for part in on_fewer_devices(computing, alone * (1 - 1e-9))] == [14]
 
 
 def test_a_part_keeps_the_limits(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:

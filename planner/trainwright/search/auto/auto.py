@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import Plan
+from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.alternatives import regrouped
 from trainwright.search.auto.computing import Computing
 from trainwright.search.auto.descent import Judge, Walk, descend
@@ -29,6 +29,7 @@ from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.moves.schedules import other_schedules
 from trainwright.search.auto.parts import parts
 from trainwright.search.auto.seeds import amp_seeds, seeds
+from trainwright.search.auto.setups import sharded
 from trainwright.search.auto.variety import HARDLY_SLOWER, LEADERS, different, leaders
 from trainwright.search.choice import Drafting, check_profiled, why_nothing_fits
 from trainwright.search.degrees import divisors
@@ -47,6 +48,8 @@ LEAST_DRAFTS = 4
 REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
+PART_COSTED = 4
+"""Plans of every part that are costed for certain."""
 USUAL_SLOWNESS = 2.5
 """Where the best takes more times as long as computing alone, parts of the cluster are looked at, and more plans costed."""
 FIRST_SHARE = 1 / 12
@@ -217,11 +220,21 @@ class _Run:
         before = len(self.drafts)
         for part in parts(self.computing, self._best_seconds):
             effort = PART if len(part.devices) <= FEW_DEVICES else LARGE_PART
+            known = len(self.drafts)
             self._draft(Drafts(part, effort), divisors(self.problem.global_batch_size))
+            self._cost_best(self.drafts[known:])
             if self._is_over:
                 break
         if len(self.drafts) > before:
             self._cost_drafts()
+
+    def _cost_best(self, drafts: Sequence[Draft]) -> None:
+        """A part's best draft, and that with gradients sharded, beside what may be costed anyhow."""
+        left, self.judge.left = self.judge.left, float(PART_COSTED)
+        for _, plan in sorted(drafts, key=lambda one: one[0])[:1]:
+            for one in (plan, sharded(plan, Sharding.ZERO2)):
+                self.judge.cost_draft(one)
+        self.judge.left = left
 
     @property
     def _is_slow(self) -> bool:

@@ -23,10 +23,12 @@ class Computing:
 
     problem: Problem
 
-    def seconds(self, nodes: Iterable[str]) -> float:
-        """Of an iteration on these nodes; 0 where profiles say that it takes no time."""
-        names = [self.problem.cluster.node(name) for name in nodes]
-        return self.problem.global_batch_size / sum(self._rates[node.accelerator] * node.devices for node in names)
+    def seconds(self, nodes: Iterable[str], most_devices: int | None = None) -> float:
+        """Of an iteration on these nodes, or so many devices of each; 0 where profiles say that it takes no time."""
+        used = [self.problem.cluster.node(name) for name in nodes]
+        devices = [min(node.devices, most_devices or node.devices) for node in used]
+        rates = (self._rates[node.accelerator] * count for node, count in zip(used, devices, strict=True))
+        return self.problem.global_batch_size / sum(rates)
 
     @cached_property
     def all_seconds(self) -> float:
