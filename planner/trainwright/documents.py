@@ -135,6 +135,8 @@ def _what(error: ErrorDetails, noun: Any) -> str:
         name, known = str(error["loc"][-1]), _fields_at(noun, error["loc"][:-1])
         close = get_close_matches(name, known, n=1) or [field for field in known if field.startswith(f"{name}_")]
         what += f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}" if known else ""
+    if error["type"] in {"enum", "literal_error"}:
+        what += f", got {_shown(error['input'])}"
     return what
 
 

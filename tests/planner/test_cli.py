@@ -321,9 +321,20 @@ def test_ctrl_c_ends_without_a_traceback(files: Path, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setitem(SEARCHES, "amp", interrupted)
-    result = call(files, "plan")
+    assert "trainwright: interrupted" in refused(call(files, "plan"), 130)
+
+
+def test_what_was_compared_is_shown_though_the_proof_is_interrupted(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainwright.search.auto.bound.lower_bound_seconds", interrupted)
+    result = call(files, "compare", "megatron", "amp")
     assert result.exit_code == 130
-    assert "Traceback" not in result.output
+    assert re.search(r"amp +\d", result.stdout)
+    assert "gap" not in result.stdout
 
 
 def test_options_that_do_not_exist_are_refused_in_one_sentence() -> None:

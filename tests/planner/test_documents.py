@@ -76,7 +76,7 @@ def test_the_shortest_model_file_is_read() -> None:
     ("change", "message"),
     [
         ({"global_batch_size": 0}, "model.yaml: global_batch_size must be 1 … 1000000, got 0"),
-        ({"dtype": "float8"}, "model.yaml: dtype: Input should be 'float32', 'float16' or 'bfloat16'"),
+        ({"dtype": "float8"}, "model.yaml: dtype: Input should be 'float32', 'float16' or 'bfloat16', got 'float8'"),
         ({"batch": 3}, "model.yaml: batch: there is no such field; there are global_batch_size, gpt, "),
         (
             {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "depth": 3}},

@@ -13,7 +13,7 @@ import typer
 
 from trainwright.search import NoFeasiblePlan
 
-NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE = 1, 2, 3
+NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -74,6 +74,10 @@ def one_sentence() -> Iterator[None]:
         _fail(
             f"the numbers in the documents are beyond what can be calculated ({error or type(error).__name__})",
             BAD_INPUT,
+        )
+    except KeyboardInterrupt:
+        _fail(
+            "interrupted; where --budget-seconds is given, a search ends by itself, with its best so far", INTERRUPTED
         )
     except BrokenPipeError:
         raise

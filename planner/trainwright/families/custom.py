@@ -106,12 +106,13 @@ class Custom:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"custom.kinds gives {twice} twice; name each kind once")
-        if odd := set(names) ^ set(self.layers):
-            name = min(odd)
+        if unknown := set(self.layers) - set(names):
             raise ValueError(
-                f"custom.layers names {name}, which custom.kinds does not give; describe the model again"
-                if name in self.layers
-                else f"custom.kinds gives {name}, but no layer is of that kind; describe the model again"
+                f"custom.layers names {min(unknown)}, which custom.kinds does not give; describe the model again"
+            )
+        if unused := set(names) - set(self.layers):
+            raise ValueError(
+                f"custom.kinds gives {min(unused)}, but no layer is of that kind; describe the model again"
             )
 
     def stack(self, attention: Attention) -> Stack:  # noqa: ARG002 - what it keeps was counted
