@@ -11,7 +11,7 @@ from trainwright.cluster import Cluster
 from trainwright.profiles import Profiles
 from trainwright.search import Limits, Problem, run
 from trainwright.search.auto.computing import Computing, sharing_seconds
-from trainwright.search.auto.parts import on_fewer_devices, on_fewer_nodes, parts
+from trainwright.search.auto.parts import on_fewer_devices, on_fewer_nodes
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -37,7 +37,7 @@ def test_parts_that_compute_too_slowly_are_left_out(make_cluster: MakeCluster, m
     assert kept
     assert all(Computing(problem).seconds(nodes) <= limit for nodes in kept)
     assert problem.nodes[:1] not in kept
-    assert not list(parts(Computing(problem), Computing(problem).all_seconds * (1 - 1e-9)))
+    assert not list(on_fewer_nodes(Computing(problem), Computing(problem).all_seconds * (1 - 1e-9)))
 
 
 def test_one_and_two_devices_of_each_node_where_messages_inside_are_slower(

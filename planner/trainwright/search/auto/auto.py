@@ -27,7 +27,7 @@ from trainwright.search.auto.efforts import (
 )
 from trainwright.search.auto.exhaustive import exhaustive, is_small
 from trainwright.search.auto.moves.schedules import other_schedules
-from trainwright.search.auto.parts import parts
+from trainwright.search.auto.parts import on_fewer_devices, on_fewer_nodes
 from trainwright.search.auto.seeds import amp_seeds, seeds
 from trainwright.search.auto.setups import sharded
 from trainwright.search.auto.variety import HARDLY_SLOWER, LEADERS, different, leaders
@@ -218,15 +218,22 @@ class _Run:
         if len(self.problem.devices) <= FEW_DEVICES or not self._is_slow or self._is_over:
             return
         before = len(self.drafts)
-        for part in parts(self.computing, self._best_seconds):
-            effort = PART if len(part.devices) <= FEW_DEVICES else LARGE_PART
+        for part in on_fewer_nodes(self.computing, self._best_seconds):
+            self._draft_part(part)
+            if self._is_over:
+                break
+        for part in () if self._is_over else on_fewer_devices(self.computing, self._best_seconds):
             known = len(self.drafts)
-            self._draft(Drafts(part, effort), divisors(self.problem.global_batch_size))
+            self._draft_part(part)
             self._cost_best(self.drafts[known:])
             if self._is_over:
                 break
         if len(self.drafts) > before:
             self._cost_drafts()
+
+    def _draft_part(self, part: Problem) -> None:
+        effort = PART if len(part.devices) <= FEW_DEVICES else LARGE_PART
+        self._draft(Drafts(part, effort), divisors(self.problem.global_batch_size))
 
     def _cost_best(self, drafts: Sequence[Draft]) -> None:
         """A part's best draft, and that with gradients sharded, beside what may be costed anyhow."""

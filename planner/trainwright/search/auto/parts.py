@@ -13,16 +13,24 @@ from trainwright.search.auto.line import kinds_of
 from trainwright.search.protocol import Problem
 
 
-def parts(computing: Computing, slowest_seconds: float) -> Iterator[Problem]:
-    """The problem on fewer nodes, and on fewer devices of each; left out is where computing alone takes longer than these seconds."""
-    yield from on_fewer_nodes(computing, slowest_seconds)
-    yield from on_fewer_devices(computing, slowest_seconds)
+def on_fewer_nodes(computing: Computing, slowest_seconds: float) -> Iterator[Problem]:
+    """The problem on one, two, four … nodes of a kind and all of it, and on as many of the fastest of all kinds.
+
+    Left out is where computing alone takes longer than so many seconds.
+    """
+    problem = computing.problem
+    kinds = kinds_of(problem)
+    fastest_first = [name for kind in kinds for name in kind]
+    beginnings = (part for some in (*kinds, fastest_first) for part in _beginnings(some))
+    for names in dict.fromkeys(beginnings):
+        if len(names) < len(problem.nodes) and computing.seconds(names) <= slowest_seconds:
+            yield problem.on(names)
 
 
 def on_fewer_devices(computing: Computing, slowest_seconds: float) -> Iterator[Problem]:
-    """On one, two, four … devices of each node, where messages inside a node are slower than between nodes."""
+    """On one, two, four … devices of each node, where messages inside a node are slower than between nodes; left out as there."""
     problem = computing.problem
-    used = [node for node in problem.cluster.nodes if node.name in problem.nodes and node.devices > 1]
+    used = [node for node in map(problem.cluster.node, problem.nodes) if node.devices > 1]
     most = max((node.devices for node in used), default=1)
     bandwidth = links_of(problem.cluster).bandwidth
     inside = min(
@@ -34,17 +42,6 @@ def on_fewer_devices(computing: Computing, slowest_seconds: float) -> Iterator[P
         if computing.seconds(problem.nodes, each) <= slowest_seconds:
             nodes = tuple(replace(node, devices=min(node.devices, each)) for node in problem.cluster.nodes)
             yield replace(problem, cluster=replace(problem.cluster, nodes=nodes))
-
-
-def on_fewer_nodes(computing: Computing, slowest_seconds: float) -> Iterator[Problem]:
-    """On one, two, four … nodes of a kind and all of it, and on as many of the fastest of all kinds."""
-    problem = computing.problem
-    kinds = kinds_of(problem)
-    fastest_first = [name for kind in kinds for name in kind]
-    beginnings = (part for some in (*kinds, fastest_first) for part in _beginnings(some))
-    for names in dict.fromkeys(beginnings):
-        if len(names) < len(problem.nodes) and computing.seconds(names) <= slowest_seconds:
-            yield problem.on(names)
 
 
 def _beginnings(nodes: Sequence[str]) -> Iterator[tuple[str, ...]]:
