@@ -49,7 +49,7 @@ REPLAYED_DEVICES = 2**27
 """So many by the cube of the devices are the plans that are costed, at least LEAST_REPLAYS and at most MOST_REPLAYS."""
 LEAST_REPLAYS, MOST_REPLAYS = 64, 1500
 PART_COSTED = 4
-"""Plans of every part that are costed for certain."""
+"""So many plans may be costed of every part with fewer devices a node, beside all others."""
 USUAL_SLOWNESS = 2.5
 """Where the best takes more times as long as computing alone, parts of the cluster are looked at, and more plans costed."""
 FIRST_SHARE = 1 / 12
@@ -225,7 +225,8 @@ class _Run:
         for part in () if self._is_over else on_fewer_devices(self.computing, self._best_seconds):
             known = len(self.drafts)
             self._draft_part(part)
-            self._cost_best(self.drafts[known:])
+            if len(self.drafts) > known:
+                self._cost_best(self.drafts[known:])
             if self._is_over:
                 break
         if len(self.drafts) > before:
@@ -238,9 +239,9 @@ class _Run:
     def _cost_best(self, drafts: Sequence[Draft]) -> None:
         """A part's best draft, and that with gradients sharded, beside what may be costed anyhow."""
         left, self.judge.left = self.judge.left, float(PART_COSTED)
-        for _, plan in sorted(drafts, key=lambda one: one[0])[:1]:
-            for one in (plan, sharded(plan, Sharding.ZERO2)):
-                self.judge.cost_draft(one)
+        _, best = min(drafts, key=lambda one: one[0])
+        for plan in (best, sharded(best, Sharding.ZERO2)):
+            self.judge.cost_draft(plan)
         self.judge.left = left
 
     @property

@@ -64,12 +64,12 @@ class Ends:
     ) -> tuple[Array, Array]:
         """[way, stage, kind] least seconds of what is not computing, of a layer and as a stage's first."""
         shares = self.shares
-        found = self._beside(passes, parts, updated, shares.rank_values)
-        if not whole or not shares.owned_values.any():
-            return found
+        if not whole:
+            return self._beside(passes, parts, updated, shares.rank_values)
         together = self._beside(passes, parts, updated, shares.rank_values + shares.owned_values)
         if self.across is None:
             return together
+        found = self._beside(passes, parts, updated, shares.rank_values)
         # Where another pipeline has them in several stages, all their ranks sum them in one ring.
         owned = shares.owned_values[:, None, :] * shares.problem.setting.gradient_dtype.num_bytes
         later = owned * np.maximum(1 / self.across[:, None], self._per_byte / self._degrees)

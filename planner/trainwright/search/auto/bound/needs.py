@@ -235,7 +235,8 @@ class Tables:
         if not self._slowest.is_small:
             return np.zeros((len(self.shares.counts), len(self.terms.first)))
         passes = float(micro_batches)
-        beside, beside_all = self._behind.beside(passes), self._behind.beside(passes, whole=True)
+        beside = self._behind.beside(passes)
+        beside_all = self._behind.beside(passes, whole=True) if self._has_owned else beside
         found = np.full((len(self.shares.counts), len(self.terms.first)), NEVER)
         for way, (one, every) in enumerate(zip(zip(*beside, strict=True), zip(*beside_all, strict=True), strict=True)):
             alike = self._alike(way, load) * passes
@@ -283,10 +284,16 @@ class Tables:
 
     def _ended_with(self, forwards: float, backwards: float, updated: float) -> Array:
         found = np.zeros((len(self.shares.counts), len(self.terms.first)))
-        some, every = (self._behind.seconds(forwards, backwards, updated, whole=whole) for whole in (False, True))
+        some = self._behind.seconds(forwards, backwards, updated)
+        every = self._behind.seconds(forwards, backwards, updated, whole=True) if self._has_owned else some
         for pairs in zip(some, every, strict=True):
             np.maximum(found, self._ending(*pairs), out=found)
         return found
+
+    @cached_property
+    def _has_owned(self) -> bool:
+        """Whether a stage of all layers sums more than its layers do by themselves."""
+        return bool(self.shares.owned_values.any())
 
     @cached_property
     def _slow_layers(self) -> Array:
