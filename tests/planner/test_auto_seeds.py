@@ -53,9 +53,11 @@ def test_a_search_that_goes_on_is_broken_off_when_it_is_over(
 
 def test_amp_gives_its_best_so_far_when_time_is_up(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem(layers=12, batch=32)
-    whole = seeds.amp_seeds(problem, Control(), lambda: False)
-    short = seeds.amp_seeds(problem, Control.within(0.0), lambda: True)
+    told: list[float] = []
+    whole = seeds.amp_seeds(problem, Control(), lambda: False, told.append)
+    short = seeds.amp_seeds(problem, Control.within(0.0), lambda: True, told.append)
     assert whole == run("amp", problem, top=2)
+    assert min(told) == whole[0].estimate.iteration_seconds < max(told)
     assert whole[0].estimate.iteration_seconds <= short[0].estimate.iteration_seconds
 
 
@@ -63,4 +65,6 @@ def test_amp_without_a_plan_is_broken_off_when_time_is_up(
     monkeypatch: pytest.MonkeyPatch, make_problem: Callable[..., Problem]
 ) -> None:
     monkeypatch.setattr(seeds, "amp", endless)
-    assert seeds.amp_seeds(make_problem(layers=4, batch=8), Control.within(0.0), lambda: True) == []
+    told: list[float] = []
+    problem = make_problem(layers=4, batch=8)
+    assert seeds.amp_seeds(problem, Control.within(0.0), lambda: True, told.append) == told == []

@@ -12,7 +12,7 @@ from trainwright.search.degrees import micro_batch_sizes
 from trainwright.search.node_order import device_orders
 from trainwright.search.polish import Polish
 from trainwright.search.protocol import Candidate, Control, Problem
-from trainwright.search.ranking import Draft, best_of, in_order
+from trainwright.search.ranking import Draft, best_of, fitting_candidate, in_order
 from trainwright.search.stages import Stages
 
 MOST_ASSIGNMENTS = 640
@@ -82,12 +82,16 @@ class _Algorithm1:
     def drafts(self) -> list[Draft]:
         """Of all choices in all orders; raises NoFeasiblePlan where there is none."""
         found: list[Draft] = []
+        first_seconds: float | None = None
         total = len(self.draftings) * self.choices
         for drafting in self.draftings:
             for stages, rows in drafting.choices():
+                had_some = bool(found)
                 found += self._of_choice(drafting, stages, rows)
+                if found and not had_some:
+                    first_seconds = self._seconds(found[0])
                 self.done += 1
-                self.control.step(self.done, 2 * total + LEADERS)
+                self.control.step(self.done, 2 * total + LEADERS, first_seconds)
                 if found and self.control.expired():
                     return found
         if not found:
@@ -100,6 +104,11 @@ class _Algorithm1:
             return drafting.drafts(stages, rows, drafting.assignments(stages, rows), choice)
         ends = drafting.assignment(stages, rows)
         return iter(()) if ends is None else drafting.drafts(stages, rows, np.array([ends]), choice)
+
+    def _seconds(self, draft: Draft) -> float | None:
+        """What is told while the others are drafted; None where memory is lacking after all."""
+        candidate = fitting_candidate(self.problem, draft.make())
+        return None if candidate is None else candidate.estimate.iteration_seconds
 
     def polished(self, candidates: list[Candidate], done: int) -> list[Candidate]:
         """The candidates, best first again, the first of them polished; `done` are the steps before this."""

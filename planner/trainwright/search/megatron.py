@@ -55,7 +55,7 @@ def megatron(problem: Problem, control: Control, top: int | None) -> list[Candid
     """
     check_profiled(problem)
     drafting = Drafting.of(problem)
-    drafts = megatron_drafts(drafting, control)
+    drafts = [*megatron_drafts(drafting, control)]
     if not drafts:
         splits = EvenSplits(drafting)
         everything = (split for rows in divisors(problem.global_batch_size) for split in splits.of_size(rows))
@@ -64,15 +64,15 @@ def megatron(problem: Problem, control: Control, top: int | None) -> list[Candid
     return best_of(problem, drafts, control, top)
 
 
-def megatron_drafts(drafting: Drafting, control: Control) -> list[Draft]:
+def megatron_drafts(drafting: Drafting, control: Control) -> Iterator[Draft]:
     """The plans to be; none where nothing fits."""
-    drafts: list[Draft] = []
-    splits = EvenSplits(drafting)
+    splits, has_some = EvenSplits(drafting), False
     for rows in divisors(drafting.problem.global_batch_size):
-        drafts += [drafting.draft(*split) for split in _smallest_that_fit(splits, rows)]
-        if drafts and control.expired():
+        for split in _smallest_that_fit(splits, rows):
+            yield drafting.draft(*split)
+            has_some = True
+        if has_some and control.expired():
             break
-    return drafts
 
 
 def _smallest_that_fit(splits: EvenSplits, rows: int) -> list[Split]:

@@ -34,13 +34,15 @@ class _OutOfTime(Exception):  # noqa: N818 - ends a search, and is no error
     pass
 
 
-def amp_seeds(problem: Problem, control: Control, is_over: Callable[[], bool]) -> list[Candidate]:
-    """AMP's best, where it is quick beside ours; when time is up, its best so far."""
+def amp_seeds(
+    problem: Problem, control: Control, is_over: Callable[[], bool], tell: Callable[[float], None]
+) -> list[Candidate]:
+    """AMP's best, where it is quick beside ours; when time is up, its best so far. Meanwhile the seconds of that are told."""
     devices = len(problem.devices)
     is_vast = devices >= VAST_DEVICES and len(set(node_classes(problem.cluster))) <= VAST_KINDS
     if not is_vast and (devices > AMP_DEVICES or not _is_moderate(problem)):
         return []
-    return _answer(amp, problem, control, is_over, late_steps=LATE_STEPS)
+    return _answer(amp, problem, control, is_over, late_steps=LATE_STEPS, tell=tell)
 
 
 def seeds(problem: Problem, control: Control, *, is_deep: bool, is_over: Callable[[], bool]) -> Iterator[Candidate]:
@@ -54,21 +56,29 @@ def seeds(problem: Problem, control: Control, *, is_deep: bool, is_over: Callabl
         yield from _answer(search, problem, control, is_over, late_steps=0)
 
 
-def _answer(
-    search: Search, problem: Problem, control: Control, is_over: Callable[[], bool], late_steps: int
+def _answer(  # noqa: PLR0913 - a search's arguments, and how it ends
+    search: Search,
+    problem: Problem,
+    control: Control,
+    is_over: Callable[[], bool],
+    *,
+    late_steps: int,
+    tell: Callable[[float], None] = lambda _: None,
 ) -> list[Candidate]:
     """The best that a search finds; nothing where it has taken so many steps since it is over and goes on."""
     left = late_steps
 
-    def stop(_: Progress) -> None:
+    def watch(progress: Progress) -> None:
         nonlocal left
+        if progress.best_seconds is not None:
+            tell(progress.best_seconds)
         if is_over():
             left -= 1
             if left < 0:
                 raise _OutOfTime
 
     try:
-        return search(problem, replace(control, report=stop), EACH)[:EACH]
+        return search(problem, replace(control, report=watch), EACH)[:EACH]
     except (NoFeasiblePlan, _OutOfTime):
         return []
 

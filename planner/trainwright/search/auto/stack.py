@@ -207,7 +207,7 @@ class Stack:
         """[means, member, span] bytes that are left for what is in flight."""
         setting, model, members = self.cells.problem.setting, self.cells.problem.model, self._members
         first, end = self.spans
-        state = memory.master_bytes(model) + memory.OPTIMIZER_BYTES[setting.optimizer]
+        state = memory.optimizer_bytes(model, setting.optimizer)
         weight, gradient = float(model.dtype.num_bytes), float(setting.gradient_dtype.num_bytes)
         row_bytes = self.cells.row_bytes
         ahead = memory.RECEIVED_AHEAD * (np.where(self._is_last, 0.0, row_bytes[end]) + row_bytes[first])

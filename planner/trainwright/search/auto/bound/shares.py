@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
+from trainwright.cost.memory import optimizer_bytes
 from trainwright.search.auto.bound.ledger import STEP, Ledger
 from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.sums import all_reduce_seconds, owned_values, seen_share
@@ -194,7 +194,7 @@ class Shares:
         problem, model = self.problem, self.problem.model
         runtime = problem.runtime
         grad, weight = problem.setting.gradient_dtype.num_bytes, model.dtype.num_bytes
-        rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
+        rest = optimizer_bytes(model, problem.optimizer)
         hidden = seen_share(problem)
         held = self._held[way]
         summed = message * self.summed_values
@@ -247,7 +247,7 @@ class Shares:
         """[stage, kind] the same of stages of so many devices, or fewer where these need not be whole replicas."""
         problem, model = self.problem, self.problem.model
         grad, weight = problem.setting.gradient_dtype.num_bytes, model.dtype.num_bytes
-        rest = master_bytes(model) + OPTIMIZER_BYTES[problem.optimizer]
+        rest = optimizer_bytes(model, problem.optimizer)
         found = np.full((len(devices), len(model.kinds)), np.inf)
         for way, degree in enumerate(self.ways.degrees):
             held = self._held[way]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.links import links_of
-from trainwright.cost.memory import OPTIMIZER_BYTES, RECEIVED_AHEAD, loss_bytes, master_bytes
+from trainwright.cost.memory import RECEIVED_AHEAD, loss_bytes, optimizer_bytes
 from trainwright.search.auto.bound.options import Array, Options
 from trainwright.search.protocol import Problem
 
@@ -131,7 +131,7 @@ class Terms:
     def state_bytes(self, tensor: int, replicas: Indices, *, single: bool) -> Array:
         """[count, interval] weights, gradients and optimizer state of a rank, all sharded over so many replicas [count]."""
         setting, model = self.problem.setting, self.problem.model
-        divided = model.dtype.num_bytes + master_bytes(model) + OPTIMIZER_BYTES[self.problem.optimizer]
+        divided = model.dtype.num_bytes + optimizer_bytes(model, self.problem.optimizer)
         whole = setting.gradient_dtype.num_bytes
         if single:
             divided, whole = divided + whole, 0

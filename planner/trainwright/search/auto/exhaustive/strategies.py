@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.memory import OPTIMIZER_BYTES, boundary_bytes, loss_bytes, master_bytes
+from trainwright.cost.memory import boundary_bytes, loss_bytes, optimizer_bytes
 from trainwright.cost.setting import Setting
 from trainwright.plan import Sharding
 from trainwright.search.auto.exhaustive.shapes import Shapes, StageShape
@@ -149,7 +149,7 @@ class _Table:
         if around.micro_batches == 1:
             gradients[_ZERO2] = gradients[_ZERO3] = parts
         held = weights * model.dtype.num_bytes + gradients * setting.gradient_dtype.num_bytes
-        held += state * (master_bytes(model) + OPTIMIZER_BYTES[setting.optimizer])
+        held += state * (optimizer_bytes(model, setting.optimizer))
         total = held[sharding, np.arange(len(values))].sum(axis=1)
         fits = np.ones(len(sharding), dtype=np.bool_)
         for number, device in enumerate(shape.devices):
