@@ -35,7 +35,6 @@ BATCH = 1024
 PUBLISHED_SECONDS, PUBLISHED_PROGRAMME_SECONDS = 2393, 1.65
 """Table 5: GPT-39B on 64 GPUs, of which the stage programme; most of the rest is compiling and profiling."""
 EPSILON_SECONDS = 1e-6
-SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class _Judged:
         """The slowest stage's rings, one for the layers of each degree; in each the slowest pair of neighbours decides."""
         held: Counter[tuple[int, tuple[_Replica, ...]]] = Counter()
         for number, run, replicas in self._runs:
-            held[number, replicas] += round(self.simulator.weight_bytes(run.first, run.first + run.count))
+            held[number, replicas] += round(self.simulator.weight_bytes(run.first, run.end))
         rings = [0.0] * len(self.replicas)
         for (number, replicas), weights in held.items():
             part = weights / min(DEVICES_PER_NODE, replicas[0].tensor)
@@ -287,7 +287,7 @@ class _Judged:
 
 
 def _layers(run: LayerRun) -> range:
-    return range(run.first, run.first + run.count)
+    return range(run.first, run.end)
 
 
 def _state_bytes(run: LayerRun) -> float:

@@ -17,9 +17,6 @@ from trials.plans import TALKATIVE, Chosen
 from trials.settings import Setting
 from trials.split import Split, measured_split, predicted_split
 
-MOST_LATE = 0.01
-"""A trial of which more paced segments than this came late is void: this machine was too slow for it."""
-
 
 @dataclass(frozen=True)
 class Tried:
@@ -63,7 +60,7 @@ class Tried:
 
     @property
     def is_void(self) -> bool:
-        return self.late_share > MOST_LATE
+        return self.report.is_void
 
     @property
     def is_talkative(self) -> bool:

@@ -106,7 +106,7 @@ class Port:
         _check_flow(self.flow_bytes_per_second)
         if self.latency_seconds < 0 or self.bandwidth_bytes_per_second < 1:
             raise ValueError(
-                "a port needs a latency of at least 0 and a bandwidth of at least 1, got "
+                "a latency of at least 0 and a bandwidth of at least 1 are needed, got "
                 f"{self.latency_seconds} s and {self.bandwidth_bytes_per_second} bytes/s"
             )
 
@@ -220,7 +220,7 @@ class Cluster:
                     if node is not other and edge not in self._links:
                         raise ValueError(
                             f"the link {edge[0]} -> {edge[1]} is missing; every pair of nodes needs one, or a `network` "
-                            "port on both"
+                            "on both nodes"
                         )
 
     @cached_property

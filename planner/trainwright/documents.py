@@ -113,8 +113,9 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         return adapter(noun).validate_python({key: _without_heads(value) for key, value in body.items()})
     except ValidationError as error:
         first = _most_telling(error.errors(include_url=False))
-        where = ".".join(_plain(part) for part in first["loc"])
-        raise DocumentError(f"{source}: {where + ': ' if where else ''}{_what(first, noun)}") from None
+        where, what = ".".join(_plain(part) for part in first["loc"]), _what(first, noun)
+        told = what if not where or what.startswith(f"{where}.") else f"{where}: {what}"
+        raise DocumentError(f"{source}: {told}") from None
     except RecursionError:
         raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
     except (ArithmeticError, MemoryError) as error:

@@ -55,7 +55,7 @@ class LayerRun:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        where = f"layers {self.first}…{self.first + self.count - 1}"
+        where = f"layers {self.first}…{self.end - 1}"
         if self.first < 0 or self.count < 1:
             raise ValueError(f"a layer run needs first >= 0 and count >= 1, got first {self.first}, count {self.count}")
         if self.tensor < 1 or self.data < 1:
@@ -66,6 +66,11 @@ class LayerRun:
             )
         if min(self.rows) < 1:
             raise ValueError(f"{where}: every data replica needs at least one row, got rows {list(self.rows)}")
+
+    @property
+    def end(self) -> int:
+        """Index behind the last of the layers."""
+        return self.first + self.count
 
     def tensor_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """The devices that share one replica's layers, for each data replica in order."""
@@ -91,14 +96,13 @@ class Stage:
         for run in self.layers:
             if run.tensor * run.data != len(self.devices):
                 raise ValueError(
-                    f"layers {run.first}…{run.first + run.count - 1}: tensor {run.tensor} × data {run.data} = "
+                    f"layers {run.first}…{run.end - 1}: tensor {run.tensor} × data {run.data} = "
                     f"{run.tensor * run.data}, but the stage has {len(self.devices)} devices; make them equal"
                 )
         for run, following in zip(self.layers, self.layers[1:], strict=False):
-            if following.first != run.first + run.count:
+            if following.first != run.end:
                 raise ValueError(
-                    f"a stage's layer runs must be consecutive: layer {run.first + run.count} must follow, "
-                    f"got {following.first}"
+                    f"a stage's layer runs must be consecutive: layer {run.end} must follow, got {following.first}"
                 )
 
     @property
@@ -109,7 +113,7 @@ class Stage:
     @property
     def end(self) -> int:
         """Index behind the stage's last layer."""
-        return self.layers[-1].first + self.layers[-1].count
+        return self.layers[-1].end
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class Pipeline:
             for run in stage.layers:
                 if sum(run.rows) != self.micro_batch_size:
                     raise ValueError(
-                        f"stage {number}, layers {run.first}…{run.first + run.count - 1}: rows {list(run.rows)} sum to "
+                        f"stage {number}, layers {run.first}…{run.end - 1}: rows {list(run.rows)} sum to "
                         f"{sum(run.rows)}, but micro_batch_size is {self.micro_batch_size}; make them equal"
                     )
 

@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write them, where a document takes plain numbers: which number they mean."""
+"""Sizes, rates and times as people write them where a document takes plain numbers, and sizes as people read them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def wanted(field: str, written: object, *, whole: bool) -> str:
     sentence = f"expected a {'whole ' if whole else ''}number{unit}, got {_shown(written)}"
     meant = read(written.strip()) if isinstance(written, str) else None
     return sentence if meant is None or meant > _LARGEST else f"{sentence}; write {_spelt(meant, whole=whole)}"
+
+
+def size(num_bytes: float, *, decimals: int = 1) -> str:
+    """Binary units."""
+    if abs(num_bytes) >= 2**30 / 10:
+        return f"{num_bytes / 2**30:.{decimals}f} GiB"
+    return f"{num_bytes / 2**20:.{decimals}f} MiB"
 
 
 def _size(text: str) -> Decimal | None:

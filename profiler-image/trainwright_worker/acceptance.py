@@ -144,9 +144,7 @@ def _plan_problems(plan: Plan, model: Model) -> Iterator[str]:
         for number, stage in enumerate(pipeline.stages):
             for run in stage.layers:
                 if problem := _degree_problem(model, run.tensor):
-                    yield (
-                        f"pipeline {index}, stage {number}, layers {run.first}…{run.first + run.count - 1}: {problem}"
-                    )
+                    yield (f"pipeline {index}, stage {number}, layers {run.first}…{run.end - 1}: {problem}")
 
 
 def _degree_problem(model: Model, tensor: int) -> str | None:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from trainwright import documents
 from trainwright.cluster import Cluster
 from trainwright.model import Model
-from trainwright.orders import TrialOrder
+from trainwright.orders import TrialOrder, WorkerOrder
 from trainwright.plan import Plan
 from trainwright.search import SEARCHES, Candidate, Control, Objective, Problem, run
 from trainwright.training import FAMILIES
@@ -27,7 +27,6 @@ from trainwright_operator.api import spec as api
 from trainwright_operator.flow import search_run
 from trainwright_operator.flow.accept import model_of
 from trainwright_operator.flow.candidates import PlannedTrials
-from trainwright_operator.flow.gang import Order
 from trainwright_worker import acceptance
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -57,11 +56,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def answered(spec: api.TrainingPlanSpec, report: Callable[[Order], Any] = report_of) -> World:
+def answered(spec: api.TrainingPlanSpec, report: Callable[[WorkerOrder], Any] = report_of) -> World:
     """A world in which the plan came to its answer, and the worker would have taken every order."""
-    orders: list[Order] = []
+    orders: list[WorkerOrder] = []
 
-    def checked(order: Order) -> None:
+    def checked(order: WorkerOrder) -> None:
         acceptance.check(order)
         orders.append(order)
 
@@ -162,7 +161,7 @@ def price_per_hour(plan: Plan) -> float:
     return sum(PRICES[device.node] for device in plan.devices)
 
 
-def dear_plans_are_faster(order: Order) -> Any:
+def dear_plans_are_faster(order: WorkerOrder) -> Any:
     found = report_of(order)
     if not isinstance(order, TrialOrder):
         return found

@@ -129,8 +129,3 @@ def make_problem() -> Callable[..., Problem]:
 @pytest.fixture(scope="session")
 def make_plan() -> Callable[..., Plan]:
     return _plan
-
-
-@pytest.fixture(scope="session")
-def make_profiles() -> Callable[..., Profiles]:
-    return _profiles

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_in
 from trainwright.cost.memory import MemoryParts, in_flight, loss_bytes
 from trainwright.cost.pace import Paces
@@ -24,9 +23,7 @@ from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.stage_memory import StageMemory
 
-MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
-BLOCKS = 12
 TOKENS, HIDDEN, VOCABULARY = 64, 124, 1000
 ROW = TOKENS * HIDDEN
 """Values of the boundary behind an embedding or a block, per row."""
@@ -94,7 +91,7 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int, *, divide
         rows = run.rows[replica]
         rows_of_run.append(rows)
         held, biggest = 0, 0
-        for layer in range(run.first, run.first + run.count):
+        for layer in range(run.first, run.end):
             own = parameters(names[layer], run.tensor, ranks)
             biggest = max(biggest, own)
             gathered.append(own if run.sharding is Sharding.ZERO3 and run.data > 1 else 0)

@@ -54,7 +54,7 @@ def computed(plan: Plan) -> Iterator[tuple[str, str, int, int]]:
             for run_ in stage.layers:
                 groups = run_.tensor_groups(stage.devices)
                 for group, rows in zip(groups, run_.rows, strict=True):
-                    for layer in range(run_.first, run_.first + run_.count):
+                    for layer in range(run_.first, run_.end):
                         kind = MODEL.kind_of(layer)
                         degree = run_.tensor if kind.is_tensor_parallel else 1
                         for device in group:

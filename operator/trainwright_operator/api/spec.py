@@ -12,7 +12,7 @@ from trainwright_operator.api.measuring import LinksSpec, ProfilingSpec
 from trainwright_operator.api.section import Seconds, Section, immutable, opaque, rules
 
 MAX_TRIALS = 32
-"""Upper bound of `trials.topK`."""
+"""As many at most, whatever of trials is counted."""
 
 
 class Planner(StrEnum):

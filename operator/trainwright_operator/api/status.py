@@ -247,4 +247,4 @@ class TrainingPlanStatus(StatusSection):
     trials: Annotated[tuple[TrialStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
     """Plans that are measured for real, in the order in which they are tried."""
     winner: Winner | None = None
-    """The answer: the fastest plan."""
+    """The answer: the fastest plan, or the cheapest where search.objective is Cost."""

@@ -8,57 +8,44 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright import documents
+from trainwright.accelerators import data_sheet, has_data_sheet, machines
 from trainwright.cluster import EMULATED_PREFIX, Emulation
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
+from trainwright_operator.flow.topology import INSTANCE_TYPE_LABEL
 
 MEBIBYTE: Final = 1 << 20
 GIBIBYTE: Final = 1 << 30
 
-_DATA_SHEET_MEMORY: Final = {
-    "nvidia-tesla-k80": 12 * GIBIBYTE,
-    "nvidia-tesla-p4": 8 * GIBIBYTE,
-    "nvidia-tesla-p100": 16 * GIBIBYTE,
-    "nvidia-tesla-v100": 16 * GIBIBYTE,
-    "nvidia-tesla-t4": 16 * GIBIBYTE,
-    "nvidia-l4": 24 * GIBIBYTE,
-    "nvidia-tesla-a100": 40 * GIBIBYTE,
-    "nvidia-a100-80gb": 80 * GIBIBYTE,
-    "nvidia-h100-80gb": 80 * GIBIBYTE,
-    "nvidia-h100-mega-80gb": 80 * GIBIBYTE,
-    "nvidia-h200-141gb": 141 * GIBIBYTE,
+_GKE_ACCELERATORS: Final = {
+    "nvidia-tesla-p100": "Tesla-P100-PCIE-16GB",
+    "nvidia-tesla-v100": "Tesla-V100-SXM2-16GB",
+    "nvidia-tesla-t4": "Tesla-T4",
+    "nvidia-l4": "NVIDIA-L4",
+    "nvidia-tesla-a100": "NVIDIA-A100-SXM4-40GB",
+    "nvidia-a100-80gb": "NVIDIA-A100-SXM4-80GB",
+    "nvidia-h100-80gb": "NVIDIA-H100-80GB-HBM3",
+    "nvidia-h100-mega-80gb": "NVIDIA-H100-80GB-HBM3",
+    "nvidia-h200-141gb": "NVIDIA-H200",
+    "nvidia-b200": "NVIDIA-B200",
 }
-"""GKE names the type of device in a label, but not its memory."""
+"""Data sheets by GKE's label, which names the type of device, but not its memory."""
 
 _INSTANCE_TYPES: Final = {
-    "p3.2xlarge": ("Tesla-V100-SXM2-16GB", 16 * GIBIBYTE),
-    "p3.8xlarge": ("Tesla-V100-SXM2-16GB", 16 * GIBIBYTE),
-    "p3.16xlarge": ("Tesla-V100-SXM2-16GB", 16 * GIBIBYTE),
-    "p3dn.24xlarge": ("Tesla-V100-SXM2-32GB", 32 * GIBIBYTE),
-    "p4d.24xlarge": ("NVIDIA-A100-SXM4-40GB", 40 * GIBIBYTE),
-    "p4de.24xlarge": ("NVIDIA-A100-SXM4-80GB", 80 * GIBIBYTE),
-    "p5.48xlarge": ("NVIDIA-H100-80GB-HBM3", 80 * GIBIBYTE),
-    "g4dn.xlarge": ("Tesla-T4", 16 * GIBIBYTE),
-    "g4dn.2xlarge": ("Tesla-T4", 16 * GIBIBYTE),
-    "g4dn.4xlarge": ("Tesla-T4", 16 * GIBIBYTE),
-    "g4dn.8xlarge": ("Tesla-T4", 16 * GIBIBYTE),
-    "g4dn.12xlarge": ("Tesla-T4", 16 * GIBIBYTE),
-    "g4dn.16xlarge": ("Tesla-T4", 16 * GIBIBYTE),
-    "g4dn.metal": ("Tesla-T4", 16 * GIBIBYTE),
-    "g5.xlarge": ("NVIDIA-A10G", 24 * GIBIBYTE),
-    "g5.12xlarge": ("NVIDIA-A10G", 24 * GIBIBYTE),
-    "g5.48xlarge": ("NVIDIA-A10G", 24 * GIBIBYTE),
-    "a2-highgpu-1g": ("NVIDIA-A100-SXM4-40GB", 40 * GIBIBYTE),
-    "a2-highgpu-2g": ("NVIDIA-A100-SXM4-40GB", 40 * GIBIBYTE),
-    "a2-highgpu-4g": ("NVIDIA-A100-SXM4-40GB", 40 * GIBIBYTE),
-    "a2-highgpu-8g": ("NVIDIA-A100-SXM4-40GB", 40 * GIBIBYTE),
-    "a2-ultragpu-8g": ("NVIDIA-A100-SXM4-80GB", 80 * GIBIBYTE),
-    "Standard_NC4as_T4_v3": ("Tesla-T4", 16 * GIBIBYTE),
-    "Standard_NC24ads_A100_v4": ("NVIDIA-A100-80GB-PCIe", 80 * GIBIBYTE),
-    "Standard_ND96asr_v4": ("NVIDIA-A100-SXM4-40GB", 40 * GIBIBYTE),
-    "Standard_ND40rs_v2": ("Tesla-V100-SXM2-32GB", 32 * GIBIBYTE),
+    "g4dn.2xlarge": "Tesla-T4",
+    "g4dn.4xlarge": "Tesla-T4",
+    "g4dn.8xlarge": "Tesla-T4",
+    "g4dn.16xlarge": "Tesla-T4",
+    "a2-highgpu-2g": "NVIDIA-A100-SXM4-40GB",
+    "Standard_NC4as_T4_v3": "Tesla-T4",
+    "Standard_NC24ads_A100_v4": "NVIDIA-A100-80GB-PCIe",
+    "Standard_ND96asr_v4": "NVIDIA-A100-SXM4-40GB",
+    "Standard_ND40rs_v2": "Tesla-V100-SXM2-32GB",
 }
-"""Clouds' machine types by `node.kubernetes.io/instance-type`: the last resort, for nodes without any other label."""
+"""Data sheets by cloud machines that the planner has no figures of, beside those that it has (`machines`)."""
+
+_LEAST_REPORTED: Final = 0.85
+"""Of the memory that is sold: so much of it the runtime reports at least (the least of all data sheets: 0.91)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +107,32 @@ def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
 
 
 def _from_cloud_labels(node: NodeFacts) -> DeviceType | None:
+    """With the memory of the data sheet: clouds name what is sold, and the runtime has up to a tenth less."""
     labels = node.labels
     gke = labels.get("cloud.google.com/gke-accelerator")
-    if gke in _DATA_SHEET_MEMORY:
-        return DeviceType(gke, _DATA_SHEET_MEMORY[gke])
+    if gke in _GKE_ACCELERATORS:
+        return _by_sheet(_GKE_ACCELERATORS[gke])
     karpenter = labels.get("karpenter.k8s.aws/instance-gpu-name")
     memory = labels.get("karpenter.k8s.aws/instance-gpu-memory", "")
     if karpenter and memory.isdecimal() and int(memory) > 0:
-        return DeviceType(karpenter, int(memory) * MEBIBYTE)
-    known = _INSTANCE_TYPES.get(labels.get("node.kubernetes.io/instance-type", ""))
-    return DeviceType(*known) if known else None
+        return _by_sold_memory(karpenter, int(memory) * MEBIBYTE)
+    machine = labels.get(INSTANCE_TYPE_LABEL, "")
+    sheets = {one.name: one.accelerator for one in machines()} | _INSTANCE_TYPES
+    return _by_sheet(sheets[machine]) if machine in sheets else None
+
+
+def _by_sheet(name: str) -> DeviceType:
+    return DeviceType(name, int(data_sheet(name).memory_bytes.value))
+
+
+def _by_sold_memory(name: str, sold_bytes: int) -> DeviceType:
+    """The data sheet of a device with about so much memory; where there is none, what is sold."""
+    for candidate in (f"{name}-{sold_bytes // GIBIBYTE}", name):
+        if has_data_sheet(candidate):
+            sheet = data_sheet(candidate)
+            if _LEAST_REPORTED * sold_bytes <= sheet.memory_bytes.value <= sold_bytes:
+                return _by_sheet(sheet.name)
+    return DeviceType(name, sold_bytes)
 
 
 def _emulation(node: NodeFacts) -> Emulation:

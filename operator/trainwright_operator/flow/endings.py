@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from trainwright.orders import SeriesReport, TrialReport, WorkerReport
+from trainwright.orders import MOST_LATE_RATIO, SeriesReport, TrialReport, WorkerReport
 from trainwright_operator.flow import outcome as outcomes
 from trainwright_operator.flow import worker_log
 from trainwright_operator.flow.actions import StoredRole
@@ -72,7 +72,8 @@ def judged(report: WorkerReport) -> Trouble:
         if not is_measured(report):
             return Trouble.of(Reason.REPORT_INVALID, what="it lacks iterations, or one of them took no time")
         if report.is_void:
-            sentence = message(Reason.EMULATION_TOO_SLOW, late=report.late_segments, paced=report.paced_segments)
+            late, paced = report.late_segments, report.paced_segments
+            sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced, limit=MOST_LATE_RATIO)
             return Trouble(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
     return Trouble(Reason.MEASUREMENT_TAKEN, message(Reason.MEASUREMENT_TAKEN), OutcomeState.SUCCEEDED)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainwright.orders import Gang, GangNode, LinksOrder, ProfileOrder, SeriesOrder, TrialOrder
+from trainwright.orders import Gang, GangNode, WorkerOrder
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow import pod_template
@@ -22,11 +22,8 @@ from trainwright_operator.flow.names import (
 from trainwright_operator.flow.snapshot import PlanFacts, PodFacts, StoredMap
 
 MASTER: Final = "master"
-WORKER: Final = "worker"
 _SAFETY_SECONDS = 120
 """Jobs end by themselves this long after the operator would have ended them, should there be no operator any more."""
-
-Order = LinksOrder | ProfileOrder | TrialOrder | SeriesOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class WantedGang:
     """
 
     name: str
-    order: Order
+    order: WorkerOrder
     pending_seconds: float
     run_seconds: float
     deadline_seconds: float | None = None

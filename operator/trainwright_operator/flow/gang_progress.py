@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trainwright import documents
-from trainwright.orders import Progress
+from trainwright.orders import Progress, WorkerOrder
 from trainwright_operator.flow import endings, pinning, worker_log
 from trainwright_operator.flow import gang as gangs
 from trainwright_operator.flow import outcome as outcomes
@@ -78,7 +78,7 @@ def advance(book: Book, wanted: WantedGang) -> GangView:
     if order is None:
         return _give_order(book, wanted, jobs)
     try:
-        given = worker_log.strict(order.data.get(ORDER_FILE, ""), gangs.Order, order.name)
+        given = worker_log.strict(order.data.get(ORDER_FILE, ""), WorkerOrder, order.name)
     except documents.DocumentError as error:
         return _end(book, wanted, Trouble(Reason.ORDER_INVALID, str(error)), started_at=None)
     return _Gang(book, replace(wanted, order=given), order, jobs).step()

@@ -145,7 +145,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.CRASHED: "{what}",
     Reason.TERMINATED: "{what}",
     Reason.EMULATION_TOO_SLOW: (
-        "{late} of {paced} computations took longer than the emulated device would, more than 1 %: the machine is too "
+        "{late} of {paced} computations took longer than the emulated device would, more than {limit:.0%}: the machine is too "
         "slow or too busy for this emulation"
     ),
 }

@@ -69,7 +69,6 @@ class SliceDevice:
     """
 
     node: str
-    driver: str
     product: str
     memory_bytes: int
     problem: str = ""

@@ -98,7 +98,7 @@ def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
         memory = ((device.get("capacity") or {}).get("memory") or {}).get("value")
         if product and memory and spec.get("nodeName"):
             amount, problem = _memory(memory)
-            found.append(SliceDevice(spec["nodeName"], spec.get("driver", ""), product, amount, problem))
+            found.append(SliceDevice(spec["nodeName"], product, amount, problem))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainwright.accelerators.curves import Curve, curve_from, drawn_out
 from trainwright.accelerators.machines import Machine, cluster_of, machine, machines
 from trainwright.accelerators.roofline import estimate_profiles
-from trainwright.accelerators.sheet import DataSheet, data_sheet, data_sheets
+from trainwright.accelerators.sheet import DataSheet, data_sheet, data_sheets, has_data_sheet
 
 __all__ = [
     "Curve",
@@ -17,6 +17,7 @@ __all__ = [
     "data_sheets",
     "drawn_out",
     "estimate_profiles",
+    "has_data_sheet",
     "machine",
     "machines",
 ]

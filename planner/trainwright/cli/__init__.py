@@ -1,6 +1,7 @@
 """The command line: one file a command.
 
-Exit codes: 2 for input that cannot be used (one sentence on standard error), 3 where no plan is feasible.
+Exit codes: 2 for input that cannot be used (one sentence on standard error), 3 where no plan is feasible, 1 where the
+answer cannot be written, 130 where it was interrupted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class _Commands(TyperGroup):
         try:
             status = super().main(*arguments, **{**more, "standalone_mode": False})
         except TyperException as refusal:
-            typer.echo(f"trainwright: {' '.join(refusal.format_message().split())}", err=True)
+            told = " ".join(refusal.format_message().split()).replace("Value error, ", "", 1)
+            typer.echo(f"trainwright: {told}", err=True)
             sys.exit(BAD_OPTIONS)
         except OSError as error:
             typer.echo(f"trainwright: the help cannot be written: {error.strerror or error}", err=True)
@@ -76,7 +78,7 @@ app = typer.Typer(
 
     Times are predicted unless they say that they were measured; what is emulated or estimated says so.
 
-    {__doc__.splitlines()[2]}
+    {" ".join(__doc__.splitlines()[2:])}
     """,
     invoke_without_command=True,
     pretty_exceptions_enable=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, NoReturn, get_type_hints
@@ -32,7 +32,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**options: Any) -> None:
-        with one_sentence():
+        with one_sentence(options):
             function(**_gathered(options, groups))
 
     run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
@@ -62,14 +62,17 @@ def _gathered(options: Mapping[str, Any], groups: Mapping[str, type]) -> dict[st
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
-    """Refusals become one sentence on standard error and an exit code; a reader that went away is no refusal."""
+def one_sentence(options: Collection[str] = ()) -> Iterator[None]:
+    """Refusals become one sentence on standard error and an exit code; a reader that went away is no refusal.
+
+    Where the sentence begins with the name of one of the options, that is told as it is typed.
+    """
     try:
         yield
     except NoFeasiblePlan as refusal:
         _fail(refusal, NOTHING_FEASIBLE)
     except ValueError as error:
-        _fail(error, BAD_INPUT)
+        _fail(_as_typed(str(error), options), BAD_INPUT)
     except (ArithmeticError, MemoryError, RecursionError) as error:
         _fail(
             f"the numbers in the documents are beyond what can be calculated ({error or type(error).__name__})",
@@ -84,6 +87,13 @@ def one_sentence() -> Iterator[None]:
     except OSError as error:
         where = f" into {error.filename}" if error.filename else ""
         _fail(f"the answer cannot be written{where}: {error.strerror or error}", NOT_WRITTEN)
+
+
+def _as_typed(refusal: str, options: Collection[str]) -> str:
+    """`--memory-headroom must be …` for `memory_headroom_ratio must be …`: the field is the planner's word."""
+    field, _, rest = refusal.partition(" ")
+    option = field.removesuffix("_ratio")
+    return f"--{option.replace('_', '-')} {rest}" if option in options and rest.startswith("must ") else refusal
 
 
 def _fail(error: object, code: int) -> NoReturn:

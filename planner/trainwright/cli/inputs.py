@@ -123,7 +123,9 @@ class Inputs:
         try:
             found = estimated(training, names, devices=len(cluster.devices))
         except ValueError as error:
-            raise ValueError(f"--profiles is needed: {error}") from None
+            raise ValueError(
+                f"--profiles is needed: {error}; `trainwright accelerators` lists all, by their names in a cluster document"
+            ) from None
         note("layer profiles are estimated from data sheets, not measured; --profiles takes measured ones")
         return found
 

@@ -117,7 +117,7 @@ class _Scene:
         accelerators = sorted({setting.cluster.accelerator_of(device).name for device in group})
         bandwidth, latency = self.links.slowest(self._nodes(group))
         seconds = 0.0
-        for name, count in Counter(model.layers[run.first : run.first + run.count]).items():
+        for name, count in Counter(model.layers[run.first : run.end]).items():
             kind = model.kind(name)
             seconds += count * layer_seconds(accelerators, kind, run.tensor, rows, setting)
             seconds += count * tensor_sync_seconds(

@@ -19,7 +19,7 @@ def check_plan(plan: Plan, setting: Setting) -> None:
                 if model.max_tensor_degree % run.tensor:
                     raise ValueError(
                         f"{f'pipeline {index}, ' if several else ''}stage {number}, layers {run.first}…"
-                        f"{run.first + run.count - 1}: tensor degree {run.tensor} does not divide the model, which "
+                        f"{run.end - 1}: tensor degree {run.tensor} does not divide the model, which "
                         f"allows {model.max_tensor_degree}"
                     )
 

@@ -17,6 +17,7 @@ from trainwright.cost.syncs import gradient_syncs
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
+from trainwright.quantity import size
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
@@ -166,13 +167,14 @@ def lacking_memory(by_device: tuple[tuple[Device, int], ...], setting: Setting) 
     device, held = max(by_device, key=lambda item: item[1] - memory[item[0].node])
     accelerator = cluster.accelerator_of(device)
     return (
-        f"device {device} ({accelerator.name}) lacks {_gibibytes(held - accelerator.memory_bytes)}: the plan needs {_gibibytes(held)} there, "
-        f"it has {_gibibytes(accelerator.memory_bytes)}"
+        f"device {device} ({accelerator.name}) lacks {_told(held - accelerator.memory_bytes)}: the plan needs {_told(held)} there, "
+        f"it has {_told(accelerator.memory_bytes)}"
     )
 
 
-def _gibibytes(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.2f} MiB"
+def _told(num_bytes: int) -> str:
+    # With one decimal more than elsewhere: what lacks is often little.
+    return size(num_bytes, decimals=2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def _gather_seconds(paces: Paces, key: StageKey) -> float:
     stage, setting, total = paces.stages[key], paces.setting, 0.0
     for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
         if run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1:
-            values = setting.parameters(run.first, run.first + run.count, run.tensor)
+            values = setting.parameters(run.first, run.end, run.tensor)
             collective = setting.collectives.all_reduce(seats.data_groups)
             total += collective.gather_seconds(values * setting.model.dtype.num_bytes)
     return total

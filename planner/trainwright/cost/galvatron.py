@@ -33,7 +33,7 @@ def stage_seconds(stage: Stage, setting: Setting) -> LayerSeconds:
     group = GroupCosts(stage.devices, setting)
     steady = last = 0.0
     for run in stage.layers:
-        for name, count in Counter(setting.model.layers[run.first : run.first + run.count]).items():
+        for name, count in Counter(setting.model.layers[run.first : run.end]).items():
             seconds = group.seconds(setting.model.kind(name), run)
             steady += count * seconds.steady_seconds
             last += count * seconds.last_seconds

@@ -46,7 +46,7 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     rows = max(run.rows)
     activations = setting.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
     weight, gradient = setting.model.dtype.num_bytes, setting.gradient_dtype.num_bytes
-    state = memory.master_bytes(setting.model) + memory.OPTIMIZER_BYTES[setting.optimizer]
+    state = memory.optimizer_bytes(setting.model, setting.optimizer)
     part = parameters if run.sharding is Sharding.NONE else -(-parameters // run.data)
     gathers = run.sharding is Sharding.ZERO3 and run.data > 1
     scatters = micro_batches == 1 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1

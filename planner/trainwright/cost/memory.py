@@ -13,8 +13,8 @@ from trainwright.model import Model
 from trainwright.plan import LayerRun, Schedule, Sharding, Stage
 from trainwright.training import Optimizer
 
-OPTIMIZER_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
-"""Optimizer state for each value: two float32 moments, or one."""
+_MOMENTS_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
+"""For each value: two float32 moments, or one."""
 
 RECEIVED_AHEAD = 3
 """Boundary tensors of one side beside the activations: one received ahead, two whose sending may not be over."""
@@ -35,7 +35,7 @@ class MemoryParts:
 
     Attributes:
         weights_bytes: the rank's part of the weights.
-        gradients_bytes: whole until the last micro-batch, whatever the sharding.
+        gradients_bytes: whole until the last micro-batch, whatever the sharding, where there is more than one.
         optimizer_bytes: optimizer state, and float32 master weights in half-precision training.
         activations_bytes: of the micro-batches in flight, boundary tensors on their way included.
         workspace_bytes: logits and their gradient, and sharded weights while they are whole.
@@ -55,14 +55,14 @@ class MemoryParts:
         return held + self.activations_bytes + self.workspace_bytes + self.constant_bytes
 
 
-def master_bytes(model: Model) -> int:
-    """Bytes of the float32 copy that half-precision training keeps of each value."""
-    return 0 if model.dtype is Dtype.FLOAT32 else 4
+def optimizer_bytes(model: Model, optimizer: Optimizer) -> int:
+    """Bytes of optimizer state for each held value; with the float32 copy of it that half-precision training keeps."""
+    return _MOMENTS_BYTES[optimizer] + (0 if model.dtype is Dtype.FLOAT32 else 4)
 
 
 def parameter_bytes(model: Model, optimizer: Optimizer, gradient_dtype: Dtype) -> int:
     """Bytes for each held value where nothing is sharded: weight, gradient, master weight and optimizer state."""
-    return model.dtype.num_bytes + gradient_dtype.num_bytes + master_bytes(model) + OPTIMIZER_BYTES[optimizer]
+    return model.dtype.num_bytes + gradient_dtype.num_bytes + optimizer_bytes(model, optimizer)
 
 
 def in_flight(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:
@@ -124,16 +124,14 @@ def _state_bytes(
     that pipelines divide in different ways.
     """
     weights = gradients = optimizer = 0
-    state = master_bytes(setting.model) + OPTIMIZER_BYTES[setting.optimizer]
+    state = optimizer_bytes(setting.model, setting.optimizer)
     for run, values in run_values(stage, setting):
         part = values if run.sharding is Sharding.NONE else -(-values // run.data)
         weights += part if run.sharding is Sharding.ZERO3 else values
         optimizer += state * part
         by_layer = run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and micro_batches == 1
-        if by_layer and unlike_layers.isdisjoint(range(run.first, run.first + run.count)):
-            largest = max(
-                setting.values_at(kind, run.tensor) for kind, _ in setting.kind_counts(run.first, run.first + run.count)
-            )
+        if by_layer and unlike_layers.isdisjoint(range(run.first, run.end)):
+            largest = max(setting.values_at(kind, run.tensor) for kind, _ in setting.kind_counts(run.first, run.end))
             gradients += min(values, part + largest)
         else:
             gradients += values
@@ -145,7 +143,7 @@ def run_values(stage: Stage, setting: Setting) -> list[tuple[LayerRun, int]]:
     found: list[tuple[LayerRun, int]] = []
     seen: set[str] = set()
     for run in stage.layers:
-        end = run.first + run.count
+        end = run.end
         values = setting.parameters(run.first, end, run.tensor)
         named = {kind.shared_weight: kind for kind, _ in setting.kind_counts(run.first, end) if kind.shared_weight}
         values -= sum(setting.shared_at(kind, run.tensor) for name, kind in named.items() if name in seen)
@@ -162,7 +160,7 @@ def _gathered_bytes(stage: Stage, setting: Setting) -> int:
     sizes = [
         setting.values_at(setting.model.kind_of(layer), run.tensor) * is_sharded
         for run, is_sharded in zip(stage.layers, sharded, strict=True)
-        for layer in range(run.first, run.first + run.count)
+        for layer in range(run.first, run.end)
     ]
     return max(sum(pair) for pair in pairwise((0, *sizes))) * setting.model.dtype.num_bytes
 
@@ -181,13 +179,13 @@ def _activation_bytes(stage: Stage, rows: Sequence[int], accelerator: str, setti
     model = setting.model
     total = largest = 0.0
     for run, count in zip(stage.layers, rows, strict=True):
-        for kind, number in setting.kind_counts(run.first, run.first + run.count):
+        for kind, number in setting.kind_counts(run.first, run.end):
             size = setting.layer_cost(accelerator, kind, run.tensor, count).activation_bytes
             if run.recompute:
                 largest = max(largest, size)
             else:
                 total += kept * number * size
         if run.recompute:
-            inputs = range(max(run.first, 1), run.first + run.count)
+            inputs = range(max(run.first, 1), run.end)
             total += kept * count * sum(model.output_bytes_per_row(layer - 1) for layer in inputs)
     return total + largest

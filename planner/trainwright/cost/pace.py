@@ -89,7 +89,7 @@ class Paces:
             for pipeline in self.plan.pipelines:
                 for run in (run for stage in pipeline.stages for run in stage.layers):
                     way = run.tensor, run.data, run.sharding is Sharding.NONE
-                    for layer in range(run.first, run.first + run.count):
+                    for layer in range(run.first, run.end):
                         ways.setdefault(layer, set()).add(way)
         return frozenset(layer for layer, found in ways.items() if len(found) > 1)
 
@@ -99,7 +99,7 @@ class Paces:
         With several pipelines, those that are not sharded are summed over pipelines that end at different times, and
         so after the last backward; and so are those that pipelines divide in different ways.
         """
-        if run.data == 1 or not self.unlike_layers.isdisjoint(range(run.first, run.first + run.count)):
+        if run.data == 1 or not self.unlike_layers.isdisjoint(range(run.first, run.end)):
             return False
         if run.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
             return True

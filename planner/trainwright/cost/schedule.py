@@ -10,7 +10,10 @@ Operation = tuple[int, int]
 
 
 def operations(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> tuple[Operation, ...]:
-    """What a stage does in one iteration, in order; all its replicas do the same."""
+    """What a stage does in one iteration, in order; all its replicas do the same.
+
+    1F1B (PipeDream-Flush): some forwards ahead, then one forward and one backward in turn. GPipe: all forwards first.
+    """
     forwards = [(FORWARD, i) for i in range(micro_batches)]
     backwards = [(BACKWARD, i) for i in range(micro_batches)]
     if schedule is Schedule.GPIPE:

@@ -125,7 +125,7 @@ class StageBuilder:
 
     def _part(self, run: LayerRun, seats: Seats) -> _Part:
         setting = self.setting
-        kinds = setting.kind_counts(run.first, run.first + run.count)
+        kinds = setting.kind_counts(run.first, run.end)
         gathers: dict[str, float] = {}
         if run.sharding is Sharding.ZERO3 and run.data > 1:
             collective = setting.collectives.beside(seats.data_groups, self.paces.gather_load)
@@ -191,7 +191,7 @@ class StageBuilder:
         forward = backward = 0.0
         for (run, old), (_, new) in pairwise(zip(self.stage.layers, self.seats, strict=True)):
             if not old.is_arranged_as(new):
-                row_bytes = self.setting.model.output_bytes_per_row(run.first + run.count - 1)
+                row_bytes = self.setting.model.output_bytes_per_row(run.end - 1)
                 forward += redistribution_seconds(old, new, row_bytes, self.setting.fabric)
                 backward += redistribution_seconds(new, old, row_bytes, self.setting.fabric)
         return forward, backward
@@ -203,7 +203,7 @@ class StageBuilder:
                 name: Step(one.forward_seconds, one.forward_sync_seconds, part.gathers.get(name, 0.0))
                 for name, one in seconds.items()
             }
-            yield from (steps[name] for name in layers[part.run.first : part.run.first + part.run.count])
+            yield from (steps[name] for name in layers[part.run.first : part.run.end])
 
     def _backward_steps(self, taken: Sequence[_Seconds], *, last: bool) -> Iterator[Step]:
         layers = self.setting.model.layers
@@ -213,7 +213,7 @@ class StageBuilder:
                 gather, reduce = part.gathers.get(name, 0.0), part.reduces.get(name, 0.0) if last else 0.0
                 waits = reduce > 0 and run.sharding is not Sharding.NONE
                 steps[name] = Step(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
-            yield from (steps[name] for name in reversed(layers[run.first : run.first + run.count]))
+            yield from (steps[name] for name in reversed(layers[run.first : run.end]))
 
     def _reduce_seconds(self, kind: LayerKind, run: LayerRun, collective: Collective) -> float:
         """Gradients of one layer; those of a weight with other owners too are summed with the first of them, or apart."""

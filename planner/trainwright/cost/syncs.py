@@ -146,7 +146,7 @@ class _Builder:
             work: Counter[Card] = Counter()
             for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
                 if self.paces.sums_meanwhile(run):
-                    values = self.setting.parameters(run.first, run.first + run.count, run.tensor)
+                    values = self.setting.parameters(run.first, run.end, run.tensor)
                     collective = self.setting.collectives.all_reduce(seats.data_groups)
                     sum_up = _all_reduce if run.sharding is Sharding.NONE else _reduce_scatter
                     work += sum_up(collective, values * self.setting.gradient_dtype.num_bytes)[2]
@@ -191,7 +191,7 @@ class _Builder:
         for key in owners:
             stage = self.paces.stages[key]
             for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
-                kinds = [k for k, _ in setting.kind_counts(run.first, run.first + run.count) if k.shared_weight == name]
+                kinds = [k for k, _ in setting.kind_counts(run.first, run.end) if k.shared_weight == name]
                 if kinds:
                     holding.append((seats, setting.shared_at(kinds[0], run.tensor)))
                     break

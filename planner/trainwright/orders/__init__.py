@@ -26,7 +26,7 @@ from trainwright.orders.pod import (
 from trainwright.orders.profile import ProfileOrder, ProfileReport
 from trainwright.orders.progress import Progress
 from trainwright.orders.series import SeriesOrder, SeriesPart, SeriesReport
-from trainwright.orders.trial import RankMemory, TrialOrder, TrialReport
+from trainwright.orders.trial import MOST_LATE_RATIO, RankMemory, TrialOrder, TrialReport
 
 WorkerOrder = LinksOrder | ProfileOrder | TrialOrder | SeriesOrder
 WorkerReport = LinksReport | ProfileReport | TrialReport | SeriesReport
@@ -34,6 +34,7 @@ WorkerReport = LinksReport | ProfileReport | TrialReport | SeriesReport
 __all__ = [
     "FAILURE_MARKER",
     "MAX_REPORT_BYTES",
+    "MOST_LATE_RATIO",
     "NODE_NAME_VARIABLE",
     "ORDER_PATH",
     "PART_MARKER",

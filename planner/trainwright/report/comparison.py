@@ -140,6 +140,7 @@ def comparison_table(answers: Sequence[Answer], gaps: Gaps) -> Group:
             _searched(answer),
         )
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
+    caption += f"; {degrees.DEGREES}"
     if bounded:
         caption += "; gap: to what no plan can beat"
     if priced:

@@ -9,6 +9,9 @@ from itertools import groupby
 from trainwright.cluster import EMULATED_PREFIX, Cluster
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, degrees_of, spanned
 
+DEGREES = "pp: stages, dp: replicas, tp: devices that share each layer"
+BATCHES = "batches: rows of a micro-batch × micro-batches"
+"""How to read the columns."""
 MOST_DIFFERENT = 4
 """More different groups of stages are told by the least and the largest of their degrees."""
 MOST_ROWS = 8

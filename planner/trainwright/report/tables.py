@@ -112,7 +112,7 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     return titled(
         f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}",
         table,
-        f"predicted, not measured; searched for {units.seconds(searched)}; batches: rows of a micro-batch × micro-batches",
+        f"predicted, not measured; searched for {units.seconds(searched)}; {degrees.DEGREES}; {degrees.BATCHES}",
     )
 
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+from trainwright.quantity import size
+
+__all__ = ["money", "rate", "seconds", "share", "size"]
+
 
 def seconds(value: float) -> str:
     """Four significant digits, in milliseconds below a second."""
     return f"{value:.4g} s" if value >= 1 or value == 0 else f"{1000 * value:.4g} ms"
-
-
-def size(num_bytes: float) -> str:
-    """Binary units, one decimal."""
-    if abs(num_bytes) >= 2**30 / 10:
-        return f"{num_bytes / 2**30:.1f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"
-
-
-def bandwidth(bytes_per_second: float) -> str:
-    """Decimal units of bytes, as data sheets print them."""
-    if bytes_per_second >= 1e8:
-        return f"{bytes_per_second / 1e9:.4g} GB/s"
-    return f"{bytes_per_second / 1e6:.4g} MB/s"
 
 
 def share(part: float, whole: float) -> str:

@@ -54,11 +54,6 @@ def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda c: (c.estimate.iteration_seconds, c.estimate.peak_memory_bytes))
 
 
-def rank(problem: Problem, plans: Iterable[Plan]) -> list[Candidate]:
-    """All feasible candidates among these plans, best first, none twice."""
-    return best_of(problem, [Draft(0.0, lambda plan=plan: plan) for plan in plans], Control(), None)  # type: ignore[misc]
-
-
 def best_of(  # noqa: PLR0913 - a search's arguments and how far it is
     problem: Problem, drafts: Sequence[Draft], control: Control, top: int | None, *, done: int = 0, ahead: int = 0
 ) -> list[Candidate]:

@@ -50,7 +50,7 @@ class RunMesh:
 
     @property
     def end(self) -> int:
-        return self.run.first + self.run.count
+        return self.run.end
 
     @property
     def tensor(self) -> int:

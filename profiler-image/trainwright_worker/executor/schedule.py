@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainwright.cost.schedule import FORWARD
+from trainwright.cost.schedule import operations as planned
 from trainwright.plan import Schedule
 
 
@@ -19,16 +21,9 @@ class Operation:
 
 
 def operations(schedule: Schedule, *, stage: int, stages: int, micro_batches: int) -> tuple[Operation, ...]:
-    """1F1B (PipeDream-Flush): some forwards ahead, then one forward and one backward in turn; GPipe: all forwards first."""
-    ahead = micro_batches
-    if schedule is Schedule.ONE_FORWARD_ONE_BACKWARD:
-        ahead = min(micro_batches, stages - 1 - stage)
-    order = [Operation(is_forward=True, micro_batch=index) for index in range(ahead)]
-    for index in range(micro_batches - ahead):
-        order += [Operation(is_forward=True, micro_batch=ahead + index), Operation(is_forward=False, micro_batch=index)]
-    done = micro_batches - ahead
-    order += [Operation(is_forward=False, micro_batch=index) for index in range(done, micro_batches)]
-    return tuple(order)
+    """In the order that the planner reckons with."""
+    order = planned(schedule, micro_batches, stage, stages)
+    return tuple(Operation(direction == FORWARD, micro_batch) for direction, micro_batch in order)
 
 
 def received_before(neighbour: tuple[Operation, ...], *, is_forward: bool, micro_batch: int) -> tuple[int, ...]:

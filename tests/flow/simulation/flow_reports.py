@@ -24,9 +24,9 @@ from trainwright.orders import (
     SeriesPart,
     SeriesReport,
     TrialReport,
+    WorkerOrder,
 )
 from trainwright.profiles import LayerProfile
-from trainwright_operator.flow import gang as gangs
 
 
 def log_of(document: Any) -> str:
@@ -57,7 +57,7 @@ def links_report(
     )
 
 
-def report_of(order: gangs.Order) -> Any:
+def report_of(order: WorkerOrder) -> Any:
     """What a faultless worker reports."""
     if isinstance(order, LinksOrder):
         return links_report(order)

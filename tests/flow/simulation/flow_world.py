@@ -9,12 +9,11 @@ from typing import Any
 
 from flow_reports import log_of, report_of
 
-from trainwright.orders import TrialOrder
+from trainwright.orders import TrialOrder, WorkerOrder
 from trainwright.search import NoFeasiblePlan
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow import actions as a
-from trainwright_operator.flow import gang as gangs
 from trainwright_operator.flow import pinning
 from trainwright_operator.flow.decide import decide
 from trainwright_operator.flow.names import GANG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
@@ -57,14 +56,14 @@ def spec_of(**changes: Any) -> TrainingPlanSpec:
 
 @dataclass
 class World:
-    """The cluster. `tamper` may change what happens to a gang: it sees the world after every tick."""
+    """The cluster."""
 
     spec: TrainingPlanSpec = field(default_factory=spec_of)
     nodes: tuple[NodeFacts, ...] = (node("n1"), node("n2"), node("n3", "emulated-t4"))
     annotations: dict[str, str] = field(default_factory=dict)
     image: str = "worker:1"
-    report: Callable[[gangs.Order], Any] = report_of
-    log: Callable[[gangs.Order], str | None] = lambda order: None
+    report: Callable[[WorkerOrder], Any] = report_of
+    log: Callable[[WorkerOrder], str | None] = lambda order: None
     run_seconds: float = 10.0
     template_error: tuple[str, str] = ("", "")
     spec_error: str = ""
@@ -234,9 +233,9 @@ class World:
             affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
             self.pods[action.name] = replace(pod, gates=(), affinity=affinity)
 
-    def order_of(self, pod: PodFacts) -> gangs.Order | None:
+    def order_of(self, pod: PodFacts) -> WorkerOrder | None:
         stored = next((s for s in self.stored.values() if s.gang == pod.gang and s.role == "order"), None)
-        order: gangs.Order | None = strict(stored.data["order.json"], gangs.Order, "order") if stored else None
+        order: WorkerOrder | None = strict(stored.data["order.json"], WorkerOrder, "order") if stored else None
         return order
 
     def _devices(self, pod: PodFacts) -> int:
@@ -263,7 +262,7 @@ class World:
                 continue
             self._finish(job.gang, order, fault)
 
-    def _finish(self, gang: str, order: gangs.Order, fault: str | None) -> None:
+    def _finish(self, gang: str, order: WorkerOrder, fault: str | None) -> None:
         for name, pod in list(self.pods.items()):
             if pod.gang != gang:
                 continue

@@ -9,7 +9,7 @@ from torch_models.measure import measure
 from torch_models.parts import Reference
 
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
-from trainwright.layer import Attention, Dtype, OperatorKind
+from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 
 FAMILIES = (
@@ -37,14 +37,6 @@ KINDS = [
     for number, family in enumerate(FAMILIES)
     for kind in Model.of(family).kinds
 ]
-
-COUNTED = {
-    OperatorKind.MATMUL,
-    OperatorKind.BATCHED_MATMUL,
-    OperatorKind.CONVOLUTION,
-    OperatorKind.ATTENTION,
-}
-"""Kinds of operators that torch's FlopCounterMode counts."""
 
 
 def kind_of(family, name: str, attention: Attention):

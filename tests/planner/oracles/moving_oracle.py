@@ -7,7 +7,7 @@ from itertools import permutations
 
 from trainwright.cluster import Device
 from trainwright.cost.links import node_classes
-from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
+from trainwright.cost.memory import optimizer_bytes
 from trainwright.cost.setting import Setting
 from trainwright.plan import LayerRun, Order, Plan, Sharding, Stage
 from trainwright.search import Problem
@@ -46,7 +46,7 @@ def named_values(stage: Stage, setting: Setting) -> list[tuple[str, bool, bool, 
     found = []
     owned: set[str] = set()
     for run_ in stage.layers:
-        for layer in range(run_.first, run_.first + run_.count):
+        for layer in range(run_.first, run_.end):
             kind = setting.model.kind_of(layer)
             found.append((f"layer {layer}", False, False, run_))
             if kind.is_tensor_parallel:
@@ -61,7 +61,7 @@ def units_to_bytes(units: set[Unit], setting: Setting) -> float:
     model = setting.model
     per_value = {
         "weights": model.dtype.num_bytes,
-        "optimizer": master_bytes(model) + OPTIMIZER_BYTES[setting.optimizer],
+        "optimizer": optimizer_bytes(model, setting.optimizer),
     }
     total = 0.0
     for state, name, divided, _ in units:

@@ -58,9 +58,7 @@ def pieces(plan: Plan, layer: int) -> list[tuple[int, int]]:
     """The rows that each replica computes of each micro-batch of each pipeline at that layer, in order."""
     found, first = [], 0
     for pipeline in plan.pipelines:
-        run = next(
-            run for stage in pipeline.stages for run in stage.layers if run.first <= layer < run.first + run.count
-        )
+        run = next(run for stage in pipeline.stages for run in stage.layers if run.first <= layer < run.end)
         for _ in range(pipeline.micro_batches):
             for rows in run.rows:
                 found.append((first, first + rows))

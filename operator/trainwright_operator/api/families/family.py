@@ -12,7 +12,7 @@ from trainwright_operator.api.section import Section
 
 
 class FamilySpec(Section):
-    """A family of models: the same fields as the planner's, and the same defaults."""
+    """A family of models: the planner's fields (dropout, which trials do without, left out), and the same defaults."""
 
     noun: ClassVar[Any]
     """The planner's family."""

@@ -259,7 +259,7 @@ class _Tables:
             gradients = np.minimum(values, part + self.of.spans.largest(sizes))
         if way.sharding is Sharding.ZERO3:
             weights, gathered = part, self.of.spans.largest_pair(sizes) * size
-        optimizer = memory.master_bytes(setting.model) + memory.OPTIMIZER_BYTES[setting.optimizer]
+        optimizer = memory.optimizer_bytes(setting.model, setting.optimizer)
         return weights * size + gradients * gradient + part * optimizer, gathered
 
     def _activation_bytes(self, shape: _Shape, *, recompute: bool) -> tuple[Array, Array]:

@@ -176,7 +176,7 @@ def _is_allowed(plan: Plan, problem: Problem) -> bool:
                     return False
                 if run.data > (limits.max_data_degree or run.data):
                     return False
-                kinds = [kind for kind, _ in setting.kind_counts(run.first, run.first + run.count)]
+                kinds = [kind for kind, _ in setting.kind_counts(run.first, run.end)]
                 if not all(_is_profiled(problem, name, kind.name, run.tensor) for name in carriers for kind in kinds):
                     return False
     return True

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from trainwright.plan import Plan
+from trainwright.quantity import size
 from trainwright.search.distinct import Roles
 from trainwright.search.preference.adaption import adapted
 from trainwright.search.preference.keep import keep_order, moved_bytes
@@ -119,6 +120,6 @@ def _with_words(first: Candidate, best: Candidate, problem: Problem, measure: Me
     if keep is not None:
         more = moved_bytes(keep, best.plan, setting) - moved_bytes(keep, first.plan, setting)
         if more > 0:
-            given_up = replace(given_up, needs=(f"{more / 2**30:.1f} GiB more of state moved", *given_up.needs))
+            given_up = replace(given_up, needs=(f"{size(more)} more of state moved", *given_up.needs))
     cheapest = problem.limits.objective is Objective.COST
     return replace(first, traded=given_up.words("dearer", "cheapest") if cheapest else given_up.words())

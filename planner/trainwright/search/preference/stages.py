@@ -121,7 +121,7 @@ def run_of(stage: Stage) -> Callable[[int], int]:
 
     def number(layer: int) -> int:
         inside = min(max(layer, stage.first), stage.end - 1)
-        return next(index for index, run in enumerate(stage.layers) if inside < run.first + run.count)
+        return next(index for index, run in enumerate(stage.layers) if inside < run.end)
 
     return number
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from trainwright.cluster import Device
-from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
+from trainwright.cost.memory import optimizer_bytes
 from trainwright.cost.setting import Setting
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Order, Plan, Sharding, Stage
@@ -66,7 +66,7 @@ def _share(run: LayerRun, index: int) -> Share:
         part, replica = divmod(index, run.data)
     among = (replica, run.data) if run.sharding is not Sharding.NONE else WHOLE
     weights = among if run.sharding is Sharding.ZERO3 else WHOLE
-    return Share(run.first, run.first + run.count, (part, run.tensor), weights, among)
+    return Share(run.first, run.end, (part, run.tensor), weights, among)
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Moves:
     def _bytes_per_value(self) -> tuple[int, int]:
         """Of a weight, and of the optimizer's state with the master weight."""
         model = self.setting.model
-        return model.dtype.num_bytes, master_bytes(model) + OPTIMIZER_BYTES[self.setting.optimizer]
+        return model.dtype.num_bytes, optimizer_bytes(model, self.setting.optimizer)
 
     def _of_share(self, held: Seat, needed: Share) -> float:
         """Bytes for a run, weights that several layers share left out."""

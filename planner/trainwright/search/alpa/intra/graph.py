@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.search.alpa.intra.layouts import Axis
 from trainwright.search.alpa.intra.operation import Operation
 from trainwright.search.alpa.intra.wiring import Source, WiredLayer
 
@@ -88,10 +87,3 @@ class OperatorGraph:
             reads += [Read(source, index, number) for number, source in enumerate(sources) if number != merged]
         nodes = tuple(Node(leader, tuple(found)) for leader, found in zip(leaders, followers, strict=True))
         return cls(wired, nodes, node_of, tuple(reads))
-
-
-def output_axes(graph: OperatorGraph, source: Source) -> tuple[Axis, ...]:
-    """The axes of what an operator writes, or of a tensor that enters the layer."""
-    if source < 0:
-        return (Axis.BATCH, Axis.SEQUENCE, Axis.WIDTH)
-    return tuple(axis for _, axis in graph.operations[source].output.axes)

@@ -58,7 +58,6 @@ class Operation:
         trivial: whether it takes an operand's layout in place of choosing its own (paper §4.2).
         split: the loops that a tensor degree of the plan document divides; none: every rank of it computes all.
         flops_per_row, moved_per_row: forward; values read and written.
-        weight_moved: values of the weight that are read whatever the rows.
         saved_elements_per_row, saved_bytes_per_row: kept for the backward, divided as what it reads first is.
     """
 

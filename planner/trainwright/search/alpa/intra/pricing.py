@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.memory import OPTIMIZER_BYTES, master_bytes
+from trainwright.cost.memory import optimizer_bytes
 from trainwright.cost.setting import Setting
 from trainwright.search.alpa.intra.algorithms import GraphAlgorithms, Mapping, OperatorAlgorithms
 from trainwright.search.alpa.intra.compute import LayerCompute
@@ -56,7 +56,7 @@ class MeshPrices:
     @cached_property
     def value_bytes(self) -> ValueBytes:
         setting = self.setting
-        update = master_bytes(setting.model) + OPTIMIZER_BYTES[setting.optimizer]
+        update = optimizer_bytes(setting.model, setting.optimizer)
         return ValueBytes(setting.model.dtype.num_bytes, setting.gradient_dtype.num_bytes, update)
 
     def all_reduce(self, sums: Indices, size_bytes: Array) -> Array:
