@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import version
 from typing import Final
@@ -85,11 +87,16 @@ _PHASE_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400)
 _PASS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
+_Ended = tuple[str, datetime | None]
+"""A trial that was counted: its name, and when it ended."""
+
+
 class Metrics:
     """Counts what happens; gauges are made from the plans' present statuses, so they survive a restart."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._statuses: dict[tuple[str, str], TrainingPlanStatus] = {}
+        self._ended: defaultdict[tuple[str, str], set[_Ended]] = defaultdict(set)
         self._passes = Counter("trainwright_reconcile", _help("trainwright_reconcile_total"), registry=registry)
         self._errors = Counter(
             "trainwright_reconcile_errors", _help("trainwright_reconcile_errors_total"), registry=registry
@@ -118,18 +125,21 @@ class Metrics:
     def status_is(self, plan: PlanFacts, status: TrainingPlanStatus) -> None:
         """The plan's status is this now; what is new in it against the status that the pass found is counted."""
         if status is not plan.status:
-            self._count_trials(plan.status, status)
+            self._count_trials(self._ended[plan.namespace, plan.name], plan.status, status)
             self._count_phases(plan, status)
         self._statuses[plan.namespace, plan.name] = status
 
     def forget(self, namespace: str, name: str) -> None:
         """The plan is gone."""
         self._statuses.pop((namespace, name), None)
+        self._ended.pop((namespace, name), None)
 
-    def _count_trials(self, before: TrainingPlanStatus, now: TrainingPlanStatus) -> None:
-        ended = {trial.name for trial in before.trials if trial.state.is_final}
+    def _count_trials(self, ended: set[_Ended], before: TrainingPlanStatus, now: TrainingPlanStatus) -> None:
+        """Each once, also where another topK is searched meanwhile, and the status has no trials."""
+        ended.update((trial.name, trial.end_time) for trial in before.trials if trial.state.is_final)
         for trial in now.trials:
-            if trial.state.is_final and trial.name not in ended:
+            if trial.state.is_final and (trial.name, trial.end_time) not in ended:
+                ended.add((trial.name, trial.end_time))
                 self._trials.labels(result=trial.state.lower(), reason=trial.reason or "").inc()
                 self._count_errors(trial)
 
@@ -141,7 +151,8 @@ class Metrics:
             self._prediction_errors.labels(kind="memory").observe(abs(predicted - measured) / measured)
 
     def _count_phases(self, plan: PlanFacts, now: TrainingPlanStatus) -> None:
-        """A phase lasts from the end of the one before it to its own."""
+        """A phase lasts from the end of the one before it, or from when it was begun anew, to its own."""
+        begun = {c.type: c.last_transition_time for c in plan.status.conditions if c.status == "Unknown"}
         decided = {c.type: c.status != "Unknown" for c in plan.status.conditions}
         since = plan.created_at
         times = {condition.type: condition for condition in now.conditions}
@@ -150,7 +161,8 @@ class Metrics:
             if condition is None or condition.status == "Unknown":
                 return
             if not decided.get(kind, False):
-                seconds = max((condition.last_transition_time - since).total_seconds(), 0.0)
+                start = max(since, begun.get(kind, since))
+                seconds = max((condition.last_transition_time - start).total_seconds(), 0.0)
                 self._phases.labels(phase=kind.value).observe(seconds)
             since = condition.last_transition_time
 

@@ -89,6 +89,13 @@ def test_a_node_that_cannot_be_used_is_named_with_the_reason(facts: NodeFacts, w
     assert words in found.excluded[0].reason
 
 
+def test_the_status_shows_no_more_nodes_than_the_api_server_takes() -> None:
+    usable = [replace(labelled(), name=f"n{number}") for number in range(1100)]
+    unfit = [bare(f"u{number}") for number in range(1100)]
+    status = look(*usable, *unfit).status()
+    assert (len(status.nodes), len(status.excluded_nodes), status.devices) == (1024, 256, 4400)
+
+
 TAINT = Taint("team/vision", "present", "NoSchedule")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from flow_world import World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
@@ -191,3 +193,26 @@ def test_settings_come_from_the_environment_and_a_wrong_port_is_told() -> None:
     assert Settings.from_environment({}).namespaces == ()
     with pytest.raises(ValueError, match="TRAINWRIGHT_HEALTH_PORT must be a port number"):
         Settings.from_environment({"TRAINWRIGHT_HEALTH_PORT": "http"})
+
+
+def test_a_trial_and_the_time_between_two_edits_count_once() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    world = World(spec=spec_of(trials={"topK": 2, "baseline": "None"}))
+
+    def answer() -> None:
+        for _ in range(400):
+            before = world.snapshot().plan
+            world.step()
+            metrics.status_is(before, world.status)
+
+    answer()
+    world.now += timedelta(days=7)
+    world.change(trials={"topK": 3, "baseline": "None"})
+    answer()
+    assert len([trial for trial in world.status.trials if trial.measured_seconds]) == 3
+    value = registry.get_sample_value
+    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == 3
+    assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == 3
+    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planned"}) == 2
+    assert value("trainwright_phase_duration_seconds_sum", {"phase": "Planned"}) < timedelta(hours=1).total_seconds()

@@ -9,7 +9,7 @@ from flow_world import START, World, spec_of
 
 from trainwright import orders
 from trainwright.orders import Gang, GangNode, LinksOrder
-from trainwright_operator.api.spec import PodTemplate
+from trainwright_operator.api.spec import PodTemplate, TrainingPlanSpec
 from trainwright_operator.flow import gang as gangs
 from trainwright_operator.flow import pinning, pod_template
 from trainwright_operator.flow.gang import WantedGang
@@ -45,6 +45,17 @@ def test_names_follow_the_question_and_not_what_may_change() -> None:
     assert base == Names.of("a", "u", spec_of(suspend=True, ttlSecondsAfterFinished=5, trials={"topK": 7}))
     assert base != Names.of("a", "u", spec_of(worker={"image": "other"}))
     assert base != Names.of("a", "u", spec_of(trials={"iterations": 99}))
+
+
+def test_names_are_the_same_where_a_default_is_written_out_or_a_later_version_has_more_fields() -> None:
+    class Later(TrainingPlanSpec):
+        further: int = 5
+
+    base = Names.of("a", "u", spec_of())
+    assert base == Names.of("a", "u", spec_of(links={"allPairsUpToNodes": 12, "deadlineSeconds": 5000}))
+    later = Later.model_validate(spec_of().model_dump(exclude_defaults=True))
+    assert base == Names.of("a", "u", later)
+    assert base != Names.of("a", "u", later.model_copy(update={"further": 6}))
 
 
 def test_one_job_for_each_pod_shape_with_a_common_rendezvous() -> None:

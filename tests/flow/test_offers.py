@@ -152,6 +152,16 @@ def test_a_search_that_its_budget_stops_answers_and_says_so(monkeypatch: pytest.
     assert "stopped by search.budgetSeconds" in world.condition("Planned").message
 
 
+def test_plans_that_one_config_map_does_not_hold_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_run, "ROOM_BYTES", 1)
+    world = World(spec=spec_of(trials={"topK": 3}))
+    world.run(until=lambda: world.condition("Planned").status == "True")
+    planned = planned_in(world)
+    assert len(planned.trials) == 1
+    assert planned.without_room >= 2
+    assert f"({planned.without_room} more are too large to be kept)" in world.condition("Planned").message
+
+
 PRICES = {"n1": 2.0, "n2": 2.0, "n3": 1.0}
 BY_ACCELERATOR = {"emulated-v100": 2.0, "emulated-t4": 1.0}
 """The faster one costs twice as much, so that neither is out of the question."""

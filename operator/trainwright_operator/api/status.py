@@ -104,6 +104,10 @@ class ExcludedNode(StatusSection):
     """Why it is left out, and what would bring it in."""
 
 
+MOST_NODES = 1024
+"""More are not shown: the API server would refuse the status."""
+
+
 def _keyed_by_name(max_items: int) -> dict[str, Any]:
     return {"maxItems": max_items, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
@@ -115,12 +119,12 @@ class ClusterStatus(StatusSection):
     """Devices on all nodes together."""
     emulated: bool = False
     """Whether any device's speed is emulated; then every time that involves it is emulated too."""
-    nodes: Annotated[tuple[NodeStatus, ...], Field(json_schema_extra=_keyed_by_name(1024))] = ()
-    """Nodes whose devices may be used."""
+    nodes: Annotated[tuple[NodeStatus, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
+    """Nodes whose devices may be used; the first 1024 where they are more."""
     accelerators: Annotated[tuple[AcceleratorStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
     """Types of devices."""
-    excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(1024))] = ()
-    """Nodes that are left out, each with the reason."""
+    excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
+    """Nodes that are left out, each with the reason; the first 256 where they are more."""
 
 
 class LinksStatus(StatusSection):

@@ -59,6 +59,7 @@ class PlannedTrials:
     Attributes:
         uncertainty: None in documents of former versions: then trials are made in their order.
         stopped_by_budget: whether the search had no time to look at everything.
+        without_room: so many more plans are not tried, as one ConfigMap does not hold them.
     """
 
     planner: str
@@ -66,6 +67,7 @@ class PlannedTrials:
     trials: tuple[PlannedTrial, ...]
     uncertainty: Uncertainty | None = None
     stopped_by_budget: bool = False
+    without_room: int = 0
 
     @property
     def best(self) -> PlannedTrial:

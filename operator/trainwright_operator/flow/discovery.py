@@ -14,7 +14,7 @@ from trainwright.link_sampling import Place, Sampling
 from trainwright.orders import Gang, GangNode
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import DevicesSpec
-from trainwright_operator.api.status import AcceleratorStatus, ClusterStatus, ExcludedNode, NodeStatus
+from trainwright_operator.api.status import MOST_NODES, AcceleratorStatus, ClusterStatus, ExcludedNode, NodeStatus
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.book import Book, Failed
 from trainwright_operator.flow.device_facts import DeviceType, NodeUnfit, TypeUnknown, device_type
@@ -87,7 +87,9 @@ class Discovery:
         return ClusterStatus(
             devices=self.devices,
             emulated=bool(self.emulations()),
-            nodes=tuple(NodeStatus(name=n.name, accelerator=n.accelerator, devices=n.devices) for n in self.nodes),
+            nodes=tuple(
+                NodeStatus(name=n.name, accelerator=n.accelerator, devices=n.devices) for n in self.nodes[:MOST_NODES]
+            ),
             accelerators=tuple(
                 AcceleratorStatus(name=a.name, devices=counts[a.name], memory_bytes=a.memory_bytes)
                 for a in self.accelerators

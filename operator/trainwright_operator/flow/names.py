@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -56,7 +57,9 @@ class Names:
     @classmethod
     def of(cls, plan_name: str, plan_uid: str, spec: TrainingPlanSpec) -> Names:
         """The names for this plan as its spec stands: another image or other iterations are measured anew."""
-        question = spec.model_dump_json(exclude=_CHANGEABLE)
+        # Without defaults: a version with one more field finds what was measured before it.
+        asked = spec.model_dump(mode="json", exclude=_CHANGEABLE, exclude_defaults=True)
+        question = json.dumps({name: part for name, part in asked.items() if part or name not in _CHANGEABLE})
         identity = hashlib.sha256(f"{plan_uid}\n{question}".encode()).hexdigest()[:_IDENTITY_LENGTH]
         part = re.sub(r"[^a-z0-9]+", "-", plan_name.lower()).strip("-")[:_PLAN_PART_LENGTH].strip("-")
         if not part[:1].isalpha():

@@ -47,6 +47,7 @@ def plan(book: Book, cluster: Cluster, runtime: Runtime, profiles: Profiles) -> 
             seconds=planned.search_seconds,
             best=planned.best.predicted_seconds,
             stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
+            left=f" ({planned.without_room} more are too large to be kept)" if planned.without_room else "",
         )
         return planned
     _lead_search(book, name, request_of(book, cluster, runtime, profiles))

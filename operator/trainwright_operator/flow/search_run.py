@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
+from typing import Final
 
 from trainwright import documents
 from trainwright.cluster import Cluster
@@ -19,6 +21,8 @@ from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials, Role, Uncertainty
 
 _BASELINE_PLANNER = "megatron"
+ROOM_BYTES: Final = 900_000
+"""Of the plans in a ConfigMap, which holds a mebibyte; the rest is for what stands beside them."""
 _OPTIMIZERS: dict[str, Optimizer] = {"adam": "adam", "sgd": "sgd"}
 
 
@@ -44,10 +48,13 @@ def search(request: PlanningRequest) -> str:
     control = Control.within(request.budget_seconds, effort=request.effort)
     candidates = run(request.planner, problem, top=max(request.top_k, 1), control=control)
     baselines = _baselines(problem, request.baselines) if request.baselines else []
-    trials = arrange(candidates, baselines, problem.limits.objective)
+    every = arrange(candidates, baselines, problem.limits.objective)
+    trials = with_room(every)
     uncertainty = _uncertainty(problem, trials)
     seconds, stopped = time.monotonic() - started, control.stopped.is_set()
-    return documents.dumps(PlannedTrials(request.planner, seconds, trials, uncertainty, stopped))
+    return documents.dumps(
+        PlannedTrials(request.planner, seconds, trials, uncertainty, stopped, len(every) - len(trials))
+    )
 
 
 def _without_room(cluster: Cluster, profiles: Profiles) -> tuple[str, ...]:
@@ -104,6 +111,16 @@ def arrange(
         if baseline.plan not in candidate_plans
     ]
     return tuple(t for pair in zip_longest(first, second) for t in pair if t is not None)
+
+
+def with_room(trials: Sequence[PlannedTrial]) -> tuple[PlannedTrial, ...]:
+    """As many of the first as one ConfigMap holds, and one at least: a plan of four thousand devices takes 270 KB."""
+    sizes = accumulate(len(documents.dumps(trial.plan).encode()) for trial in trials)
+    return tuple(
+        trial
+        for number, (trial, size) in enumerate(zip(trials, sizes, strict=True))
+        if not number or size <= ROOM_BYTES
+    )
 
 
 def _value(candidate: Candidate, objective: Objective) -> float:
