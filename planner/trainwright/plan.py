@@ -83,6 +83,12 @@ class LayerRun:
         return tuple(zip(*self.tensor_groups(devices), strict=True))
 
 
+def even_rows(rows: int, data: int) -> tuple[int, ...]:
+    """The rows of each replica, as evenly as may be: the first take one more where they do not go round."""
+    share, rest = divmod(rows, data)
+    return tuple(share + (replica < rest) for replica in range(data))
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Consecutive layers on a set of devices; ranks follow the order of the devices."""

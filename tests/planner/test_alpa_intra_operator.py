@@ -16,10 +16,11 @@ from trainwright.cost.estimate import estimate_in
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import Order, Pipeline, Plan, Sharding, Stage
 from trainwright.profiles import Profiles
 from trainwright.search import Problem
-from trainwright.search.alpa.intra import Goal, IntraOperator, LogicalMesh, Rewriting, SpanSpecs
+from trainwright.search.alpa.intra import Goal, IntraOperator, LogicalMesh, Rewriting
 from trainwright.search.alpa.intra.whole import WholeRun
 
 V100 = "Tesla-V100-SXM2-16GB"

@@ -17,9 +17,9 @@ from trainwright.documents import dumps, parse
 from trainwright.families import T5, Custom, CustomKind, Family, Gpt, Moe, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import Plan, Sharding, Stage
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
-from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.training import Training
 
 MakeCluster = Callable[..., Cluster]

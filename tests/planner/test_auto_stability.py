@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, Link, Port
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, even_rows
 from trainwright.search import Candidate, Limits, Objective, Preference, Problem, run
 from trainwright.search.distinct import Roles
 from trainwright.search.preference.links import GAP, WIDTH, levelled
 from trainwright.search.preference.order import diverse, preferred
 from trainwright.search.preference.simplicity import Simplicity, prefer
-from trainwright.search.preference.tidy import even, with_even_rows
+from trainwright.search.preference.tidy import with_even_rows
 from trainwright.search.ranking import candidate_of
 
 MakeProblem = Callable[..., Problem]
@@ -151,7 +151,7 @@ def test_rows_are_evened_and_nothing_else(problem: Problem, make_plan: MakePlan)
 
 @given(st.integers(1, 60), st.integers(1, 12))
 def test_even_parts_differ_by_one(total: int, parts: int) -> None:
-    found = even(total, parts)
+    found = even_rows(total, parts)
     assert sum(found) == total
     assert max(found) - min(found) <= 1
 

@@ -11,10 +11,10 @@ from trainwright.cli.answers import show_json
 from trainwright.cli.command import command
 from trainwright.cluster import Cluster
 from trainwright.fitting import Trials
+from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
-from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.training import Training
 
 DOCUMENTS: dict[str, Any] = {

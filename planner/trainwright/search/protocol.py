@@ -9,19 +9,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.estimate import Estimate
 from trainwright.cost.setting import Setting
 from trainwright.model import Model
+from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
-
-if TYPE_CHECKING:  # what it describes is asked by problems
-    from trainwright.search.alpa.intra import SpanSpecs
 
 
 class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defect

@@ -19,10 +19,10 @@ from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
 from trainwright.cost.compute import layer_seconds
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Sharding
+from trainwright.plan import LayerRun, Sharding, even_rows
 from trainwright.search.alpa.layer_spans import LayerSpans
 from trainwright.search.alpa.mesh_devices import MeshDevices
-from trainwright.search.alpa.options import Options, StageStrategy, even_rows
+from trainwright.search.alpa.options import Options, StageStrategy
 from trainwright.search.alpa.submesh import Submesh
 from trainwright.search.degrees import profiled, tensor_degrees
 from trainwright.search.protocol import Problem

@@ -11,11 +11,12 @@ import numpy as np
 
 from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
-from trainwright.plan import LayerRun
-from trainwright.search.alpa.intra import Degrees, IntraOperator, LogicalMesh, SpanCosts
+from trainwright.operator_specs import Degrees
+from trainwright.plan import LayerRun, even_rows
+from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
 from trainwright.search.alpa.layer_spans import LayerSpans
 from trainwright.search.alpa.mesh_devices import MeshDevices
-from trainwright.search.alpa.options import Options, StageStrategy, even_rows, joined
+from trainwright.search.alpa.options import Options, StageStrategy, joined
 from trainwright.search.alpa.submesh import Submesh
 from trainwright.search.degrees import divisors, profiled, tensor_degrees
 from trainwright.search.protocol import Problem
@@ -136,7 +137,7 @@ class OperatorOptions:
         return found
 
     def _is_divided(self, run: Degrees) -> bool:
-        counts = self.problem.setting.kind_counts(run.first, run.first + run.count)
+        counts = self.problem.setting.kind_counts(run.first, run.end)
         return all(self.problem.setting.divides(kind, run.tensor) for kind, _ in counts)
 
     def _open(self, mesh: LogicalMesh, rows: int) -> list[int]:

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import LayerRun
-from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.search.alpa.submesh import Submesh
 from trainwright.search.spans import Array
 
@@ -73,12 +73,6 @@ class Intra(Protocol):
     """The intra-operator pass: the options of a submesh for micro-batches of so many rows; None where there are none."""
 
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> Options | None: ...
-
-
-def even_rows(rows: int, data: int) -> tuple[int, ...]:
-    """The rows of each replica, as evenly as may be."""
-    share, rest = divmod(rows, data)
-    return tuple(share + (replica < rest) for replica in range(data))
 
 
 def joined(several: Sequence[Options]) -> Options:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.search.alpa.crossings import crossings_of, no_crossings
 from trainwright.search.alpa.edges import Edges, edges_of, together
-from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.search.alpa.layer_spans import LayerSpans
 from trainwright.search.alpa.options import UNLIMITED, Intra, Options, StageStrategy, joined
 from trainwright.search.alpa.placement import placed

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.search.alpa.clustering import cluster_ends
 from trainwright.search.alpa.degree_options import DegreeOptions
-from trainwright.search.alpa.intra import SpanSpecs
 from trainwright.search.alpa.layer_spans import LayerSpans
 from trainwright.search.alpa.mesh_devices import MeshDevices
 from trainwright.search.alpa.operator_options import OperatorOptions

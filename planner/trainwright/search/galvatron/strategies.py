@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import permutations
 from math import prod
 
-from trainwright.plan import LayerRun, Order, Sharding
+from trainwright.plan import LayerRun, Order, Sharding, even_rows
 
 
 class Paradigm(StrEnum):
@@ -56,8 +56,7 @@ class Strategy:
 
         Raises ValueError where there are fewer rows than replicas.
         """
-        share, rest = divmod(micro_batch_size, self.data)
-        rows = tuple(share + (replica < rest) for replica in range(self.data))
+        rows = even_rows(micro_batch_size, self.data)
         return LayerRun(first, count, self.tensor, self.data, rows, self.order, self.sharding, self.recompute)
 
 

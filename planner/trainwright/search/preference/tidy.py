@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainwright.plan import Pipeline, Plan
+from trainwright.plan import Pipeline, Plan, even_rows
 
 
 def with_even_rows(plan: Plan) -> Plan:
@@ -20,13 +20,7 @@ def _evened(pipeline: Pipeline) -> Pipeline:
     return replace(
         pipeline,
         stages=tuple(
-            replace(stage, layers=tuple(replace(run, rows=even(sum(run.rows), run.data)) for run in stage.layers))
+            replace(stage, layers=tuple(replace(run, rows=even_rows(sum(run.rows), run.data)) for run in stage.layers))
             for stage in pipeline.stages
         ),
     )
-
-
-def even(total: int, parts: int) -> tuple[int, ...]:
-    """`total` in so many parts, the first of them larger by one where it does not divide."""
-    least, more = divmod(total, parts)
-    return tuple(least + (number < more) for number in range(parts))

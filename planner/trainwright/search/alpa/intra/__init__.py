@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from trainwright.search.alpa.intra.document import Degrees, LayerSpecs, OperatorSpecs, SpanSpecs
 from trainwright.search.alpa.intra.intra_operator import IntraOperator
 from trainwright.search.alpa.intra.mesh import LogicalMesh
 from trainwright.search.alpa.intra.programme import Goal
@@ -14,13 +13,9 @@ from trainwright.search.alpa.intra.rewriting import Rewriting
 from trainwright.search.alpa.intra.spans import SpanCosts
 
 __all__ = [
-    "Degrees",
     "Goal",
     "IntraOperator",
-    "LayerSpecs",
     "LogicalMesh",
-    "OperatorSpecs",
     "Rewriting",
     "SpanCosts",
-    "SpanSpecs",
 ]

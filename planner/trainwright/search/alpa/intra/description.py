@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from trainwright.operator_specs import Degrees, LayerSpecs, OperatorSpecs
 from trainwright.plan import Order, Sharding
 from trainwright.search.alpa.intra.algorithms import GraphAlgorithms, Mapping
-from trainwright.search.alpa.intra.document import Degrees, LayerSpecs, OperatorSpecs
 from trainwright.search.alpa.intra.layouts import Axis, spec
 from trainwright.search.alpa.intra.operation import Loop, Operation, Tensor
 from trainwright.search.alpa.intra.rewriting import Rewriting

@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.operator_specs import SpanSpecs
 from trainwright.search.alpa.intra.algorithms import GraphAlgorithms, Space, input_layouts
 from trainwright.search.alpa.intra.compute import LayerCompute
 from trainwright.search.alpa.intra.description import Assignment, Describer, joined
-from trainwright.search.alpa.intra.document import SpanSpecs
 from trainwright.search.alpa.intra.graph import OperatorGraph
 from trainwright.search.alpa.intra.ladder import IN_FLIGHT, MIXED_SHARES, PRICE_RATIOS, ladders
 from trainwright.search.alpa.intra.mesh import LogicalMesh

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.operator_specs import SpanSpecs
 from trainwright.search.alpa.intra.chain import Chain
 from trainwright.search.alpa.intra.description import Assignment
-from trainwright.search.alpa.intra.document import SpanSpecs
 from trainwright.search.alpa.intra.mixtures import Mixtures
 from trainwright.search.alpa.intra.spans import SpanCosts
 from trainwright.search.alpa.intra.tables import LayerTable

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.operator_specs import SpanSpecs
 from trainwright.search.alpa.intra.description import Assignment
-from trainwright.search.alpa.intra.document import SpanSpecs
 
 Array = NDArray[np.float64]
 

@@ -60,6 +60,11 @@ class Degrees:
     sharding: Sharding
     exact: bool
 
+    @property
+    def end(self) -> int:
+        """Index behind the last of the layers."""
+        return self.first + self.count
+
     def layer_run(self, rows: int) -> LayerRun:
         """The run for a micro-batch of so many rows, which the replicas share evenly; raises ValueError if they cannot."""
         if rows % self.data:
