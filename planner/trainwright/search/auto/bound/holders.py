@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from trainwright.search.auto.bound.options import Array, Options, used_nodes
+from trainwright.search.auto.bound.options import Array, Options
 from trainwright.search.auto.bound.rays import Head
+from trainwright.search.auto.bound.reach import used_nodes
 from trainwright.search.auto.bound.sums import owned_values, seen_share, shared_values
 from trainwright.search.auto.bound.terms import ring_rates
 from trainwright.search.auto.bound.ways import Counts

@@ -9,10 +9,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Cluster
-from trainwright.cost.links import links_of
 from trainwright.layer import LayerKind
 from trainwright.profiles import LayerProfile
+from trainwright.search.auto.bound.reach import Reach, reach_by_accelerator, reach_of_pools, used_nodes
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
@@ -23,30 +22,6 @@ NEVER = 1e30
 _FINENESS = 32
 """Up to so many every number of rows is an option of its own; beyond, rows that differ by less than one part of it share
 one."""
-
-
-@dataclass(frozen=True)
-class Reach:
-    """The best that devices of one accelerator find on links: bytes per second and seconds.
-
-    Attributes:
-        accelerator: its name.
-        nodes: with devices of it.
-        group: most devices of it in one node.
-        inside, inside_latency: between devices of one such node; (infinite, 0) where nodes have one device.
-        between, between_latency: to any other node, in the better direction.
-        card: what a node sends, or takes in, at once; infinite where it is the only one.
-    """
-
-    accelerator: str
-    nodes: int
-    devices: int
-    group: int
-    inside: float
-    inside_latency: float
-    between: float
-    between_latency: float
-    card: float
 
 
 @dataclass(frozen=True)
@@ -84,7 +59,7 @@ class Options:
 
 def options_of(problem: Problem) -> Options:
     """The options that some plan of the problem may use."""
-    return _options_on(_grid(problem), problem, _reaches(problem))
+    return _options_on(_grid(problem), problem, reach_by_accelerator(problem))
 
 
 def exact_options(problem: Problem, pools: Sequence[Sequence[int]]) -> Options:
@@ -92,7 +67,7 @@ def exact_options(problem: Problem, pools: Sequence[Sequence[int]]) -> Options:
     rows = np.arange(1, problem.global_batch_size + 1, dtype=np.intp)
     names = [problem.cluster.nodes[pool[0]].accelerator for pool in pools]
     named = {f"{number}": (name, list(pool)) for number, (name, pool) in enumerate(zip(names, pools, strict=True))}
-    return _options_on(np.stack([rows, rows], axis=1), problem, _reached(problem, named))
+    return _options_on(np.stack([rows, rows], axis=1), problem, reach_of_pools(problem, named))
 
 
 def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Reach]) -> Options:
@@ -228,7 +203,7 @@ def _sync_seconds(
     """(latency, seconds per row) of the tensor all-reduces of a forward, and of a backward, on the best links there are."""
     if tensor == 1 or not kind.is_tensor_parallel:
         return (0.0, 0.0), (0.0, 0.0)
-    steps, per_byte = _best_way(tensor, crosses=crosses, reach=reach, ratio=problem.runtime.link_ratio)
+    steps, per_byte = reach.all_reduce(tensor, crosses=crosses, ratio=problem.runtime.link_ratio)
     sides = [
         [getattr(segment, f"{side}_all_reduce_elements_per_row") for segment in kind.segments]
         for side in ("forward", "backward")
@@ -239,67 +214,3 @@ def _sync_seconds(
         (counts[0] * steps, counts[1] * steps),
         (sum(sides[0]) * size * per_byte, sum(sides[1]) * size * per_byte),
     )
-
-
-def _best_way(tensor: int, *, crosses: bool, reach: Reach, ratio: float) -> tuple[float, float]:
-    """Least latency and least seconds per byte of an all-reduce, flat or nested, over so many ranks."""
-    inside, between = 1 / (reach.inside * ratio), 1 / (reach.between * ratio)
-    moved = 2 * (tensor - 1) / tensor
-    if not crosses:
-        return 2 * (tensor - 1) * reach.inside_latency, moved * inside
-    nodes = range(max(2, -(-tensor // reach.group)), tensor + 1)
-    # A node of a mixed group may have more devices than those of this accelerator, so their own part is left out.
-    nested = min(2 * (count - 1) / count * between for count in nodes) if nodes else moved * between
-    return 2 * min(reach.between_latency, reach.inside_latency), min(moved * between, nested, between)
-
-
-def _reaches(problem: Problem) -> dict[str, Reach]:
-    """By accelerator of the devices that plans may use."""
-    indices: dict[str, list[int]] = {}
-    for index in used_nodes(problem):
-        indices.setdefault(problem.cluster.nodes[index].accelerator, []).append(index)
-    return _reached(problem, {name: (name, them) for name, them in indices.items()})
-
-
-def _cards(cluster: Cluster) -> dict[str, float]:
-    """By name of a node: bytes per second of its card, which is as good as the best of its links."""
-    found = {node.name: node.network.bandwidth_bytes_per_second if node.network else 0.0 for node in cluster.nodes}
-    for link in cluster.links:
-        for name in {link.source, link.target} if link.source != link.target else ():
-            found[name] = max(found[name], link.bandwidth_bytes_per_second)
-    return {name: rate or np.inf for name, rate in found.items()}
-
-
-def used_nodes(problem: Problem) -> list[int]:
-    """Numbers of the nodes that plans may use."""
-    used = set(problem.nodes)
-    return [index for index, node in enumerate(problem.cluster.nodes) if node.name in used]
-
-
-def _reached(problem: Problem, pools: Mapping[str, tuple[str, list[int]]]) -> dict[str, Reach]:
-    """Of pools of nodes with one accelerator, which are all nodes together."""
-    cluster = problem.cluster
-    links, cards = links_of(cluster), _cards(cluster)
-    everyone = np.array([index for _, them in pools.values() for index in them], dtype=np.intp)
-    found = {}
-    for key, (name, them) in pools.items():
-        mine = np.array(them, dtype=np.intp)
-        several = [index for index in them if cluster.nodes[index].devices > 1]
-        inside = links.bandwidth[several, several].max(initial=1.0) if several else np.inf
-        latency = links.latency[several, several].min(initial=np.inf) if several else 0.0
-        out, back = np.ix_(mine, everyone), np.ix_(everyone, mine)
-        apart = mine[:, None] != everyone[None, :]
-        rates = np.maximum(links.bandwidth[out], links.bandwidth[back].T)[apart]
-        late = np.minimum(links.latency[out], links.latency[back].T)[apart]
-        found[key] = Reach(
-            name,
-            len(them),
-            sum(cluster.nodes[index].devices for index in them),
-            max(cluster.nodes[index].devices for index in them),
-            float(inside),
-            float(latency),
-            float(rates.max(initial=1.0)) if rates.size else np.inf,
-            float(late.min()) if late.size else 0.0,
-            max(cards[cluster.nodes[index].name] for index in them),
-        )
-    return found

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from trainwright.cost.links import links_of
-from trainwright.search.auto.bound.options import used_nodes
+from trainwright.search.auto.bound.reach import used_nodes
 from trainwright.search.protocol import Problem
 
 Pools = list[list[int]]
