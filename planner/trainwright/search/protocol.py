@@ -136,6 +136,12 @@ class Problem:
         )
 
     @cached_property
+    def node_numbers(self) -> tuple[int, ...]:
+        """Their places among the nodes of the cluster."""
+        used = set(self.nodes)
+        return tuple(number for number, node in enumerate(self.cluster.nodes) if node.name in used)
+
+    @cached_property
     def devices(self) -> tuple[Device, ...]:
         """The devices that plans may use, node by node."""
         used = set(self.nodes)

@@ -54,8 +54,7 @@ def _rates(problem: Problem, cells: Cells, cell: Cell) -> Iterable[float]:
 def sharing_seconds(problem: Problem) -> float:
     """What summing weights that layers share takes on the best link between nodes; 0 where there is one node alone."""
     kinds = [kind for kind in problem.model.kinds if kind.shared_weight is not None]
-    bandwidth, used = links_of(problem.cluster).bandwidth, set(problem.nodes)
-    numbers = [number for number, node in enumerate(problem.cluster.nodes) if node.name in used]
+    bandwidth, numbers = links_of(problem.cluster).bandwidth, problem.node_numbers
     between = bandwidth[np.ix_(numbers, numbers)][~np.eye(len(numbers), dtype=np.bool_)]
     if not kinds or not between.size:
         return 0.0

@@ -9,7 +9,6 @@ import numpy as np
 
 from trainwright.search.auto.bound.options import Array, Options
 from trainwright.search.auto.bound.rays import Head
-from trainwright.search.auto.bound.reach import used_nodes
 from trainwright.search.auto.bound.sums import owned_values, seen_share, shared_values
 from trainwright.search.auto.bound.terms import ring_rates
 from trainwright.search.auto.bound.ways import Counts
@@ -88,7 +87,7 @@ class Holders:
     def _most_price(self) -> float:
         """Of stages that have most of their devices in one node: fewer are elsewhere than there."""
         cluster, names = self.problem.cluster, self.options.accelerators
-        sizes = {(node.accelerator, node.devices) for node in map(cluster.nodes.__getitem__, used_nodes(self.problem))}
+        sizes = {(node.accelerator, node.devices) for node in map(cluster.nodes.__getitem__, self.problem.node_numbers)}
         highest = float(self.prices.max())
         return max(devices * (float(self.prices[names.index(name)]) + highest) for name, devices in sizes)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.layer import LayerKind
 from trainwright.profiles import LayerProfile
-from trainwright.search.auto.bound.reach import Reach, reach_by_accelerator, reach_of_pools, used_nodes
+from trainwright.search.auto.bound.reach import Reach, reach_by_accelerator, reach_of_pools
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
@@ -75,7 +75,7 @@ def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Re
     low, high = grid[:, 0], grid[:, 1]
     columns: dict[str, list[Array]] = {name: [] for name in ("forward", "backward", "update", "activation")}
     heads: list[tuple[int, int, bool]] = []
-    lone = len(used_nodes(problem)) == 1
+    lone = len(problem.node_numbers) == 1
     for number, one in enumerate(reach.values()):
         name = one.accelerator
         for tensor in _degrees(problem, name):

@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 
 from trainwright.cost.links import links_of
-from trainwright.search.auto.bound.reach import used_nodes
 from trainwright.search.protocol import Problem
 
 Pools = list[list[int]]
@@ -30,14 +29,14 @@ def pools_of(problem: Problem) -> Pools | None:
 def by_accelerator(problem: Problem) -> Pools:
     """One for each accelerator."""
     found: dict[str, list[int]] = {}
-    for index in used_nodes(problem):
+    for index in problem.node_numbers:
         found.setdefault(problem.cluster.nodes[index].accelerator, []).append(index)
     return list(found.values())
 
 
 def _by(problem: Problem, *, apart: bool) -> Pools:
     """Nodes with equally many devices of one accelerator and equally good links; nodes of several devices apart."""
-    cluster, used = problem.cluster, used_nodes(problem)
+    cluster, used = problem.cluster, problem.node_numbers
     links = links_of(cluster)
     rates = np.maximum(links.bandwidth, links.bandwidth.T)
     late = np.minimum(links.latency, links.latency.T)

@@ -53,7 +53,7 @@ class Reach:
 def reach_by_accelerator(problem: Problem) -> dict[str, Reach]:
     """By accelerator of the devices that plans may use."""
     indices: dict[str, list[int]] = {}
-    for index in used_nodes(problem):
+    for index in problem.node_numbers:
         indices.setdefault(problem.cluster.nodes[index].accelerator, []).append(index)
     return reach_of_pools(problem, {name: (name, them) for name, them in indices.items()})
 
@@ -65,12 +65,6 @@ def _cards(cluster: Cluster) -> dict[str, float]:
         for name in {link.source, link.target} if link.source != link.target else ():
             found[name] = max(found[name], link.bandwidth_bytes_per_second)
     return {name: rate or np.inf for name, rate in found.items()}
-
-
-def used_nodes(problem: Problem) -> list[int]:
-    """Numbers of the nodes that plans may use."""
-    used = set(problem.nodes)
-    return [index for index, node in enumerate(problem.cluster.nodes) if node.name in used]
 
 
 def reach_of_pools(problem: Problem, pools: Mapping[str, tuple[str, list[int]]]) -> dict[str, Reach]:

@@ -152,8 +152,7 @@ class Terms:
 
 def ring_rates(problem: Problem) -> Array:
     """[number of nodes] the largest rate at which so many nodes are connected: a ring over them has no faster step."""
-    cluster, used = problem.cluster, set(problem.nodes)
-    indices = [index for index, node in enumerate(cluster.nodes) if node.name in used]
+    cluster, indices = problem.cluster, problem.node_numbers
     ratio = problem.runtime.link_ratio
     if not any(link.source != link.target for link in cluster.links):
         ports = [cluster.nodes[index].network for index in indices]
