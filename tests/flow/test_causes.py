@@ -119,7 +119,7 @@ def test_a_job_that_failed_waits_a_moment_for_the_pod_that_says_why() -> None:
     assert run_with(World(), "candidate-1", harm).trial("candidate-1").reason == "OutOfMemory"
 
 
-def test_a_job_that_failed_without_a_word_is_crashed_in_the_jobs_words() -> None:
+def test_a_job_that_failed_without_a_failed_pod_has_lost_its_pods_in_the_jobs_words() -> None:
     def harm(world: World) -> None:
         name = next(name for name, job in world.jobs.items() if job.gang == "candidate-1")
         world.jobs[name] = replace(world.jobs[name], failed_at=world.now, message="past its deadline")
@@ -127,8 +127,51 @@ def test_a_job_that_failed_without_a_word_is_crashed_in_the_jobs_words() -> None
             del world.pods[pod]
 
     found = run_with(World(), "candidate-1", harm).trial("candidate-1")
-    assert found.reason == "Crashed"
+    assert found.reason == "PodLost"
     assert "past its deadline" in found.message
+
+
+KILLED = {"exit_code": 137, "termination_reason": "Error"}
+UNKNOWN = {"exit_code": 137, "termination_reason": "ContainerStatusUnknown"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "container"),
+    [("UnexpectedAdmissionError", None), ("Preempting", None), ("Evicted", KILLED), ("", UNKNOWN), ("", None)],
+)
+def test_a_pod_that_its_kubelet_failed_is_lost(reason: str, container: dict[str, object] | None) -> None:
+    def harm(world: World) -> None:
+        fail_pods(world, "candidate-1", **(container or {}))
+        for name, pod in world.pods.items():
+            if pod.gang == "candidate-1":
+                ended = pod.containers if container else ()
+                world.pods[name] = replace(pod, reason=reason, message="so said its kubelet", containers=ended)
+
+    found = run_with(World(), "candidate-1", harm).trial("candidate-1")
+    assert found.reason == "PodLost"
+    assert f"failed: {reason}{': ' if reason else ''}so said its kubelet" in found.message
+
+
+def test_a_pod_that_was_evicted_while_others_lost_it_is_the_cause() -> None:
+    lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
+
+    def harm(world: World) -> None:
+        fail_pods(world, "candidate-1", termination_message=lost)
+        last = next(name for name, pod in reversed(world.pods.items()) if pod.gang == "candidate-1")
+        world.pods[last] = replace(world.pods[last], reason="Evicted", containers=())
+
+    found = run_with(World(), "candidate-1", harm).trial("candidate-1")
+    assert (found.reason, "Evicted" in found.message) == ("PodLost", True)
+
+
+def test_what_the_worker_of_an_evicted_pod_still_said_counts() -> None:
+    words = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB"))
+
+    def harm(world: World) -> None:
+        fail_pods(world, "candidate-1", termination_message=words)
+        world.pods = {name: replace(pod, reason="Evicted") for name, pod in world.pods.items()}
+
+    assert run_with(World(), "candidate-1", harm).trial("candidate-1").reason == "OutOfMemory"
 
 
 def test_a_killed_container_is_out_of_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flow_world import World
@@ -48,6 +49,59 @@ def test_trials_that_waited_in_vain_are_tried_anew_and_the_others_keep_what_came
     assert {after[name].state for name in unlucky} == {"Succeeded"}
     again = {name.removesuffix("-order").partition("-")[2] for name in world.created if name.endswith("-order")}
     assert not any(name.endswith(("links", "candidate-1", "baseline-1")) for name in again)
+
+
+def test_a_deadline_that_is_raised_while_devices_are_in_use_is_not_cut_off_by_the_jobs_own() -> None:
+    world = World(others={"n1": 2, "n2": 2, "n3": 2})
+    own: list[int] = []
+    create = world._create_job
+
+    def seen(manifest: dict[str, Any]) -> None:
+        own.append(manifest["spec"]["runPolicy"]["activeDeadlineSeconds"])
+        create(manifest)
+
+    world._create_job = seen
+    world.run(until=lambda: bool(world.jobs))
+    week = 7 * 24 * 3600
+    world.change(links={"deadlineSeconds": week})
+    assert min(own) > 2 * week, "it may run for a week once it has waited for one"
+    world.step()
+    world.pass_time(week - 60)
+    world.step()
+    assert world.condition("LinksMeasured").reason == "WaitingForCapacity"
+    world.others = {}
+    world.run()
+    assert world.succeeded == "True"
+
+
+def test_a_job_that_ended_by_its_own_deadline_is_made_again_after_an_edit() -> None:
+    world = World(others={"n1": 2, "n2": 2, "n3": 2})
+    world.run(until=lambda: bool(world.jobs))
+    world.pods = {}
+    words = "it was active longer than specified deadline"
+    world.jobs = {name: replace(job, failed_at=world.now, message=words) for name, job in world.jobs.items()}
+    world.run()
+    assert world.condition("Succeeded").reason == "PodLost"
+    assert words in world.condition("Succeeded").message
+    world.others = {}
+    world.change(links={"deadlineSeconds": 301})
+    world.run()
+    assert world.succeeded == "True"
+
+
+@pytest.mark.parametrize("gang", ["links", "profile-1", "candidate-1"])
+def test_pods_that_a_kubelet_did_not_admit_are_made_again_after_an_edit(gang: str) -> None:
+    world = World()
+    world.run(until=lambda: any(pod.gang == gang and pod.node for pod in world.pods.values()))
+    name = next(name for name, pod in world.pods.items() if pod.gang == gang)
+    failed = replace(world.pods[name], phase="Failed", reason="UnexpectedAdmissionError", containers=())
+    world.pods[name] = failed
+    world.run()
+    known = world.trial(gang).reason if gang == "candidate-1" else world.condition("Succeeded").reason
+    assert known == "PodLost"
+    world.change(links={"deadlineSeconds": 301})
+    world.run()
+    assert set(states(world).values()) == {"Succeeded"}
 
 
 def test_a_job_that_was_refused_is_asked_for_again_after_an_edit() -> None:

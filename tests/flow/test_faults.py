@@ -148,11 +148,37 @@ def test_devices_that_never_come_free_end_the_trial_in_time() -> None:
     assert world.now - started < timedelta(seconds=3 * 330)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (None, "node n1 is gone"),
+        ({"schedulable": False}, "node n1 is cordoned"),
+        ({"ready": False}, "node n1 is not ready"),
+    ],
+)
+def test_what_a_late_gang_lacks_is_told_as_it_is(change: dict[str, object] | None, sentence: str) -> None:
+    world = World()
+    world.run(until=lambda: world.condition("Planned") is not None and world.condition("Planned").status == "True")
+    first, *others = world.nodes
+    world.nodes = (*([replace(first, **change)] if change else []), *others)
+    world.run()
+    found = world.trial("candidate-1")
+    assert found.reason == "PlacementNotSchedulable"
+    assert found.message.endswith(sentence)
+
+
+def test_a_late_pod_that_the_api_server_does_not_let_go_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(spec=spec_of(links={"deadlineSeconds": 60}))
+    monkeypatch.setattr(world, "_pin", lambda action: None)
+    world.run()
+    assert "-links-master-0 is not sent to n1 yet" in world.condition("Succeeded").message
+
+
 def test_links_that_wait_too_long_exceed_their_deadline() -> None:
     world = World(others={"n1": 2}, spec=spec_of(links={"deadlineSeconds": 60}))
     world.run()
     assert world.condition("LinksMeasured").reason == "DeadlineExceeded"
-    assert "devices of n1 are in use" in world.condition("Succeeded").message
+    assert "node n1 has 0 of 2 devices free" in world.condition("Succeeded").message
     assert world.now.timestamp() - world.snapshot().plan.created_at.timestamp() < 60 + 30
 
 

@@ -53,6 +53,21 @@ def test_requests_that_fail_on_and_on_end_the_plan(action: type, condition: str)
     assert world.now - START < timedelta(seconds=620)
 
 
+def test_a_plan_that_fails_during_its_trials_leaves_none_of_them_open() -> None:
+    world = World()
+    world.run(until=lambda: bool(world.status.trials) and world.trial("candidate-1").state == "Succeeded")
+    world.fails = {CreateConfigMap: WEBHOOK}
+    world.run()
+    assert world.condition("Succeeded").reason == "RequestFailed"
+    first, *others = world.status.trials
+    assert first.state == "Succeeded"
+    assert {(trial.state, trial.reason) for trial in others} == {("Skipped", "RequestFailed")}
+    assert {trial.start_time for trial in others} == {None}
+    assert all(WEBHOOK in trial.message for trial in others)
+    assert others[0].message.startswith("cut short: ")
+    assert others[-1].message.startswith("not started: ")
+
+
 def test_a_job_that_cannot_be_created_ends_its_gang_in_the_gangs_own_time() -> None:
     world = World(fails={CreateJob: WEBHOOK}, spec=spec_of(links={"deadlineSeconds": 60}))
     world.run()

@@ -34,7 +34,7 @@ class TrialRole(StrEnum):
 
 
 class TrialState(StrEnum):
-    """Where a trial stands. Void: it ran, but its measurement does not count. Skipped: it was never started."""
+    """Where a trial stands. Void: it ran, but its measurement does not count. Skipped: it was never started, or the plan failed meanwhile."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -176,7 +176,7 @@ class TrialStatus(StatusSection):
     peak_memory_bytes: Bytes | None = None
     """Bytes that the fullest device held at once."""
     state: TrialState
-    """Pending, Running, Succeeded, Failed, Void (ran, but does not count) or Skipped (never started)."""
+    """Pending, Running, Succeeded, Failed, Void (ran, but does not count) or Skipped (never started, or cut short as the plan failed)."""
     reason: Annotated[str, Field(max_length=128)] | None = None
     """Why it is in that state, in one CamelCase word."""
     message: Text | None = None

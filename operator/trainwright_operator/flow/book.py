@@ -114,7 +114,7 @@ class Book:
         before = self.condition(kind)
         said = self._said.get(kind)
         if said is None:
-            if before is not None and (self.keeps_former or before.observed_generation == self.plan.generation):
+            if before is not None and self._still_holds(before):
                 return before
             if kind is ConditionType.SUCCEEDED:
                 said = Said("Unknown", Reason.IN_PROGRESS, message(Reason.IN_PROGRESS, what="worked on"))
@@ -130,6 +130,12 @@ class Book:
             message=said.message,
         )
 
+    def _still_holds(self, before: Condition) -> bool:
+        """Whether a condition of which nothing is said in this pass stays as it was. A suspension's words end with it."""
+        if before.reason == Reason.SUSPENDED and before.type is not ConditionType.SUSPENDED:
+            return False
+        return self.keeps_former or before.observed_generation == self.plan.generation
+
     def status(self) -> TrainingPlanStatus:
         """The whole status that is wanted."""
         former = {name: getattr(self.plan.status, name) for name in _FIELDS} if self.keeps_former else {}
@@ -143,14 +149,18 @@ class Book:
         )
 
     def events(self, conditions: tuple[Condition, ...]) -> list[EmitEvent]:
-        """One Event for each condition whose status or reason changed; Unknown before anything happened is no news."""
+        """One Event for each condition whose status or reason changed; Unknown before anything happened is no news.
+
+        That a plan is suspended is told once, by the condition that says so.
+        """
         events = []
         for condition in conditions:
             before = self.condition(condition.type)
             if before is not None and (before.status, before.reason) == (condition.status, condition.reason):
                 continue
             if condition.reason in (Reason.NOT_STARTED, Reason.NOT_SUSPENDED) or (
-                condition.status == "Unknown" and condition.type is ConditionType.SUCCEEDED
+                condition.status == "Unknown"
+                and (condition.type is ConditionType.SUCCEEDED or condition.reason == Reason.SUSPENDED)
             ):
                 continue
             kind = EventType.WARNING if condition.status == "False" else EventType.NORMAL

@@ -29,6 +29,8 @@ from trainwright_operator.flow.prices import check_prices
 from trainwright_operator.flow.profiling import profile
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import Snapshot
+from trainwright_operator.flow.suspending import suspend
+from trainwright_operator.flow.trial_status import given_up
 from trainwright_operator.flow.trials import try_plans
 
 WORKING_SECONDS = 2.0
@@ -52,7 +54,7 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     if spec is None:
         _fail(book, Failed(Reason.SPEC_INVALID, message(Reason.SPEC_INVALID, what=snapshot.plan.spec_error)))
     elif spec.suspend:
-        book.say(ConditionType.SUSPENDED, "True", Reason.SUSPENDED)
+        suspend(book)
     else:
         if book.condition(ConditionType.SUSPENDED) is not None:
             book.say(ConditionType.SUSPENDED, "False", Reason.NOT_SUSPENDED)
@@ -149,9 +151,11 @@ def _tell_failing(book: Book) -> None:
 
 
 def _fail(book: Book, failed: Failed) -> None:
-    """The present phase failed, and the plan with it."""
+    """The present phase failed, and the plan with it: what was to be tried yet is not tried any more."""
     book.say_failed(book.present, failed)
     book.say_failed(ConditionType.SUCCEEDED, failed)
+    trials = book.fields.get("trials", book.plan.status.trials if book.keeps_former else ())
+    book.fields["trials"] = tuple(given_up(trial, failed.reason, failed.sentence) for trial in trials)
     book.live_gangs.clear()
     book.progress = None
 

@@ -29,18 +29,19 @@ def keep(  # noqa: PLR0913 - each is a different fact of the end
 ) -> None:
     """Keep a gang's results; `trouble` is why there are no reports, or not all. What it took is shared out equally.
 
+    Without `trouble` only what is reported is kept: the rest is measured another time.
+
     The gang's own name comes last, as it says that all of them are kept: what was cut short is done again from the
     pods, which stay until then.
     """
     devices = sum(len(node.slots) for node in wanted.order.gang.nodes)
     seconds = (book.now - started_at).total_seconds() if started_at is not None else 0.0
     reported = dict(enumerate(reports)) or (worker_log.parts(log) if wanted.parts else {})
-    endings = [judged(reported[number]) if number in reported else trouble for number in range(len(wanted.results))]
-    unlucky = next((number for number, one in enumerate(endings) if one and one.state is not _GOOD), None)
-    numbers = sorted(range(len(endings)), key=lambda number: wanted.results[number] == wanted.name)
-    for number in numbers:
+    every = (judged(reported[number]) if number in reported else trouble for number in range(len(wanted.results)))
+    endings = {number: ending for number, ending in enumerate(every) if ending is not None}
+    unlucky = next((number for number, one in endings.items() if one.state is not _GOOD), None)
+    for number in sorted(endings, key=lambda number: wanted.results[number] == wanted.name):
         ending, name = endings[number], wanted.results[number]
-        assert ending is not None
         ended = Outcome(
             state=ending.state,
             reason=ending.reason,

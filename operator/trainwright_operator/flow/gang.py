@@ -22,8 +22,14 @@ from trainwright_operator.flow.names import (
 from trainwright_operator.flow.snapshot import PlanFacts, PodFacts, StoredMap
 
 MASTER: Final = "master"
-_SAFETY_SECONDS = 120
-"""Jobs end by themselves this long after the operator would have ended them, should there be no operator any more."""
+_ABANDONED_SECONDS = 28 * 24 * 3600
+"""Jobs end by themselves this long after the operator would have ended them: only where it is gone for good.
+
+A job's deadline stays as it was when the job was made, and counts on while its pods are gated and while the operator is
+away. So it lies beyond all deadlines that an edit may give (each at most a week) and beyond any absence. What an
+uninstalled operator leaves behind waits at no cost until then: gated pods hold no devices, and workers that run end by
+themselves at their order's deadline. Only pods that were sent to their nodes and never started hold devices so long;
+they go with their TrainingPlan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +178,7 @@ def _manifest(  # noqa: PLR0913
                 # but with a limit the training operator deletes failed pods too. Should there be no operator, workers
                 # end by themselves at their order's deadline.
                 "cleanPodPolicy": "None",
-                "activeDeadlineSeconds": int(wanted.pending_seconds + wanted.run_seconds + _SAFETY_SECONDS),
+                "activeDeadlineSeconds": int(wanted.pending_seconds + wanted.run_seconds + _ABANDONED_SECONDS),
             },
             "pytorchReplicaSpecs": replica_specs,
         },

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trainwright import documents
-from trainwright.orders import Progress, WorkerOrder
+from trainwright.orders import Progress, WorkerOrder, WorkerReport
 from trainwright_operator.flow import endings, pinning, worker_log
 from trainwright_operator.flow import gang as gangs
 from trainwright_operator.flow import outcome as outcomes
@@ -94,6 +94,13 @@ def _give_order(book: Book, wanted: WantedGang, jobs: tuple[JobFacts, ...]) -> G
     return GangView(what="gets its order")
 
 
+def keep_measured(book: Book, wanted: WantedGang) -> None:
+    """Keep what a gang has measured so far, which is to end before its time; what is kept already stays as it is."""
+    order = book.snapshot.find(book.names.order(wanted.name))
+    if order is not None and book.snapshot.find(book.names.result(wanted.name)) is None:
+        _Gang(book, wanted, order, book.snapshot.jobs_of(wanted.name)).keep_measured()
+
+
 def _end(
     book: Book, wanted: WantedGang, trouble: Trouble, *, started_at: datetime | None = None, log: str = ""
 ) -> GangView:
@@ -151,8 +158,15 @@ class _Gang:
         if master is not None and master.phase == "Succeeded" and master.log is not None:
             # First of all, also when a deadline has passed meanwhile: a measurement that was taken counts.
             return self._take_report(master.log, self._last_start(placed))
+        lacking = self._lacking(placed)
         trouble = trouble_of(
-            self.book.now, self.wanted, placed, jobs=tuple(self.jobs.values()), order=self.order, started_at=started_at
+            self.book.now,
+            self.wanted,
+            placed,
+            jobs=tuple(self.jobs.values()),
+            order=self.order,
+            started_at=started_at,
+            lacking=lacking,
         )
         if trouble is not None and self._is_still_telling(master):
             return GangView(reason=Reason.RUNNING, what="ends", started_at=started_at)
@@ -163,10 +177,20 @@ class _Gang:
         ):
             self._remember(PLACED_ANNOTATION)
         if started_at is None:
-            return self._start(placed)
+            return self._start(placed, lacking)
         progress = worker_log.progress(master.log) if master is not None and master.log else None
         what = f"{progress.done} of {progress.total} {progress.what}" if progress else "runs"
         return GangView(reason=Reason.RUNNING, what=what, progress=progress, started_at=started_at)
+
+    def keep_measured(self) -> None:
+        """Keep the report where the gang has ended with one, else of a series what its log tells of."""
+        placed = self._placed()
+        master = next(pod for pod, _ in placed)
+        found = self._report(master.log) if master is not None and master.phase == "Succeeded" and master.log else None
+        reports = found if isinstance(found, tuple) else ()
+        endings.keep(
+            self.book, self.wanted, None, reports=reports, started_at=self._last_start(placed), log=self._log()
+        )
 
     def _is_still_telling(self, master: PodFacts | None) -> bool:
         """Whether a series' log is to be waited for, which holds the trials before the one that failed.
@@ -212,7 +236,7 @@ class _Gang:
             starts.append(start)
         return max(starts)
 
-    def _start(self, placed: list[tuple[PodFacts | None, str]]) -> GangView:
+    def _start(self, placed: list[tuple[PodFacts | None, str]], lacking: list[str]) -> GangView:
         """Send the pods to their nodes once all are there and all their devices are free: all or none."""
         gated = [(pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod)]
         missing = sum(pod is None for pod, _ in placed)
@@ -221,13 +245,17 @@ class _Gang:
         if not gated:
             ready = sum(bool(pod and pod.containers and pod.containers[0].running_since) for pod, _ in placed)
             return GangView(what=f"{ready} of {len(placed)} pods run")
-        lacking = [sentence for pod, node in gated if (sentence := self._lacking(pod.job, node))]
         if lacking:
             return GangView(reason=Reason.WAITING_FOR_CAPACITY, what="; ".join(lacking))
         self.book.do(*(PinPod(pod.name, node, pinning.patch(pod, node)) for pod, node in gated))
         return GangView(what="its pods are placed")
 
-    def _lacking(self, job: str, node_name: str) -> str:
+    def _lacking(self, placed: list[tuple[PodFacts | None, str]]) -> list[str]:
+        """What the nodes lack for those of the pods that are not sent to them yet, a sentence each."""
+        gated = ((pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod))
+        return [sentence for pod, node in gated if (sentence := self._lacks(pod.job, node))]
+
+    def _lacks(self, job: str, node_name: str) -> str:
         """What the node lacks for one more pod of that job; empty where it lacks nothing."""
         resource = self.book.spec.devices.resource_name
         node = next((node for node in self.book.snapshot.nodes if node.name == node_name), None)
@@ -240,18 +268,21 @@ class _Gang:
         return "" if free >= needed else f"node {node_name} has {max(free, 0)} of {needed} devices free"
 
     def _take_report(self, log: str, started_at: datetime | None) -> GangView:
-        try:
-            report = worker_log.report(log)
-        except documents.DocumentError as error:
-            return self._end(Trouble.of(Reason.REPORT_INVALID, what=error), started_at=started_at)
-        if report is None:
-            result = self.book.names.result(self.wanted.name)
-            return self._end(Trouble.of(Reason.METRICS_UNAVAILABLE, result=result), started_at=started_at)
-        found = endings.parts(report, self.wanted)
+        found = self._report(log)
         if isinstance(found, Trouble):
             return self._end(found, started_at=started_at)
         endings.keep(self.book, self.wanted, None, reports=found, started_at=started_at, log=self._log())
         return GangView(reason=Reason.RUNNING, what="has ended", started_at=started_at)
+
+    def _report(self, log: str) -> tuple[WorkerReport, ...] | Trouble:
+        """The report for each of the gang's results, or why there is none that can be used."""
+        try:
+            report = worker_log.report(log)
+        except documents.DocumentError as error:
+            return Trouble.of(Reason.REPORT_INVALID, what=error)
+        if report is None:
+            return Trouble.of(Reason.METRICS_UNAVAILABLE, result=self.book.names.result(self.wanted.name))
+        return endings.parts(report, self.wanted)
 
     def _end(self, trouble: Trouble, *, started_at: datetime | None = None) -> GangView:
         return _end(self.book, self.wanted, trouble, started_at=started_at, log=self._log())

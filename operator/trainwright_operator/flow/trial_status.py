@@ -14,7 +14,7 @@ from trainwright_operator.flow.candidates import PlannedTrial
 from trainwright_operator.flow.endings import is_measured
 from trainwright_operator.flow.gang_progress import GangView
 from trainwright_operator.flow.outcome import GangResult, OutcomeState
-from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.turns import Tried
 
 _MAX_MESSAGE = 1000
@@ -45,6 +45,24 @@ def under_way(trial: PlannedTrial, view: GangView, others: tuple[str, ...]) -> T
     if view.started_at is not None:
         status = status.model_copy(update={"start_time": view.started_at})
     return TriedPlan(trial, status)
+
+
+def suspended(status: TrialStatus) -> TrialStatus:
+    """A trial as the status has it, of a plan that is suspended: what had not ended waits for the plan to go on."""
+    return _stopped(status, TrialState.PENDING, Reason.SUSPENDED, message(Reason.SUSPENDED))
+
+
+def given_up(status: TrialStatus, reason: Reason, sentence: str) -> TrialStatus:
+    """A trial as the status has it, of a plan that failed: what had not ended is skipped for what the plan failed by."""
+    begun = "not started" if status.start_time is None else "cut short"
+    return _stopped(status, TrialState.SKIPPED, reason, f"{begun}: {sentence}")
+
+
+def _stopped(status: TrialStatus, state: TrialState, reason: Reason, sentence: str) -> TrialStatus:
+    if status.state.is_final:
+        return status
+    told = {"state": state, "reason": reason.value, "message": sentence[:_MAX_MESSAGE], "start_time": None}
+    return status.model_copy(update=told)
 
 
 def ended(trial: PlannedTrial, result: GangResult, result_map: str, model: Model, cluster: Cluster) -> TriedPlan:

@@ -23,6 +23,8 @@ its pod first ends the other processes there, which takes up to 10 s."""
 _HOPELESS = ("InvalidImageName", "ErrImageNeverPull")
 _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", *_HOPELESS)
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_CONTAINER_GONE = "ContainerStatusUnknown"
+"""A kubelet's word for a container that it does not find any more, after a restart of its node for example."""
 
 _UNSPECIFIC = {Reason.CRASHED: 1, Reason.HANG: 2, Reason.TERMINATED: 3, Reason.PEER_LOST: 4}
 """Of several reasons the one counts that says most."""
@@ -54,8 +56,12 @@ def trouble_of(  # noqa: PLR0913 - each is a different fact of the gang
     jobs: Sequence[JobFacts],
     order: StoredMap,
     started_at: datetime | None,
+    lacking: Sequence[str] = (),
 ) -> Trouble | None:
-    """The gang's trouble, the cause before its consequences; None while all is well."""
+    """The gang's trouble, the cause before its consequences; None while all is well.
+
+    `lacking`: what the nodes lack for pods that are not sent there yet, a sentence each.
+    """
     pods = [pod for pod, _ in placed if pod is not None]
     return (
         _misplaced(placed)
@@ -63,7 +69,7 @@ def trouble_of(  # noqa: PLR0913 - each is a different fact of the gang
         or _unstartable(now, pods)
         or _lost(placed, order, jobs)
         or _failed_job(now, pods, jobs)
-        or _late(now, wanted, placed, order=order, started_at=started_at)
+        or _late(now, wanted, _waits_for(placed, lacking), placed, order=order, started_at=started_at)
     )
 
 
@@ -95,23 +101,37 @@ def _most_telling(troubles: Sequence[Trouble]) -> Trouble:
 
 
 def _last_words(pod: PodFacts, *, by_cause: bool = False) -> Trouble:
-    """Why a pod failed; `by_cause`: under the reason of what its worker says lies behind, if it does."""
-    container = next((c for c in pod.containers if c.exit_code not in (None, 0)), None)
+    """Why a pod failed; `by_cause`: under the reason of what its worker says lies behind, if it does.
+
+    A pod that has a reason of its own was failed by its kubelet, which evicted it or did not admit it: the container's
+    exit code is then of the kubelet's doing. That is bad luck, for which the plan is not to blame.
+    """
+    ended = (c for c in pod.containers if c.exit_code not in (None, 0) and c.termination_reason != _CONTAINER_GONE)
+    container = next(ended, None)
     failure = worker_log.failure(container.termination_message) if container else None
     where = f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
+    told = ": ".join(part for part in (pod.reason, pod.message) if part) or "no container of it ended by itself"
+    evicted = _said(Reason.POD_LOST, f"{where} failed: {told}")
     if container is None:
-        return Trouble.of(Reason.CRASHED, what=f"{where} failed: {pod.reason or 'Failed'} {pod.message}".rstrip())
+        return evicted
     killed = container.termination_reason == "OOMKilled"
     if killed and (failure is None or failure.reason is not FailureReason.OUT_OF_MEMORY):
         return Trouble.of(Reason.OUT_OF_MEMORY, what=f"{where}: killed for the memory that it took of its node")
     if failure is not None:
         rank = f" rank {failure.rank}" if failure.rank is not None else ""
         reason = failure.cause.reason if by_cause and failure.cause else failure.reason
-        return Trouble(Reason(reason.value), message(Reason.CRASHED, what=f"{where}{rank}: {failure.message}"))
+        return _said(Reason(reason.value), f"{where}{rank}: {failure.message}")
+    if pod.reason:
+        return evicted
     words = container.termination_message.strip()[-400:]
     return Trouble.of(
         Reason.CRASHED, what=f"{where} ended with exit code {container.exit_code}" + (f": {words}" if words else "")
     )
+
+
+def _said(reason: Reason, words: str) -> Trouble:
+    """A failure in words of its own, in place of the reason's sentence."""
+    return Trouble(reason, message(Reason.CRASHED, what=words))
 
 
 def _unstartable(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
@@ -152,20 +172,29 @@ def _lost(placed: Placed, order: StoredMap, jobs: Sequence[JobFacts]) -> Trouble
 
 
 def _failed_job(now: datetime, pods: Sequence[PodFacts], jobs: Sequence[JobFacts]) -> Trouble | None:
-    """A job that failed without a failed pod to say why: its own deadline, or its pods are gone."""
+    """A job that failed without a failed pod to say why: its own deadline, or its pods are gone.
+
+    Either way the pods are lost, not the plan's fault: it may be tried anew after an edit of the spec.
+    """
     if any(pod.phase == "Failed" for pod in pods):
         return None
     for job in jobs:
         if job.failed_at is not None and now - job.failed_at >= CAUSE_PATIENCE:
-            return Trouble.of(Reason.CRASHED, what=f"PyTorchJob {job.name} failed: {job.message}")
+            words = f"PyTorchJob {job.name} failed, and no failed pod is left to say why: {job.message}"
+            return _said(Reason.POD_LOST, words)
     return None
 
 
-def _late(
-    now: datetime, wanted: WantedGang, placed: Placed, *, order: StoredMap, started_at: datetime | None
+def _late(  # noqa: PLR0913 - each is a different fact of the gang
+    now: datetime,
+    wanted: WantedGang,
+    waits_for: str,
+    placed: Placed,
+    *,
+    order: StoredMap,
+    started_at: datetime | None,
 ) -> Trouble | None:
     """Deadlines: of both together, of the run, of the pods' start."""
-    waits_for = _waits_for(placed)
     if wanted.deadline_seconds is not None and _age(now, order.created_at) > wanted.deadline_seconds:
         return Trouble.of(Reason.DEADLINE_EXCEEDED, seconds=round(wanted.deadline_seconds), what=waits_for)
     if started_at is not None and _age(now, started_at) > wanted.run_seconds:
@@ -189,14 +218,16 @@ def _age(now: datetime, since: datetime) -> float:
     return (now - since).total_seconds()
 
 
-def _waits_for(placed: Placed) -> str:
+def _waits_for(placed: Placed, lacking: Sequence[str]) -> str:
     """What a gang that is late hangs on, in words."""
     for pod, node in placed:
         if pod is None:
             return f"the pod on {node} is not there"
+    if lacking:
+        return "; ".join(lacking)
     for pod, node in placed:
         if pod is not None and pinning.is_gated(pod):
-            return f"the devices of {node} are in use"
+            return f"pod {pod.name} is not sent to {node} yet"
     for pod, node in placed:
         if pod is not None and not pod.node:
             return f"the scheduler does not place pod {pod.name} on {node} {pod.message}".rstrip()
