@@ -23,6 +23,8 @@ CLUSTER_READ = [
     ("list", "apiextensions.k8s.io", "customresourcedefinitions"),
     ("watch", "apiextensions.k8s.io", "customresourcedefinitions"),
 ]
+NAMESPACES_READ = [(verb, "", "namespaces") for verb in ("list", "watch")]
+"""Needed where namespaces are named: whether they are there."""
 NAMESPACED = [
     (verb, group, resource)
     for group, resource, verbs in (
@@ -128,6 +130,7 @@ def test_the_operator_may_do_nothing_that_it_does_not_need(installed) -> None:
     for namespace in ("default", INSTALLED, "kube-system"):
         too_many = [right for right, yes in allowed(installed, operator(), NEVER, namespace).items() if yes]
         assert not too_many, namespace
+    assert not any(allowed(installed, operator(), NAMESPACES_READ, "").values())
     leases_elsewhere = allowed(installed, operator(), LEASE, "default")
     assert not any(leases_elsewhere.values()), leases_elsewhere
 
@@ -142,7 +145,7 @@ def test_with_named_namespaces_its_rights_end_there(installed, helm_template) ->
     installed.kubectl("apply", document=roles)
     user = f"system:serviceaccount:{home}:{home}"
     assert all(allowed(installed, user, NAMESPACED, watched).values())
-    assert all(allowed(installed, user, CLUSTER_READ, "").values())
+    assert all(allowed(installed, user, [*CLUSTER_READ, *NAMESPACES_READ], "").values())
     assert not any(allowed(installed, user, NAMESPACED, other).values())
     assert not any(allowed(installed, user, NAMESPACED, "").values())
 

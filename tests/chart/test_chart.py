@@ -74,7 +74,7 @@ def test_no_right_goes_further_than_needed(rendered, settings) -> None:
             assert not FORBIDDEN_RESOURCES & set(rule["resources"]), rule
     for rule in operator_rules(documents):
         assert not FORBIDDEN_VERBS & set(rule["verbs"]), rule
-        if {"nodes", "customresourcedefinitions", "resourceslices"} & set(rule["resources"]):
+        if {"nodes", "namespaces", "customresourcedefinitions", "resourceslices"} & set(rule["resources"]):
             assert set(rule["verbs"]) <= READ, rule
 
 
@@ -82,8 +82,11 @@ def test_with_named_namespaces_the_cluster_is_only_read(rendered) -> None:
     documents = rendered(*NAMED)
     (cluster_role,) = [role for role in of_kind(documents, "ClusterRole") if role["metadata"]["name"] == "trainwright"]
     for rule in cluster_role["rules"]:
-        assert set(rule["resources"]) <= {"nodes", "customresourcedefinitions", "resourceslices"}
+        assert set(rule["resources"]) <= {"nodes", "namespaces", "customresourcedefinitions", "resourceslices"}
         assert set(rule["verbs"]) <= READ
+    (of_namespaces,) = [rule for rule in cluster_role["rules"] if "namespaces" in rule["resources"]]
+    assert of_namespaces["verbs"] == ["list", "watch"], "by these kopf learns that one was deleted or has come back"
+    assert not any("namespaces" in rule["resources"] for rule in operator_rules(rendered()))
     namespaces = {role["metadata"]["namespace"] for role in of_kind(documents, "Role")}
     assert namespaces == {"team-a", "team-b", "trainwright-system"}
     environment = {variable["name"]: variable.get("value") for variable in container(documents)["env"]}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from flow_world import World
+from flow_world import World, spec_of
 
 from trainwright_operator.flow.snapshot import ContainerFacts
 
@@ -134,3 +135,22 @@ def test_without_an_edit_a_failure_stays_as_it_is() -> None:
     for _ in range(20):
         world.step()
     assert world.condition("Succeeded").reason == "JobRefused"
+
+
+@pytest.mark.parametrize("per_gang", [1, 3])
+def test_what_was_measured_of_another_plan_under_a_trials_name_is_measured_anew(per_gang: int) -> None:
+    world = World(spec=spec_of(trials={"topK": 2, "baseline": "None", "perGang": per_gang}))
+    world.run()
+    (result,) = (one for name, one in world.stored.items() if "candidate-1" in name and one.role == "result")
+    outcome = json.loads(result.data["outcome.json"])
+    assert outcome["tried"]
+    # As if a search of another version had put another plan first.
+    changed = {**result.data, "outcome.json": json.dumps({**outcome, "tried": "0" * 16})}
+    world.stored[result.name] = replace(result, data=changed)
+    ordered = len(world.created)
+    world.change(trials={"topK": 3, "baseline": "None", "perGang": per_gang})
+    world.run()
+    assert world.succeeded == "True"
+    again = [name for name in world.created[ordered:] if "candidate-1" in name and name.endswith("-result")]
+    assert len(again) == 1
+    assert not [name for name in world.created[ordered:] if "candidate-2" in name and name.endswith("-result")]

@@ -21,6 +21,20 @@ class Ended(BaseException):
     """In place of the process's end."""
 
 
+class Slow:
+    """An API server that takes its time; it counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def apart(self, name: str) -> Slow:
+        return self
+
+    async def get(self, path: str, **query: str) -> Any:
+        self.asked += 1
+        await asyncio.sleep(60)
+
+
 def test_an_operator_whose_wait_for_the_lease_breaks_down_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def acquire(lease: Lease) -> None:
         raise KeyError("spec")
@@ -29,24 +43,13 @@ def test_an_operator_whose_wait_for_the_lease_breaks_down_ends(monkeypatch: pyte
         raise Ended(code)
 
     monkeypatch.setattr(Lease, "acquire", acquire)
-    monkeypatch.setattr(run, "connect", lambda: None)
+    monkeypatch.setattr(run, "connect", Slow)
     monkeypatch.setattr(run, "start_http_server", lambda port, registry: None)
     monkeypatch.setattr(run.health, "serve", lambda port, pulse: None)
     monkeypatch.setattr(run.os, "_exit", leave)
     monkeypatch.setattr(run, "Reconciler", lambda *_: pytest.fail("it works without the lease"))
     with pytest.raises(Ended, match="70"):
         asyncio.run(run._run(Settings()))
-
-
-class Slow:
-    """An API server that takes its time; it counts what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def get(self, path: str, **query: str) -> Any:
-        self.asked += 1
-        await asyncio.sleep(60)
 
 
 def test_nothing_begins_a_pass_once_the_reconciler_stops() -> None:

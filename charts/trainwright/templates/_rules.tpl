@@ -9,6 +9,11 @@
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions] # whether PyTorchJob is there, or comes later
   verbs: [list, watch]
+{{- if .Values.watchNamespaces }}
+- apiGroups: [""]
+  resources: [namespaces] # whether those that it watches are there, go or come back
+  verbs: [list, watch]
+{{- end }}
 {{- end -}}
 
 {{- /* What the operator does in the namespaces of TrainingPlans. */ -}}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from trainwright.plan import Plan
 from trainwright_operator.flow.book import Book
+from trainwright_operator.flow.candidates import digest
 from trainwright_operator.flow.gang_progress import stored_result
 from trainwright_operator.flow.outcome import GangResult, OutcomeState
 
@@ -44,6 +46,11 @@ class Attempts:
         ended = tuple(Attempt(trial + kind, kind, result) for kind, result in results if result is not None)
         orders = (book.snapshot.find(book.names.order(trial + kind)) for kind in (ALONE, ONCE_MORE))
         return cls(trial, ended, any(order is not None for order in orders))
+
+    def of_another_plan(self, plan: Plan) -> list[str]:
+        """Names of the results that were measured of another plan than the trial's, which a search of another version chose."""
+        known = ("", digest(plan))
+        return [one.gang for one in self.ended if one.result.outcome.tried not in known]
 
     @property
     def following(self) -> str | None:

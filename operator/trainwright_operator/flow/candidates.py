@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from trainwright.plan import Plan
+from trainwright.plan import LayerRun, Plan
 
 BASELINES = 2
 """The better measured one of the heuristic's best two predictions counts, as in the AMP paper (section 5)."""
@@ -16,6 +19,22 @@ class Role(StrEnum):
 
     CANDIDATE = "Candidate"
     BASELINE = "Baseline"
+
+
+def digest(plan: Plan) -> str:
+    """Equal for equal plans, also where a later version says more of a plan than this one."""
+    pipelines = [
+        [
+            pipeline.micro_batches,
+            [[list(map(str, stage.devices)), [_said(run) for run in stage.layers]] for stage in pipeline.stages],
+        ]
+        for pipeline in plan.pipelines
+    ]
+    return hashlib.sha256(json.dumps([plan.schedule, pipelines]).encode()).hexdigest()[:16]
+
+
+def _said(run: LayerRun) -> list[Any]:
+    return [run.first, run.count, run.tensor, run.data, run.rows, run.order, run.sharding, run.recompute]
 
 
 @dataclass(frozen=True, slots=True)

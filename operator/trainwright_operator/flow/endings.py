@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from trainwright.orders import MOST_LATE_RATIO, SeriesReport, TrialReport, WorkerReport
+from trainwright.orders import (
+    MOST_LATE_RATIO,
+    SeriesOrder,
+    SeriesReport,
+    TrialOrder,
+    TrialReport,
+    WorkerOrder,
+    WorkerReport,
+)
 from trainwright_operator.flow import outcome as outcomes
 from trainwright_operator.flow import worker_log
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.book import Book
+from trainwright_operator.flow.candidates import digest
 from trainwright_operator.flow.gang import WantedGang
 from trainwright_operator.flow.outcome import Outcome, OutcomeState
 from trainwright_operator.flow.reasons import Reason, message
@@ -50,9 +59,17 @@ def keep(  # noqa: PLR0913 - each is a different fact of the end
             started_at=started_at,
             device_seconds=max(seconds, 0.0) * devices / len(endings),
             generation=book.plan.generation,
+            tried=_tried(wanted.order, number),
         )
         data = outcomes.data_of(ended, reported.get(number), log if number == unlucky else "")
         book.store(book.names.result(name), data, role=StoredRole.RESULT, gang=name)
+
+
+def _tried(order: WorkerOrder, number: int) -> str:
+    """The digest of the plan with that number."""
+    if isinstance(order, TrialOrder):
+        return digest(order.plan)
+    return digest(order.plans[number]) if isinstance(order, SeriesOrder) else ""
 
 
 def parts(report: WorkerReport, wanted: WantedGang) -> tuple[WorkerReport, ...] | Trouble:

@@ -34,6 +34,7 @@ class Outcome:
     Attributes:
         device_seconds: devices × seconds from its start to its end; what counts against trials.maxDeviceHours.
         generation: the plan's generation that it was measured for; 0 where that was not kept.
+        tried: digest of the plan that was tried; empty where it tried none, or that was not kept.
     """
 
     state: OutcomeState
@@ -43,6 +44,7 @@ class Outcome:
     started_at: datetime | None = None
     device_seconds: float = 0.0
     generation: int = 0
+    tried: str = ""
 
     def counts_for(self, generation: int) -> bool:
         """Whether it stands for the plan's present generation: bad luck does not outlive a change of the spec."""

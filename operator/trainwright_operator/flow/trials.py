@@ -11,6 +11,7 @@ from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.api.status import Phase, TrialState
 from trainwright_operator.flow import trial_gangs, trial_status
 from trainwright_operator.flow.accept import model_of
+from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.attempts import Attempts
 from trainwright_operator.flow.book import Book, Failed
 from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials
@@ -62,6 +63,10 @@ def try_plans(
 ) -> tuple[TriedPlan, ...] | None:
     """All trials once each has come to its end; raises Failed where none was measured."""
     attempts = {trial.name: Attempts.of(book, trial.name) for trial in planned.trials}
+    foreign = [name for trial in planned.trials for name in attempts[trial.name].of_another_plan(trial.plan)]
+    if foreign:
+        book.do(*(DeleteConfigMap(book.names.result(name)) for name in foreign))
+        return None
     order = turns(planned, _what_came(attempts), book.spec.trials.stop_when_regret_below)
     now = _led(book, discovery, planned, order, attempts)
     view = advance(book, now.wanted) if now.wanted is not None else None

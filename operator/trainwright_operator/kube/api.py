@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import urllib3
@@ -18,6 +21,9 @@ from kubernetes.client.exceptions import ApiException
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 _TIMEOUT_SECONDS = (5.0, 30.0)
+_LOG_TIMEOUT_SECONDS = (5.0, 5.0)
+"""A log comes from a pod's kubelet, and for a dead one the API server waits long. The next pass asks again."""
+_LOG_THREADS = 16
 _PAGE = 500
 
 
@@ -44,25 +50,44 @@ class ApiError(Exception):
 
 def connect() -> Api:
     """An API client for this pod's service account, or else for the kube config's current context."""
+    once = _configuration()
+    once.retries = False
+    return Api(ApiClient(_configuration()), ApiClient(once))
+
+
+def _configuration() -> Configuration:
     configuration = Configuration()
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    return Api(ApiClient(configuration))
+    return configuration
 
 
 class Api:
-    """Requests by path."""
+    """Requests by path. Each waits in a thread: logs in threads of their own, so that dead nodes hold up nothing else.
 
-    def __init__(self, client: ApiClient) -> None:
+    `once` is a client that does not try again; `threads` are where all but logs wait, by default the event loop's own.
+    """
+
+    def __init__(self, client: ApiClient, once: ApiClient, threads: Executor | None = None) -> None:
         self._client = client
+        self._once = once
+        self._threads = threads
+        self._log_threads = ThreadPoolExecutor(_LOG_THREADS, thread_name_prefix="log")
+
+    def apart(self, name: str) -> Api:
+        """The same in one thread of its own, for what must never wait behind others' requests."""
+        return Api(self._client, self._once, ThreadPoolExecutor(1, thread_name_prefix=name))
 
     async def get(self, path: str, **query: str) -> Any:
         return json.loads(await self._request("GET", path, query=query))
 
     async def get_text(self, path: str, **query: str) -> str:
-        return (await self._request("GET", path, query=query)).decode(errors="replace")
+        """A pod's log. Its kubelet gets a short while to answer, once."""
+        read = partial(_Way(self._once, _LOG_TIMEOUT_SECONDS).request, "GET", path, None, query)
+        data = await asyncio.get_running_loop().run_in_executor(self._log_threads, read)
+        return data.decode(errors="replace")
 
     async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
         """All items, page by page."""
@@ -101,18 +126,31 @@ class Api:
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        return await asyncio.to_thread(self._request_now, method, path, body, query or {}, content_type)
+        way = _Way(self._client, _TIMEOUT_SECONDS)
+        ask = partial(way.request, method, path, body, query or {}, content_type)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
-    def _request_now(self, method: str, path: str, body: Any, query: dict[str, str], content_type: str) -> bytes:
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A client, and the seconds that it waits for a connection and for each next part of an answer."""
+
+    client: ApiClient
+    timeout: tuple[float, float]
+
+    def request(
+        self, method: str, path: str, body: Any, query: dict[str, str], content_type: str = "application/json"
+    ) -> bytes:
+        """Ask, and wait for the answer in this thread."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         if method == "GET" and path.endswith("/log"):
             headers["Accept"] = "*/*"
         try:
-            prepared = self._client.param_serialize(
+            prepared = self.client.param_serialize(
                 method, path, query_params=list(query.items()), header_params=headers, body=body,
                 auth_settings=["BearerToken"],
             )  # fmt: skip
-            response = self._client.call_api(*prepared, _request_timeout=_TIMEOUT_SECONDS)
+            response = self.client.call_api(*prepared, _request_timeout=self.timeout)
             data: bytes = response.read() or b""  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, f"the API server cannot be reached: {error}") from error

@@ -30,7 +30,7 @@ class Lease:
     """One holder's view of the lease. Others' clocks are not trusted: only whether the record changes counts."""
 
     def __init__(self, api: Api, namespace: str, identity: str, pulse: Pulse) -> None:
-        self._api = api
+        self._api = api.apart("lease")  # nothing that hangs elsewhere may hold up a renewal
         self._path = paths.leases(namespace)
         self._namespace = namespace
         self._identity = identity

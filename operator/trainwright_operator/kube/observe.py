@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -61,8 +61,10 @@ class Observer:
             return None
         return facts.plan_facts(resource, self._settings.worker_image)
 
-    async def snapshot(self, plan: PlanFacts, memory: Memory, planner: PlannerFacts) -> Snapshot:
-        """Everything that a decision about this plan may depend on."""
+    async def snapshot(
+        self, plan: PlanFacts, memory: Memory, planner: PlannerFacts, read: Collection[PodFacts] = ()
+    ) -> Snapshot:
+        """Everything that a decision about this plan may depend on. Of pods that stand as in `read` no log is read."""
         selector = f"{PLAN_UID_LABEL}={plan.uid}"
         # Pods before jobs: a pod that is missing because its job has ended must find the job ended, too.
         pods = await self._api.list(paths.core("pods", plan.namespace), labelSelector=selector)
@@ -73,9 +75,10 @@ class Observer:
         maps = tuple(facts.stored_map(config_map) for config_map in stored)
         series = gangs_of_series(maps)
         missing = await self._missing_maps(plan, pods, known={stored.name for stored in maps})
+        before = {pod.name: pod for pod in read}
         snapshot = Snapshot(
             plan=plan,
-            pods=tuple(await asyncio.gather(*(self._pod(plan, pod, series, missing) for pod in pods))),
+            pods=tuple(await asyncio.gather(*(self._pod(plan, pod, series, missing, before) for pod in pods))),
             jobs=tuple(facts.job_facts(job) for job in jobs),
             stored=maps,
             refusals=dict(memory.refusals),
@@ -119,14 +122,18 @@ class Observer:
             raise
 
     async def _devices_held(self, resource_name: str) -> dict[str, int]:
-        living = "status.phase!=Succeeded,status.phase!=Failed"
-        lists = await asyncio.gather(
-            *(
-                self._api.list(paths.core("pods", namespace), fieldSelector=living)
-                for namespace in self._settings.namespaces or ("",)
-            )
-        )
+        lists = await asyncio.gather(*(self._living(namespace) for namespace in self._settings.namespaces or ("",)))
         return facts.devices_held([pod for pods in lists for pod in pods], resource_name)
+
+    async def _living(self, namespace: str) -> list[dict[str, Any]]:
+        """Pods that have not ended, of one namespace or of all."""
+        living = "status.phase!=Succeeded,status.phase!=Failed"
+        try:
+            return await self._api.list(paths.core("pods", namespace), fieldSelector=living)
+        except ApiError as error:
+            if namespace and (error.is_missing or error.status == 403):
+                return []  # a watched namespace that was deleted, and the rights there with it
+            raise
 
     async def _missing_maps(
         self, plan: PlanFacts, pods: list[dict[str, Any]], known: Collection[str]
@@ -145,12 +152,20 @@ class Observer:
         return frozenset(name for name, missing in zip(names, found, strict=True) if missing)
 
     async def _pod(
-        self, plan: PlanFacts, pod: dict[str, Any], series: Collection[str], missing: Collection[str]
+        self,
+        plan: PlanFacts,
+        pod: dict[str, Any],
+        series: Collection[str],
+        missing: Collection[str],
+        before: Mapping[str, PodFacts],
     ) -> PodFacts:
         lacking = tuple(name for name in facts.maps_waited_for(pod) if name in missing)
         found = replace(facts.pod_facts(pod), missing_maps=lacking)
         if RENDEZVOUS_LABEL not in (pod["metadata"].get("labels") or {}) or found.phase in ("Pending", "Unknown"):
             return found
+        old = before.get(found.name)
+        if old is not None and replace(found, log=old.log) == old:
+            return old
         ended = found.phase in ("Succeeded", "Failed")
         tail = _SERIES if found.gang in series else _REPORT if ended else _PROGRESS
         try:

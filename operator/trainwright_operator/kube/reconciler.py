@@ -66,16 +66,24 @@ class Reconciler:
 
     async def resync(self) -> None:
         """List all plans for ever and wake those that have no task; the slow heal of whatever was missed."""
+        told: dict[str, int] = {}
         while True:
-            try:
-                for namespace in self._settings.namespaces or ("",):
-                    for item in await self._api.list(paths.plans(namespace)):
-                        key = (item["metadata"]["namespace"], item["metadata"]["name"])
-                        if key not in self._tasks:
-                            self.wake(*key)
+            for namespace in self._settings.namespaces or ("",):
+                # Each for itself: one that was deleted must not keep the others' plans from being found.
+                try:
+                    items = await self._api.list(paths.plans(namespace))
+                except ApiError as error:
+                    if told.get(namespace) != error.status:
+                        logger.warning("listing the plans of %s failed: %s", namespace or "all namespaces", error)
+                    told[namespace] = error.status
+                    continue
+                if told.pop(namespace, None) is not None:
+                    logger.info("the plans of %s are listed again", namespace or "all namespaces")
+                for item in items:
+                    key = (item["metadata"]["namespace"], item["metadata"]["name"])
+                    if key not in self._tasks:
+                        self.wake(*key)
                 self._pulse.beat()
-            except ApiError as error:
-                logger.warning("listing the plans failed: %s", error)
             await asyncio.sleep(RESYNC_SECONDS)
 
     async def stop(self) -> None:
@@ -141,8 +149,9 @@ class Reconciler:
             snapshot = await self._observer.snapshot(plan, memory, self._searches.facts(plan.uid))
             if any(is_gated(pod) for pod in snapshot.pods):
                 async with self._placement:
-                    # Afresh, under the lock: two plans must never both see the same devices free.
-                    snapshot = await self._observer.snapshot(plan, memory, self._searches.facts(plan.uid))
+                    # Afresh, under the lock: two plans must never both see the same devices free. Logs place nobody.
+                    facts = self._searches.facts(plan.uid)
+                    snapshot = await self._observer.snapshot(plan, memory, facts, read=snapshot.pods)
                     pause = await self._decide(snapshot, memory)
             else:
                 pause = await self._decide(snapshot, memory)

@@ -4,6 +4,8 @@ Only `on.event` handlers are used: with others kopf keeps the whole spec in an a
 adds a finalizer, which would keep plans from being deleted while no operator runs.
 
 kopf takes every task of its event loop for its own and waits for them at its end, so it gets a thread and a loop of its own.
+That end may never come: when one task fails kopf stops the others, and a watch that is stopped together with the task that
+would pause it takes that for a pause and begins anew. So the first of kopf's tasks that ends is told, not the end of all.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +32,8 @@ class Watch:
     def __init__(self, reconciler: Reconciler, settings: Settings) -> None:
         self._reconciler = reconciler
         self._settings = settings
-        self._stop = threading.Event()
+        # No threading.Event: kopf would wait for one in a thread of its loop's pool, and the loop's end for that thread.
+        self._stop: Future[None] = Future()
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
@@ -39,7 +43,8 @@ class Watch:
 
     def stop(self) -> None:
         """Tell it to end; nothing of ours depends on when it does."""
-        self._stop.set()
+        with suppress(InvalidStateError):  # it has ended already
+            self._stop.set_result(None)
 
     async def ended(self) -> None:
         """Wait for its end."""
@@ -48,25 +53,33 @@ class Watch:
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
-            asyncio.run(
-                kopf.operator(
-                    registry=_registry(self._call),
-                    settings=kopf_settings(),
-                    standalone=True,  # the lease says who works, so no peering
-                    # Given, or kopf asks for the user's name, which an image's bare user id does not have.
-                    identity=Identity(self._settings.identity),
-                    clusterwide=not self._settings.namespaces,
-                    namespaces=self._settings.namespaces,
-                    stop_flag=self._stop,
-                )
-            )
+            asyncio.run(self._watch())
         except BaseException as error:  # noqa: BLE001 - whatever ended it is told in the loop that waits for it
             failure = error
+        self._call_end(failure)
+
+    async def _watch(self) -> None:
+        tasks = await kopf.spawn_tasks(
+            registry=_registry(self._call),
+            settings=kopf_settings(),
+            standalone=True,  # the lease says who works, so no peering
+            # Given, or kopf asks for the user's name, which an image's bare user id does not have.
+            identity=Identity(self._settings.identity),
+            clusterwide=not self._settings.namespaces,
+            namespaces=self._settings.namespaces,
+            stop_flag=asyncio.wrap_future(self._stop),
+        )
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        failures = (task.exception() for task in done if not task.cancelled())
+        self._call_end(next((failure for failure in failures if failure is not None), None))
+        await kopf.run_tasks(tasks)  # ends the others in order, as far as they let it
+
+    def _call_end(self, failure: BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: told to end, and quicker than kopf
             self._loop.call_soon_threadsafe(self._tell_end, failure)
 
     def _tell_end(self, failure: BaseException | None) -> None:
-        if self._ended.done():
+        if self._ended.done():  # told already, or nobody waits any more
             return
         if failure is None:
             self._ended.set_result(None)
