@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from flow_harm import fail_pods, running
 from flow_world import World, spec_of
 
+from trainwright import documents
+from trainwright.orders import Failure, FailureReason
 from trainwright_operator.flow.snapshot import ContainerFacts
 
 
@@ -154,3 +158,25 @@ def test_what_was_measured_of_another_plan_under_a_trials_name_is_measured_anew(
     again = [name for name in world.created[ordered:] if "candidate-1" in name and name.endswith("-result")]
     assert len(again) == 1
     assert not [name for name in world.created[ordered:] if "candidate-2" in name and name.endswith("-result")]
+
+
+@pytest.mark.parametrize(("gang", "section"), [("links", "links"), ("profile-1", "profiling")])
+@pytest.mark.parametrize(("seconds", "reason"), [(100.0, "Hang"), (272.0, "DeadlineExceeded")])
+def test_a_measurement_that_was_too_slow_is_taken_anew_with_a_later_deadline(
+    gang: str, section: str, seconds: float, reason: str
+) -> None:
+    words = documents.dumps(Failure(FailureReason.HANG, "it did not come to its end", node="n1"))
+    world = World(run_seconds=1000.0, spec=spec_of(links={"deadlineSeconds": 300}, profiling={"deadlineSeconds": 300}))
+    if gang != "links":
+        world.run_seconds = 10.0
+        world.run(until=lambda: any(job.gang == gang for job in world.jobs.values()))
+        world.run_seconds = 1000.0
+    world.run(until=lambda: running(world, gang))
+    world.now += timedelta(seconds=seconds)
+    fail_pods(world, gang, termination_message=words)
+    world.run()
+    assert world.condition("Succeeded").reason == reason
+    world.run_seconds = 10.0
+    world.change(**{section: {"deadlineSeconds": 900}})
+    world.run()
+    assert world.succeeded == ("True" if reason == "DeadlineExceeded" else "False")

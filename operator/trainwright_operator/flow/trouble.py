@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainwright.orders import FailureReason
+from trainwright.orders import FailureReason, SeriesOrder, TrialOrder
 from trainwright_operator.flow import pinning, worker_log
 from trainwright_operator.flow.gang import WantedGang
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PLACED_ANNOTATION
@@ -25,6 +25,9 @@ _PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "Regist
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _CONTAINER_GONE = "ContainerStatusUnknown"
 """A kubelet's word for a container that it does not find any more, after a restart of its node for example."""
+
+_NEARLY = 0.95
+"""Of an order's deadline: its clock begins with the process, the gang's with its last pod."""
 
 _UNSPECIFIC = {Reason.CRASHED: 1, Reason.HANG: 2, Reason.TERMINATED: 3, Reason.PEER_LOST: 4}
 """Of several reasons the one counts that says most."""
@@ -65,7 +68,7 @@ def trouble_of(  # noqa: PLR0913 - each is a different fact of the gang
     pods = [pod for pod, _ in placed if pod is not None]
     return (
         _misplaced(placed)
-        or _failed(now, pods)
+        or _too_slow(wanted, _failed(now, pods), now, started_at)
         or _unstartable(now, pods)
         or _lost(placed, order, jobs)
         or _failed_job(now, pods, jobs)
@@ -94,6 +97,21 @@ def _failed(now: datetime, pods: Sequence[PodFacts]) -> Trouble | None:
     if troubles and (len(failed) == len(pods) or not ended or now - min(ended) >= CAUSE_PATIENCE):
         return _most_telling([_last_words(pod, by_cause=True) for pod in failed])
     return None
+
+
+def _too_slow(wanted: WantedGang, failed: Trouble | None, now: datetime, started_at: datetime | None) -> Trouble | None:
+    """The failure; that of a measurement which was cut off by its order's deadline, as a deadline that may be raised.
+
+    A worker that comes to that end calls itself hanging. One that really hangs does so sooner; only of a trial, whose plan
+    may make it hang late, its word stands.
+    """
+    is_trial = isinstance(wanted.order, TrialOrder | SeriesOrder)
+    if failed is None or failed.reason is not Reason.HANG or is_trial or started_at is None:
+        return failed
+    deadline_seconds = wanted.order.gang.deadline_seconds
+    if (now - started_at).total_seconds() < _NEARLY * deadline_seconds:
+        return failed
+    return Trouble.of(Reason.DEADLINE_EXCEEDED, seconds=round(deadline_seconds), what=failed.message)
 
 
 def _most_telling(troubles: Sequence[Trouble]) -> Trouble:
