@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -285,8 +285,12 @@ class Partly:
         if any(f"/namespaces/{name}/" in path for name in self.refused):
             raise ApiError(403, f"{path} is forbidden")
         if path.endswith("/pods"):
-            return [pod("worker-0")]
+            return [pod("worker-0"), pod("worker-1")]
         return [{"metadata": {"namespace": "team-b", "name": "demo"}}] if "/team-b/" in path else []
+
+    async def pages(self, path: str, **query: str) -> AsyncIterator[Any]:
+        for item in await self.list(path, **query):
+            yield [item]
 
 
 class Counting(Pulse):
@@ -333,7 +337,7 @@ def test_without_any_answer_the_pulse_stands_still(monkeypatch) -> None:
 
 def test_a_deleted_namespace_holds_no_devices() -> None:
     held = Observer(cast("Api", Partly()), Settings(namespaces=("gone", "team-b")))._devices_held("nvidia.com/gpu")
-    assert asyncio.run(held) == {"alpha": 2}
+    assert asyncio.run(held) == {"alpha": 4}
     everywhere = Observer(cast("Api", Partly(("gone", "team-b"))), Settings(namespaces=("gone", "team-b")))
     assert asyncio.run(everywhere._devices_held("nvidia.com/gpu")) == {}
 

@@ -7,7 +7,9 @@ fields that a newer server or a person's pod template brings.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -90,15 +92,18 @@ class Api:
         return data.decode(errors="replace")
 
     async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
-        """All items, page by page."""
-        items: list[dict[str, Any]] = []
+        """All items."""
+        return [item async for page in self.pages(path, **query) for item in page]
+
+    async def pages(self, path: str, **query: str) -> AsyncIterator[builtins.list[dict[str, Any]]]:
+        """All items, page by page: for what is too much to be held at a time."""
         token = ""
         while True:
             page = await self.get(path, limit=str(_PAGE), **({"continue": token} if token else {}), **query)
-            items.extend(page.get("items") or [])
+            yield page.get("items") or []
             token = page.get("metadata", {}).get("continue") or ""
             if not token:
-                return items
+                return
 
     async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
         return json.loads(await self._request("POST", path, body=body, query=query))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -122,18 +123,22 @@ class Observer:
             raise
 
     async def _devices_held(self, resource_name: str) -> dict[str, int]:
-        lists = await asyncio.gather(*(self._living(namespace) for namespace in self._settings.namespaces or ("",)))
-        return facts.devices_held([pod for pods in lists for pod in pods], resource_name)
+        spaces = self._settings.namespaces or ("",)
+        counts = await asyncio.gather(*(self._devices_held_in(namespace, resource_name) for namespace in spaces))
+        return dict(sum(counts, Counter[str]()))
 
-    async def _living(self, namespace: str) -> list[dict[str, Any]]:
-        """Pods that have not ended, of one namespace or of all."""
+    async def _devices_held_in(self, namespace: str, resource_name: str) -> Counter[str]:
+        """By node, in one namespace or in all. A page of pods is let go before the next is read: there may be 100,000."""
+        held: Counter[str] = Counter()
         living = "status.phase!=Succeeded,status.phase!=Failed"
         try:
-            return await self._api.list(paths.core("pods", namespace), fieldSelector=living)
+            async for pods in self._api.pages(paths.core("pods", namespace), fieldSelector=living):
+                held.update(facts.devices_held(pods, resource_name))
         except ApiError as error:
             if namespace and (error.is_missing or error.status == 403):
-                return []  # a watched namespace that was deleted, and the rights there with it
+                return held  # a watched namespace that was deleted, and the rights there with it
             raise
+        return held
 
     async def _missing_maps(
         self, plan: PlanFacts, pods: list[dict[str, Any]], known: Collection[str]
