@@ -49,8 +49,7 @@ class Attempts:
 
     def of_another_plan(self, plan: Plan) -> list[str]:
         """Names of the results that were measured of another plan than the trial's, which a search of another version chose."""
-        known = ("", digest(plan))
-        return [one.gang for one in self.ended if one.result.outcome.tried not in known]
+        return [one.gang for one in self.ended if one.result.outcome.tried not in ("", digest(plan))]
 
     @property
     def following(self) -> str | None:

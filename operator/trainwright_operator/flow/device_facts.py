@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 from trainwright import documents
@@ -116,9 +117,13 @@ def _from_cloud_labels(node: NodeFacts) -> DeviceType | None:
     memory = labels.get("karpenter.k8s.aws/instance-gpu-memory", "")
     if karpenter and memory.isdecimal() and int(memory) > 0:
         return _by_sold_memory(karpenter, int(memory) * MEBIBYTE)
-    machine = labels.get(INSTANCE_TYPE_LABEL, "")
-    sheets = {one.name: one.accelerator for one in machines()} | _INSTANCE_TYPES
-    return _by_sheet(sheets[machine]) if machine in sheets else None
+    sheet = _sheets_by_machine().get(labels.get(INSTANCE_TYPE_LABEL, ""))
+    return None if sheet is None else _by_sheet(sheet)
+
+
+@cache
+def _sheets_by_machine() -> dict[str, str]:
+    return {one.name: one.accelerator for one in machines()} | _INSTANCE_TYPES
 
 
 def _by_sheet(name: str) -> DeviceType:

@@ -109,7 +109,7 @@ def _too_slow(wanted: WantedGang, failed: Trouble | None, now: datetime, started
     if failed is None or failed.reason is not Reason.HANG or is_trial or started_at is None:
         return failed
     deadline_seconds = wanted.order.gang.deadline_seconds
-    if (now - started_at).total_seconds() < _NEARLY * deadline_seconds:
+    if _age(now, started_at) < _NEARLY * deadline_seconds:
         return failed
     return Trouble.of(Reason.DEADLINE_EXCEEDED, seconds=round(deadline_seconds), what=failed.message)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from trainwright.layer import LayerKind
 from trainwright.profiles import LayerProfile
-from trainwright.search.auto.bound.reach import Reach, reach_by_accelerator, reach_of_pools
+from trainwright.search.auto.bound.pools import by_accelerator
+from trainwright.search.auto.bound.reach import Reach, reach_of
 from trainwright.search.degrees import divisors
 from trainwright.search.protocol import Problem
 
@@ -59,24 +60,22 @@ class Options:
 
 def options_of(problem: Problem) -> Options:
     """The options that some plan of the problem may use."""
-    return _options_on(_grid(problem), problem, reach_by_accelerator(problem))
+    return _options_on(_grid(problem), problem, reach_of(problem, by_accelerator(problem)))
 
 
 def exact_options(problem: Problem, pools: Sequence[Sequence[int]]) -> Options:
     """The same by pool of nodes, with one option for every number of rows up to the global batch, ascending by head."""
     rows = np.arange(1, problem.global_batch_size + 1, dtype=np.intp)
-    names = [problem.cluster.nodes[pool[0]].accelerator for pool in pools]
-    named = {f"{number}": (name, list(pool)) for number, (name, pool) in enumerate(zip(names, pools, strict=True))}
-    return _options_on(np.stack([rows, rows], axis=1), problem, reach_of_pools(problem, named))
+    return _options_on(np.stack([rows, rows], axis=1), problem, reach_of(problem, pools))
 
 
-def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Reach]) -> Options:
+def _options_on(grid: NDArray[np.intp], problem: Problem, reach: tuple[Reach, ...]) -> Options:
     kinds = problem.model.kinds
     low, high = grid[:, 0], grid[:, 1]
     columns: dict[str, list[Array]] = {name: [] for name in ("forward", "backward", "update", "activation")}
     heads: list[tuple[int, int, bool]] = []
     lone = len(problem.node_numbers) == 1
-    for number, one in enumerate(reach.values()):
+    for number, one in enumerate(reach):
         name = one.accelerator
         for tensor in _degrees(problem, name):
             if tensor > len(problem.devices):
@@ -96,7 +95,7 @@ def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Re
                 columns["activation"].append(stacked[3])
     repeated = np.repeat(np.array(heads), len(grid), axis=0)
     return Options(
-        tuple(one.accelerator for one in reach.values()),
+        tuple(one.accelerator for one in reach),
         repeated[:, 0],
         repeated[:, 1],
         np.tile(high, len(heads)),
@@ -105,7 +104,7 @@ def _options_on(grid: NDArray[np.intp], problem: Problem, reach: Mapping[str, Re
         np.concatenate(columns["backward"]),
         np.concatenate(columns["update"]),
         np.concatenate(columns["activation"]),
-        tuple(reach.values()),
+        reach,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,14 +50,6 @@ class Reach:
         return 2 * min(self.between_latency, self.inside_latency), min(moved * between, nested, between)
 
 
-def reach_by_accelerator(problem: Problem) -> dict[str, Reach]:
-    """By accelerator of the devices that plans may use."""
-    indices: dict[str, list[int]] = {}
-    for index in problem.node_numbers:
-        indices.setdefault(problem.cluster.nodes[index].accelerator, []).append(index)
-    return reach_of_pools(problem, {name: (name, them) for name, them in indices.items()})
-
-
 def _cards(cluster: Cluster) -> dict[str, float]:
     """By name of a node: bytes per second of its card, which is as good as the best of its links."""
     found = {node.name: node.network.bandwidth_bytes_per_second if node.network else 0.0 for node in cluster.nodes}
@@ -67,13 +59,13 @@ def _cards(cluster: Cluster) -> dict[str, float]:
     return {name: rate or np.inf for name, rate in found.items()}
 
 
-def reach_of_pools(problem: Problem, pools: Mapping[str, tuple[str, list[int]]]) -> dict[str, Reach]:
+def reach_of(problem: Problem, pools: Sequence[Sequence[int]]) -> tuple[Reach, ...]:
     """Of pools of nodes with one accelerator, which are all nodes together."""
     cluster = problem.cluster
     links, cards = links_of(cluster), _cards(cluster)
-    everyone = np.array([index for _, them in pools.values() for index in them], dtype=np.intp)
-    found = {}
-    for key, (name, them) in pools.items():
+    everyone = np.array([index for them in pools for index in them], dtype=np.intp)
+    found = []
+    for them in pools:
         mine = np.array(them, dtype=np.intp)
         several = [index for index in them if cluster.nodes[index].devices > 1]
         inside = links.bandwidth[several, several].max(initial=1.0) if several else np.inf
@@ -82,8 +74,8 @@ def reach_of_pools(problem: Problem, pools: Mapping[str, tuple[str, list[int]]])
         apart = mine[:, None] != everyone[None, :]
         rates = np.maximum(links.bandwidth[out], links.bandwidth[back].T)[apart]
         late = np.minimum(links.latency[out], links.latency[back].T)[apart]
-        found[key] = Reach(
-            name,
+        reach = Reach(
+            cluster.nodes[them[0]].accelerator,
             len(them),
             sum(cluster.nodes[index].devices for index in them),
             max(cluster.nodes[index].devices for index in them),
@@ -93,4 +85,5 @@ def reach_of_pools(problem: Problem, pools: Mapping[str, tuple[str, list[int]]])
             float(late.min()) if late.size else 0.0,
             max(cards[cluster.nodes[index].name] for index in them),
         )
-    return found
+        found.append(reach)
+    return tuple(found)

@@ -1,0 +1,130 @@
+"""What is seen of the cluster where a watched namespace is gone, and of which pods no log is read again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from flow_world import World
+from prometheus_client import CollectorRegistry
+
+from trainwright_operator.kube import reconciler as reconciler_module
+from trainwright_operator.kube.api import Api, ApiError
+from trainwright_operator.kube.health import Pulse
+from trainwright_operator.kube.observe import Memory, Observer
+from trainwright_operator.kube.reconciler import Reconciler
+from trainwright_operator.metrics import Metrics
+from trainwright_operator.settings import Settings
+
+WITHIN_SECONDS = 15.0
+
+
+class Partly:
+    """Answers as an API server does that has one plan in `team-b`, and nothing for us in `gone`."""
+
+    def __init__(self, refused: tuple[str, ...] = ("gone",)) -> None:
+        self.refused = refused
+        self.asked: list[str] = []
+        self.asked_twice = asyncio.Event()
+
+    async def list(self, path: str, **_query: str) -> list[dict[str, Any]]:
+        self.asked.append(path)
+        if len(self.asked) == 6:
+            self.asked_twice.set()
+        if any(f"/namespaces/{name}/" in path for name in self.refused):
+            raise ApiError(403, f"{path} is forbidden")
+        if path.endswith("/pods"):
+            return [pod("worker-0"), pod("worker-1")]
+        return [{"metadata": {"namespace": "team-b", "name": "demo"}}] if "/team-b/" in path else []
+
+    async def pages(self, path: str, **query: str) -> AsyncIterator[Any]:
+        for item in await self.list(path, **query):
+            yield [item]
+
+
+class Counting(Pulse):
+    """Counts its beats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beats = 0
+
+    def beat(self) -> None:
+        self.beats += 1
+
+
+def resync_twice(monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]) -> tuple[Counting, set[tuple[str, str]]]:
+    """Two listings of the plans of three namespaces: the health check's pulse, and whose plans are woken."""
+    pulse, woken = Counting(), set[tuple[str, str]]()
+    monkeypatch.setattr(reconciler_module, "RESYNC_SECONDS", 0.1)
+    monkeypatch.setattr(Reconciler, "wake", lambda _, namespace, name: woken.add((namespace, name)))
+
+    async def story() -> None:
+        api = Partly(refused)
+        settings = Settings(namespaces=("team-a", "gone", "team-b"))
+        reconciler = Reconciler(cast("Api", api), settings, Metrics(CollectorRegistry()), pulse)
+        resync = asyncio.create_task(reconciler.resync())
+        await api.asked_twice.wait()
+        resync.cancel()
+
+    asyncio.run(asyncio.wait_for(story(), WITHIN_SECONDS))
+    return pulse, woken
+
+
+def test_plans_behind_a_deleted_namespace_are_found_and_the_operator_stays_healthy(monkeypatch, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        pulse, woken = resync_twice(monkeypatch, ("gone",))
+    assert woken == {("team-b", "demo")}
+    assert pulse.beats == 4
+    (told,) = [record.getMessage() for record in caplog.records if record.name == reconciler_module.__name__]
+    assert told.startswith("listing the plans of gone failed: ")
+
+
+def test_without_any_answer_the_pulse_stands_still(monkeypatch) -> None:
+    assert resync_twice(monkeypatch, ("team-a", "gone", "team-b"))[0].beats == 0
+
+
+def test_a_deleted_namespace_holds_no_devices() -> None:
+    held = Observer(cast("Api", Partly()), Settings(namespaces=("gone", "team-b")))._devices_held("nvidia.com/gpu")
+    assert asyncio.run(held) == {"alpha": 4}
+    everywhere = Observer(cast("Api", Partly(("gone", "team-b"))), Settings(namespaces=("gone", "team-b")))
+    assert asyncio.run(everywhere._devices_held("nvidia.com/gpu")) == {}
+
+
+def pod(name: str, phase: str = "Running") -> dict[str, Any]:
+    """A pod that holds two devices and writes a log."""
+    labels = {"trainwright.dev/rendezvous": "true"}
+    limits = {"nvidia.com/gpu": "2"}
+    return {
+        "metadata": {"name": name, "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": "alpha", "containers": [{"name": "pytorch", "resources": {"limits": limits}}]},
+        "status": {"phase": phase},
+    }
+
+
+def test_while_others_wait_for_the_placement_only_logs_of_changed_pods_are_read() -> None:
+    class Kubelet(Partly):
+        phase = "Running"
+
+        async def list(self, path: str, **_query: str) -> list[dict[str, Any]]:
+            return [pod("same"), pod("changed", self.phase)] if path.endswith("/pods") else []
+
+        async def get_text(self, path: str, **_query: str) -> str:
+            self.asked.append(path.split("/")[-2])
+            return f"log {len(self.asked)}"
+
+    async def story() -> None:
+        kubelet, world = Kubelet(), World().snapshot()
+        observer = Observer(cast("Api", kubelet), Settings())
+        first = await observer.snapshot(world.plan, Memory(), world.planner)
+        assert sorted(kubelet.asked) == ["changed", "same"]
+        kubelet.phase = "Succeeded"
+        again = await observer.snapshot(world.plan, Memory(), world.planner, read=first.pods)
+        assert kubelet.asked[2:] == ["changed"]
+        logs = {found.name: found.log for found in again.pods}
+        assert logs == {"same": next(p.log for p in first.pods if p.name == "same"), "changed": "log 3"}
+
+    asyncio.run(story())
