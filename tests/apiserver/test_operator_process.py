@@ -63,13 +63,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def operator(api: Any, namespace: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    """The operator for one namespace, its lease there too: the process, its health port and its log."""
+def operator(
+    api: Any, namespace: str, folder: Path, *others: str, kubeconfig: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """The operator for a namespace, where its lease is too, and others: the process, its health port and its log."""
     health, log = free_port(), folder / f"operator-{time.monotonic_ns()}.log"
     environment = os.environ | {
-        "KUBECONFIG": str(api.kubeconfig),
+        "KUBECONFIG": str(kubeconfig or api.kubeconfig),
         "TRAINWRIGHT_WORKER_IMAGE": "worker:test",
-        "TRAINWRIGHT_WATCH_NAMESPACES": namespace,
+        "TRAINWRIGHT_WATCH_NAMESPACES": ",".join((namespace, *others)),
         "TRAINWRIGHT_LEASE_NAMESPACE": namespace,
         "TRAINWRIGHT_METRICS_PORT": str(free_port()),
         "TRAINWRIGHT_HEALTH_PORT": str(health),
@@ -199,3 +201,70 @@ def test_one_operator_works_at_a_time_and_the_next_takes_over(equipped_api_serve
             assert second.wait(timeout=15) == 0, second_log.read_text()
             assert time.monotonic() - started < 10
             assert holder() == ""
+
+
+def roles_of(helm_template: Any, home: str, *namespaces: str) -> list[dict[str, Any]]:
+    """The chart's roles and bindings, for an operator in `home` that works on these namespaces."""
+    names = f"watchNamespaces={{{','.join(namespaces)}}}"
+    done = helm_template("--namespace", home, "--set", names, "--set", f"fullnameOverride={home}")
+    return [document for document in yaml.safe_load_all(done.stdout) if "Role" in document["kind"]]
+
+
+def test_a_namespace_without_the_role_holds_up_no_other_and_is_worked_on_once_it_has_it(
+    equipped_api_server, namespace, training_plan, helm_template, tmp_path
+) -> None:
+    api, late = equipped_api_server, f"{namespace}-late"
+    api.kubectl("create", "namespace", late)
+    roles = roles_of(helm_template, namespace, namespace, late)
+    granted_late = [role for role in roles if role["metadata"].get("namespace") == late]
+    api.kubectl("apply", document=[role for role in roles if role not in granted_late])
+    api.kubectl("create", "serviceaccount", namespace, "--namespace", namespace)
+    configuration = json.loads(api.kubeconfig.read_text())
+    token = api.kubectl("create", "token", namespace, "--namespace", namespace).strip()
+    configuration["users"][0]["user"]["token"] = token
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(configuration))
+    api.create(training_plan("early"))
+    in_late = training_plan("late")
+    in_late["metadata"]["namespace"] = late
+    api.create(in_late)
+    with operator(api, namespace, tmp_path, late, kubeconfig=kubeconfig) as (process, _, log):
+        until("a job beside a namespace without the role", 40, lambda: jobs(api, namespace))
+        assert jobs(api, late) == []
+        api.kubectl("apply", document=granted_late)
+        until("a job where the role is now", 60, lambda: jobs(api, late))
+        until("to watch there", 40, lambda: f"watching now: {namespace}, {late}" in log.read_text())
+        assert process.poll() is None, log.read_text()
+
+
+def forbid_changes_of_pods(api: Any, namespace: str) -> None:
+    """What a platform team's policy may do."""
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
+    match = {
+        "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
+    }
+    match["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    rule = {"expression": "false", "message": "pods stay as they were made"}
+    policy = {"matchConstraints": match, "validations": [rule]}
+    api.create(kind | {"kind": "ValidatingAdmissionPolicy", "metadata": {"name": namespace}, "spec": policy})
+    binding = {"policyName": namespace, "validationActions": ["Deny"]}
+    api.create(kind | {"kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": namespace}, "spec": binding})
+
+
+def test_a_policy_that_keeps_pods_from_their_nodes_is_told_in_the_plan(
+    equipped_api_server, namespace, training_plan, tmp_path
+) -> None:
+    api = equipped_api_server
+    forbid_changes_of_pods(api, namespace)
+    api.create(training_plan("forbidden"))
+    with operator(api, namespace, tmp_path) as (_, _, log):
+        (job,) = until("a job for the links", 40, lambda: jobs(api, namespace))
+        first, *_ = make_pods(api, namespace, job)
+
+        def told() -> str:
+            found: str = condition(api, namespace, "forbidden", "LinksMeasured").get("message", "")
+            return found if "refuses" in found else ""
+
+        message = until("the policy's words", 40, told)
+    assert f"the API server refuses to send pod {first} to {NODES[0]}" in message, log.read_text()
+    assert "pods stay as they were made" in message

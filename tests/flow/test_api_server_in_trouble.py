@@ -4,120 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import asynccontextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import kopf
 import pytest
+from flow_server import Server
 from kubernetes.config import kube_config
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.kube import api as api_module
 from trainwright_operator.kube import watch as watch_module
+from trainwright_operator.kube import watches as watches_module
 from trainwright_operator.kube.api import ApiError, connect
 from trainwright_operator.kube.health import Pulse
 from trainwright_operator.kube.lease import Lease
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.kube.watch import Watch
+from trainwright_operator.kube.watches import watch_for_ever
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
-KINDS = {
-    "/api/v1": [("pods", "Pod", True), ("namespaces", "Namespace", False)],
-    "/apis/trainwright.dev/v1alpha1": [("trainingplans", "TrainingPlan", True)],
-    "/apis/kubeflow.org/v1": [("pytorchjobs", "PyTorchJob", True)],
-}
 WITHIN_SECONDS = 15.0
-
-
-class Server(BaseHTTPRequestHandler):
-    """An API server that refuses everything of the namespace `gone` and never gets a log from a kubelet.
-
-    With `going` it lets namespaces be watched, and refuses only once that is set, which deletes the namespace.
-    """
-
-    protocol_version = "HTTP/1.1"
-    asked: ClassVar[Counter[str]] = Counter()
-    lease: ClassVar[dict[str, Any]] = {}
-    closing = threading.Event()
-    going: ClassVar[threading.Event | None] = None
-
-    def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
-        self.asked[path] += 1
-        if self.going is not None and path == "/api/v1/namespaces":
-            self.namespaces(self.going, is_watch="watch=true" in query)
-        elif "/namespaces/gone/" in path and self.going is not None and not self.going.is_set():
-            if "watch=true" in query:
-                self.going.wait()  # and its end is what the client gets
-                self.close_connection = True
-            else:
-                self.say(self.discovered(path))
-        elif "/namespaces/gone/" in path or path == "/api/v1/namespaces":
-            self.say({"kind": "Status", "code": 403, "reason": "Forbidden", "message": f"{path} is forbidden"}, 403)
-        elif path.endswith("/log") or "watch=true" in query:
-            self.closing.wait()
-            self.close_connection = True
-        elif "/leases/" in path:
-            self.say(self.lease)
-        else:
-            self.say(self.discovered(path))
-
-    def namespaces(self, going: threading.Event, *, is_watch: bool) -> None:
-        found = [{"metadata": {"name": name, "resourceVersion": "1"}} for name in ("gone", "team-a")]
-        if not is_watch:
-            self.say({"metadata": {"resourceVersion": "1"}, "items": found})
-            return
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        going.wait()
-        self.wfile.write(json.dumps({"type": "DELETED", "object": found[0]}).encode() + b"\n")
-        self.closing.wait()
-
-    def do_PUT(self) -> None:
-        self.lease.update(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.say(self.lease)
-
-    def discovered(self, path: str) -> dict[str, Any]:
-        """What the server has, or else an empty list."""
-        if path == "/api":
-            return {"versions": ["v1"]}
-        if path == "/apis":
-            groups = [name.removeprefix("/apis/") for name in KINDS if name.startswith("/apis/")]
-            versions = [{"groupVersion": group, "version": group.partition("/")[2]} for group in groups]
-            names = [group.partition("/")[0] for group in groups]
-            named = zip(names, versions, strict=True)
-            return {"groups": [{"name": n, "versions": [v], "preferredVersion": v} for n, v in named]}
-        verbs = ["get", "list", "watch", "patch"]
-        if path in KINDS:
-            kinds = [
-                {"name": name, "singularName": "", "kind": kind, "namespaced": inside, "verbs": verbs}
-                for name, kind, inside in KINDS[path]
-            ]
-            return {"resources": kinds}
-        return {"metadata": {"resourceVersion": "1"}, "items": []}
-
-    def say(self, body: dict[str, Any], code: int = 200) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Nobody reads it."""
 
 
 @pytest.fixture
@@ -128,6 +47,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Ser
     Server.lease.update({"metadata": {"name": "trainwright-operator"}, "spec": {}})
     Server.closing.clear()
     Server.going = None
+    Server.refused = "/namespaces/gone/"
     http = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     http.daemon_threads = True
     threading.Thread(target=http.serve_forever, daemon=True).start()
@@ -161,14 +81,21 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "kopf_settings", soon)
 
 
-async def end_of_watch(namespaces: tuple[str, ...], meanwhile: Callable[[Watch], None]) -> None:
+async def end_of_watch(
+    server: type[Server], begun: str, namespaces: tuple[str, ...], meanwhile: Callable[[Watch], None]
+) -> None:
+    """What is done once that path was listed and watched, and then the end of the watch and of its thread."""
+    others = set(threading.enumerate())
     settings = Settings(namespaces=namespaces)
     watch = Watch(Reconciler(connect(), settings, Metrics(CollectorRegistry()), Pulse()), settings)
     watch.start()
-    await asyncio.sleep(0.5)
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while server.asked[begun] < 2:
+        assert time.monotonic() < deadline, server.asked
+        await asyncio.sleep(0.05)
     meanwhile(watch)
     await asyncio.wait_for(watch.ended(), WITHIN_SECONDS)
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - others:
         if thread.name == "watch":
             await asyncio.to_thread(thread.join, WITHIN_SECONDS)
             assert not thread.is_alive()
@@ -187,6 +114,8 @@ raise SystemExit(run.main())
 
 
 def test_an_operator_whose_watch_is_refused_for_good_ends(server, tmp_path) -> None:
+    server.refused = "/namespaces/gone/pods"
+
     def start() -> subprocess.Popen[str]:
         with socket.socket() as one, socket.socket() as two:
             for place in (one, two):
@@ -216,17 +145,87 @@ def test_a_namespace_that_is_deleted_ends_no_watch_where_namespaces_may_be_read(
     server.going = threading.Event()
 
     def delete(watch: Watch) -> None:
-        assert server.asked["/api/v1/namespaces/gone/pods"] == 2, "listed and watched"
         server.going.set()
         threading.Timer(3.0, watch.stop).start()
 
-    asyncio.run(end_of_watch(("gone", "team-a"), delete))
-    assert server.asked["/api/v1/namespaces/gone/pods"] <= 4, "it is left alone once it is gone"
+    pods = "/api/v1/namespaces/gone/pods"
+    asyncio.run(end_of_watch(server, pods, ("gone", "team-a"), delete))
+    assert server.asked[pods] <= 4, "it is left alone once it is gone"
+
+
+@asynccontextmanager
+async def watching(*namespaces: str) -> AsyncIterator[asyncio.Task[None]]:
+    """An operator's watch of these, which is told to end behind it."""
+    api, settings = connect(), Settings(namespaces=namespaces)
+    reconciler = Reconciler(api, settings, Metrics(CollectorRegistry()), Pulse())
+    task = asyncio.create_task(watch_for_ever(api, reconciler, settings))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def asked_for(server: type[Server], path: str, task: asyncio.Task[None], times: int = 2) -> None:
+    """Wait until it was asked for so many times more: kopf lists and then watches it."""
+    server.asked.clear()
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while server.asked[path] < times:
+        assert time.monotonic() < deadline, server.asked
+        assert not task.done(), task
+        await asyncio.sleep(0.05)
+
+
+def test_a_namespace_without_rights_is_left_out_until_it_has_them(server, impatient, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(watches_module, "RECHECK_SECONDS", 0.2)
+    caplog.set_level(logging.INFO, watches_module.__name__)
+    gone, other = (f"/api/v1/namespaces/{name}/pods" for name in ("gone", "team-a"))
+
+    async def story() -> None:
+        async with watching("gone", "team-a") as task:
+            await asked_for(server, other, task)
+            assert not server.asked[gone]
+            server.refused = "nothing"
+            await asked_for(server, gone, task)
+            server.refused = "/namespaces/gone/"
+            await asked_for(server, other, task)
+            assert not server.asked[gone]
+
+    asyncio.run(story())
+    told = [record.getMessage() for record in caplog.records if record.name == watches_module.__name__]
+    assert told == ["watching now: gone, team-a", "watching now: team-a"]
+
+
+def test_where_no_named_namespace_may_be_read_none_is_watched(server, monkeypatch) -> None:
+    monkeypatch.setattr(watches_module, "RECHECK_SECONDS", 0.1)
+
+    async def story() -> None:
+        async with watching("gone") as task:
+            await asked_for(server, "/apis/trainwright.dev/v1alpha1/namespaces/gone/trainingplans", task, times=4)
+
+    asyncio.run(story())
+    assert not [path for path in server.asked if path.endswith(("/pods", "/v1alpha1/trainingplans"))]
+
+
+def test_a_namespace_whose_rights_go_while_it_is_watched_ends_no_others_watch(server, impatient, monkeypatch) -> None:
+    asked = iter([("gone", "team-a")])
+
+    async def readable(*_: Any, **__: Any) -> tuple[str, ...]:
+        return next(asked, ("team-a",))
+
+    monkeypatch.setattr(watches_module, "_readable", readable)
+
+    async def story() -> None:
+        async with watching("gone", "team-a") as task:
+            # Listed and watched by the first watch, and listed by the next.
+            await asked_for(server, "/api/v1/namespaces/team-a/pods", task, times=3)
+
+    asyncio.run(story())
+    assert server.asked["/api/v1/namespaces/gone/pods"] <= 2, "asked, and once more, by the first watch alone"
 
 
 def test_a_watch_that_is_told_to_end_ends_without_a_failure(server) -> None:
-    asyncio.run(end_of_watch((), Watch.stop))
-    assert server.asked["/apis/trainwright.dev/v1alpha1/trainingplans"]
+    asyncio.run(end_of_watch(server, "/apis/trainwright.dev/v1alpha1/trainingplans", (), Watch.stop))
 
 
 def test_a_lease_is_renewed_while_every_other_thread_waits(server) -> None:

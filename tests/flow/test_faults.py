@@ -9,6 +9,7 @@ import pytest
 from flow_harm import run_with, running
 from flow_world import World, spec_of
 
+from trainwright_operator.flow.actions import PinPod
 from trainwright_operator.flow.snapshot import ContainerFacts
 
 
@@ -172,6 +173,39 @@ def test_a_late_pod_that_the_api_server_does_not_let_go_is_named(monkeypatch: py
     monkeypatch.setattr(world, "_pin", lambda action: None)
     world.run()
     assert "-links-master-0 is not sent to n1 yet" in world.condition("Succeeded").message
+
+
+def test_why_a_pod_may_not_be_sent_to_its_node_is_told_at_once_and_no_longer_than_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    words = 'pods "demo-links" is forbidden: ValidatingAdmissionPolicy "pods-stay" denied request'
+    pin = world._pin
+
+    def refuse(action: PinPod) -> None:
+        world.refusals[action.name] = words
+
+    def let(action: PinPod) -> None:
+        world.refusals.pop(action.name, None)
+        pin(action)
+
+    def is_told() -> bool:
+        found = world.condition("LinksMeasured")
+        return found is not None and f"to n1: {words}" in found.message
+
+    monkeypatch.setattr(world, "_pin", refuse)
+    world.run(until=is_told)
+    monkeypatch.setattr(world, "_pin", let)
+    world.run()
+    assert world.condition("Succeeded").status == "True"
+    assert not is_told()
+
+
+def test_a_gang_whose_pods_may_not_be_sent_ends_in_the_api_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(spec=spec_of(links={"deadlineSeconds": 60}))
+    monkeypatch.setattr(world, "_pin", lambda action: world.refusals.update({action.name: "denied by a policy"}))
+    world.run()
+    assert "to n1: denied by a policy" in world.condition("Succeeded").message
 
 
 def test_links_that_wait_too_long_exceed_their_deadline() -> None:

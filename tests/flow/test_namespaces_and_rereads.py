@@ -15,6 +15,7 @@ from trainwright_operator.kube import reconciler as reconciler_module
 from trainwright_operator.kube.api import Api, ApiError
 from trainwright_operator.kube.health import Pulse
 from trainwright_operator.kube.observe import Memory, Observer
+from trainwright_operator.kube.occupancy import Occupancy
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
@@ -88,10 +89,12 @@ def test_without_any_answer_the_pulse_stands_still(monkeypatch) -> None:
 
 
 def test_a_deleted_namespace_holds_no_devices() -> None:
-    held = Observer(cast("Api", Partly()), Settings(namespaces=("gone", "team-b")))._devices_held("nvidia.com/gpu")
-    assert asyncio.run(held) == {"alpha": 4}
-    everywhere = Observer(cast("Api", Partly(("gone", "team-b"))), Settings(namespaces=("gone", "team-b")))
-    assert asyncio.run(everywhere._devices_held("nvidia.com/gpu")) == {}
+    def held(refused: tuple[str, ...]) -> dict[str, int]:
+        occupancy = Occupancy(cast("Api", Partly(refused)), ("gone", "team-b"))
+        return asyncio.run(occupancy.of("nvidia.com/gpu")).devices
+
+    assert held(("gone",)) == {"alpha": 4}
+    assert held(("gone", "team-b")) == {}
 
 
 def pod(name: str, phase: str = "Running") -> dict[str, Any]:

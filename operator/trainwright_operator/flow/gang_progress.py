@@ -166,7 +166,7 @@ class _Gang:
             jobs=tuple(self.jobs.values()),
             order=self.order,
             started_at=started_at,
-            lacking=lacking,
+            lacking=[*lacking, *self._refused(placed)],
         )
         if trouble is not None and self._is_still_telling(master):
             return GangView(reason=Reason.RUNNING, what="ends", started_at=started_at)
@@ -248,12 +248,22 @@ class _Gang:
         if lacking:
             return GangView(reason=Reason.WAITING_FOR_CAPACITY, what="; ".join(lacking))
         self.book.do(*(PinPod(pod.name, node, pinning.patch(pod, node)) for pod, node in gated))
-        return GangView(what="its pods are placed")
+        return GangView(what="; ".join(self._refused(placed)) or "its pods are placed")
 
     def _lacking(self, placed: list[tuple[PodFacts | None, str]]) -> list[str]:
         """What the nodes lack for those of the pods that are not sent to them yet, a sentence each."""
         gated = ((pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod))
         return [sentence for pod, node in gated if (sentence := self._lacks(pod.job, node))]
+
+    def _refused(self, placed: list[tuple[PodFacts | None, str]]) -> list[str]:
+        """Which of the pods the API server did not let be sent to their nodes when that was tried last, a sentence each."""
+        refusals = self.book.snapshot.refusals
+        gated = ((pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod))
+        return [
+            f"the API server refuses to send pod {pod.name} to {node}: {refusals[pod.name]}"
+            for pod, node in gated
+            if pod.name in refusals
+        ]
 
     def _lacks(self, job: str, node_name: str) -> str:
         """What the node lacks for one more pod of that job; empty where it lacks nothing."""

@@ -191,7 +191,7 @@ class Snapshot:
 
     Attributes:
         used_devices: by node, devices that bound or pinned pods hold which have not ended, all plans' pods included.
-        refusals: by name, the API server's words where it refused to create a PyTorchJob.
+        refusals: by name, the API server's words where it refused to create a PyTorchJob, or to send a pod to its node.
         failing: None where the last pass could do all that it decided.
     """
 

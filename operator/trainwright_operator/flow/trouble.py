@@ -63,7 +63,7 @@ def trouble_of(  # noqa: PLR0913 - each is a different fact of the gang
 ) -> Trouble | None:
     """The gang's trouble, the cause before its consequences; None while all is well.
 
-    `lacking`: what the nodes lack for pods that are not sent there yet, a sentence each.
+    `lacking`: what keeps pods that are not sent to their nodes yet from it, a sentence each.
     """
     pods = [pod for pod, _ in placed if pod is not None]
     return (

@@ -67,7 +67,7 @@ class Applier:
             case a.DeleteJob(name=name):
                 await self._api.delete(f"{paths.jobs(namespace)}/{name}")
             case a.PinPod(name=name, patch=patch):
-                await self._pin(f"{paths.core('pods', namespace)}/{name}", patch)
+                await self._pin(namespace, name, patch, memory)
             case a.DryRunJob(key=key, manifest=manifest):
                 memory.dry_run = await self._dry_run(namespace, key, dict(manifest))
             case a.StartPlanner(request=request):
@@ -103,14 +103,17 @@ class Applier:
                 raise
             memory.refusals[name] = str(error)
 
-    async def _pin(self, path: str, patch: Sequence[Any]) -> None:
+    async def _pin(self, namespace: str, name: str, patch: Sequence[Any], memory: Memory) -> None:
+        path = f"{paths.core('pods', namespace)}/{name}"
         try:
             await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
+            memory.refusals.pop(name, None)
         except ApiError as error:
-            # The pod went, or its gate did: the next pass sees which.
+            # The pod went, or its gate did: the next pass sees which. Or somebody's policy forbids it, which that tells.
             if not error.is_missing and not error.is_refusal:
                 raise
-            logger.warning("a pod was not pinned: %s", error)
+            logger.warning("pod %s/%s was not sent to its node: %s", namespace, name, error)
+            memory.refusals[name] = str(error)
 
     async def _dry_run(self, namespace: str, key: str, manifest: dict[str, Any]) -> DryRun:
         try:

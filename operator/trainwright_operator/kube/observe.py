@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -16,6 +15,7 @@ from trainwright_operator.flow.pinning import is_gated
 from trainwright_operator.flow.snapshot import DryRun, PlanFacts, PlannerFacts, PodFacts, RequestFailure, Snapshot
 from trainwright_operator.kube import facts, paths
 from trainwright_operator.kube.api import Api, ApiError
+from trainwright_operator.kube.occupancy import Occupancy
 from trainwright_operator.settings import Settings
 
 
@@ -44,11 +44,16 @@ class Memory:
 
 
 class Observer:
-    """Makes snapshots."""
+    """Makes snapshots.
+
+    Attributes:
+        occupancy: of the nodes; whoever places pods tells it.
+    """
 
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api = api
         self._settings = settings
+        self.occupancy = Occupancy(api, settings.namespaces)
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """The plan as it is now; None where it is gone or on its way out."""
@@ -109,10 +114,8 @@ class Observer:
             return replace(snapshot, nodes=tuple(facts.node_facts(node) for node in nodes), slice_devices=devices)
         if not needs_use(snapshot):
             return snapshot
-        nodes, held = await asyncio.gather(
-            self._api.list(paths.core("nodes")), self._devices_held(spec.devices.resource_name)
-        )
-        return replace(snapshot, nodes=tuple(facts.node_facts(node) for node in nodes), used_devices=held)
+        occupied = await self.occupancy.of(spec.devices.resource_name)
+        return replace(snapshot, nodes=occupied.nodes, used_devices=occupied.devices)
 
     async def _slices(self) -> list[dict[str, Any]]:
         try:
@@ -121,24 +124,6 @@ class Observer:
             if error.is_missing or error.status == 403:
                 return []  # not served here, or not for us; labels are next
             raise
-
-    async def _devices_held(self, resource_name: str) -> dict[str, int]:
-        spaces = self._settings.namespaces or ("",)
-        counts = await asyncio.gather(*(self._devices_held_in(namespace, resource_name) for namespace in spaces))
-        return dict(sum(counts, Counter[str]()))
-
-    async def _devices_held_in(self, namespace: str, resource_name: str) -> Counter[str]:
-        """By node, in one namespace or in all. A page of pods is let go before the next is read: there may be 100,000."""
-        held: Counter[str] = Counter()
-        living = "status.phase!=Succeeded,status.phase!=Failed"
-        try:
-            async for pods in self._api.pages(paths.core("pods", namespace), fieldSelector=living):
-                held.update(facts.devices_held(pods, resource_name))
-        except ApiError as error:
-            if namespace and (error.is_missing or error.status == 403):
-                return held  # a watched namespace that was deleted, and the rights there with it
-            raise
-        return held
 
     async def _missing_maps(
         self, plan: PlanFacts, pods: list[dict[str, Any]], known: Collection[str]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from trainwright_operator.flow.actions import Action, EmitEvent, SetStatus
+from trainwright_operator.flow.actions import Action, EmitEvent, PinPod, SetStatus
 from trainwright_operator.flow.decide import decide, is_finished, seconds_until_next_look
 from trainwright_operator.flow.pinning import is_gated
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
@@ -149,7 +149,7 @@ class Reconciler:
             snapshot = await self._observer.snapshot(plan, memory, self._searches.facts(plan.uid))
             if any(is_gated(pod) for pod in snapshot.pods):
                 async with self._placement:
-                    # Afresh, under the lock: two plans must never both see the same devices free. Logs place nobody.
+                    # Anew, under the lock: two plans must never both see the same devices free. Logs place nobody.
                     facts = self._searches.facts(plan.uid)
                     snapshot = await self._observer.snapshot(plan, memory, facts, read=snapshot.pods)
                     pause = await self._decide(snapshot, memory)
@@ -169,7 +169,11 @@ class Reconciler:
         plan = snapshot.plan
         actions = decide(snapshot, now)
         _log(plan, actions)
-        await self._applier.apply(plan, actions, memory)
+        try:
+            await self._applier.apply(plan, actions, memory)
+        finally:
+            if any(isinstance(action, PinPod) for action in actions):
+                self._observer.occupancy.forget()
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._metrics.status_is(plan, status)
         if is_finished(snapshot):

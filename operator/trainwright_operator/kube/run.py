@@ -16,7 +16,7 @@ from trainwright_operator.kube import health
 from trainwright_operator.kube.api import connect
 from trainwright_operator.kube.lease import Lease
 from trainwright_operator.kube.reconciler import Reconciler
-from trainwright_operator.kube.watch import Watch
+from trainwright_operator.kube.watches import watch_for_ever
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
@@ -63,19 +63,16 @@ async def _run(settings: Settings) -> None:
         waiting.cancel()
         return
     reconciler = Reconciler(api, settings, metrics, pulse)
-    watch = Watch(reconciler, settings)
     work = {
         asyncio.create_task(lease.keep(), name="lease"),
         asyncio.create_task(reconciler.resync(), name="re-sync"),
-        asyncio.create_task(watch.ended(), name="watch"),
+        asyncio.create_task(watch_for_ever(api, reconciler, settings), name="watch"),
     }
-    watch.start()
     await asyncio.wait({stopping, *work}, return_when=asyncio.FIRST_COMPLETED)
     for task in work:
         if task.done():
             _break_off(task.get_name(), task.exception())
     logger.info("told to end")
-    watch.stop()
     await reconciler.stop()
     for task in work:
         task.cancel()

@@ -1,0 +1,105 @@
+"""How often the cluster's nodes and pods are read when many plans wait, and that nobody places by what is old."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from trainwright_operator.kube import occupancy as occupancy_module
+from trainwright_operator.kube.api import Api, ApiError
+from trainwright_operator.kube.occupancy import Occupancy
+
+GPU = "nvidia.com/gpu"
+WITHIN_SECONDS = 15.0
+
+
+class Cluster:
+    """A node `alpha`; every reading finds one more device held there. `meanwhile` is called in the midst of each."""
+
+    def __init__(self) -> None:
+        self.nodes_read = self.pods_read = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.failing = False
+
+    async def list(self, _path: str) -> list[dict[str, Any]]:
+        self.nodes_read += 1
+        return [{"metadata": {"name": "alpha"}}]
+
+    async def pages(self, _path: str, **_query: str) -> AsyncIterator[list[dict[str, Any]]]:
+        self.pods_read += 1
+        asked = {"limits": {GPU: str(self.pods_read)}}
+        await asyncio.sleep(0)
+        self.meanwhile()
+        if self.failing:
+            raise ApiError(500, "etcd is not there")
+        yield [{"spec": {"nodeName": "alpha", "containers": [{"name": "pytorch", "resources": asked}]}}]
+
+
+def story(told: Callable[[Occupancy, Cluster], Awaitable[None]]) -> Cluster:
+    """What is told of an occupancy, and the cluster that it read."""
+    cluster = Cluster()
+
+    async def whole() -> None:
+        await told(Occupancy(cast("Api", cluster), ()), cluster)
+
+    asyncio.run(asyncio.wait_for(whole(), WITHIN_SECONDS))
+    return cluster
+
+
+def test_fifty_plans_that_wait_share_one_reading() -> None:
+    async def told(occupancy: Occupancy, _: Cluster) -> None:
+        found = await asyncio.gather(*(occupancy.of(GPU) for _ in range(50)))
+        assert {one.devices["alpha"] for one in found} == {1}
+        assert [node.name for node in found[-1].nodes] == ["alpha"]
+
+    cluster = story(told)
+    assert (cluster.nodes_read, cluster.pods_read) == (1, 1)
+
+
+def test_behind_a_placement_everything_is_read_anew() -> None:
+    async def told(occupancy: Occupancy, _: Cluster) -> None:
+        assert (await occupancy.of(GPU)).devices == {"alpha": 1}
+        occupancy.forget()
+        assert (await occupancy.of(GPU)).devices == {"alpha": 2}
+
+    story(told)
+
+
+def test_what_was_read_while_pods_were_placed_serves_nobody_else() -> None:
+    async def told(occupancy: Occupancy, cluster: Cluster) -> None:
+        cluster.meanwhile = occupancy.forget
+        overtaken, behind = await asyncio.gather(occupancy.of(GPU), occupancy.of(GPU))
+        assert (overtaken.devices, behind.devices) == ({"alpha": 1}, {"alpha": 2})
+
+    story(told)
+
+
+def test_an_old_reading_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(occupancy_module, "SHARED_SECONDS", 0.0)
+
+    async def told(occupancy: Occupancy, _: Cluster) -> None:
+        assert [(await occupancy.of(GPU)).devices["alpha"] for _ in range(2)] == [1, 2]
+
+    story(told)
+
+
+def test_resources_are_counted_apart() -> None:
+    async def told(occupancy: Occupancy, _: Cluster) -> None:
+        assert (await occupancy.of(GPU)).devices == {"alpha": 1}
+        assert (await occupancy.of("amd.com/gpu")).devices == {}
+
+    story(told)
+
+
+def test_a_reading_that_failed_is_made_again() -> None:
+    async def told(occupancy: Occupancy, cluster: Cluster) -> None:
+        cluster.failing = True
+        with pytest.raises(ApiError):
+            await occupancy.of(GPU)
+        cluster.failing = False
+        assert (await occupancy.of(GPU)).devices == {"alpha": 2}
+
+    story(told)
