@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,11 +52,11 @@ def collective_ratios(times: Sequence[CollectiveTime], cluster: Cluster) -> Coll
     At least 1. Raises ValueError for members that the cluster lacks.
     """
     over_nodes = [time for time in times if len({device.node for device in time.members}) > 1]
-    measured: Counter[str] = Counter()
-    predicted: Counter[str] = Counter()
+    measured: defaultdict[str, float] = defaultdict(float)
+    predicted: defaultdict[str, float] = defaultdict(float)
     for one in _compare(over_nodes, cluster, IDEAL_RINGS):
-        measured[one.measured.collective] += one.measured.seconds  # type: ignore[assignment]  # seconds add up
-        predicted[one.measured.collective] += one.predicted_seconds  # type: ignore[assignment]
+        measured[one.measured.collective] += one.measured.seconds
+        predicted[one.measured.collective] += one.predicted_seconds
     return CollectiveRatios(
         **{kind: max(measured[kind] / predicted[kind], 1.0) for kind in predicted if predicted[kind]}
     )

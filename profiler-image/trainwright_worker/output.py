@@ -97,16 +97,21 @@ def leave_last_words(path: Path, last: Failure) -> None:
 
 
 def _distance(last: Failure) -> int:
-    """How far a failure is from the cause: 0 for one that may be it, 1 for one that knows it, 2 for a mere consequence."""
+    """How far a failure is from the cause: 0 for one that may be it, 1 for one that knows it.
+
+    3 for a mere consequence, but 2 for that of a whole pod: its processes are told to end by it.
+    """
     if last.reason not in CONSEQUENCES:
         return 0
-    return 1 if last.cause is not None else 2
+    if last.cause is not None:
+        return 1
+    return 2 if last.reason is FailureReason.TERMINATED and last.slot is None else 3
 
 
 def _distance_of_text(text: str) -> int:
-    """That of what was written before; 3 where there is nothing."""
+    """That of what was written before; 4 where there is nothing."""
     if not text:
-        return 3
+        return 4
     try:
         earlier: Failure = documents.parse(json.loads(text), Failure)
     except ValueError:

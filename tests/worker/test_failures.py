@@ -128,6 +128,9 @@ ENDED = Failure(FailureReason.TERMINATED, "told to")
         (LOST, KNOWS, KNOWS),
         (KNOWS, LOST, KNOWS),
         (ENDED, CRASH, CRASH),
+        (replace(ENDED, slot=0), ENDED, ENDED),
+        (ENDED, replace(ENDED, slot=0), ENDED),
+        (replace(LOST, slot=1), ENDED, ENDED),
     ],
 )
 def test_last_words_keep_the_cause(tmp_path: Path, first: Failure, second: Failure, kept: Failure) -> None:

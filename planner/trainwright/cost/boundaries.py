@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from trainwright.cost.collectives import Collectives
-from trainwright.cost.fabric import Card, Edge, Fabric, Message
+from trainwright.cost.fabric import Card, Edge, Fabric, Load, Message
 from trainwright.cost.seats import Seats, overlaps
 
 
@@ -92,10 +92,10 @@ def boundary(
         key = senders.replicas[a], receivers.replicas[b], rows
         drain, queues = departures[key]
         found.append(Piece(a, b, drain, latencies[key], queues))
-    load: Counter[Card] = Counter()
+    load = Load()
     for key, times in alike.items():
         for card, seconds in work[key].items():
-            load[card] += times * seconds  # type: ignore[assignment]  # seconds add up like counts
+            load[card] += times * seconds
     return Boundary(tuple(found), load)
 
 
@@ -129,9 +129,9 @@ def _in_turn(
 
 def _work(messages: Mapping[Message, int], fabric: Fabric) -> dict[Card, float]:
     """Seconds for which messages keep each card busy."""
-    load: Counter[Edge] = Counter()
+    load: defaultdict[Edge, float] = defaultdict(float)
     for (source, target, size), uses in messages.items():
-        load[source, target] += uses * size  # type: ignore[assignment]  # bytes add up like counts
+        load[source, target] += uses * size
     return fabric.card_seconds(fabric.load(load))
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainwright.cost.fabric import Card, Edge, Fabric
+from trainwright.cost.fabric import Card, Edge, Fabric, Load
 from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
 Nodes = tuple[str, ...]
@@ -22,16 +22,16 @@ class RingLoad:
         between: where each goes over the distinct nodes of its group, which reduced inside the nodes first.
     """
 
-    flat: Counter[Card] = field(default_factory=Counter)
-    between: Counter[Card] = field(default_factory=Counter)
+    flat: Load = field(default_factory=Load)
+    between: Load = field(default_factory=Load)
 
     def __add__(self, other: RingLoad) -> RingLoad:
         """Of rings that run at the same time."""
-        return RingLoad(self.flat + other.flat, self.between + other.between)
+        return RingLoad(self.flat.beside(other.flat), self.between.beside(other.between))
 
     def __or__(self, other: RingLoad) -> RingLoad:
         """Of rings that take turns: what either needs at most."""
-        return RingLoad(self.flat | other.flat, self.between | other.between)
+        return RingLoad(self.flat.in_turn(other.flat), self.between.in_turn(other.between))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Collectives:
     fabric: Fabric
     ratios: CollectiveRatios = IDEAL_RINGS
     _seen: dict[tuple[Nodes, ...], Collective] = field(default_factory=dict)
-    _rings: dict[Nodes, Counter[Card]] = field(default_factory=dict)
+    _rings: dict[Nodes, Load] = field(default_factory=dict)
 
     def all_reduce(self, groups: tuple[Nodes, ...]) -> Collective:
         """The all-reduce of equally large groups that run at once, each with the same bytes: that of the slowest."""
@@ -136,14 +136,14 @@ class Collectives:
         spans_nodes = any(len(set(nodes)) > 1 for nodes in groups)
         return Collective(tuple(ways), self.ratios if spans_nodes else IDEAL_RINGS)
 
-    def _uses(self, rings: Mapping[Nodes, float]) -> Counter[Card]:
+    def _uses(self, rings: Mapping[Nodes, float]) -> Load:
         """How often rings, each there so many times, use every card."""
-        load: Counter[Card] = Counter()
+        load = Load()
         for nodes, times in rings.items():
             if nodes not in self._rings:
                 self._rings[nodes] = self.fabric.load(_ring(nodes))
             for card, uses in self._rings[nodes].items():
-                load[card] += times * uses  # type: ignore[assignment]  # a share of a use is a use
+                load[card] += times * uses
         return load
 
     def _flat(self, groups: tuple[Nodes, ...], load: Mapping[Card, float]) -> Way:

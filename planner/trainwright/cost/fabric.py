@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +15,29 @@ Card = tuple[str, ...]
 """What transfers share: ("out", node) and ("in", node), a card's two directions, or ("pair", source, target)."""
 Message = tuple[str, str, float]
 """Source, target, bytes."""
+
+
+class Load(defaultdict[Card, float]):
+    """How much every card is used, in uses, bytes or seconds; 0 where it is not named."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
+
+    def beside(self, other: Mapping[Card, float]) -> Load:
+        """Of what goes on at the same time."""
+        found = Load()
+        for load in (self, other):
+            for card, used in load.items():
+                found[card] += used
+        return found
+
+    def in_turn(self, other: Mapping[Card, float]) -> Load:
+        """Of what takes turns: the most of either."""
+        found = Load()
+        for load in (self, other):
+            for card, used in load.items():
+                found[card] = max(found[card], used)
+        return found
 
 
 @dataclass
@@ -94,12 +117,12 @@ class Fabric:
         ends = (("out", source), ("in", target))
         return (*ends, ("pair", source, target)) if edge in self._given else ends
 
-    def load(self, edges: Mapping[Edge, float]) -> Counter[Card]:
+    def load(self, edges: Mapping[Edge, float]) -> Load:
         """How often each card is used, by edges each used so often."""
-        load: Counter[Card] = Counter()
+        load = Load()
         for edge, times in edges.items():
             for card in self.cards(edge):
-                load[card] += times  # type: ignore[assignment]  # a share of a use is a use
+                load[card] += times
         return load
 
     def card_seconds(self, load: Mapping[Card, float]) -> dict[Card, float]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
-from trainwright.cost.fabric import Card
+from trainwright.cost.fabric import Card, Load
 from trainwright.cost.lumps import replay_lumped
 from trainwright.cost.pace import Paces, StageKey
 from trainwright.cost.replay import Channel, Timeline, Work
@@ -38,7 +37,7 @@ class Flow:
     works: tuple[Work, ...]
     channels: tuple[Channel, ...]
     firsts: tuple[int, ...]
-    cards: dict[Card, float]
+    cards: Load
 
 
 def flow(index: int, paces: Paces) -> Flow:
@@ -57,7 +56,7 @@ def flow(index: int, paces: Paces) -> Flow:
         works.extend(work_of[id(worker)] for worker in stage.workers)
         firsts.append(len(works))
     channels: list[Channel] = []
-    cards: Counter[Card] = Counter()
+    cards = Load()
     queues: dict[tuple[int, int, Card], int] = {}
     for number in range(len(stages) - 1):
         row_bytes = paces.setting.model.output_bytes_per_row(pipeline.stages[number].end - 1)
@@ -67,7 +66,7 @@ def flow(index: int, paces: Paces) -> Flow:
             (BACKWARD, lower, upper, (number + 1, number)),
         ):
             crossing = paces.setting.boundaries.between(sender, receiver, row_bytes)
-            cards.update(crossing.cards)
+            cards = cards.beside(crossing.cards)
             channels.extend(
                 Channel(
                     firsts[step[0]] + stages[step[0]].worker_of(piece.sender),
@@ -81,7 +80,7 @@ def flow(index: int, paces: Paces) -> Flow:
                 )
                 for piece in crossing.pieces
             )
-    return Flow(tuple(works), tuple(channels), tuple(firsts), dict(cards))
+    return Flow(tuple(works), tuple(channels), tuple(firsts), cards)
 
 
 def replay_pipelines(paces: Paces) -> dict[StageKey, StageTimes]:
@@ -92,14 +91,14 @@ def replay_pipelines(paces: Paces) -> dict[StageKey, StageTimes]:
     """
     plan = paces.plan
     found: dict[StageKey, StageTimes] = {}
-    busy: Counter[Card] = Counter()
+    busy = Load()
     shortest = float("inf")
     for index, pipeline in enumerate(plan.pipelines):
         flows = flow(index, paces)
         timeline = replay_lumped(plan.schedule, pipeline.micro_batches, flows.works, flows.channels)
         shortest = min(shortest, *timeline.ends)
         for card, seconds in flows.cards.items():
-            busy[card] += pipeline.micro_batches * seconds  # type: ignore[assignment]
+            busy[card] += pipeline.micro_batches * seconds
         for number in range(len(pipeline.stages)):
             found[index, number] = _slice(timeline, flows.firsts[number], flows.firsts[number + 1])
     least = max(busy.values(), default=0.0)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import lcm
 
 from trainwright.cost.collectives import Collective, Nodes
-from trainwright.cost.fabric import Card
+from trainwright.cost.fabric import Card, Load
 from trainwright.cost.pace import Paces, StageKey
 from trainwright.cost.seats import Seats
 from trainwright.plan import LayerRun, Sharding
 
-Cost = tuple[float, float, Counter[Card]]
+Cost = tuple[float, float, Load]
 """Seconds, the latency in them, and seconds of work on every network card."""
 
 
@@ -143,13 +142,13 @@ class _Builder:
     def _add_left(self) -> None:
         """Sums that run beside the last backward: what it did not hide of them is over later."""
         for key, stage in self.paces.stages.items():
-            work: Counter[Card] = Counter()
+            work = Load()
             for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
                 if self.paces.sums_meanwhile(run):
                     values = self.setting.parameters(run.first, run.end, run.tensor)
                     collective = self.setting.collectives.all_reduce(seats.data_groups)
                     sum_up = _all_reduce if run.sharding is Sharding.NONE else _reduce_scatter
-                    work += sum_up(collective, values * self.setting.gradient_dtype.num_bytes)[2]
+                    work = work.beside(sum_up(collective, values * self.setting.gradient_dtype.num_bytes)[2])
             if any(worker.left_seconds > 0 for worker in stage.workers):
                 self.last_of[key] = (len(self.syncs),)
                 self.syncs.append(Sync((key,), (), 0.0, 0.0, work, beside_backward=True))
@@ -178,10 +177,10 @@ class _Builder:
         values = max(value * one.tensor for value, one in zip(bucket.values, seats, strict=True))
         message = values / lcm(*(one.tensor for one in seats)) * num_bytes
         message /= seats[0].data if sharded else 1
-        total: Cost = (0.0, 0.0, Counter())
+        total: Cost = (0.0, 0.0, Load())
         for groups in slice_rounds(seats, sharded=sharded):
             cost = _all_reduce(self.setting.collectives.all_reduce(groups), message)
-            total = (total[0] + cost[0], total[1] + cost[1], total[2] + cost[2])
+            total = (total[0] + cost[0], total[1] + cost[1], total[2].beside(cost[2]))
         return total
 
     def _add_shared(self, name: str, owners: Sequence[StageKey]) -> None:
@@ -233,10 +232,10 @@ def _reduce_scatter(collective: Collective, message_bytes: float) -> Cost:
 
 def _ring(collective: Collective, message_bytes: float, share: float, ratio: float) -> Cost:
     """That share of a ring's all-reduce, by a ratio longer."""
-    work: Counter[Card] = Counter()
+    work = Load()
     if message_bytes <= 0:
         return 0.0, 0.0, work
     way = collective.way(message_bytes)
     for card, seconds in way.cards.items():
-        work[card] = ratio * share * message_bytes * seconds  # type: ignore[assignment]  # seconds add up like counts
+        work[card] = ratio * share * message_bytes * seconds
     return ratio * share * way.seconds(message_bytes), ratio * share * way.latency_seconds, work

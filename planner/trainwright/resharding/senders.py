@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.fabric import Card, Fabric
+from trainwright.cost.fabric import Card, Edge, Fabric
 
 Array = NDArray[np.float64]
 
@@ -56,10 +56,10 @@ def sender_shares(jobs: Sequence[Job], fabric: Fabric) -> list[dict[str, float]]
 
 def busy_seconds(jobs: Sequence[Job], shares: Sequence[Mapping[str, float]], fabric: Fabric) -> Mapping[Card, float]:
     """Seconds of work on every card where the jobs are shared out like that."""
-    edges: Counter[tuple[str, str]] = Counter()
+    edges: defaultdict[Edge, float] = defaultdict(float)
     for job, share in zip(jobs, shares, strict=True):
         for node, part in share.items():
-            edges[node, job.target] += part * job.size  # type: ignore[assignment]  # bytes add up like counts
+            edges[node, job.target] += part * job.size
     return fabric.card_seconds(fabric.load(edges))
 
 
