@@ -7,6 +7,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -15,16 +17,18 @@ class Settings:
     Attributes:
         worker_image: for plans that name none; empty where there is no default.
         namespaces: whose plans are worked on; empty: all.
-        lease_namespace: where the lease is held that lets one operator act at a time.
+        lease_namespace, lease_name: where the lease is held that lets one operator act at a time.
         identity: who holds it; two operators must never share one.
     """
 
     worker_image: str = ""
     namespaces: tuple[str, ...] = ()
     lease_namespace: str = "default"
+    lease_name: str = "trainwright-operator"
     identity: str = "trainwright"
     metrics_port: int = 9090
     health_port: int = 8080
+    log_level: str = "INFO"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -34,12 +38,20 @@ class Settings:
             worker_image=environment.get("TRAINWRIGHT_WORKER_IMAGE", ""),
             namespaces=tuple(dict.fromkeys(name.strip() for name in names if name.strip())),
             lease_namespace=environment.get("TRAINWRIGHT_LEASE_NAMESPACE", "default"),
+            lease_name=environment.get("TRAINWRIGHT_LEASE_NAME") or "trainwright-operator",
             # A container that is started again gets the host name of its pod anew, and process numbers repeat there:
             # then it is the same holder, which is dead for certain, so the lease is its own at once.
             identity=f"{socket.gethostname()}_{os.getpid()}",
             metrics_port=_port(environment, "TRAINWRIGHT_METRICS_PORT", 9090),
             health_port=_port(environment, "TRAINWRIGHT_HEALTH_PORT", 8080),
+            log_level=_log_level(environment.get("TRAINWRIGHT_LOG_LEVEL", "info")),
         )
+
+
+def _log_level(text: str) -> str:
+    if text.upper() not in _LOG_LEVELS:
+        raise ValueError(f"TRAINWRIGHT_LOG_LEVEL must be one of {', '.join(_LOG_LEVELS).lower()}, got {text!r}")
+    return text.upper()
 
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:

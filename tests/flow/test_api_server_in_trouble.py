@@ -236,7 +236,7 @@ def test_a_lease_is_renewed_while_every_other_thread_waits(server) -> None:
         waiting = asyncio.create_task(asyncio.to_thread(over.wait))
         await asyncio.sleep(0.1)
         try:
-            return await asyncio.wait_for(Lease(api, "default", "me", Pulse())._try(), WITHIN_SECONDS)
+            return await asyncio.wait_for(Lease(api, Settings(identity="me"), Pulse())._try(), WITHIN_SECONDS)
         finally:
             over.set()
             await waiting

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from trainwright_operator.kube import lease as lease_module
 from trainwright_operator.kube import run
-from trainwright_operator.kube.api import Api
+from trainwright_operator.kube.api import Api, ApiError
 from trainwright_operator.kube.health import Pulse
 from trainwright_operator.kube.lease import Lease
 from trainwright_operator.kube.reconciler import Reconciler
@@ -66,3 +67,27 @@ def test_nothing_begins_a_pass_once_the_reconciler_stops() -> None:
         return before, api.asked
 
     assert asyncio.run(story()) == (1, 1)
+
+
+def test_an_operator_that_waits_for_its_lease_is_healthy_though_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead(Slow):
+        async def get(self, path: str, **query: str) -> Any:
+            raise ApiError(0, "connection refused")
+
+    class Counting(Pulse):
+        beats = 0
+
+        def beat(self) -> None:
+            self.beats += 1
+
+    monkeypatch.setattr(lease_module, "RETRY_SECONDS", 0.01)
+    pulse = Counting()
+
+    async def story() -> None:
+        waiting = asyncio.create_task(Lease(cast(Api, Dead()), Settings(), pulse).acquire())
+        while pulse.beats < 3:
+            assert not waiting.done()
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+
+    asyncio.run(asyncio.wait_for(story(), 15))

@@ -24,10 +24,10 @@ WITHIN_SECONDS = 15.0
 
 
 class Partly:
-    """Answers as an API server does that has one plan in `team-b`, and nothing for us in `gone`."""
+    """Answers as an API server does that has one plan in `team-b`, and nothing for us in `gone`, nor in all at once."""
 
-    def __init__(self, refused: tuple[str, ...] = ("gone",)) -> None:
-        self.refused = refused
+    def __init__(self, refused: tuple[str, ...] = ("gone",), status: int = 403) -> None:
+        self.refused, self.status = refused, status
         self.asked: list[str] = []
         self.asked_twice = asyncio.Event()
 
@@ -35,8 +35,8 @@ class Partly:
         self.asked.append(path)
         if len(self.asked) == 6:
             self.asked_twice.set()
-        if any(f"/namespaces/{name}/" in path for name in self.refused):
-            raise ApiError(403, f"{path} is forbidden")
+        if path == "/api/v1/pods" or any(f"/namespaces/{name}/" in path for name in self.refused):
+            raise ApiError(self.status, f"{path} is forbidden")
         if path.endswith("/pods"):
             return [pod("worker-0"), pod("worker-1")]
         return [{"metadata": {"namespace": "team-b", "name": "demo"}}] if "/team-b/" in path else []
@@ -57,14 +57,16 @@ class Counting(Pulse):
         self.beats += 1
 
 
-def resync_twice(monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]) -> tuple[Counting, set[tuple[str, str]]]:
+def resync_twice(
+    monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...], status: int = 403
+) -> tuple[Counting, set[tuple[str, str]]]:
     """Two listings of the plans of three namespaces: the health check's pulse, and whose plans are woken."""
     pulse, woken = Counting(), set[tuple[str, str]]()
     monkeypatch.setattr(reconciler_module, "RESYNC_SECONDS", 0.1)
     monkeypatch.setattr(Reconciler, "wake", lambda _, namespace, name: woken.add((namespace, name)))
 
     async def story() -> None:
-        api = Partly(refused)
+        api = Partly(refused, status)
         settings = Settings(namespaces=("team-a", "gone", "team-b"))
         reconciler = Reconciler(cast("Api", api), settings, Metrics(CollectorRegistry()), pulse)
         resync = asyncio.create_task(reconciler.resync())
@@ -79,13 +81,17 @@ def test_plans_behind_a_deleted_namespace_are_found_and_the_operator_stays_healt
     with caplog.at_level(logging.WARNING):
         pulse, woken = resync_twice(monkeypatch, ("gone",))
     assert woken == {("team-b", "demo")}
-    assert pulse.beats == 4
+    assert pulse.beats == 6
     (told,) = [record.getMessage() for record in caplog.records if record.name == reconciler_module.__name__]
     assert told.startswith("listing the plans of gone failed: ")
 
 
 def test_without_any_answer_the_pulse_stands_still(monkeypatch) -> None:
-    assert resync_twice(monkeypatch, ("team-a", "gone", "team-b"))[0].beats == 0
+    assert resync_twice(monkeypatch, ("team-a", "gone", "team-b"), status=0)[0].beats == 0
+
+
+def test_an_operator_whose_namespaces_are_all_gone_is_healthy(monkeypatch) -> None:
+    assert resync_twice(monkeypatch, ("team-a", "gone", "team-b"))[0].beats == 6
 
 
 def test_a_deleted_namespace_holds_no_devices() -> None:
@@ -131,3 +137,52 @@ def test_while_others_wait_for_the_placement_only_logs_of_changed_pods_are_read(
         assert logs == {"same": next(p.log for p in first.pods if p.name == "same"), "changed": "log 3"}
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("change", ["finished", "suspended"])
+def test_a_plan_that_is_at_rest_costs_the_cluster_no_list_of_nodes_and_pods(change: str) -> None:
+    class Empty(Partly):
+        async def list(self, path: str, **_query: str) -> list[dict[str, Any]]:
+            self.asked.append(path)
+            return []
+
+    world = World(run_seconds=1e9) if change == "finished" else World(others={"n1": 2})
+    if change == "finished":
+        world.run()  # it ends for a deadline, before its layers are profiled
+    else:
+        world.run(steps=10, until=lambda: len(world.pods) > 0)
+        world.spec = world.spec.model_copy(update={"suspend": True})
+    plan, asked = world.snapshot().plan, Empty()
+    asyncio.run(Observer(cast("Api", asked), Settings()).snapshot(plan, Memory(), world.snapshot().planner))
+    assert asked.asked
+    assert all(f"/namespaces/{plan.namespace}/" in path for path in asked.asked)
+
+
+def test_a_plan_that_may_not_be_read_is_left_alone() -> None:
+    class Refusing(Partly):
+        async def get(self, path: str, **_query: str) -> Any:
+            raise ApiError(403, f"{path} is forbidden")
+
+    found = Observer(cast("Api", Refusing()), Settings()).plan("gone", "demo")
+    assert asyncio.run(found) is None
+
+
+def test_the_resync_wakes_plans_that_changed_or_are_gone_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = []
+    monkeypatch.setattr(Reconciler, "wake", lambda _, namespace, name: woken.append((namespace, name)))
+
+    def listed(name: str, generation: int) -> dict[str, Any]:
+        return {"metadata": {"namespace": "team-a", "name": name, "generation": generation}}
+
+    async def story() -> None:
+        reconciler = Reconciler(cast("Api", Partly()), Settings(), Metrics(CollectorRegistry()), Counting())
+        for name in ("same", "changed", "gone", "early"):
+            reconciler._tasks["team-a", name] = cast("asyncio.Task[None]", None)
+            reconciler._generations["team-a", name] = 1
+        del reconciler._generations["team-a", "early"]
+        reconciler._tasks["team-b", "elsewhere"] = cast("asyncio.Task[None]", None)
+        items = [listed("same", 1), listed("changed", 2), listed("new", 1), listed("early", 3)]
+        reconciler._wake_changed("team-a", items)
+
+    asyncio.run(story())
+    assert sorted(woken) == [("team-a", "changed"), ("team-a", "gone"), ("team-a", "new")]

@@ -21,6 +21,9 @@ class Cluster:
 
     def __init__(self) -> None:
         self.nodes_read = self.pods_read = 0
+        self.paths: list[str] = []
+        self.refuses_all = False
+        self.takes_seconds = 0.0
         self.meanwhile: Callable[[], None] = lambda: None
         self.failing = False
 
@@ -28,10 +31,13 @@ class Cluster:
         self.nodes_read += 1
         return [{"metadata": {"name": "alpha"}}]
 
-    async def pages(self, _path: str, **_query: str) -> AsyncIterator[list[dict[str, Any]]]:
+    async def pages(self, path: str, **_query: str) -> AsyncIterator[list[dict[str, Any]]]:
+        self.paths.append(path)
+        if self.refuses_all and path == "/api/v1/pods":
+            raise ApiError(403, "pods is forbidden")
         self.pods_read += 1
         asked = {"limits": {GPU: str(self.pods_read)}}
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.takes_seconds)
         self.meanwhile()
         if self.failing:
             raise ApiError(500, "etcd is not there")
@@ -79,6 +85,7 @@ def test_what_was_read_while_pods_were_placed_serves_nobody_else() -> None:
 
 def test_an_old_reading_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(occupancy_module, "SHARED_SECONDS", 0.0)
+    monkeypatch.setattr(occupancy_module, "_REST", 0.0)
 
     async def told(occupancy: Occupancy, _: Cluster) -> None:
         assert [(await occupancy.of(GPU)).devices["alpha"] for _ in range(2)] == [1, 2]
@@ -86,10 +93,43 @@ def test_an_old_reading_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     story(told)
 
 
+def test_a_reading_that_takes_long_serves_all_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(occupancy_module, "SHARED_SECONDS", 0.0)
+
+    async def told(occupancy: Occupancy, cluster: Cluster) -> None:
+        cluster.takes_seconds = 0.2
+        found = await asyncio.gather(*(occupancy.of(GPU) for _ in range(20)))
+        assert {one.devices["alpha"] for one in found} == {1}
+
+    story(told)
+
+
+@pytest.mark.parametrize(
+    ("refused", "read"),
+    [
+        (False, ["/api/v1/pods"]),
+        (True, ["/api/v1/pods", "/api/v1/namespaces/team-a/pods", "/api/v1/namespaces/team-b/pods"]),
+    ],
+)
+def test_pods_of_other_namespaces_are_counted_where_the_operator_may_list_them(refused: bool, read: list[str]) -> None:
+    cluster = Cluster()
+    cluster.refuses_all = refused
+    found = asyncio.run(Occupancy(cast("Api", cluster), ("team-a", "team-b")).of(GPU))
+    assert cluster.paths == read
+    assert found.devices["alpha"] > 0
+
+
+def test_that_nobody_may_list_pods_is_told() -> None:
+    cluster = Cluster()
+    cluster.refuses_all = True
+    with pytest.raises(ApiError):
+        asyncio.run(Occupancy(cast("Api", cluster), ()).of(GPU))
+
+
 def test_resources_are_counted_apart() -> None:
     async def told(occupancy: Occupancy, _: Cluster) -> None:
         assert (await occupancy.of(GPU)).devices == {"alpha": 1}
-        assert (await occupancy.of("amd.com/gpu")).devices == {}
+        assert not (await occupancy.of("amd.com/gpu")).devices["alpha"]
 
     story(told)
 

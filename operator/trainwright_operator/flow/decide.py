@@ -35,8 +35,8 @@ from trainwright_operator.flow.trials import try_plans
 
 WORKING_SECONDS = 2.0
 """How soon to look again while something is under way: a gang's progress is told about as often as it changes."""
-IDLE_SECONDS = 60.0
-"""How soon to look again otherwise: the slow re-sync that also heals a lost watch."""
+IDLE_SECONDS = 600.0
+"""How soon to look again otherwise. A spec that changed and a plan that is gone are found by the re-sync at the latest."""
 _FAILING_SECONDS = 600
 """A plan whose every pass fails at the API server for so long ends: what refuses it (a quota, a webhook that is down)
 does not heal by waiting."""

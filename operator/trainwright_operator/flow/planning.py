@@ -102,7 +102,8 @@ def _lead_search(book: Book, name: str, request: PlanningRequest) -> None:
         started = f"{planner.started_at.isoformat()} {asked}"
         book.do(AnnotateConfigMap(book.names.cluster, {SEARCH_STARTED_ANNOTATION: started}))
     book.tell_progress(Phase.PLANNING, "searches", 0, 1)
-    book.say(ConditionType.PLANNED, "Unknown", Reason.RUNNING, what=f"the search {request.planner} runs")
+    doing = f"waits for {planner.ahead} of other plans" if planner.ahead else "runs"
+    book.say(ConditionType.PLANNED, "Unknown", Reason.RUNNING, what=f"the search {request.planner} {doing}")
 
 
 def _kept_start(book: Book, asked: str) -> datetime | None:

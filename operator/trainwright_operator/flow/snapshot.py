@@ -176,13 +176,17 @@ class PlannerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannerFacts:
-    """The search's process: what it was asked (`key`), since when, and its answer (a `PlannedTrials` document)."""
+    """The search's process: what it was asked (`key`), since when, and its answer (a `PlannedTrials` document).
+
+    `ahead`: other plans' searches that are to end before it begins.
+    """
 
     state: PlannerState = PlannerState.IDLE
     key: str = ""
     started_at: datetime | None = None
     answer: str = ""
     message: str = ""
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)

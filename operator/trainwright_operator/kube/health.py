@@ -12,7 +12,7 @@ STALE_SECONDS: Final = 120.0
 
 
 class Pulse:
-    """When something last worked: a pass, a listing of all plans, a look at the lease."""
+    """When something last worked: a pass, a listing of all plans, the lease renewed or waited for."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

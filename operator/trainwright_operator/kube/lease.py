@@ -11,10 +11,10 @@ from typing import Any, Final
 from trainwright_operator.kube import paths
 from trainwright_operator.kube.api import Api, ApiError
 from trainwright_operator.kube.health import Pulse
+from trainwright_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-NAME: Final = "trainwright-operator"
 DURATION_SECONDS: Final = 15
 """A holder that has not renewed for so long is dead."""
 RENEW_DEADLINE_SECONDS: Final = 10.0
@@ -29,11 +29,12 @@ class LeaseLost(Exception):  # noqa: N818 - an event, and the end of this proces
 class Lease:
     """One holder's view of the lease. Others' clocks are not trusted: only whether the record changes counts."""
 
-    def __init__(self, api: Api, namespace: str, identity: str, pulse: Pulse) -> None:
+    def __init__(self, api: Api, settings: Settings, pulse: Pulse) -> None:
         self._api = api.apart("lease")  # nothing that hangs elsewhere may hold up a renewal
-        self._path = paths.leases(namespace)
-        self._namespace = namespace
-        self._identity = identity
+        self._path = paths.leases(settings.lease_namespace)
+        self._namespace = settings.lease_namespace
+        self._name = settings.lease_name
+        self._identity = settings.identity
         self._pulse = pulse
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = 0.0
@@ -44,14 +45,14 @@ class Lease:
         while True:
             try:
                 holder = await self._try()
-                self._pulse.beat()
             except ApiError as error:
                 holder = f"unknown: {error}"
+            self._pulse.beat()  # also without an answer: that it waits is all that is asked of it
             if holder == self._identity:
-                logger.info("the lease %s/%s is held", self._namespace, NAME)
+                logger.info("the lease %s/%s is held", self._namespace, self._name)
                 return
             if holder != told:
-                logger.info("waiting for the lease %s/%s; its holder is %s", self._namespace, NAME, holder)
+                logger.info("waiting for the lease %s/%s; its holder is %s", self._namespace, self._name, holder)
                 told = holder
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -70,25 +71,28 @@ class Lease:
             if holder != self._identity:
                 raise LeaseLost(f"{holder} holds it")
             renewed = time.monotonic()
+            self._pulse.beat()
 
     async def release(self) -> None:
         """Let the next one begin at once."""
         try:
-            lease = await self._api.get(f"{self._path}/{NAME}")
+            lease = await self._api.get(f"{self._path}/{self._name}")
             if lease["spec"].get("holderIdentity") == self._identity:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._api.replace(f"{self._path}/{NAME}", lease)
+                await self._api.replace(f"{self._path}/{self._name}", lease)
         except ApiError as error:
             logger.warning("the lease was not released, it runs out by itself: %s", error)
 
     async def _try(self) -> str:
         """Take or renew the lease if that is allowed; who holds it then."""
         try:
-            lease = await self._api.get(f"{self._path}/{NAME}")
+            lease = await self._api.get(f"{self._path}/{self._name}")
         except ApiError as error:
             if not error.is_missing:
                 raise
-            return await self._write({"metadata": {"name": NAME, "namespace": self._namespace}, "spec": {}}, new=True)
+            return await self._write(
+                {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": {}}, new=True
+            )
         spec = lease.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
         record = (holder, str(spec.get("renewTime")))
@@ -111,7 +115,7 @@ class Lease:
             if new:
                 await self._api.create(self._path, body)
             else:
-                await self._api.replace(f"{self._path}/{NAME}", body)
+                await self._api.replace(f"{self._path}/{self._name}", body)
         except ApiError as error:
             if error.is_conflict:
                 return "somebody quicker"

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from trainwright.orders import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.flow.decide import is_finished
 from trainwright_operator.flow.gang import gangs_of_series
 from trainwright_operator.flow.names import PLAN_UID_LABEL, RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.pinning import is_gated
@@ -56,12 +57,14 @@ class Observer:
         self.occupancy = Occupancy(api, settings.namespaces)
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
-        """The plan as it is now; None where it is gone or on its way out."""
+        """The plan as it is now; None where it is gone, on its way out, or not for us to read."""
         try:
             resource = await self._api.get(paths.plan(namespace, name))
         except ApiError as error:
-            if error.is_missing:
-                return None
+            if error.is_missing or error.status == 403:
+                return (
+                    None  # with its namespace the rights there are gone, too; the re-sync finds it once it may be read
+                )
             raise
         if "deletionTimestamp" in resource["metadata"]:
             return None
@@ -105,7 +108,7 @@ class Observer:
     async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
         """Nodes are read for discovery and placement alone: clusters have thousands."""
         spec = snapshot.plan.spec
-        if spec is None:
+        if spec is None or spec.suspend or is_finished(snapshot):
             return snapshot
         names = Names.of(snapshot.plan.name, snapshot.plan.uid, spec)
         if snapshot.find(names.discovery) is None:

@@ -11,7 +11,9 @@ from trainwright_operator.kube import facts, paths
 from trainwright_operator.kube.api import Api, ApiError
 
 SHARED_SECONDS: Final = 2.0
-"""So long one reading serves all plans: each that waits looks again about so often, and a cluster may have 100,000 pods."""
+"""So long one reading serves all plans, at least: each that waits looks again about so often."""
+_REST: Final = 5.0
+"""And at least so many times as long as it took: of 100,000 pods it takes seconds, and the API server has others to serve."""
 
 
 class Occupied(NamedTuple):
@@ -22,7 +24,7 @@ class Occupied(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    began: float
+    until: float
     occupied: Occupied
 
 
@@ -45,22 +47,28 @@ class Occupancy:
         self._forgotten += 1
 
     async def of(self, resource_name: str) -> Occupied:
-        """As it is, or was at most SHARED_SECONDS ago and no pod was sent to a node since."""
+        """As it is, or was a short while ago and no pod was sent to a node since."""
         clock = asyncio.get_running_loop().time
         async with self._locks[resource_name]:
             found = self._readings.get(resource_name)
-            if found is not None and clock() - found.began < SHARED_SECONDS:
+            if found is not None and clock() < found.until:
                 return found.occupied
             began, forgotten = clock(), self._forgotten
             nodes, held = await asyncio.gather(self._api.list(paths.core("nodes")), self._held(resource_name))
             occupied = Occupied(tuple(facts.node_facts(node) for node in nodes), held)
             if self._forgotten == forgotten:
-                self._readings[resource_name] = _Reading(began, occupied)
+                ended = clock()
+                self._readings[resource_name] = _Reading(ended + max(SHARED_SECONDS, _REST * (ended - began)), occupied)
             return occupied
 
     async def _held(self, resource_name: str) -> dict[str, int]:
-        spaces = self._namespaces or ("",)
-        counts = await asyncio.gather(*(self._held_in(namespace, resource_name) for namespace in spaces))
+        """By node. Where only some namespaces are watched all pods are counted if the operator may, else those in these."""
+        try:
+            return dict(await self._held_in("", resource_name))
+        except ApiError as error:
+            if error.status != 403 or not self._namespaces:
+                raise
+        counts = await asyncio.gather(*(self._held_in(namespace, resource_name) for namespace in self._namespaces))
         return dict(sum(counts, Counter[str]()))
 
     async def _held_in(self, namespace: str, resource_name: str) -> Counter[str]:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from trainwright_operator.flow.actions import Action, EmitEvent, PinPod, SetStatus
 from trainwright_operator.flow.decide import decide, is_finished, seconds_until_next_look
@@ -42,10 +43,12 @@ class Reconciler:
         self._pulse = pulse
         self._observer = Observer(api, settings)
         self._searches = Searches()
+        metrics.searches_are(self._searches.running, self._searches.waiting)
         self._applier = Applier(api, self._searches)
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._calls: dict[tuple[str, str], asyncio.Event] = {}
         self._names: dict[str, tuple[str, str]] = {}
+        self._generations: dict[tuple[str, str], int] = {}
         self._placement = asyncio.Lock()
         self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
         self._stopping = False
@@ -65,7 +68,7 @@ class Reconciler:
             self.wake(*self._names[uid])
 
     async def resync(self) -> None:
-        """List all plans for ever and wake those that have no task; the slow heal of whatever was missed."""
+        """List all plans for ever and wake those that have no task, changed or are gone; the heal of whatever was missed."""
         told: dict[str, int] = {}
         while True:
             for namespace in self._settings.namespaces or ("",):
@@ -76,15 +79,25 @@ class Reconciler:
                     if told.get(namespace) != error.status:
                         logger.warning("listing the plans of %s failed: %s", namespace or "all namespaces", error)
                     told[namespace] = error.status
+                    if error.is_missing or error.status == 403:
+                        self._pulse.beat()  # an answer, though not the one that was hoped for
                     continue
                 if told.pop(namespace, None) is not None:
                     logger.info("the plans of %s are listed again", namespace or "all namespaces")
-                for item in items:
-                    key = (item["metadata"]["namespace"], item["metadata"]["name"])
-                    if key not in self._tasks:
-                        self.wake(*key)
+                self._wake_changed(namespace, items)
+                self._metrics.listed()
                 self._pulse.beat()
             await asyncio.sleep(RESYNC_SECONDS)
+
+    def _wake_changed(self, namespace: str, items: Sequence[dict[str, Any]]) -> None:
+        """Those of a namespace, or of all, of which the last pass saw another generation, or none."""
+        listed = {(one["metadata"]["namespace"], one["metadata"]["name"]): one["metadata"] for one in items}
+        for key, meta in listed.items():
+            if key not in self._tasks or self._generations.get(key) not in (None, meta.get("generation")):
+                self.wake(*key)
+        for key in set(self._tasks).difference(listed):
+            if namespace in ("", key[0]):
+                self.wake(*key)
 
     async def stop(self) -> None:
         """End all tasks; the cluster holds everything that is needed to go on."""
@@ -97,7 +110,7 @@ class Reconciler:
     async def _lead(self, key: tuple[str, str]) -> None:
         """Passes until the plan is gone."""
         memory = Memory()
-        uid = ""
+        uid = told = ""
         failures = 0
         try:
             while True:
@@ -105,17 +118,20 @@ class Reconciler:
                 try:
                     async with self._passes:
                         plan, pause = await self._pass(key, memory)
-                    failures = 0
+                    failures, told = 0, ""
                     if plan is None or (uid and plan.uid != uid):
                         if plan is not None:
                             self._calls[key].set()
                         return
                     uid = plan.uid
                     self._names[uid] = key
+                    self._generations[key] = plan.generation
                 except ApiError as error:
                     failures += 1
                     pause = min(2.0**failures, _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
-                    logger.warning("plan %s/%s: %s; again in %.1f s", *key, error, pause)
+                    level = logging.DEBUG if str(error) == told else logging.WARNING
+                    logger.log(level, "plan %s/%s: %s; again in %.1f s", *key, error, pause)
+                    told = str(error)
                 await self._pause(key, pause)
         except Exception:
             # A defect. The plan is taken up again at the next re-sync; the process stays up for the others.
@@ -127,6 +143,7 @@ class Reconciler:
     def _forget(self, key: tuple[str, str], uid: str) -> None:
         self._tasks.pop(key, None)
         self._names.pop(uid, None)
+        self._generations.pop(key, None)
         self._searches.forget(uid)
         self._metrics.forget(*key)
         if self._calls.pop(key).is_set():

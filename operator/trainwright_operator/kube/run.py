@@ -7,10 +7,11 @@ import logging
 import os
 import signal
 import sys
+import time
 from typing import NoReturn
 
 from kubernetes.config import ConfigException
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from trainwright_operator.kube import health
 from trainwright_operator.kube.api import connect
@@ -28,12 +29,9 @@ _STOP_SECONDS = 5.0
 
 def main() -> int:
     """Run until SIGTERM or SIGINT. 2: the settings are wrong, told in one sentence."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries; what comes of them is told by who asked
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are handled here, not there
     try:
         settings = Settings.from_environment()
+        _log(settings.log_level)
         asyncio.run(_run(settings))
     except (ValueError, ConfigException) as error:
         sys.stderr.write(f"trainwright operator: {error}\n")
@@ -41,9 +39,19 @@ def main() -> int:
     return 0
 
 
+def _log(level: str) -> None:
+    logging.Formatter.converter = time.gmtime
+    form = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level, format=form, datefmt="%Y-%m-%dT%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retries; what comes of them is told by who asked
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are handled here, not there
+
+
 async def _run(settings: Settings) -> None:
     pulse = health.Pulse()
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     metrics = Metrics(registry)
     api = connect()
     start_http_server(settings.metrics_port, registry=registry)
@@ -54,7 +62,7 @@ async def _run(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.create_task(stop.wait())
 
-    lease = Lease(api, settings.lease_namespace, settings.identity, pulse)
+    lease = Lease(api, settings, pulse)
     waiting = asyncio.create_task(lease.acquire())
     await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if waiting.done() and waiting.exception() is not None:
@@ -62,6 +70,7 @@ async def _run(settings: Settings) -> None:
     if stop.is_set():
         waiting.cancel()
         return
+    metrics.leads()
     reconciler = Reconciler(api, settings, metrics, pulse)
     work = {
         asyncio.create_task(lease.keep(), name="lease"),

@@ -28,7 +28,22 @@ class Searches:
 
     def facts(self, uid: str) -> PlannerFacts:
         """How far the plan's search is."""
-        return self._facts.get(uid, PlannerFacts())
+        found = self._facts.get(uid, PlannerFacts())
+        if found.state is not PlannerState.RUNNING or found.started_at is not None:
+            return found
+        return replace(found, ahead=self._unanswered().index(uid))
+
+    def running(self) -> int:
+        """Searches that compute."""
+        return sum(self._facts[uid].started_at is not None for uid in self._unanswered())
+
+    def waiting(self) -> int:
+        """Searches that wait for those."""
+        return len(self._unanswered()) - self.running()
+
+    def _unanswered(self) -> list[str]:
+        """Whose plans', in the order in which they were asked."""
+        return [uid for uid, found in dict(self._facts).items() if found.state is PlannerState.RUNNING]
 
     def start(self, uid: str, request: PlanningRequest) -> None:
         """Start the plan's search, unless it is under way or answered with this very question."""

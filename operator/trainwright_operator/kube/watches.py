@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 
 from trainwright_operator.kube import paths
@@ -21,11 +22,14 @@ logger = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 20.0
 """How often each named namespace is asked for; kopf bears refusals for 54 s."""
+_RARELY_SECONDS = 600.0
+"""A watch that ends no more often than this is begun anew: kopf gives up over a single 401, which may be passing."""
 
 
 async def watch_for_ever(api: Api, reconciler: Reconciler, settings: Settings) -> None:
-    """Watch, anew whenever other namespaces may be read. Raises what ended a watch though all of its namespaces may."""
+    """Watch, anew whenever other namespaces may be read, or rarely. Raises what ends watches again and again."""
     readable = await _readable(api, settings.namespaces, before=settings.namespaces)
+    last_end = -_RARELY_SECONDS
     while True:
         watched = readable
         watch = Watch(reconciler, replace(settings, namespaces=watched))
@@ -37,11 +41,16 @@ async def watch_for_ever(api: Api, reconciler: Reconciler, settings: Settings) -
                 await asyncio.wait({ended}, timeout=RECHECK_SECONDS)
                 readable = await _readable(api, settings.namespaces, before=watched)
                 if readable == watched and ended.done():
-                    return ended.result()
+                    if time.monotonic() - last_end < _RARELY_SECONDS:
+                        return ended.result()
+                    last_end = time.monotonic()
+                    logger.warning("the watch ended and is begun anew: %s", ended.exception())
+                    break
         finally:
             watch.stop()
             _let_go(ended)
-        logger.info("watching now: %s", ", ".join(readable) or "nothing, no namespace may be read")
+        if readable != watched:
+            logger.info("watching now: %s", ", ".join(readable) or "nothing, no namespace may be read")
 
 
 async def _readable(api: Api, namespaces: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,25 +1,12 @@
-"""At the borders: the API server's objects become facts, and statuses become metrics under the promised names."""
+"""At the borders: the API server's objects and the environment become facts."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
-from flow_world import World, spec_of
-from prometheus_client import CollectorRegistry, generate_latest
 
 from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.kube import facts
-from trainwright_operator.metrics import TABLE, Metrics
 from trainwright_operator.settings import Settings
-
-CONTRACT = {
-    "trainwright_plan_predicted_seconds", "trainwright_plan_measured_seconds", "trainwright_prediction_error_ratio",
-    "trainwright_winner_predicted_rank", "trainwright_speedup_over_baseline_ratio", "trainwright_trials_total",
-    "trainwright_phase_duration_seconds", "trainwright_plans", "trainwright_profile_age_seconds",
-    "trainwright_reconcile_total", "trainwright_reconcile_errors_total", "trainwright_reconcile_duration_seconds",
-    "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info", "trainwright_collective_error_ratio",
-}  # fmt: skip
 
 
 def pod(
@@ -144,44 +131,6 @@ def test_a_spec_of_another_version_is_told_in_a_sentence() -> None:
     assert found.spec_error.startswith("spec.model.gpt.hiddenSize: ")
 
 
-def test_every_promised_metric_is_described_and_no_other() -> None:
-    assert set(TABLE) == CONTRACT
-
-
-def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    world = World(annotations={"trainwright.dev/rehearse-fault": "candidate-2=crash"}, spec=spec_of(trials={"topK": 2}))
-    for _ in range(400):
-        before = world.snapshot().plan
-        world.step()
-        metrics.status_is(before, world.status)
-    metrics.reconciled(0.1)
-    metrics.reconcile_failed()
-    plan = {"namespace": "default", "name": "demo"}
-    value = registry.get_sample_value
-    assert value("trainwright_plan_measured_seconds", plan) == world.status.winner.measured_seconds
-    assert value("trainwright_plan_predicted_seconds", plan) == world.status.winner.predicted_seconds
-    assert value("trainwright_winner_predicted_rank", plan) == world.status.winner.predicted_rank
-    assert value("trainwright_speedup_over_baseline_ratio", plan) == world.status.winner.speedup_over_baseline
-    assert value("trainwright_collective_error_ratio", plan) == world.status.links.collective_error > 0
-    assert value("trainwright_trials_total", {"result": "failed", "reason": "Crashed"}) == 1
-    measured = [trial for trial in world.status.trials if trial.measured_seconds]
-    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == len(measured)
-    assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == len(measured)
-    assert value("trainwright_prediction_error_ratio_count", {"kind": "memory"}) == len(measured)
-    for phase in ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned", "TrialsCompleted"):
-        assert value("trainwright_phase_duration_seconds_count", {"phase": phase}) == 1, phase
-    assert value("trainwright_plans", {"condition": "Succeeded", "status": "True"}) == 1
-    assert value("trainwright_profile_age_seconds", {"accelerator": "emulated-t4"}) is not None
-    assert value("trainwright_reconcile_total") == 2
-    assert value("trainwright_reconcile_errors_total") == 1
-    shown = generate_latest(registry).decode()
-    assert all(name in shown for name in CONTRACT)
-    metrics.forget("default", "demo")
-    assert value("trainwright_plan_measured_seconds", plan) is None
-
-
 def test_every_reason_has_its_sentence() -> None:
     assert set(MESSAGES) == set(Reason)
 
@@ -193,26 +142,10 @@ def test_settings_come_from_the_environment_and_a_wrong_port_is_told() -> None:
     assert Settings.from_environment({}).namespaces == ()
     with pytest.raises(ValueError, match="TRAINWRIGHT_HEALTH_PORT must be a port number"):
         Settings.from_environment({"TRAINWRIGHT_HEALTH_PORT": "http"})
-
-
-def test_a_trial_and_the_time_between_two_edits_count_once() -> None:
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    world = World(spec=spec_of(trials={"topK": 2, "baseline": "None"}))
-
-    def answer() -> None:
-        for _ in range(400):
-            before = world.snapshot().plan
-            world.step()
-            metrics.status_is(before, world.status)
-
-    answer()
-    world.now += timedelta(days=7)
-    world.change(trials={"topK": 3, "baseline": "None"})
-    answer()
-    assert len([trial for trial in world.status.trials if trial.measured_seconds]) == 3
-    value = registry.get_sample_value
-    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == 3
-    assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == 3
-    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planned"}) == 2
-    assert value("trainwright_phase_duration_seconds_sum", {"phase": "Planned"}) < timedelta(hours=1).total_seconds()
+    assert (read.log_level, read.lease_name) == ("INFO", "trainwright-operator")
+    named = Settings.from_environment({"TRAINWRIGHT_LOG_LEVEL": "warning", "TRAINWRIGHT_LEASE_NAME": "blue"})
+    assert (named.log_level, named.lease_name) == ("WARNING", "blue")
+    with pytest.raises(
+        ValueError, match="TRAINWRIGHT_LOG_LEVEL must be one of debug, info, warning, error, got 'loud'"
+    ):
+        Settings.from_environment({"TRAINWRIGHT_LOG_LEVEL": "loud"})

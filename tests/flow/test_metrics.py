@@ -1,0 +1,190 @@
+"""What Prometheus is told of plans, of what happened to them, and of the operator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+from flow_world import World, spec_of
+from prometheus_client import CollectorRegistry, generate_latest
+
+from trainwright_operator.flow.actions import PlanningRequest, StartPlanner
+from trainwright_operator.flow.snapshot import PlannerState
+from trainwright_operator.kube import searches as searches_module
+from trainwright_operator.kube.searches import Searches
+from trainwright_operator.metrics import TABLE, Metrics
+
+CONTRACT = {
+    "trainwright_plan_predicted_seconds", "trainwright_plan_measured_seconds", "trainwright_prediction_error_ratio",
+    "trainwright_winner_predicted_rank", "trainwright_speedup_over_baseline_ratio", "trainwright_trials_total",
+    "trainwright_phase_duration_seconds", "trainwright_plans", "trainwright_profile_age_seconds",
+    "trainwright_reconcile_total", "trainwright_reconcile_errors_total", "trainwright_reconcile_duration_seconds",
+    "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info", "trainwright_collective_error_ratio",
+    "trainwright_leader", "trainwright_searches", "trainwright_plan_phase_start_timestamp_seconds",
+}  # fmt: skip
+
+
+def told(world: World, metrics: Metrics, passes: int = 400) -> None:
+    """Passes, each of which is told."""
+    for _ in range(passes):
+        before = world.snapshot().plan
+        world.step()
+        metrics.status_is(before, world.status)
+
+
+def phases(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
+    """Since when plans are in which phase, and why."""
+    (family,) = (one for one in registry.collect() if one.name == "trainwright_plan_phase_start_timestamp_seconds")
+    return {(one.labels["phase"], one.labels["reason"]): one.value for one in family.samples}
+
+
+def test_every_promised_metric_is_described_and_no_other() -> None:
+    assert set(TABLE) == CONTRACT
+
+
+def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    world = World(annotations={"trainwright.dev/rehearse-fault": "candidate-2=crash"}, spec=spec_of(trials={"topK": 2}))
+    for _ in range(400):
+        before = world.snapshot().plan
+        world.step()
+        metrics.status_is(before, world.status)
+    metrics.reconciled(0.1)
+    metrics.reconcile_failed()
+    plan = {"namespace": "default", "name": "demo"}
+    value = registry.get_sample_value
+    assert value("trainwright_plan_measured_seconds", plan) == world.status.winner.measured_seconds
+    assert value("trainwright_plan_predicted_seconds", plan) == world.status.winner.predicted_seconds
+    assert value("trainwright_winner_predicted_rank", plan) == world.status.winner.predicted_rank
+    assert value("trainwright_speedup_over_baseline_ratio", plan) == world.status.winner.speedup_over_baseline
+    assert value("trainwright_collective_error_ratio", plan) == world.status.links.collective_error > 0
+    assert value("trainwright_trials_total", {"result": "failed", "reason": "Crashed"}) == 1
+    measured = [trial for trial in world.status.trials if trial.measured_seconds]
+    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == len(measured)
+    assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == len(measured)
+    assert value("trainwright_prediction_error_ratio_count", {"kind": "memory"}) == len(measured)
+    for phase in ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned", "TrialsCompleted"):
+        assert value("trainwright_phase_duration_seconds_count", {"phase": phase}) == 1, phase
+    assert value("trainwright_plans", {"condition": "Succeeded", "status": "True"}) == 1
+    assert value("trainwright_profile_age_seconds", {"accelerator": "emulated-t4"}) is not None
+    assert value("trainwright_reconcile_total") == 2
+    assert value("trainwright_reconcile_errors_total") == 1
+    shown = generate_latest(registry).decode()
+    assert all(name in shown for name in CONTRACT)
+    metrics.forget("default", "demo")
+    assert value("trainwright_plan_measured_seconds", plan) is None
+
+
+def test_a_trial_and_the_time_between_two_edits_count_once() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    world = World(spec=spec_of(trials={"topK": 2, "baseline": "None"}))
+
+    def answer() -> None:
+        for _ in range(400):
+            before = world.snapshot().plan
+            world.step()
+            metrics.status_is(before, world.status)
+
+    answer()
+    world.now += timedelta(days=7)
+    world.change(trials={"topK": 3, "baseline": "None"})
+    answer()
+    assert len([trial for trial in world.status.trials if trial.measured_seconds]) == 3
+    value = registry.get_sample_value
+    assert value("trainwright_trials_total", {"result": "succeeded", "reason": "MeasurementTaken"}) == 3
+    assert value("trainwright_prediction_error_ratio_count", {"kind": "time"}) == 3
+    assert value("trainwright_phase_duration_seconds_count", {"phase": "Planned"}) == 2
+    assert value("trainwright_phase_duration_seconds_sum", {"phase": "Planned"}) < timedelta(hours=1).total_seconds()
+
+
+def test_a_plan_is_in_the_phase_that_it_works_towards_until_it_ends() -> None:
+    registry, world = CollectorRegistry(), World(others={"n1": 2})
+    metrics = Metrics(registry)
+    told(world, metrics, 10)
+    begun = world.condition("NodesDiscovered").last_transition_time
+    assert phases(registry) == {("LinksMeasured", "WaitingForCapacity"): begun.timestamp()}
+    world.others = {}
+    told(world, metrics)
+    assert world.succeeded == "True"
+    assert phases(registry) == {}
+
+
+def test_the_time_of_a_suspension_is_no_phases_time() -> None:
+    registry, world = CollectorRegistry(), World(others={"n1": 2})
+    metrics = Metrics(registry)
+    told(world, metrics, 10)
+    world.spec = world.spec.model_copy(update={"suspend": True})
+    told(world, metrics, 5)
+    assert phases(registry) == {}
+    world.now += timedelta(days=7)
+    world.spec, world.others = world.spec.model_copy(update={"suspend": False}), {}
+    told(world, metrics, 1)
+    (since,) = phases(registry).values()
+    assert world.now.timestamp() - since < 60
+    told(world, metrics)
+    seconds = registry.get_sample_value("trainwright_phase_duration_seconds_sum", {"phase": "LinksMeasured"})
+    assert 0 < seconds < timedelta(hours=1).total_seconds()
+
+
+def test_a_success_is_told_from_the_first_on_and_the_lease_once_it_is_held() -> None:
+    registry = CollectorRegistry()
+    metrics, value = Metrics(registry), registry.get_sample_value
+    assert value("trainwright_last_reconcile_timestamp_seconds") is None
+    assert value("trainwright_leader") == 0
+    metrics.leads()
+    metrics.listed()
+    metrics.reconciled(0.1)
+    assert value("trainwright_last_reconcile_timestamp_seconds") > 1e9
+    assert value("trainwright_leader") == 1
+
+
+def test_searches_that_wait_know_how_many_come_before_them(monkeypatch) -> None:
+    async def for_ever(_request: PlanningRequest) -> tuple[PlannerState, str]:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(searches_module, "_ask", for_ever)
+    registry, request = CollectorRegistry(), next(requests(World())).request
+
+    async def story() -> None:
+        searches = Searches()
+        Metrics(registry).searches_are(searches.running, searches.waiting)
+        for uid in ("a", "b", "c"):
+            searches.start(uid, request)
+        await asyncio.sleep(0.01)
+        assert [searches.facts(uid).ahead for uid in ("a", "b", "c")] == [0, 1, 2]
+        counted = {
+            state: registry.get_sample_value("trainwright_searches", {"state": state})
+            for state in ("running", "waiting")
+        }
+        assert counted == {"running": 1, "waiting": 2}
+        searches.forget("a")
+        await asyncio.sleep(0.01)
+        assert [searches.facts(uid).ahead for uid in ("b", "c")] == [0, 1]
+        for uid in ("b", "c"):
+            searches.forget(uid)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+
+
+def test_a_plan_whose_search_waits_for_others_says_so() -> None:
+    world = World(search_hangs=True)
+    next(requests(world))
+    world.step()
+    assert " runs" in world.condition("Planned").message
+    world.planner = replace(world.planner, started_at=None, ahead=2)
+    world.step()
+    assert " waits for 2 of other plans" in world.condition("Planned").message
+
+
+def requests(world: World) -> Iterator[StartPlanner]:
+    """What a plan's search is asked."""
+    while True:
+        actions = world.decide()
+        yield from (one for one in actions if isinstance(one, StartPlanner))
+        world.step()
