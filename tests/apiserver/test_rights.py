@@ -38,7 +38,11 @@ NAMESPACED = [
     )
     for verb in verbs.split()
 ]
-LEASE = [(verb, "coordination.k8s.io", "leases") for verb in ("create", "get", "update")]
+LEASE_CREATED = [("create", "coordination.k8s.io", "leases")]
+LEASE_HELD = [(verb, "coordination.k8s.io", "leases") for verb in ("get", "update")]
+"""Of the one lease that is named after the release."""
+ALL_PODS = [("list", "", "pods")]
+"""With rbac.allPods."""
 NEVER = [
     *((verb, "", "secrets") for verb in ("get", "list", "watch", "create", "update", "patch", "delete")),
     *((verb, "", "nodes") for verb in ("get", "watch", "create", "update", "patch", "delete")),
@@ -78,13 +82,14 @@ def installed(api_server) -> Any:
     return api_server
 
 
-def allowed(api: Any, user: str, rights: Iterable[Right], namespace: str) -> dict[Right, bool]:
-    """What the API server's authorizer answers for this user, right by right."""
+def allowed(api: Any, user: str, rights: Iterable[Right], namespace: str, name: str = "") -> dict[Right, bool]:
+    """What the API server's authorizer answers for this user, right by right; of any object, or of the one named."""
     rights = list(rights)
     reviews = []
     for verb, group, resource in rights:
-        name, _, sub = resource.partition("/")
-        attributes = {"verb": verb, "group": group, "resource": name, "subresource": sub, "namespace": namespace}
+        kind, _, sub = resource.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": kind, "subresource": sub, "namespace": namespace}
+        attributes |= {"name": name} if name else {}
         reviews.append(
             {
                 "apiVersion": "authorization.k8s.io/v1",
@@ -119,7 +124,8 @@ def test_the_operator_may_do_what_it_needs(installed) -> None:
         for right, yes in (
             *allowed(installed, operator(), CLUSTER_READ, "").items(),
             *allowed(installed, operator(), NAMESPACED, "default").items(),
-            *allowed(installed, operator(), LEASE, INSTALLED).items(),
+            *allowed(installed, operator(), LEASE_CREATED, INSTALLED).items(),
+            *allowed(installed, operator(), LEASE_HELD, INSTALLED, name=SERVICE_ACCOUNT).items(),
         )
         if not yes
     ]
@@ -131,23 +137,32 @@ def test_the_operator_may_do_nothing_that_it_does_not_need(installed) -> None:
         too_many = [right for right, yes in allowed(installed, operator(), NEVER, namespace).items() if yes]
         assert not too_many, namespace
     assert not any(allowed(installed, operator(), NAMESPACES_READ, "").values())
-    leases_elsewhere = allowed(installed, operator(), LEASE, "default")
+    assert not any(allowed(installed, operator(), LEASE_HELD, INSTALLED, name="another").values())
+    leases_elsewhere = allowed(installed, operator(), [*LEASE_CREATED, *LEASE_HELD], "default", name=SERVICE_ACCOUNT)
     assert not any(leases_elsewhere.values()), leases_elsewhere
 
 
-def test_with_named_namespaces_its_rights_end_there(installed, helm_template) -> None:
+@pytest.mark.parametrize("all_pods", [False, True], ids=["its own pods", "all pods"])
+def test_with_named_namespaces_its_rights_end_there(installed, helm_template, all_pods) -> None:
     watched, other, home = (f"test-{uuid.uuid4().hex[:8]}" for _ in range(3))
     for name in (watched, other, home):
         installed.kubectl("create", "namespace", name)
-    settings = (f"watchNamespaces={{{watched}}}", f"fullnameOverride={home}", "rbac.aggregate=false")
+    settings = (
+        f"watchNamespaces={{{watched}}}",
+        f"fullnameOverride={home}",
+        "rbac.aggregate=false",
+        f"rbac.allPods={str(all_pods).lower()}",
+    )
     done = helm_template("--namespace", home, *(part for setting in settings for part in ("--set", setting)))
     roles = [document for document in yaml.safe_load_all(done.stdout) if "Role" in document["kind"]]
     installed.kubectl("apply", document=roles)
     user = f"system:serviceaccount:{home}:{home}"
     assert all(allowed(installed, user, NAMESPACED, watched).values())
     assert all(allowed(installed, user, [*CLUSTER_READ, *NAMESPACES_READ], "").values())
-    assert not any(allowed(installed, user, NAMESPACED, other).values())
-    assert not any(allowed(installed, user, NAMESPACED, "").values())
+    for elsewhere in (other, ""):
+        found = allowed(installed, user, NAMESPACED, elsewhere)
+        assert [right for right, yes in found.items() if yes] == (ALL_PODS if all_pods else [])
+    assert all(allowed(installed, user, LEASE_HELD, home, name=home).values())
 
 
 @pytest.mark.parametrize(

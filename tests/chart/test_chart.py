@@ -46,6 +46,10 @@ def container(documents: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(only)
 
 
+def environment(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    return {variable["name"]: variable.get("value") for variable in container(documents)["env"]}
+
+
 def operator_rules(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rules of every role that the operator's service account is bound to."""
     bound = {
@@ -89,8 +93,25 @@ def test_with_named_namespaces_the_cluster_is_only_read(rendered) -> None:
     assert not any("namespaces" in rule["resources"] for rule in operator_rules(rendered()))
     namespaces = {role["metadata"]["namespace"] for role in of_kind(documents, "Role")}
     assert namespaces == {"team-a", "team-b", "trainwright-system"}
-    environment = {variable["name"]: variable.get("value") for variable in container(documents)["env"]}
-    assert environment["TRAINWRIGHT_WATCH_NAMESPACES"] == "team-a,team-b"
+    assert environment(documents)["TRAINWRIGHT_WATCH_NAMESPACES"] == "team-a,team-b"
+
+
+def test_pods_of_other_namespaces_are_listed_only_where_that_is_wanted(rendered) -> None:
+    all_pods = ("--set", "rbac.allPods=true")
+    added = [
+        rule for rule in operator_rules(rendered(*NAMED, *all_pods)) if rule not in operator_rules(rendered(*NAMED))
+    ]
+    assert added == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    assert rendered(*all_pods) == rendered()
+
+
+def test_the_lease_is_named_after_the_release_and_no_other_may_be_read_or_written(rendered) -> None:
+    documents = rendered("--set", "fullnameOverride=second")
+    assert environment(documents)["TRAINWRIGHT_LEASE_NAME"] == "second"
+    rules = [rule for rule in operator_rules(documents) if "leases" in rule["resources"]]
+    named = [rule for rule in rules if rule.get("resourceNames") == ["second"]]
+    assert [rule["verbs"] for rule in named] == [["get", "update"]]
+    assert [rule["verbs"] for rule in rules if rule not in named] == [["create"]]
 
 
 def test_the_operator_runs_with_as_little_as_it_can(rendered) -> None:
@@ -115,17 +136,32 @@ def test_the_operator_runs_with_as_little_as_it_can(rendered) -> None:
     assert "Secret" not in {document["kind"] for document in documents}
 
 
+def test_what_the_operators_pod_runs_as_may_be_left_to_the_cluster(rendered) -> None:
+    unset = ",".join(f"podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup"))
+    (deployment,) = of_kind(rendered("--set", unset), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    documents = rendered("--set", "podSecurityContext=null,securityContext=null")
+    (deployment,) = of_kind(documents, "Deployment")
+    assert "securityContext" not in deployment["spec"]["template"]["spec"]
+    assert "securityContext" not in container(documents)
+
+
 def test_images_come_from_the_values(rendered) -> None:
     def image(*settings: str) -> str:
         return str(container(rendered(*settings))["image"])
 
     assert image() == "trainwright/operator:0.1.0"
     assert image("--set", "image.repository=registry.example:5000/op,image.tag=v2") == "registry.example:5000/op:v2"
+    assert image("--set", "image.tag=1234567") == "trainwright/operator:1234567"
+    assert image("--set-json", 'image={"tag": 20250102030405}') == "trainwright/operator:20250102030405"
     digest = f"sha256:{'a' * 64}"
     assert image("--set", f"image.tag=v2,image.digest={digest}") == f"trainwright/operator@{digest}"
-    environment = container(rendered("--set", "worker.image=registry.example/w:3"))["env"]
-    assert {"name": "TRAINWRIGHT_WORKER_IMAGE", "value": "registry.example/w:3"} in environment
-    assert {"name": "TRAINWRIGHT_WORKER_IMAGE", "value": "trainwright/worker:0.1.0"} in container(rendered())["env"]
+    assert environment(rendered())["TRAINWRIGHT_WORKER_IMAGE"] == "trainwright/worker:0.1.0"
+    chosen = rendered("--set", "worker.image=registry.example/w:3")
+    assert environment(chosen)["TRAINWRIGHT_WORKER_IMAGE"] == "registry.example/w:3"
 
 
 def test_the_service_reaches_the_metrics(rendered) -> None:
@@ -149,17 +185,6 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
     assert not of_kind(rendered("--set", "crds.enabled=false"), "CustomResourceDefinition")
 
 
-def test_a_service_monitor_needs_the_prometheus_operator(helm_template, rendered) -> None:
-    wanted = ("--set", "metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=prometheus")
-    done = helm_template(*wanted)
-    assert done.returncode != 0
-    assert "install the Prometheus operator first, or set metrics.serviceMonitor.enabled=false" in done.stderr
-    (monitor,) = of_kind(rendered(*wanted, "--api-versions", "monitoring.coreos.com/v1"), "ServiceMonitor")
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    (service,) = of_kind(rendered(), "Service")
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-
-
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
@@ -167,14 +192,53 @@ def test_a_service_monitor_needs_the_prometheus_operator(helm_template, rendered
         ("image.digest=sha256:abc", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("watchNamespaces={Team_A}", "watchNamespaces"),
-        ("metrics.serviceMonitor.interval=often", "interval"),
+        ("image.tag=v1 latest", "tag"),
+        ("image.tag=-1", "tag"),
+        ("image=null", "image"),
         ("imagePullSecrets={name}", "imagePullSecrets"),
+        ("logLevel=loud", "logLevel"),
+        ("logLevel=null", "logLevel"),
+        ("metrics.serviceMonitor.interval=often", "interval"),
+        ("metrics.serviceMonitor.interval=0s", "interval"),
+        ("metrics.serviceMonitor.interval=30s1m", "interval"),
+        ("metrics.serviceMonitor.relabelings=a", "relabelings"),
+        ("metrics.dashboard.labels.folder=a b", "labels"),
+        ("nameOverride=Trainwright", "nameOverride"),
+        ("fullnameOverride=2nd", "fullnameOverride"),
+        (f"fullnameOverride={'a' * 51}", "fullnameOverride"),
+        ("resources.limits.memory=1GB", "memory"),
+        ("resources.requests.cpu=-1", "cpu"),
+        ("podLabels.helm\\.sh/chart=x", "podLabels"),
+        ("extraEnv[0].value=x", "extraEnv"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(helm_template, setting, complaint) -> None:
     done = helm_template("--set", setting)
     assert done.returncode != 0
     assert complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "image.tag=2025.01.02_a-b",
+        "metrics=null",
+        "metrics.serviceMonitor=null",
+        "metrics.serviceMonitor.interval=1m30s",
+        "metrics.serviceMonitor.interval=500ms",
+        "nameOverride=tw",
+        f"fullnameOverride={'a' * 50}",
+        "resources.limits.memory=1.5Gi",
+        "resources.limits.memory=2e9",
+        "resources.limits.memory=2147483648",
+        "resources.requests.cpu=0.5",
+        "resources.requests.ephemeral-storage=256Mi",
+        "resources.limits.cpu=null",
+        "resources=null",
+    ],
+)
+def test_values_that_mean_something_are_accepted(rendered, setting) -> None:
+    rendered("--set", setting)
 
 
 def test_a_cluster_without_scheduling_gates_is_refused(helm_template) -> None:
@@ -186,22 +250,34 @@ def test_a_cluster_without_scheduling_gates_is_refused(helm_template) -> None:
 
 def test_every_value_is_described_and_every_default_passes_the_schema(helm_template) -> None:
     lines = (ROOT / "charts/trainwright/values.yaml").read_text().splitlines()
+    block = ""
     for number, line in enumerate(lines):
+        block = line if line[:1].isalpha() else block
         is_value = line.strip() and not line.lstrip().startswith("#") and ":" in line and not line.endswith(":")
-        if is_value and line.split(":")[0].strip() not in ("requests", "limits"):
+        if is_value and block not in ("resources:", "podSecurityContext:", "securityContext:"):  # Kubernetes' own words
             assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1} has no `# --` comment: {line}"
     assert helm_template().returncode == 0
 
 
-def test_nodes_and_annotations_of_the_pod_can_be_chosen(rendered) -> None:
+def test_what_the_log_tells_and_further_variables_can_be_chosen(rendered) -> None:
+    assert environment(rendered())["TRAINWRIGHT_LOG_LEVEL"] == "info"
+    chosen = environment(
+        rendered("--set", "logLevel=debug,extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy")
+    )
+    assert (chosen["TRAINWRIGHT_LOG_LEVEL"], chosen["HTTPS_PROXY"]) == ("debug", "http://proxy")
+
+
+def test_nodes_labels_and_annotations_of_the_pod_can_be_chosen(rendered) -> None:
     documents = rendered(
-        *("--set", "nodeSelector.pool=system,podAnnotations.note=x,priorityClassName=high"),
+        *("--set", "nodeSelector.pool=system,podAnnotations.note=x,podLabels.team=a,priorityClassName=high"),
         *("--set", "tolerations[0].operator=Exists,imagePullSecrets[0].name=registry"),
         *("--set-json", 'affinity={"nodeAffinity":{}}'),
     )
     (deployment,) = of_kind(documents, "Deployment")
     template = deployment["spec"]["template"]
     assert template["metadata"]["annotations"] == {"note": "x"}
+    assert template["metadata"]["labels"]["team"] == "a"
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert template["spec"]["nodeSelector"] == {"pool": "system"}
     assert template["spec"]["tolerations"] == [{"operator": "Exists"}]
     assert template["spec"]["affinity"] == {"nodeAffinity": {}}

@@ -25,14 +25,28 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- /* A tag of digits alone may come as a number, which Helm would write with an exponent. */ -}}
+{{- define "trainwright.tag" -}}
+{{- $tag := default .Chart.AppVersion .Values.image.tag -}}
+{{- kindIs "string" $tag | ternary $tag ($tag | int64) -}}
+{{- end -}}
+
 {{- define "trainwright.image" -}}
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" .Values.image.repository (include "trainwright.tag" .) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "trainwright.workerImage" -}}
 {{- default (printf "trainwright/worker:%s" .Chart.AppVersion) .Values.worker.image -}}
+{{- end -}}
+
+{{- /* For a list of the chart and the value that asks for one of the Prometheus operator's objects. */ -}}
+{{- define "trainwright.needsPrometheusOperator" -}}
+{{- $value := index . 1 -}}
+{{- if not ((index . 0).Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
+{{- printf "%s is true, but the cluster has no monitoring.coreos.com/v1 API; install the Prometheus operator first, or set %s=false" $value $value | fail -}}
+{{- end -}}
 {{- end -}}

@@ -13,6 +13,11 @@
 - apiGroups: [""]
   resources: [namespaces] # whether those that it watches are there, go or come back
   verbs: [list, watch]
+{{- if .Values.rbac.allPods }}
+- apiGroups: [""]
+  resources: [pods] # devices that pods of other namespaces hold
+  verbs: [list]
+{{- end }}
 {{- end }}
 {{- end -}}
 

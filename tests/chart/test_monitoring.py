@@ -1,0 +1,139 @@
+"""What the chart brings for Prometheus and Grafana: it is there when asked for, and names only what is exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainwright_operator.metrics import TABLE, Kind
+from trainwright_operator.metrics.counts import _ERROR_BUCKETS as ERROR_BUCKETS
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "charts" / "trainwright" / "files" / "alerts.yaml"
+DASHBOARD = ROOT / "charts" / "trainwright" / "files" / "dashboard.json"
+PROMETHEUS_OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+PANELS = json.loads(DASHBOARD.read_text())["panels"]
+QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
+
+
+def exported() -> Iterator[str]:
+    """The names of all series."""
+    for name, metric in TABLE.items():
+        if metric.kind is Kind.HISTOGRAM:
+            yield from (f"{name}_bucket", f"{name}_sum", f"{name}_count")
+        else:
+            yield name
+
+
+def metric_names(expression: str) -> set[str]:
+    """The metrics in an expression, whatever they are called: words that are not labels, strings or PromQL's own."""
+    words = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|\b(by|on) \([^)]*\)', " ", expression)
+    return set(re.findall(r"\b[a-z_]+_[a-z_]+\b(?!\s*\()", words))
+
+
+@pytest.fixture
+def only(helm_template):
+    """The chart's one document of a kind, with these settings."""
+
+    def find(kind: str, setting: str) -> dict[str, Any]:
+        done = helm_template("--set", setting, *PROMETHEUS_OPERATOR)
+        assert done.returncode == 0, done.stderr
+        (found,) = (document for document in yaml.safe_load_all(done.stdout) if document and document["kind"] == kind)
+        return dict(found)
+
+    return find
+
+
+@pytest.mark.parametrize("part", ["serviceMonitor", "prometheusRule"])
+def test_what_the_prometheus_operator_reads_needs_it(helm_template, part) -> None:
+    done = helm_template("--set", f"metrics.{part}.enabled=true")
+    assert done.returncode != 0
+    assert f"install the Prometheus operator first, or set metrics.{part}.enabled=false" in done.stderr
+
+
+def test_nothing_of_it_is_there_by_default(helm_template) -> None:
+    done = helm_template(*PROMETHEUS_OPERATOR)
+    assert "monitoring.coreos.com" not in done.stdout
+    assert "grafana" not in done.stdout
+
+
+def test_the_service_is_scraped_and_plans_keep_the_name_of_their_namespace(only) -> None:
+    drop = "metricRelabelings[0].action=drop"
+    chosen = ",".join(f"metrics.serviceMonitor.{part}" for part in ("enabled=true", "labels.release=prometheus", drop))
+    monitor, service = only("ServiceMonitor", chosen), only("Service", chosen)
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint == {
+        "port": service["spec"]["ports"][0]["name"],
+        "interval": "30s",
+        "honorLabels": True,
+        "metricRelabelings": [{"action": "drop"}],
+    }
+
+
+def test_the_alerts_are_those_of_the_file(only) -> None:
+    rule = only(
+        "PrometheusRule", "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus"
+    )
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
+
+
+def test_the_dashboard_is_that_of_the_file_and_found_by_its_label(only) -> None:
+    config_map = only("ConfigMap", "metrics.dashboard.enabled=true")
+    assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(config_map["data"]["trainwright.json"]) == json.loads(DASHBOARD.read_text())
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {"${datasource}"}
+
+
+@pytest.mark.parametrize("expression", [rule["expr"] for rule in RULES] + QUERIES)
+def test_every_expression_names_exported_metrics_alone(expression) -> None:
+    named = metric_names(expression)
+    assert named
+    assert named <= set(exported())
+
+
+def test_a_metric_that_is_not_exported_would_be_found() -> None:
+    assert metric_names('rate(wrong_total{state="a_b"}[5m]) / on (job, a_b) sum by (a_b) (other_wrong)') == {
+        "wrong_total",
+        "other_wrong",
+    }
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_every_alert_says_what_to_do(rule) -> None:
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["annotations"]["summary"].endswith(".")
+    assert len(rule["annotations"]["description"]) > 200
+
+
+def test_every_bound_of_an_error_is_one_that_is_counted() -> None:
+    bounds = set(re.findall(r'le="([^"]*)"', " ".join([*QUERIES, *(rule["expr"] for rule in RULES)])))
+    assert bounds
+    assert bounds <= {str(bucket) for bucket in ERROR_BUCKETS}
+
+
+def test_prometheus_reads_every_expression(tmp_path) -> None:
+    queries = [expression.replace("$__range", "1d").replace("$__rate_interval", "2m") for expression in QUERIES]
+    rules = [
+        *RULES,
+        *({"record": f"panel:query:{number}", "expr": expression} for number, expression in enumerate(queries)),
+    ]
+    assert not any("$" in rule["expr"] for rule in rules)
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        done = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
