@@ -1,4 +1,4 @@
-"""Writes what is generated: the CRD that the chart carries, and the plain manifests rendered from the chart."""
+"""Writes what is generated: the CRD in the chart, the plain manifests rendered from it, the README's table of metrics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 from local_cluster.binaries import Binaries
 from local_cluster.folders import Folders, default_cache
 from trainwright_operator.api import crd
+from trainwright_operator.metrics import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "trainwright"
 DEFINITION = CHART / "files" / "trainingplans.yaml"
 MANIFESTS = ROOT / "deploy" / "manifests" / "trainwright.yaml"
+README = ROOT / "README.md"
+METRICS_BEGIN, METRICS_END = "<!-- metrics: written by make generate -->\n", "<!-- end of metrics -->\n"
 NAMESPACE = "trainwright-system"
 KUBE_VERSION = "1.34.0"  # rendered for; helm without a cluster would take its own library's
 HEADER = f"""\
@@ -51,13 +54,37 @@ def render(helm: Path) -> str:
     return HEADER + done.stdout
 
 
+def metrics_table() -> str:
+    """All metrics in Markdown, as the README lists them."""
+    rows = [
+        f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {_cell(metric.help)} |"
+        for name, metric in TABLE.items()
+    ]
+    return "\n".join(["| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def with_metrics(readme: str) -> str:
+    """The README with the table as it is to be."""
+    before, begin, rest = readme.partition(METRICS_BEGIN)
+    _, end, after = rest.partition(METRICS_END)
+    if not begin or not end:
+        raise SystemExit(f"README.md lacks {METRICS_BEGIN.strip()} or {METRICS_END.strip()}")
+    return f"{before}{begin}\n{metrics_table()}\n{end}{after}"
+
+
 def main() -> None:
     DEFINITION.write_text(crd.text())
+    README.write_text(with_metrics(README.read_text()))
     helm = find_helm()
     if helm is None:
         raise SystemExit("helm is needed to render the manifests; put it on PATH, or run `make cluster-up` once")
     MANIFESTS.write_text(render(helm))
-    print(f"wrote {DEFINITION.relative_to(ROOT)} and {MANIFESTS.relative_to(ROOT)}", file=sys.stderr)
+    written = ", ".join(str(path.relative_to(ROOT)) for path in (DEFINITION, README, MANIFESTS))
+    print(f"wrote {written}", file=sys.stderr)
 
 
 if __name__ == "__main__":
