@@ -75,6 +75,18 @@ def test_redistribution_takes_rows_from_the_own_node_where_it_can(make_cluster: 
     assert redistribution_seconds(split, across, 200.0, fabric) == pytest.approx(400.0 + 0.5)
 
 
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_inside_a_node_all_that_a_device_gets_goes_through_its_own_port(make_cluster: MakeCluster, size: int) -> None:
+    fabric = Fabric(make_cluster((("fast", size),), within=100.0, latency=0.5))
+    nodes = ("node-1",) * size
+    split, together = (
+        Seats(nodes, 1, size, Order.TENSOR_INNER, (1,) * size),
+        Seats(nodes, size, 1, Order.TENSOR_INNER, (size,)),
+    )
+    assert redistribution_seconds(split, together, 200.0, fabric) == pytest.approx(2.0 * (size - 1) + 0.5)
+    assert redistribution_seconds(together, split, 200.0, fabric) == 0.0
+
+
 @pytest.mark.parametrize("nodes", [("a", "b", "c", "d"), ("a", "a", "a", "a")])
 def test_what_a_rank_lacks_it_gets_from_the_rank_with_its_own_tensor_index_modulo_the_old_degree(
     nodes: tuple[str, ...],

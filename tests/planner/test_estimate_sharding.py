@@ -14,6 +14,7 @@ from trainwright.cost.estimate import Estimate, estimate_in
 from trainwright.cost.overlap import Step, walk
 from trainwright.layer import Dtype
 from trainwright.plan import Plan, Sharding
+from trainwright.profiles import Profiles
 from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import Problem
 
@@ -162,6 +163,13 @@ def test_rows_cost_what_the_runtime_says_that_they_add(problem: Problem) -> None
         assert getattr(found, name) == pytest.approx(2 * (first + 0.25 * (last - first)))
     assert found.update_seconds == 2 * four.update_seconds
     assert found.activation_bytes == four.activation_bytes
+
+
+def test_a_first_row_that_was_measured_too_slow_makes_no_layer_take_less_than_nothing(problem: Problem) -> None:
+    runtime = Runtime(row_growth_ratio=4.0)
+    slow = tuple(replace(one, forward_seconds=1.0) if one.rows == 1 else one for one in problem.profiles.layers)
+    setting = replace(problem.setting, runtime=runtime, profiles=Profiles(slow))
+    assert setting.layer_cost("emulated-fast", problem.model.kind("block"), 2, 4).forward_seconds == 0.0
 
 
 @pytest.mark.parametrize("sharding", list(Sharding))

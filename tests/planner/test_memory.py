@@ -72,6 +72,12 @@ def parameters(name: str, tensor: int, vocabulary_ranks: int) -> int:
     return (EMBEDDING if name == "embedding" else HEAD) // vocabulary_ranks
 
 
+def divided_as(run: LayerRun) -> tuple[object, ...]:
+    """What runs have in common that divide a weight in one way; where they do not every rank keeps it whole."""
+    order = run.order if run.tensor > 1 and run.data > 1 else None
+    return run.tensor, run.rows, order, run.sharding
+
+
 def count(plan: Plan, setting: Setting, stage_number: int, index: int, *, divides: bool) -> MemoryParts:
     """The oracle: layer by layer, as the model's documentation says."""
     pipeline = plan.pipelines[0]
@@ -80,10 +86,13 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int, *, divide
     size = setting.model.dtype.num_bytes
     gradient_size = setting.runtime.gradient_dtype.num_bytes
     kept = in_flight(plan.schedule, pipeline.micro_batches, stage_number, stages)
-    weights = gradients = optimizer = 0
+    holders = [run for run in stage.layers if run.first == 0 or run.first + run.count == len(names)]
+    is_whole = len({divided_as(run) for run in holders}) > 1
+    whole = max(VOCABULARY * HIDDEN // (run.tensor if divides else 1) for run in holders) if is_whole else 0
+    weights, gradients, optimizer = size * whole, gradient_size * whole, whole * (8 + (0 if size == 4 else 4))
     activations = recomputed = 0.0
     gathered = [0]
-    tied_seen = False
+    tied_seen = is_whole
     rows_of_run = []
     for run in stage.layers:
         ranks = run.tensor if divides else 1

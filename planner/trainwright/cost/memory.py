@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from trainwright.cost.seats import Seats
 from trainwright.cost.setting import Setting
+from trainwright.cost.shared_weights import are_divided_alike, holdings
 from trainwright.layer import Dtype, OperatorKind
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Schedule, Sharding, Stage
@@ -93,7 +94,7 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
 
     `kept` is the number of micro-batches in flight, `unlike_layers` are those that pipelines divide in different ways.
     """
-    weights, gradients, optimizer = _state_bytes(stage, setting, micro_batches, unlike_layers)
+    weights, gradients, optimizer = _state_bytes(stage, seats, setting, micro_batches, unlike_layers)
     gathered = _gathered_bytes(stage, setting)
     is_last = stage.end == len(setting.model.layers)
     accelerators = map(setting.accelerator_of_node.__getitem__, seats[0].nodes)
@@ -115,7 +116,7 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
 
 
 def _state_bytes(
-    stage: Stage, setting: Setting, micro_batches: int, unlike_layers: frozenset[int]
+    stage: Stage, seats: Sequence[Seats], setting: Setting, micro_batches: int, unlike_layers: frozenset[int]
 ) -> tuple[int, int, int]:
     """Weights, gradients, and optimizer state with master weights, of one rank.
 
@@ -123,9 +124,10 @@ def _state_bytes(
     in the last backward and drop the rest: with a single micro-batch whole gradients never come together, but for layers
     that pipelines divide in different ways.
     """
-    weights = gradients = optimizer = 0
     state = optimizer_bytes(setting.model, setting.optimizer)
-    for run, values in run_values(stage, setting):
+    held, whole = run_values(stage, seats, setting)
+    weights, gradients, optimizer = whole, whole, state * whole
+    for run, values in held:
         part = values if run.sharding is Sharding.NONE else -(-values // run.data)
         weights += part if run.sharding is Sharding.ZERO3 else values
         optimizer += state * part
@@ -138,18 +140,21 @@ def _state_bytes(
     return weights * setting.model.dtype.num_bytes, gradients * setting.gradient_dtype.num_bytes, optimizer
 
 
-def run_values(stage: Stage, setting: Setting) -> list[tuple[LayerRun, int]]:
-    """By run: values that a rank holds; a weight that layers of the stage share is held by the first of them."""
-    found: list[tuple[LayerRun, int]] = []
-    seen: set[str] = set()
-    for run in stage.layers:
-        end = run.end
-        values = setting.parameters(run.first, end, run.tensor)
-        named = {kind.shared_weight: kind for kind, _ in setting.kind_counts(run.first, end) if kind.shared_weight}
-        values -= sum(setting.shared_at(kind, run.tensor) for name, kind in named.items() if name in seen)
-        seen.update(named)
-        found.append((run, values))
-    return found
+def run_values(stage: Stage, seats: Sequence[Seats], setting: Setting) -> tuple[list[tuple[LayerRun, int]], int]:
+    """By run: values that a rank holds; and those that it holds besides, whole, whatever the runs' sharding.
+
+    A weight that layers of the stage share is held by the first run that has one; where these divide it in different
+    ways, it is held whole.
+    """
+    less: dict[int, int] = {}
+    whole = 0
+    for runs in holdings(stage, seats, setting).values():
+        is_whole = not are_divided_alike(runs)
+        whole += is_whole * max(one.values for one in runs)
+        for one in runs if is_whole else runs[1:]:
+            less[one.run.first] = less.get(one.run.first, 0) + one.values
+    found = [(run, setting.parameters(run.first, run.end, run.tensor) - less.get(run.first, 0)) for run in stage.layers]
+    return found, whole
 
 
 def _gathered_bytes(stage: Stage, setting: Setting) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property
 from trainwright.cost.collectives import Collective, Nodes, RingLoad
 from trainwright.cost.seats import Seats
 from trainwright.cost.setting import Setting
+from trainwright.cost.shared_weights import Holding, are_summed_alike, holdings
 from trainwright.cost.stage_pace import StageBuilder, StagePace
 from trainwright.plan import LayerRun, Plan, Sharding
 
@@ -40,14 +41,22 @@ class Paces:
 
     @cached_property
     def apart(self) -> dict[str, tuple[StageKey, ...]]:
-        """Weights whose owners sit in several stages of a pipeline, and those stages: their gradients are summed apart."""
-        owners: dict[str, dict[StageKey, None]] = {}
-        for index, pipeline in enumerate(self.plan.pipelines):
-            for number, stage in enumerate(pipeline.stages):
-                for kind, _ in self.setting.kind_counts(stage.first, stage.end):
-                    if kind.shared_weight is not None:
-                        owners.setdefault(kind.shared_weight, {})[index, number] = None
-        return {name: tuple(keys) for name, keys in owners.items() if len(keys) > len(self.plan.pipelines)}
+        """Weights that are summed apart, and the stages that hold them: several of a pipeline, or runs arranged differently."""
+        owners: dict[str, list[StageKey]] = {}
+        unlike: set[str] = set()
+        for key, found in self.holdings.items():
+            for name, runs in found.items():
+                owners.setdefault(name, []).append(key)
+                if not are_summed_alike(runs):
+                    unlike.add(name)
+        pipelines = len(self.plan.pipelines)
+        return {name: tuple(keys) for name, keys in owners.items() if len(keys) > pipelines or name in unlike}
+
+    @cached_property
+    def holdings(self) -> dict[StageKey, dict[str, list[Holding]]]:
+        """By stage: its runs that hold a weight which layers share."""
+        stages = ((key, self.plan.pipelines[key[0]].stages[key[1]]) for key in self.seats)
+        return {key: holdings(stage, self.seats[key], self.setting) for key, stage in stages}
 
     @cached_property
     def tensor_load(self) -> RingLoad:

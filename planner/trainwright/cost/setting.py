@@ -67,8 +67,9 @@ class Setting:
             growth, ratio = self.runtime.row_growth_ratio, self.runtime.compute_ratio(accelerator)
             if growth != 1.0:
                 one = self.profiles.cost(accelerator, kind.name, degree, 1)
-                forward = one.forward_seconds + growth * (forward - one.forward_seconds)
-                backward = one.backward_seconds + growth * (backward - one.backward_seconds)
+                # Not below zero, where a first row was measured too slow.
+                forward = max(one.forward_seconds + growth * (forward - one.forward_seconds), 0.0)
+                backward = max(one.backward_seconds + growth * (backward - one.backward_seconds), 0.0)
             found = self._layer_costs[key] = LayerCost(
                 forward * ratio,
                 backward * ratio,

@@ -11,6 +11,7 @@ from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.fabric import Card, Load
 from trainwright.cost.pace import Paces, StageKey
 from trainwright.cost.seats import Seats
+from trainwright.cost.shared_weights import are_summed_alike
 from trainwright.plan import LayerRun, Sharding
 
 Cost = tuple[float, float, Load]
@@ -184,25 +185,18 @@ class _Builder:
         return total
 
     def _add_shared(self, name: str, owners: Sequence[StageKey]) -> None:
-        """Over all owners: by tensor index where they have one degree, else one group of them all."""
+        """Over all owners: by tensor index where they have one degree and stages hold it in one way, else all of them at once."""
         setting = self.setting
-        holding: list[tuple[Seats, int]] = []
-        for key in owners:
-            stage = self.paces.stages[key]
-            for run, seats in zip(stage.stage.layers, stage.seats, strict=True):
-                kinds = [k for k, _ in setting.kind_counts(run.first, run.end) if k.shared_weight == name]
-                if kinds:
-                    holding.append((seats, setting.shared_at(kinds[0], run.tensor)))
-                    break
-        tensors = {seats.tensor for seats, _ in holding}
-        if len(tensors) == 1:
+        holding = [self.paces.holdings[key][name] for key in owners]
+        seats = [runs[0].seats for runs in holding]
+        tensors = {one.tensor for one in seats}
+        if len(tensors) == 1 and all(map(are_summed_alike, holding)):
             groups = tuple(
-                tuple(node for seats, _ in holding for node in seats.data_groups[index])
-                for index in range(min(tensors))
+                tuple(node for one in seats for node in one.data_groups[index]) for index in range(min(tensors))
             )
         else:
-            groups = (tuple(node for seats, _ in holding for node in seats.nodes),)
-        message = max(values for _, values in holding) * setting.gradient_dtype.num_bytes
+            groups = (tuple(node for one in seats for node in one.nodes),)
+        message = max(one.values for runs in holding for one in runs) * setting.gradient_dtype.num_bytes
         self._add(tuple(owners), _all_reduce(setting.collectives.all_reduce(groups), message), shared=True)
 
 

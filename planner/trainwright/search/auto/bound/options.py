@@ -175,7 +175,7 @@ def _kind_tables(  # noqa: PLR0913, PLR0917 - a layer, where it runs, and how ma
         ends = [_along(rows, values, at, grows=grows) for at in (low, high)]
         if field in {"forward_seconds", "backward_seconds"}:
             one = _along(rows, values, np.ones(1), grows=True)
-            ends = [ratio * (one + growth * (end - one)) for end in ends]
+            ends = [ratio * np.maximum(one + growth * (end - one), 0.0) for end in ends]
         elif field == "update_seconds":
             ends = [ratio * end for end in ends]
         else:
