@@ -85,3 +85,23 @@ def test_ends_that_share_it_out_differently_hold_it_whole(problem: Problem) -> N
     positions = 64 * 128 * 4
     assert of["none"].weights_bytes - positions <= of["unlike"].weights_bytes <= of["none"].weights_bytes
     assert of["unlike"].weights_bytes > of["alike"].weights_bytes + TIED_BYTES / 2
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+@pytest.mark.parametrize("cut", [1, 7, 13])
+def test_where_a_run_is_cut_the_tied_weight_is_updated_and_collected_once_all_the_same(
+    problem: Problem, sharding: Sharding, cut: int
+) -> None:
+    whole = of_one_stage(problem, (14, 1, Order.TENSOR_INNER, sharding))
+    parts = of_one_stage(problem, (cut, 1, Order.TENSOR_INNER, sharding), (14 - cut, 1, Order.TENSOR_INNER, sharding))
+    assert parts.breakdown.update_seconds == pytest.approx(whole.breakdown.update_seconds, rel=1e-6)
+    # Each run collects by itself: a few messages more, but no byte.
+    assert parts.iteration_seconds == pytest.approx(whole.iteration_seconds, abs=1e-3)
+    assert parts.memory_parts[0].weights_bytes == pytest.approx(whole.memory_parts[0].weights_bytes, abs=64)
+
+
+def test_what_is_held_whole_is_updated_whole(problem: Problem) -> None:
+    sharded, none = (1, 1, Order.TENSOR_INNER, Sharding.ZERO1), plain(13, 1)
+    unlike, unsharded = of_one_stage(problem, sharded, none), of_one_stage(problem, plain(14, 1))
+    positions = 64 * 128 / 5e7
+    assert unlike.breakdown.update_seconds == pytest.approx(unsharded.breakdown.update_seconds, abs=positions)

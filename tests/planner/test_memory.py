@@ -92,7 +92,7 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int, *, divide
     weights, gradients, optimizer = size * whole, gradient_size * whole, whole * (8 + (0 if size == 4 else 4))
     activations = recomputed = 0.0
     gathered = [0]
-    tied_seen = is_whole
+    tied_seen, whole_layer = is_whole, 0
     rows_of_run = []
     for run in stage.layers:
         ranks = run.tensor if divides else 1
@@ -118,7 +118,8 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int, *, divide
         part = held if run.sharding is Sharding.NONE else -(-held // run.data)
         weights += size * (part if run.sharding is Sharding.ZERO3 else held)
         at_once = run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and pipeline.micro_batches == 1
-        gradients += gradient_size * (min(held, part + biggest) if at_once else held)
+        gradients += gradient_size * (part if at_once else held)
+        whole_layer = max(whole_layer, min(held - part, biggest) if at_once else 0)
         optimizer += part * (8 + (0 if size == 4 else 4))
     boundary = 0
     if stage_number > 0:
@@ -129,7 +130,7 @@ def count(plan: Plan, setting: Setting, stage_number: int, index: int, *, divide
     pairs = [a + b for a, b in pairwise(gathered)]
     return MemoryParts(
         weights,
-        gradients,
+        gradients + gradient_size * whole_layer,
         optimizer,
         round(activations + recomputed + boundary),
         max(pairs) * size + loss,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainwright.cost.collectives import Collective
 from trainwright.cost.setting import Setting
 from trainwright.layer import LayerKind
+from trainwright.plan import LayerRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +69,13 @@ def sync_seconds(kind: LayerKind, tensor: int, unit_bytes: int, collective: Coll
     return forward, backward
 
 
-def update_seconds(accelerator: str, runs: Iterable[tuple[int, int, int, int, int]], setting: Setting) -> float:
-    """Seconds of the optimizer on one rank: every layer's, less what shared weights held once would count twice.
+def update_seconds(accelerator: str, run: LayerRun, setting: Setting) -> tuple[float, int]:
+    """Seconds of the optimizer for all layers of a run on one rank, as if nothing was sharded, and their values.
 
-    Args:
-        accelerator: of the rank.
-        runs: (first layer, layers, tensor degree, rows, parts into which the values are sharded).
-        setting: what layers cost.
+    Weights that several of the layers share count for each of them.
     """
-    total = 0.0
-    for first, count, tensor, rows, parts in runs:
-        seconds, values = 0.0, 0
-        for kind, number in setting.kind_counts(first, first + count):
-            seconds += number * setting.layer_cost(accelerator, kind, tensor, rows).update_seconds
-            values += number * setting.values_at(kind, tensor)
-        held = setting.parameters(first, first + count, tensor)
-        total += (seconds * held / values if values else seconds) / parts
-    return total
+    seconds, values = 0.0, 0
+    for kind, number in setting.kind_counts(run.first, run.end):
+        seconds += number * setting.layer_cost(accelerator, kind, run.tensor, min(run.rows)).update_seconds
+        values += number * setting.values_at(kind, run.tensor)
+    return seconds, values

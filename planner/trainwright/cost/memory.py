@@ -121,12 +121,12 @@ def _state_bytes(
     """Weights, gradients, and optimizer state with master weights, of one rank.
 
     Sharded runs divide among their data replicas what their sharding says. zero2 and zero3 sum gradients layer by layer
-    in the last backward and drop the rest: with a single micro-batch whole gradients never come together, but for layers
-    that pipelines divide in different ways.
+    in the last backward and drop the rest: with a single micro-batch one layer's gradients are whole at a time, but for
+    layers that pipelines divide in different ways.
     """
     state = optimizer_bytes(setting.model, setting.optimizer)
     held, whole = run_values(stage, seats, setting)
-    weights, gradients, optimizer = whole, whole, state * whole
+    weights, gradients, optimizer, at_once = whole, whole, state * whole, 0
     for run, values in held:
         part = values if run.sharding is Sharding.NONE else -(-values // run.data)
         weights += part if run.sharding is Sharding.ZERO3 else values
@@ -134,10 +134,11 @@ def _state_bytes(
         by_layer = run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and micro_batches == 1
         if by_layer and unlike_layers.isdisjoint(range(run.first, run.end)):
             largest = max(setting.values_at(kind, run.tensor) for kind, _ in setting.kind_counts(run.first, run.end))
-            gradients += min(values, part + largest)
+            gradients += part
+            at_once = max(at_once, min(values - part, largest))
         else:
             gradients += values
-    return weights * setting.model.dtype.num_bytes, gradients * setting.gradient_dtype.num_bytes, optimizer
+    return weights * setting.model.dtype.num_bytes, (gradients + at_once) * setting.gradient_dtype.num_bytes, optimizer
 
 
 def run_values(stage: Stage, seats: Sequence[Seats], setting: Setting) -> tuple[list[tuple[LayerRun, int]], int]:

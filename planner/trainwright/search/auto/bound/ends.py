@@ -36,11 +36,11 @@ class Ends:
     across: Array | None = None
 
     def seconds(
-        self, forwards: float, backwards: float, updated: float, *, whole: bool = False
+        self, forwards: float, backwards: float, updated: Array, *, whole: bool = False
     ) -> tuple[tuple[Array, Array], ...]:
         """Pairs of [stage, kind] least seconds of so many passes and what is behind them: of a layer, and as a stage's first.
 
-        Of the optimizer's seconds that share counts.
+        Of the optimizer's seconds that share [kind] counts.
         """
         found = []
         few = forwards + backwards <= _FEW_PASSES
@@ -57,10 +57,10 @@ class Ends:
 
     def beside(self, passes: float, *, whole: bool = False) -> tuple[Array, Array]:
         """[way, stage, kind] least seconds beside so many forwards and backwards, of a layer and as a stage's first."""
-        return self._behind((passes, passes), (0.0, 0.0), self.shares.ways.updated_share, whole=whole)
+        return self._behind((passes, passes), (0.0, 0.0), self.shares.ways.updated, whole=whole)
 
     def _behind(
-        self, passes: tuple[float, float], parts: tuple[float, float], updated: float, *, whole: bool
+        self, passes: tuple[float, float], parts: tuple[float, float], updated: Array, *, whole: bool
     ) -> tuple[Array, Array]:
         """[way, stage, kind] least seconds of what is not computing, of a layer and as a stage's first."""
         shares = self.shares
@@ -76,7 +76,7 @@ class Ends:
         return np.minimum(together[0], found[0] + later), np.minimum(together[1], found[1] + later)
 
     def _beside(
-        self, passes: tuple[float, float], parts: tuple[float, float], updated: float, values: Array
+        self, passes: tuple[float, float], parts: tuple[float, float], updated: Array, values: Array
     ) -> tuple[Array, Array]:
         """The same with [way, kind] values that a rank sums."""
         (forwards, backwards), (last, before) = passes, parts

@@ -268,21 +268,16 @@ class Tables:
         """[stage, interval] so many passes and what is behind them, each layer at the degree that suits both."""
 
         def made() -> Array:
-            # What is least over ways is concave in the share: between two shares it is above the line.
-            least = self.shares.ways.updated_share
-            low = self._ended_with(forwards, backwards, least)
-            if least == 1.0:
-                return low
-            more = self._ended_with(forwards, backwards, 1.0)
-            more -= low
-            np.maximum(more, 0.0, out=more)
-            more *= (self._updated - least) / max(1 - least, 1e-12)
-            low += more
-            return np.minimum(low, NEVER, out=low)
+            every = np.ones_like(self.shares.ways.updated)
+            found = self._ended_with(forwards, backwards, every)
+            if self.terms.has_several_owners.any():
+                once = self._ended_with(forwards, backwards, self.shares.ways.updated)
+                np.minimum(found, once, out=found, where=self.terms.has_several_owners)
+            return found
 
         return self._keep(("ends", float(forwards), float(backwards)), made)
 
-    def _ended_with(self, forwards: float, backwards: float, updated: float) -> Array:
+    def _ended_with(self, forwards: float, backwards: float, updated: Array) -> Array:
         found = np.zeros((len(self.shares.counts), len(self.terms.first)))
         some = self._behind.seconds(forwards, backwards, updated)
         every = self._behind.seconds(forwards, backwards, updated, whole=True) if self._has_owned else some
@@ -298,9 +293,3 @@ class Tables:
     @cached_property
     def _slow_layers(self) -> Array:
         return self._slowest.of_layers()
-
-    @cached_property
-    def _updated(self) -> Array:
-        """[interval] least share of the optimizer's seconds."""
-        found: Array = np.min([self.terms.updated_share(degree) for degree in self.shares.ways.degrees], axis=0)
-        return found

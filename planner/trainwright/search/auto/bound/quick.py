@@ -99,7 +99,7 @@ class Quick:
         sums 1 / (t d) of them, and updates so much; n devices are t d.
         """
         shares = self.shares
-        updates = shares.ways.update.min(axis=(0, 1)) * shares.ways.updated_share
+        updates = shares.ways.update.min(axis=(0, 1)) * shares.ways.updated
         summed = (shares.summed_values + shares.owned_values[0]) * shares.problem.setting.gradient_dtype.num_bytes
         near, apart = (
             (summed / rate[:, None] + updates) / shares.size[:, None]

@@ -198,7 +198,7 @@ class Shares:
         hidden = seen_share(problem)
         held = self._held[way]
         summed = message * self.summed_values
-        update = self.ways.update[way].min(axis=0) * self.ways.updated_share
+        update = self.ways.update[way].min(axis=0) * self.ways.updated
         most = replicas[1]
         each = price / self.memory[:, None]
         forwards, backwards, ends = weights

@@ -78,19 +78,46 @@ class Terms:
             np.subtract(sums[..., layer + 1 :], before[..., layer, None], out=found[..., self.starting(layer)])
         return found
 
-    def updated_share(self, tensor: int) -> Array:
-        """[interval] least share of its layers' optimizer seconds: a run that holds a weight once updates it once.
+    @cached_property
+    def has_several_owners(self) -> NDArray[np.bool_]:
+        """[interval] whether several of its layers share a weight."""
+        found = np.zeros(len(self.first), dtype=np.bool_)
+        for owners in self._owners.values():
+            found |= self.summed(owners) > 1
+        return found
 
-        Such a run spares as much of all its layers' seconds; the runs of a stage are intervals of its own.
-        """
+    @cached_property
+    def _owners(self) -> dict[str, Array]:
+        """By shared weight: [kind] 1 for those that hold it."""
         kinds = self.problem.model.kinds
-        values = self.summed(np.array([self.problem.setting.values_at(kind, tensor) for kind in kinds], float))
-        found = np.ones((self.size + 1, self.size + 1))
-        found[self.first, self.end] = np.where(values > 0, self.held_values(tensor) / np.maximum(values, 1.0), 1.0)
-        np.minimum.accumulate(found, axis=1, out=found)
-        found = np.minimum.accumulate(found[::-1], axis=0)[::-1]
-        result: Array = found[self.first, self.end]
-        return result
+        names = sorted({kind.shared_weight for kind in kinds if kind.shared_weight is not None})
+        return {name: np.array([float(kind.shared_weight == name) for kind in kinds]) for name in names}
+
+    def updated_once(self, tensor: int, seconds: Array) -> tuple[Array, float]:
+        """Of optimizer seconds [kind]: [kind] the share that counts, and the share of these that a run has at least.
+
+        A stage updates what several of its layers share once, with the first run that holds it: so of all layers but the
+        model's first owner that weight's part is left out. A run spares as much of all its layers' seconds as of its values.
+        """
+        setting, model = self.problem.setting, self.problem.model
+        values = np.array([setting.values_at(kind, tensor) for kind in model.kinds], dtype=np.float64)
+        own, total = np.ones(len(values)), self.summed(values)
+        held = total.copy()
+        for name, owners in self._owners.items():
+            shared = np.array([setting.shared_at(kind, tensor) for kind in model.kinds]) * owners
+            first = setting.first_owner[name]
+            repeated = owners * (
+                (np.arange(len(owners)) != self.kind_of[first]) | (model.layers.count(model.layers[first]) > 1)
+            )
+            own = np.minimum(own, 1 - repeated * shared / np.maximum(values, 1.0))
+            # Behind the model's first owner another run of the stage may hold it already.
+            held -= np.maximum(self.summed(owners) - (self.first <= first), 0.0) * shared.max()
+        whole, counted = self.summed(seconds), self.summed(seconds * own)
+        there = (counted > 0) & (total > 0)
+        kept = np.where(
+            there, whole * np.maximum(held, 0.0) / np.maximum(total, 1.0) / np.maximum(counted, 1e-300), 1.0
+        )
+        return own, float(min(kept.min(initial=1.0), 1.0))
 
     def held_values(self, tensor: int) -> Array:
         """[interval] values of one rank, a weight that several layers share once."""

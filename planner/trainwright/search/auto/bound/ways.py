@@ -27,7 +27,7 @@ class Ways:
         forward, backward: [way, accelerator, rows - 1, kind] seconds; beyond reason where a way does not exist.
         activation: [way, accelerator, rows - 1, kind] bytes.
         update: [way, accelerator, kind] least seconds of the optimizer for a layer that is not sharded.
-        updated_share: the least share of them where a run holds shared weights once.
+        updated: [kind] the least share of them where a stage holds a weight that several of its layers share.
     """
 
     degrees: tuple[int, ...]
@@ -36,7 +36,7 @@ class Ways:
     backward: Array
     activation: Array
     update: Array
-    updated_share: float
+    updated: Array
 
     @classmethod
     def of(cls, terms: Terms, rows: int) -> Ways:
@@ -62,8 +62,12 @@ class Ways:
                     ):
                         table[way, number] = np.minimum(table[way, number], source[mine])
                     update[way, number] = np.minimum(update[way, number], options.update[mine].min(axis=0))
-        share = min(float(terms.updated_share(degree).min()) for degree in degrees)
-        return cls(degrees, crossing, forward, backward, activation, update, share)
+        updated = np.ones(shape[3])
+        for way, degree in enumerate(degrees):
+            for seconds in update[way]:
+                own, share = terms.updated_once(degree, np.where(seconds < NEVER, seconds, 0.0))
+                updated = np.minimum(updated, own * share)
+        return cls(degrees, crossing, forward, backward, activation, update, updated)
 
 
 def stage_counts(most: tuple[int, ...]) -> Counts:

@@ -221,8 +221,8 @@ class Shapes:
         if any(kind.shared_weight is not None for kind in self.problem.model.kinds):
             return 0.0
         names = {setting.accelerator_of_node[device.node] for device in stage.devices}
-        run = (layer, 1, stage.tensor, min(stage.rows), 1)
-        return min(update_seconds(name, (run,), setting) for name in names)
+        run = LayerRun(layer, 1, stage.tensor, len(stage.rows), stage.rows)
+        return min(update_seconds(name, run, setting)[0] for name in names)
 
 
 def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
