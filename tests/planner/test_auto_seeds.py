@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from trainwright.cluster import Cluster
 from trainwright.search import Candidate, Control, NoFeasiblePlan, Problem, run
 from trainwright.search.auto import seeds
+from trainwright.search.auto.phases import outdo
 
 
 def endless(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
@@ -68,3 +71,33 @@ def test_amp_without_a_plan_is_broken_off_when_time_is_up(
     told: list[float] = []
     problem = make_problem(layers=4, batch=8)
     assert seeds.amp_seeds(problem, Control.within(0.0), lambda: True, told.append) == told == []
+
+
+def test_what_is_asked_last_is_gone_on_from_where_it_is_better(
+    monkeypatch: pytest.MonkeyPatch, make_problem: Callable[..., Problem]
+) -> None:
+    problem = make_problem(layers=12, batch=16)
+    (best,) = run("auto", problem, top=1)
+    strange = run("random", problem, top=None)[-1]
+
+    def offered(seconds: float) -> float:
+        """What becomes of a plan that is told to take so long."""
+        told = replace(strange, estimate=replace(strange.estimate, iteration_seconds=seconds))
+        monkeypatch.setattr(outdo, "last_seeds", lambda *_: [told])
+        (found,) = run("auto", problem, top=1)
+        return found.estimate.iteration_seconds
+
+    seconds = best.estimate.iteration_seconds
+    assert offered(seconds / 2) == seconds / 2
+    assert offered(seconds * 2) == seconds
+
+
+def test_alpa_is_asked_last_where_it_was_not_asked_first(
+    monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[..., Cluster], make_problem: Callable[..., Problem]
+) -> None:
+    many = make_problem(make_cluster((("fast", 4), ("slow", 4), ("fast", 2))), layers=4, batch=8)
+    few = make_problem(make_cluster((("fast", 4), ("slow", 2))), layers=4, batch=8)
+    found = seeds.last_seeds(many, Control(), lambda: False)
+    assert found == run("alpa", many, top=2)
+    assert seeds.last_seeds(few, Control(), lambda: False) == []
+    assert seeds.last_seeds(many, Control(), lambda: True) == []

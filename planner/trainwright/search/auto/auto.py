@@ -8,6 +8,7 @@ from trainwright.search.auto.phases.deepen import look_deeper
 from trainwright.search.auto.phases.descend import descend_from_leaders
 from trainwright.search.auto.phases.draft import draft_all, why_none_fits
 from trainwright.search.auto.phases.enumerate import look_at_all
+from trainwright.search.auto.phases.outdo import outdo_others
 from trainwright.search.auto.phases.part import look_at_parts
 from trainwright.search.auto.phases.seed import seed
 from trainwright.search.auto.phases.vary import add_alternatives
@@ -26,7 +27,7 @@ def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     micro-batches, a dynamic programme (`programme`) cuts layers and devices into stages at once, each stage with the
     degrees, sharding and recompute that suit its devices (`stack`); rows follow the devices' speeds (`rows`). Kinds of
     nodes may make pipelines of their own instead (`several`), and where links are slow few nodes may do better than all
-    (`parts`). Where devices are few, AMP's and Galvatron-BMW's answers join in. The best drafts are costed exactly,
+    (`parts`). Where devices are few, AMP's, Galvatron-BMW's and Alpa's answers join in. The best drafts are costed exactly,
     those that lack memory with more of it spared (`relief`), and descended from by small moves (`descent`, `moves`),
     behind which layers are dealt out anew (`dealing`); a walk goes on from what no move betters. Tiny problems are
     looked at whole first (`exhaustive`). Last, others of the best one's shape join in (`alternatives`).
@@ -41,7 +42,7 @@ def auto(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     else:
         begin(run)
         draft_all(run)
-    for phase in (seed, look_deeper, look_at_parts, descend_from_leaders, add_alternatives):
+    for phase in (seed, look_deeper, look_at_parts, descend_from_leaders, outdo_others, add_alternatives):
         phase(run)
     if not run.found:
         raise why_none_fits(run)

@@ -20,6 +20,8 @@ SEEDS: tuple[tuple[Search, int, int], ...] = (
     (alpa, 8, 8),
 )
 """The others whose best plans are descended from, up to so many devices, and up to so many where memory is short."""
+ALPA_DEVICES = 64
+"""Up to so many Alpa is asked last: its plans are rarely better than what was found by then."""
 MOST_SEEDED = 3000
 """Devices × layers up to which others are asked: what they take grows faster than that."""
 VAST_DEVICES, VAST_KINDS = 1000, 4
@@ -54,6 +56,14 @@ def seeds(problem: Problem, control: Control, *, is_deep: bool, is_over: Callabl
         if is_over():
             return
         yield from _answer(search, problem, control, is_over, late_steps=0)
+
+
+def last_seeds(problem: Problem, control: Control, is_over: Callable[[], bool]) -> list[Candidate]:
+    """The best of a search that was not asked before, where it is quick beside ours; nothing where the time is over."""
+    asked_before = max((most for search, most, _ in SEEDS if search is alpa), default=0)
+    if not asked_before < len(problem.devices) <= ALPA_DEVICES or is_over():
+        return []
+    return _answer(alpa, problem, control, is_over, late_steps=0)
 
 
 def _answer(  # noqa: PLR0913 - a search's arguments, and how it ends
