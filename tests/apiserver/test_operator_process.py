@@ -50,6 +50,13 @@ def equipped_api_server(api_server) -> Any:
     return api_server
 
 
+@pytest.fixture(autouse=True)
+def free_devices(equipped_api_server, namespace) -> Iterator[None]:
+    """Pods that a test leaves would hold the nodes' devices for those behind it: no namespace here is ever emptied."""
+    yield
+    equipped_api_server.kubectl("delete", "pods", "--all", "--namespace", namespace, "--force", "--grace-period=0")
+
+
 def patch_status(api: Any, kind: str, name: str, status: dict[str, Any], *, namespace: str = "default") -> None:
     where = ["--namespace", namespace, "--subresource", "status"]
     api.kubectl("patch", kind, name, *where, "--type=merge", "--patch", json.dumps({"status": status}))
@@ -73,6 +80,7 @@ def operator(
         "TRAINWRIGHT_WORKER_IMAGE": "worker:test",
         "TRAINWRIGHT_WATCH_NAMESPACES": ",".join((namespace, *others)),
         "TRAINWRIGHT_LEASE_NAMESPACE": namespace,
+        "TRAINWRIGHT_LEASE_NAME": namespace,
         "TRAINWRIGHT_METRICS_PORT": str(free_port()),
         "TRAINWRIGHT_HEALTH_PORT": str(health),
     }
