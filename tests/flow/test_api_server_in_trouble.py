@@ -81,6 +81,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "kopf_settings", soon)
 
 
+async def until_asked(server: type[Server], path: str, times: int = 2, task: asyncio.Task[None] | None = None) -> None:
+    """Wait until it was asked for so often, while the task goes on."""
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while server.asked[path] < times:
+        assert time.monotonic() < deadline, server.asked
+        assert task is None or not task.done(), task
+        await asyncio.sleep(0.05)
+
+
 async def end_of_watch(
     server: type[Server], begun: str, namespaces: tuple[str, ...], meanwhile: Callable[[Watch], None]
 ) -> None:
@@ -89,10 +98,7 @@ async def end_of_watch(
     settings = Settings(namespaces=namespaces)
     watch = Watch(Reconciler(connect(), settings, Metrics(CollectorRegistry()), Pulse()), settings)
     watch.start()
-    deadline = time.monotonic() + WITHIN_SECONDS
-    while server.asked[begun] < 2:
-        assert time.monotonic() < deadline, server.asked
-        await asyncio.sleep(0.05)
+    await until_asked(server, begun)
     meanwhile(watch)
     await asyncio.wait_for(watch.ended(), WITHIN_SECONDS)
     for thread in set(threading.enumerate()) - others:
@@ -169,11 +175,7 @@ async def watching(*namespaces: str) -> AsyncIterator[asyncio.Task[None]]:
 async def asked_for(server: type[Server], path: str, task: asyncio.Task[None], times: int = 2) -> None:
     """Wait until it was asked for so many times more: kopf lists and then watches it."""
     server.asked.clear()
-    deadline = time.monotonic() + WITHIN_SECONDS
-    while server.asked[path] < times:
-        assert time.monotonic() < deadline, server.asked
-        assert not task.done(), task
-        await asyncio.sleep(0.05)
+    await until_asked(server, path, times, task)
 
 
 def test_a_namespace_without_rights_is_left_out_until_it_has_them(server, impatient, monkeypatch, caplog) -> None:

@@ -238,7 +238,7 @@ class _Gang:
 
     def _start(self, placed: list[tuple[PodFacts | None, str]], lacking: list[str]) -> GangView:
         """Send the pods to their nodes once all are there and all their devices are free: all or none."""
-        gated = [(pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod)]
+        gated = _gated(placed)
         missing = sum(pod is None for pod, _ in placed)
         if missing:
             return GangView(what=f"{len(placed) - missing} of {len(placed)} pods are created")
@@ -252,16 +252,14 @@ class _Gang:
 
     def _lacking(self, placed: list[tuple[PodFacts | None, str]]) -> list[str]:
         """What the nodes lack for those of the pods that are not sent to them yet, a sentence each."""
-        gated = ((pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod))
-        return [sentence for pod, node in gated if (sentence := self._lacks(pod.job, node))]
+        return [sentence for pod, node in _gated(placed) if (sentence := self._lacks(pod.job, node))]
 
     def _refused(self, placed: list[tuple[PodFacts | None, str]]) -> list[str]:
         """Which of the pods the API server did not let be sent to their nodes when that was tried last, a sentence each."""
         refusals = self.book.snapshot.refusals
-        gated = ((pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod))
         return [
             f"the API server refuses to send pod {pod.name} to {node}: {refusals[pod.name]}"
-            for pod, node in gated
+            for pod, node in _gated(placed)
             if pod.name in refusals
         ]
 
@@ -302,3 +300,8 @@ class _Gang:
 
     def _remember(self, step: str) -> None:
         self.book.do(AnnotateConfigMap(self.order.name, {step: self.book.now.isoformat()}))
+
+
+def _gated(placed: list[tuple[PodFacts | None, str]]) -> list[tuple[PodFacts, str]]:
+    """Pods that are not sent to their nodes yet, with these."""
+    return [(pod, node) for pod, node in placed if pod is not None and pinning.is_gated(pod)]

@@ -61,10 +61,9 @@ class Observer:
         try:
             resource = await self._api.get(paths.plan(namespace, name))
         except ApiError as error:
+            # With its namespace the rights there are gone, too; the re-sync finds it once it may be read.
             if error.is_missing or error.status == 403:
-                return (
-                    None  # with its namespace the rights there are gone, too; the re-sync finds it once it may be read
-                )
+                return None
             raise
         if "deletionTimestamp" in resource["metadata"]:
             return None

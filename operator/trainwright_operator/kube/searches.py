@@ -31,19 +31,19 @@ class Searches:
         found = self._facts.get(uid, PlannerFacts())
         if found.state is not PlannerState.RUNNING or found.started_at is not None:
             return found
-        return replace(found, ahead=self._unanswered().index(uid))
+        return replace(found, ahead=list(self._unanswered()).index(uid))
 
     def running(self) -> int:
         """Searches that compute."""
-        return sum(self._facts[uid].started_at is not None for uid in self._unanswered())
+        return sum(found.started_at is not None for found in self._unanswered().values())
 
     def waiting(self) -> int:
         """Searches that wait for those."""
-        return len(self._unanswered()) - self.running()
+        return sum(found.started_at is None for found in self._unanswered().values())
 
-    def _unanswered(self) -> list[str]:
-        """Whose plans', in the order in which they were asked."""
-        return [uid for uid, found in dict(self._facts).items() if found.state is PlannerState.RUNNING]
+    def _unanswered(self) -> dict[str, PlannerFacts]:
+        """By plan, in the order in which they were asked; from a copy, for scrapes come from another thread."""
+        return {uid: found for uid, found in dict(self._facts).items() if found.state is PlannerState.RUNNING}
 
     def start(self, uid: str, request: PlanningRequest) -> None:
         """Start the plan's search, unless it is under way or answered with this very question."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow.snapshot import PlanFacts
-from trainwright_operator.metrics.plans import Plans, Standing
+from trainwright_operator.metrics.plans import Plans, Standing, worked_on_since
 from trainwright_operator.metrics.table import TABLE
 
 _ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -108,8 +108,7 @@ class Metrics:
         begun = {c.type: c.last_transition_time for c in plan.status.conditions if c.status == "Unknown"}
         decided = {c.type: c.status != "Unknown" for c in plan.status.conditions}
         times = {condition.type: condition for condition in now.conditions}
-        suspended = times.get(ConditionType.SUSPENDED)
-        since = plan.created_at if suspended is None else max(plan.created_at, suspended.last_transition_time)
+        since = worked_on_since(plan, times.get(ConditionType.SUSPENDED))
         for kind in PHASE_CONDITIONS:
             condition = times.get(kind)
             if condition is None or condition.status == "Unknown":

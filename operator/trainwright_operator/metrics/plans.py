@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
@@ -64,6 +65,11 @@ class Standing:
         )
 
 
+def worked_on_since(plan: PlanFacts, suspended: Condition | None) -> datetime:
+    """When it was created, or its last suspension ended."""
+    return plan.created_at if suspended is None else max(plan.created_at, suspended.last_transition_time)
+
+
 def _phase(plan: PlanFacts, known: Mapping[ConditionType, Condition]) -> tuple[str, str, float] | None:
     """None where the plan is finished or suspended."""
     suspended, succeeded = known.get(ConditionType.SUSPENDED), known.get(ConditionType.SUCCEEDED)
@@ -71,7 +77,7 @@ def _phase(plan: PlanFacts, known: Mapping[ConditionType, Condition]) -> tuple[s
         succeeded is not None and succeeded.status != "Unknown"
     ):
         return None
-    since = plan.created_at if suspended is None else max(plan.created_at, suspended.last_transition_time)
+    since = worked_on_since(plan, suspended)
     for kind in PHASE_CONDITIONS:
         condition = known.get(kind)
         if condition is None:

@@ -163,16 +163,15 @@ def redistribution_seconds(old: Seats, new: Seats, row_bytes: float, fabric: Fab
     Between nodes they share the cards; inside a node all that a device sends, or gets, goes through its own port.
     """
     messages: Counter[Message] = Counter()
-    ports: defaultdict[tuple[str, int], float] = defaultdict(float)
+    ports: defaultdict[tuple[str, int, str], float] = defaultdict(float)
     for target, source, rows in missing_rows(old, new):
         edge = old.nodes[source], new.nodes[target]
         messages[*edge, rows * row_bytes] += 1
         if edge[0] == edge[1]:
             seconds = rows * row_bytes / fabric.flow(edge)
-            ports["out", source] += seconds
-            ports["in", target] += seconds
+            ports["out", source, edge[0]] += seconds
+            ports["in", target, edge[1]] += seconds
     alone = fabric.seconds_at_once(messages)
     at_once = max((spent + fabric.link((a, b))[0] for (a, b, _), spent in alone.items()), default=0.0)
-    inside = {index: (new.nodes[index], new.nodes[index]) for _, index in ports}
-    through = max((busy + fabric.link(inside[index])[0] for (_, index), busy in ports.items()), default=0.0)
+    through = max((busy + fabric.link((node, node))[0] for (_, _, node), busy in ports.items()), default=0.0)
     return max(at_once, through)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from trainwright.cost.compute import update_seconds
 from trainwright.cost.fabric import Card
-from trainwright.cost.memory import run_values
 from trainwright.cost.pace import Paces, StageKey
 from trainwright.cost.syncs import Sync
 from trainwright.plan import Sharding
@@ -110,8 +109,7 @@ def last_steps(paces: Paces, syncs: Sequence[Sync], ends: Mapping[StageKey, Stag
 def _gather_seconds(paces: Paces, key: StageKey) -> float:
     """All-gathers of the weights that zero1 and zero2 update in parts."""
     stage, setting, total = paces.stages[key], paces.setting, 0.0
-    held, _ = run_values(stage.stage, stage.seats, setting)
-    for (run, values), seats in zip(held, stage.seats, strict=True):
+    for run, seats, values in zip(stage.stage.layers, stage.seats, paces.held[key].by_run, strict=True):
         if run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1:
             collective = setting.collectives.all_reduce(seats.data_groups)
             total += collective.gather_seconds(values * setting.model.dtype.num_bytes)
@@ -123,11 +121,10 @@ def stage_update_seconds(paces: Paces, key: StageKey, accelerator: str) -> float
 
     What layers share is updated once, with the first run that holds it, or whole.
     """
-    stage, setting, total, slowest = paces.stages[key], paces.setting, 0.0, 0.0
-    held, whole = run_values(stage.stage, stage.seats, setting)
-    for run, values in held:
-        seconds, counted = update_seconds(accelerator, run, setting)
+    held, total, slowest = paces.held[key], 0.0, 0.0
+    for run, values in zip(paces.stages[key].stage.layers, held.by_run, strict=True):
+        seconds, counted = update_seconds(accelerator, run, paces.setting)
         each = seconds / counted if counted else 0.0
         total += (values * each if counted else seconds) / (1 if run.sharding is Sharding.NONE else run.data)
         slowest = max(slowest, each)
-    return total + whole * slowest
+    return total + held.whole * slowest

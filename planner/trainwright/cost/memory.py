@@ -8,10 +8,10 @@ from itertools import pairwise
 
 from trainwright.cost.seats import Seats
 from trainwright.cost.setting import Setting
-from trainwright.cost.shared_weights import are_divided_alike, holdings
+from trainwright.cost.shared_weights import HeldValues, holdings
 from trainwright.layer import Dtype, OperatorKind
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Schedule, Sharding, Stage
+from trainwright.plan import Schedule, Sharding, Stage
 from trainwright.training import Optimizer
 
 _MOMENTS_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
@@ -125,9 +125,9 @@ def _state_bytes(
     layers that pipelines divide in different ways.
     """
     state = optimizer_bytes(setting.model, setting.optimizer)
-    held, whole = run_values(stage, seats, setting)
+    held, whole = HeldValues.of(stage, holdings(stage, seats, setting), setting)
     weights, gradients, optimizer, at_once = whole, whole, state * whole, 0
-    for run, values in held:
+    for run, values in zip(stage.layers, held, strict=True):
         part = values if run.sharding is Sharding.NONE else -(-values // run.data)
         weights += part if run.sharding is Sharding.ZERO3 else values
         optimizer += state * part
@@ -139,23 +139,6 @@ def _state_bytes(
         else:
             gradients += values
     return weights * setting.model.dtype.num_bytes, (gradients + at_once) * setting.gradient_dtype.num_bytes, optimizer
-
-
-def run_values(stage: Stage, seats: Sequence[Seats], setting: Setting) -> tuple[list[tuple[LayerRun, int]], int]:
-    """By run: values that a rank holds; and those that it holds besides, whole, whatever the runs' sharding.
-
-    A weight that layers of the stage share is held by the first run that has one; where these divide it in different
-    ways, it is held whole.
-    """
-    less: dict[int, int] = {}
-    whole = 0
-    for runs in holdings(stage, seats, setting).values():
-        is_whole = not are_divided_alike(runs)
-        whole += is_whole * max(one.values for one in runs)
-        for one in runs if is_whole else runs[1:]:
-            less[one.run.first] = less.get(one.run.first, 0) + one.values
-    found = [(run, setting.parameters(run.first, run.end, run.tensor) - less.get(run.first, 0)) for run in stage.layers]
-    return found, whole
 
 
 def _gathered_bytes(stage: Stage, setting: Setting) -> int:

@@ -8,7 +8,7 @@ from functools import cached_property
 from trainwright.cost.collectives import Collective, Nodes, RingLoad
 from trainwright.cost.seats import Seats
 from trainwright.cost.setting import Setting
-from trainwright.cost.shared_weights import Holding, are_summed_alike, holdings
+from trainwright.cost.shared_weights import HeldValues, Holding, are_summed_alike, holdings
 from trainwright.cost.stage_pace import StageBuilder, StagePace
 from trainwright.plan import LayerRun, Plan, Sharding
 
@@ -57,6 +57,12 @@ class Paces:
         """By stage: its runs that hold a weight which layers share."""
         stages = ((key, self.plan.pipelines[key[0]].stages[key[1]]) for key in self.seats)
         return {key: holdings(stage, self.seats[key], self.setting) for key, stage in stages}
+
+    @cached_property
+    def held(self) -> dict[StageKey, HeldValues]:
+        """By stage: the values that its ranks hold."""
+        stages = ((key, self.plan.pipelines[key[0]].stages[key[1]]) for key in self.seats)
+        return {key: HeldValues.of(stage, self.holdings[key], self.setting) for key, stage in stages}
 
     @cached_property
     def tensor_load(self) -> RingLoad:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainwright.cost.seats import Seats
@@ -38,3 +38,23 @@ def are_divided_alike(runs: Sequence[Holding]) -> bool:
     """Whether they also share the weight out alike; where not, every rank of the stage keeps it whole."""
     first = runs[0]
     return all(first.seats.is_arranged_as(one.seats) and one.run.sharding is first.run.sharding for one in runs[1:])
+
+
+class HeldValues(NamedTuple):
+    """What a rank of a stage holds: values by run, and those besides that it holds whole, whatever the runs' sharding."""
+
+    by_run: tuple[int, ...]
+    whole: int
+
+    @classmethod
+    def of(cls, stage: Stage, found: Mapping[str, Sequence[Holding]], setting: Setting) -> HeldValues:
+        """A weight that layers share is held by the first run that has one; whole, where runs divide it in different ways."""
+        less: dict[int, int] = {}
+        whole = 0
+        for runs in found.values():
+            is_whole = not are_divided_alike(runs)
+            whole += is_whole * max(one.values for one in runs)
+            for one in runs if is_whole else runs[1:]:
+                less[one.run.first] = less.get(one.run.first, 0) + one.values
+        values = (setting.parameters(run.first, run.end, run.tensor) - less.get(run.first, 0) for run in stage.layers)
+        return cls(tuple(values), whole)

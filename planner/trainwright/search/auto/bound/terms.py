@@ -123,10 +123,9 @@ class Terms:
         """[interval] values of one rank, a weight that several layers share once."""
         setting, kinds = self.problem.setting, self.problem.model.kinds
         found = self.summed(np.array([setting.values_at(kind, tensor) for kind in kinds], float))
-        for name in {kind.shared_weight for kind in kinds} - {None}:
-            owners = self.summed(np.array([float(kind.shared_weight == name) for kind in kinds]))
-            size = max(setting.shared_at(kind, tensor) for kind in kinds if kind.shared_weight == name)
-            found -= np.maximum(owners - 1, 0.0) * size
+        shared = np.array([setting.shared_at(kind, tensor) for kind in kinds])
+        for owners in self._owners.values():
+            found -= np.maximum(self.summed(owners) - 1, 0.0) * (shared * owners).max()
         return np.maximum(found, 0.0)
 
     @cached_property
