@@ -140,6 +140,6 @@ def operation(kind: CollectiveKind, circle: Circle, values: int) -> Callable[[],
         case "all_reduce":
             return lambda: dist.all_reduce(whole, group=circle.group)
         case "all_gather":
-            return lambda: dist.all_gather_into_tensor(whole, part, group=circle.group)
+            return lambda: dist.all_gather_single(whole, part, group=circle.group)
         case "reduce_scatter":
-            return lambda: dist.reduce_scatter_tensor(part, whole, group=circle.group)
+            return lambda: dist.reduce_scatter_single(part, whole, group=circle.group)

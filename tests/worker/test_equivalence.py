@@ -12,6 +12,8 @@ import pytest
 from random_plans import random_plan
 
 from trainwright import documents
+from trainwright.cluster import Device
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.training import Training
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(600)]
@@ -79,10 +81,37 @@ TRAININGS = [
     for family, model, seeds in (("gpt", GPT, range(4)), ("moe", OTHERS["moe"], (1,)), ("t5", OTHERS["t5"], (3,)))
     for seed in seeds
 ]
+
+
+def sharing_out(shardings: tuple[Sharding, ...], tensor: int) -> dict:
+    """Pipelines of one stage whose two replicas share out all weights, the one that both ends hold too."""
+    layers, size = GPT["gpt"]["layers"] + 2, 2 * tensor
+    pipelines = tuple(
+        Pipeline(1, 3, (Stage(devices, (LayerRun(0, layers, tensor, 2, (2, 1), sharding=sharding),)),))
+        for number, sharding in enumerate(shardings)
+        for devices in [tuple(Device("node", size * number + slot) for slot in range(size))]
+    )
+    plan = json.loads(documents.dumps(Plan(layers, 3 * len(pipelines), pipelines)))
+    return {"name": f"tied-{'-'.join(shardings)}-tp{tensor}", "plan": plan, "model": GPT, "steps": 3, "clip_norm": 0.05}
+
+
 CLIPPED = [
-    case(f"clipped-{family}-{seed}", model, 3000 + seed, steps=3, clip_norm=0.05)
-    for family, model in (("gpt", GPT), ("t5", OTHERS["t5"]))
-    for seed in range(5)
+    *(
+        case(f"clipped-{family}-{seed}", model, 3000 + seed, steps=3, clip_norm=0.05)
+        for family, model in (("gpt", GPT), ("t5", OTHERS["t5"]))
+        for seed in range(5)
+    ),
+    *(
+        sharing_out(shardings, tensor)
+        for shardings in (
+            (Sharding.ZERO1,),
+            (Sharding.ZERO2,),
+            (Sharding.ZERO3,),
+            (Sharding.ZERO1, Sharding.ZERO3),
+            (Sharding.ZERO2, Sharding.NONE),
+        )
+        for tensor in (1, 2)
+    ),
 ]
 HALF = [
     case(f"{dtype}-{seed}", {**GPT, "dtype": dtype}, 4000 + seed, steps=3)

@@ -33,6 +33,14 @@ def mesh_of(*stages: Stage) -> Mesh:
     return Mesh.of(Plan(stages[-1].end, rows, (Pipeline(1, rows, stages),)))
 
 
+def run(first: int, count: int, sharding: Sharding) -> LayerRun:
+    return LayerRun(first, count, 2, 2, (3, 2), sharding=sharding)
+
+
+def pipelines_of(*stages: tuple[Stage, ...]) -> Mesh:
+    return Mesh.of(Plan(LAYERS, 5 * len(stages), tuple(Pipeline(1, 5, one) for one in stages)))
+
+
 def neighbours(mesh: Mesh):
     for stages in mesh.pipelines:
         for before, behind in pairwise(stages):
@@ -136,6 +144,29 @@ def test_owners_of_a_shared_weight_meet_by_tensor_index_or_all_together(second, 
     last = stage(tensor, 4, LayerRun(1, 5, tensor, 1, rows))
     mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (3, 3))), last)
     assert shared_spans(mesh, MODEL)[0].groups() == groups
+
+
+@pytest.mark.parametrize(
+    ("shardings", "twins"),
+    [
+        ((Sharding.ZERO1, Sharding.ZERO3), [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ((Sharding.ZERO2, Sharding.NONE), []),
+        ((Sharding.NONE, Sharding.NONE), []),
+    ],
+    ids=["all", "one keeps it whole", "none"],
+)
+def test_a_shared_weight_is_summed_in_parts_where_all_share_it_out(shardings, twins) -> None:
+    mesh = pipelines_of(*((stage(4, 4 * number, run(0, 6, one)),) for number, one in enumerate(shardings)))
+    (shared,) = shared_spans(mesh, MODEL)
+    assert [shared.twins(shared.homes[0], rank) for rank in range(4) if shared.homes] == twins
+    assert set(twins) <= set(wanted_groups(mesh, MODEL))
+
+
+def test_a_shared_weight_of_several_stages_is_summed_whole() -> None:
+    ends = (stage(4, 0, run(0, 3, Sharding.ZERO1)), stage(4, 4, run(3, 3, Sharding.ZERO1)))
+    assert shared_spans(pipelines_of(ends), MODEL)[0].homes == ()
+    arranged_anew = (stage(4, 0, run(0, 3, Sharding.ZERO1), LayerRun(3, 3, 1, 4, (2, 1, 1, 1))),)
+    assert shared_spans(pipelines_of(arranged_anew), MODEL)[0].homes == ()
 
 
 def test_a_weight_inside_divided_layers_is_summed_over_all_of_its_ranks() -> None:

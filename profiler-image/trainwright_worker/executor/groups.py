@@ -75,4 +75,6 @@ def _across(span: Span) -> tuple[Ranks, ...]:
 
 def _of_shared(shared: SharedSpan) -> tuple[Ranks, ...]:
     homes = [one for one in shared.holders if shared.home(one.ranks[0]) is one]
-    return (*shared.groups(), *(one.data_ranks(tensor) for one in homes for tensor in range(one.tensor)))
+    inside = (one.data_ranks(tensor) for one in homes for tensor in range(one.tensor))
+    across = (shared.twins(one, rank) for one in shared.homes[:1] for rank in one.ranks)
+    return (*shared.groups(), *inside, *across)

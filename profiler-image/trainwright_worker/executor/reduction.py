@@ -102,7 +102,7 @@ class _Scattered(Reduction):
         self._partial.sum()
         unit.gradient = torch.empty_like(unit.master, dtype=torch.float32)
         self._work = present(
-            dist.reduce_scatter_tensor(unit.gradient, unit.gradients, group=unit.replicas.group, async_op=True)
+            dist.reduce_scatter_single(unit.gradient, unit.gradients, group=unit.replicas.group, async_op=True)
         )
 
     def settle(self) -> None:
@@ -155,12 +155,20 @@ class _OfSlices(Reduction):
         ]
 
 
-class SharedReduction(Reduction):
+def shared_reduction_of(shared: SharedSpan, unit: Unit, rank: int, groups: Groups) -> Reduction:
+    """The reduction of a shared weight on a rank that holds it."""
+    home = next((one for one in shared.homes if rank in one.ranks), None)
+    if home is None:
+        return _OfOwners(unit, groups.of(shared.group_of(rank)))
+    return _Scattered(unit, _Partial(unit, None), home, groups.of(shared.twins(home, rank)))
+
+
+class _OfOwners(Reduction):
     """One all-reduce over the owners of a weight that several layers hold."""
 
-    def __init__(self, unit: Unit, shared: SharedSpan, rank: int, groups: Groups) -> None:
+    def __init__(self, unit: Unit, group: dist.ProcessGroup | None) -> None:
         super().__init__(unit)
-        self._group = groups.of(shared.group_of(rank))
+        self._group = group
 
     def finish(self) -> None:
         self.unit.expect()

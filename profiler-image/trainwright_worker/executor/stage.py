@@ -14,7 +14,7 @@ from trainwright.plan import Sharding
 from trainwright_worker.executor.groups import Groups
 from trainwright_worker.executor.mesh import Mesh, RunMesh
 from trainwright_worker.executor.precision import Counted
-from trainwright_worker.executor.reduction import Reduction, SharedReduction, reduction_of
+from trainwright_worker.executor.reduction import Reduction, reduction_of, shared_reduction_of
 from trainwright_worker.executor.unit import Replicas, Unit, Weight
 from trainwright_worker.executor.units import SharedSpan, Span, shared_spans, spans
 from trainwright_worker.layers import sequence_parallel
@@ -182,7 +182,7 @@ class StageBuilder:
                     if self.model.kind_of(layer).shared_weight == one.name:
                         held[layer].append(Held(unit, one.contributes(stage.run_of(layer), self.rank)))
                 units.append(unit)
-                reductions.append(SharedReduction(unit, one, self.rank, self.groups))
+                reductions.append(shared_reduction_of(one, unit, self.rank, self.groups))
                 counted.append(self._counted_shared(unit, one))
         layers = {
             layer: RankLayer(layer, modules[layer], tuple(held[layer]), run)

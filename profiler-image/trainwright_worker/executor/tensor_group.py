@@ -47,13 +47,13 @@ class TensorGroup:
     def all_gather(self, part: Tensor) -> Tensor:
         stacked = part.new_empty(self.size, part.numel())
         with self._communication("collecting a sequence within the tensor group"):
-            dist.all_gather_into_tensor(stacked.view(-1), part.contiguous(), group=self.group)
+            dist.all_gather_single(stacked.view(-1), part.contiguous(), group=self.group)
         return stacked
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         own = parts.new_empty(parts.shape[1])
         with self._communication("summing a sequence within the tensor group"):
-            dist.reduce_scatter_tensor(own, parts.contiguous().view(-1), group=self.group)
+            dist.reduce_scatter_single(own, parts.contiguous().view(-1), group=self.group)
         return own
 
     @contextmanager

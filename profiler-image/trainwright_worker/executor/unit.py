@@ -174,7 +174,7 @@ class Unit:
             return
         self.values.untyped_storage().resize_(self._bytes)
         self._gathering = present(
-            dist.all_gather_into_tensor(self.values, self.own, group=self.replicas.group, async_op=True)
+            dist.all_gather_single(self.values, self.own, group=self.replicas.group, async_op=True)
         )
 
     def wait(self) -> None:
@@ -203,4 +203,4 @@ class Unit:
         if self.own.data_ptr() != self.master.data_ptr():
             self.own.copy_(self.master)
         if self.is_published:
-            dist.all_gather_into_tensor(self.values, self.own.clone(), group=self.replicas.group)
+            dist.all_gather_single(self.values, self.own.clone(), group=self.replicas.group)

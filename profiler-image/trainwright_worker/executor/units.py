@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
@@ -49,9 +50,13 @@ class Span:
 
     def twins(self, holder: RunMesh, rank: int) -> Ranks:
         """Where pipelines are alike: the ranks that hold the same part of the weights as `rank`, one of each pipeline."""
-        tensor = holder.position(rank).tensor
-        part = holder.data_ranks(tensor).index(rank)
-        return tuple(sorted(one.data_ranks(tensor)[part] for one in self.holders))
+        return _twins(self.holders, holder, rank)
+
+
+def _twins(alike: Iterable[RunMesh], holder: RunMesh, rank: int) -> Ranks:
+    tensor = holder.position(rank).tensor
+    part = holder.data_ranks(tensor).index(rank)
+    return tuple(sorted(one.data_ranks(tensor)[part] for one in alike))
 
 
 def spans(mesh: Mesh) -> tuple[Span, ...]:
@@ -76,11 +81,13 @@ class SharedSpan:
 
     Attributes:
         is_partial: whether each rank of a tensor group has but a part of its gradient.
+        is_apart: whether any pipeline holds it in several stages.
     """
 
     name: str
     holders: tuple[RunMesh, ...]
     is_partial: bool
+    is_apart: bool = False
 
     @property
     def by_tensor_index(self) -> bool:
@@ -123,6 +130,22 @@ class SharedSpan:
         alike = all(one.is_arranged_as(mine[0]) and one.sharding is mine[0].sharding for one in mine)
         return mine[0] if alike and mine[0].sharding is not Sharding.NONE else None
 
+    @property
+    def homes(self) -> tuple[RunMesh, ...]:
+        """Where every pipeline's one stage shares it out among its replicas, all in the same way: those runs; else none.
+
+        Then it is summed as its layers' own weights are, part by part.
+        """
+        if self.is_apart or not self.by_tensor_index:
+            return ()
+        found = [self.home(ranks[0]) for ranks in dict.fromkeys(one.ranks for one in self.holders)]
+        homes = tuple(one for one in found if one is not None)
+        return homes if len(homes) == len(found) and len({one.data for one in homes}) == 1 else ()
+
+    def twins(self, home: RunMesh, rank: int) -> Ranks:
+        """The ranks that hold the same part of it as `rank`, one of each of the homes."""
+        return _twins(self.homes, home, rank)
+
 
 def shared_spans(mesh: Mesh, model: Model) -> tuple[SharedSpan, ...]:
     """The model's shared weights, by name.
@@ -138,5 +161,6 @@ def shared_spans(mesh: Mesh, model: Model) -> tuple[SharedSpan, ...]:
     for name, layers in sorted(owners.items()):
         holders = {id(run): run for layer in layers for run in mesh.runs_of(layer)}
         is_partial = any(model.kind_of(layer).is_tensor_parallel for layer in layers)
-        found.append(SharedSpan(name, tuple(holders.values()), is_partial))
+        is_apart = len({run.ranks for run in holders.values()}) > len(mesh.pipelines)
+        found.append(SharedSpan(name, tuple(holders.values()), is_partial, is_apart))
     return tuple(found)
