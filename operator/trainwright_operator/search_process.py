@@ -22,16 +22,16 @@ EXIT_INFEASIBLE: Final = 3
 EXIT_OUT_OF_MEMORY: Final = 4
 CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _SHARE: Final = 0.6
-"""Of the container's memory; the rest is the operator's own, and what this process has before it begins."""
+"""Of the container's memory, for all searches; the rest is the operator's own, and what they have before they begin."""
 _NICENESS = 10
 """A search takes a whole core for a while; what measures on the same machine goes first."""
 
 
-def main() -> int:
-    """Answer one request."""
+def main(concurrent: int) -> int:
+    """Answer one request, as one of so many searches at a time."""
     os.nice(_NICENESS)
     gc.freeze()  # what imports made stays: collections need not walk through it
-    allowed = allowed_bytes(CONTAINER_LIMIT)
+    allowed = allowed_bytes(CONTAINER_LIMIT, concurrent)
     if allowed is not None:
         bound_memory(allowed)
     request = PlanningRequest(**json.load(sys.stdin))
@@ -52,13 +52,13 @@ def main() -> int:
     return 0
 
 
-def allowed_bytes(container_limit: Path) -> int | None:
-    """Bytes that the search may take of its container's memory; None where the container has no limit."""
+def allowed_bytes(container_limit: Path, concurrent: int) -> int | None:
+    """Bytes that each of so many searches may take of their container's memory; None where it has no limit."""
     try:
         text = container_limit.read_text().strip()
     except OSError:
         return None  # no control groups of version 2: there the kernel ends the process that takes most, alone
-    return int(int(text) * _SHARE) if text.isdecimal() else None
+    return int(int(text) * _SHARE / concurrent) if text.isdecimal() else None
 
 
 def bound_memory(allowed: int) -> None:
@@ -76,4 +76,4 @@ def bound_memory(allowed: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

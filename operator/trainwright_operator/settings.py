@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_MOST_SEARCHES = 64
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -19,6 +20,7 @@ class Settings:
         namespaces: whose plans are worked on; empty: all.
         lease_namespace, lease_name: where the lease is held that lets one operator act at a time.
         identity: who holds it; two operators must never share one.
+        concurrent_searches: how many plans' searches compute at a time, each on a core.
     """
 
     worker_image: str = ""
@@ -29,6 +31,7 @@ class Settings:
     metrics_port: int = 9090
     health_port: int = 8080
     log_level: str = "INFO"
+    concurrent_searches: int = 1
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -45,6 +48,7 @@ class Settings:
             metrics_port=_port(environment, "TRAINWRIGHT_METRICS_PORT", 9090),
             health_port=_port(environment, "TRAINWRIGHT_HEALTH_PORT", 8080),
             log_level=_log_level(environment.get("TRAINWRIGHT_LOG_LEVEL", "info")),
+            concurrent_searches=_searches(environment.get("TRAINWRIGHT_CONCURRENT_SEARCHES", "1")),
         )
 
 
@@ -52,6 +56,12 @@ def _log_level(text: str) -> str:
     if text.upper() not in _LOG_LEVELS:
         raise ValueError(f"TRAINWRIGHT_LOG_LEVEL must be one of {', '.join(_LOG_LEVELS).lower()}, got {text!r}")
     return text.upper()
+
+
+def _searches(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= _MOST_SEARCHES:
+        raise ValueError(f"TRAINWRIGHT_CONCURRENT_SEARCHES must be a number from 1 to {_MOST_SEARCHES}, got {text!r}")
+    return int(text)
 
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:

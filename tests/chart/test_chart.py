@@ -198,6 +198,8 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         ("imagePullSecrets={name}", "imagePullSecrets"),
         ("logLevel=loud", "logLevel"),
         ("logLevel=null", "logLevel"),
+        ("concurrentSearches=0", "concurrentSearches"),
+        ("concurrentSearches=1.5", "concurrentSearches"),
         ("metrics.serviceMonitor.interval=often", "interval"),
         ("metrics.serviceMonitor.interval=0s", "interval"),
         ("metrics.serviceMonitor.interval=30s1m", "interval"),
@@ -265,6 +267,11 @@ def test_what_the_log_tells_and_further_variables_can_be_chosen(rendered) -> Non
         rendered("--set", "logLevel=debug,extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy")
     )
     assert (chosen["TRAINWRIGHT_LOG_LEVEL"], chosen["HTTPS_PROXY"]) == ("debug", "http://proxy")
+
+
+def test_how_many_searches_compute_at_a_time_can_be_chosen(rendered) -> None:
+    assert environment(rendered())["TRAINWRIGHT_CONCURRENT_SEARCHES"] == "1"
+    assert environment(rendered("--set", "concurrentSearches=3"))["TRAINWRIGHT_CONCURRENT_SEARCHES"] == "3"
 
 
 def test_nodes_labels_and_annotations_of_the_pod_can_be_chosen(rendered) -> None:

@@ -149,3 +149,11 @@ def test_settings_come_from_the_environment_and_a_wrong_port_is_told() -> None:
         ValueError, match="TRAINWRIGHT_LOG_LEVEL must be one of debug, info, warning, error, got 'loud'"
     ):
         Settings.from_environment({"TRAINWRIGHT_LOG_LEVEL": "loud"})
+
+
+@pytest.mark.parametrize("text", ["0", "65", "two"])
+def test_a_wrong_number_of_concurrent_searches_is_told(text: str) -> None:
+    assert Settings.from_environment({}).concurrent_searches == 1
+    assert Settings.from_environment({"TRAINWRIGHT_CONCURRENT_SEARCHES": "3"}).concurrent_searches == 3
+    with pytest.raises(ValueError, match=f"CONCURRENT_SEARCHES must be a number from 1 to 64, got '{text}'"):
+        Settings.from_environment({"TRAINWRIGHT_CONCURRENT_SEARCHES": text})

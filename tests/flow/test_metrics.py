@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from flow_world import World, spec_of
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -142,8 +143,11 @@ def test_a_success_is_told_from_the_first_on_and_the_lease_once_it_is_held() -> 
     assert value("trainwright_leader") == 1
 
 
-def test_searches_that_wait_know_how_many_come_before_them(monkeypatch) -> None:
-    async def for_ever(_request: PlanningRequest) -> tuple[PlannerState, str]:
+@pytest.mark.parametrize(
+    ("concurrent", "ahead", "computing", "then"), [(1, [0, 1, 2], 1, [0, 1]), (2, [0, 0, 1], 2, [0, 0])]
+)
+def test_searches_that_wait_know_how_many_come_before_them(monkeypatch, concurrent, ahead, computing, then) -> None:
+    async def for_ever(_request: PlanningRequest, _concurrent: int) -> tuple[PlannerState, str]:
         await asyncio.sleep(3600)
         raise AssertionError
 
@@ -151,20 +155,20 @@ def test_searches_that_wait_know_how_many_come_before_them(monkeypatch) -> None:
     registry, request = CollectorRegistry(), next(requests(World())).request
 
     async def story() -> None:
-        searches = Searches()
+        searches = Searches(concurrent)
         Metrics(registry).searches_are(searches.running, searches.waiting)
         for uid in ("a", "b", "c"):
             searches.start(uid, request)
         await asyncio.sleep(0.01)
-        assert [searches.facts(uid).ahead for uid in ("a", "b", "c")] == [0, 1, 2]
+        assert [searches.facts(uid).ahead for uid in ("a", "b", "c")] == ahead
         counted = {
             state: registry.get_sample_value("trainwright_searches", {"state": state})
             for state in ("running", "waiting")
         }
-        assert counted == {"running": 1, "waiting": 2}
+        assert counted == {"running": computing, "waiting": 3 - computing}
         searches.forget("a")
         await asyncio.sleep(0.01)
-        assert [searches.facts(uid).ahead for uid in ("b", "c")] == [0, 1]
+        assert [searches.facts(uid).ahead for uid in ("b", "c")] == then
         for uid in ("b", "c"):
             searches.forget(uid)
         await asyncio.sleep(0.01)

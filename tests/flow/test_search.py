@@ -20,7 +20,7 @@ search_process.CONTAINER_LIMIT = Path(sys.argv[1])
 search_process.PlanningRequest = lambda **_: None
 search_process.search = lambda request: str(bytearray(int(sys.argv[2])))
 sys.stdin = io.StringIO("{}")
-sys.exit(search_process.main())
+sys.exit(search_process.main(concurrent=1))
 """
 
 
@@ -39,12 +39,16 @@ def test_a_search_that_asks_for_too_much_memory_ends_alone_and_says_so(tmp_path:
     assert search(limit, MEBIBYTE).returncode == 0
 
 
-@pytest.mark.parametrize(("text", "allowed"), [("max\n", None), ("1000\n", 600)])
-def test_the_search_gets_a_share_of_its_containers_memory(tmp_path: Path, text: str, allowed: int | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "concurrent", "allowed"), [("max\n", 1, None), ("1000\n", 1, 600), ("1000\n", 3, 200)]
+)
+def test_searches_get_a_share_of_their_containers_memory(
+    tmp_path: Path, text: str, concurrent: int, allowed: int | None
+) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text(text)
-    assert allowed_bytes(limit) == allowed
-    assert allowed_bytes(tmp_path / "none") is None
+    assert allowed_bytes(limit, concurrent) == allowed
+    assert allowed_bytes(tmp_path / "none", concurrent) is None
 
 
 def test_the_planning_deadline_survives_restarts_of_the_operator() -> None:

@@ -42,7 +42,7 @@ class Reconciler:
         self._metrics = metrics
         self._pulse = pulse
         self._observer = Observer(api, settings)
-        self._searches = Searches()
+        self._searches = Searches(settings.concurrent_searches)
         metrics.searches_are(self._searches.running, self._searches.waiting)
         self._applier = Applier(api, self._searches)
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}

@@ -19,19 +19,21 @@ _MAX_WORDS = 500
 
 
 class Searches:
-    """One search for each plan at most; its answer is kept until the plan is forgotten."""
+    """One search for each plan at most, and so many at a time; its answer is kept until the plan is forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, concurrent: int = 1) -> None:
         self._facts: dict[str, PlannerFacts] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(1)
+        self._concurrent = concurrent
+        self._slots = asyncio.Semaphore(concurrent)
 
     def facts(self, uid: str) -> PlannerFacts:
         """How far the plan's search is."""
         found = self._facts.get(uid, PlannerFacts())
         if found.state is not PlannerState.RUNNING or found.started_at is not None:
             return found
-        return replace(found, ahead=list(self._unanswered()).index(uid))
+        before = list(self._unanswered()).index(uid)
+        return replace(found, ahead=max(before + 1 - self._concurrent, 0))
 
     def running(self) -> int:
         """Searches that compute."""
@@ -64,18 +66,19 @@ class Searches:
         async with self._slots:
             asked = replace(self._facts[uid], started_at=datetime.now(UTC))
             self._facts[uid] = asked
-            state, text = await _ask(request)
+            state, text = await _ask(request, self._concurrent)
         if self._facts.get(uid) is asked:
             answer, words = (text, "") if state is PlannerState.DONE else ("", text)
             self._facts[uid] = replace(asked, state=state, answer=answer, message=words)
 
 
-async def _ask(request: PlanningRequest) -> tuple[PlannerState, str]:
-    """The state that the search ended in, and its answer or its words."""
+async def _ask(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:
+    """The state that the search ended in, one of so many at a time, and its answer or its words."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "trainwright_operator.search_process",
+        str(concurrent),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
