@@ -10,6 +10,7 @@ import numpy as np
 
 from trainwright.plan import Schedule
 from trainwright.search.auto.bound.asks import Ask
+from trainwright.search.auto.bound.copies import may_be_several
 from trainwright.search.auto.bound.ledger import Ledger
 from trainwright.search.auto.bound.needs import Tables
 from trainwright.search.auto.bound.options import exact_options
@@ -61,7 +62,7 @@ class Classes:
 
     def several(self, lowest: float, highest: float) -> float:
         """The same of plans with more than one."""
-        if self.problem.global_batch_size == 1 or sum(self.shape) == 1:
+        if not may_be_several(self.problem):
             return highest
         self.ledger.spent = 0
         glanced = self._sought(lowest, highest, self._several.possible_at_a_glance, _GLANCED)

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainwright.search.auto.bound.asks import Ask
 from trainwright.search.auto.bound.chains import Chains, Loose, Picks
+from trainwright.search.auto.bound.copies import copy_bytes, may_be_several, usable_bytes
 from trainwright.search.auto.bound.far import Far, cells
 from trainwright.search.auto.bound.fluid import Fluid
 from trainwright.search.auto.bound.ledger import Ledger, SpentError
@@ -59,7 +60,7 @@ class Priced:
 
     def several(self, lowest: float, highest: float) -> float:
         """The same of plans with more than one."""
-        if self.problem.global_batch_size == 1 or len(self.problem.devices) == 1:
+        if not may_be_several(self.problem):
             return highest
         return self._sought(lowest, highest, list(parts_of_several(self.problem.global_batch_size)))
 
@@ -101,7 +102,7 @@ class Priced:
     def _part_keeps(self, part: Part, seconds: float) -> bool:
         share = min(part.most / self.problem.global_batch_size, 1.0)
         budget = self._whole_price * share * (1 + _ROUNDING)
-        if budget < self._prices.min():
+        if budget < self._least_price:
             return False
         # Of stages in the budget, or in somewhat more, so that others with as many rows can use them.
         stages = self._stages_of(part.rows, math.floor(-math.log2(share)), several=part.of_several)
@@ -154,6 +155,12 @@ class Priced:
     def _devices(self) -> Counts:
         """[accelerator] there are."""
         return np.array([reach.devices for reach in self._terms.options.reach], dtype=np.intp)
+
+    @cached_property
+    def _least_price(self) -> float:
+        """Of a pipeline: of its devices there is one at least, and they have the memory for the whole model."""
+        most_bytes = float((usable_bytes(self.problem, self._terms.options.accelerators) / self._prices).max())
+        return max(float(self._prices.min()), copy_bytes(self.problem) / most_bytes)
 
     @cached_property
     def _whole_price(self) -> float:

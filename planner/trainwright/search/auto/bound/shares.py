@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.memory import optimizer_bytes
+from trainwright.search.auto.bound.copies import usable_bytes
 from trainwright.search.auto.bound.ledger import STEP, Ledger
 from trainwright.search.auto.bound.options import NEVER, Array
 from trainwright.search.auto.bound.sums import all_reduce_seconds, owned_values, seen_share
@@ -17,7 +18,6 @@ from trainwright.search.auto.bound.terms import Terms
 from trainwright.search.auto.bound.ways import Counts, Ways
 from trainwright.search.protocol import Problem
 
-_ROUNDING_BYTES = 16
 _SAFE = 1 - 1e-6
 _EXACT_REPLICAS = 2
 _FORWARD_SHARES = (0.0, 0.125, 0.25, 0.375, 0.4375, 0.5, 0.625, 0.75, 1.0)
@@ -261,9 +261,7 @@ class Shares:
     @cached_property
     def memory(self) -> Array:
         """[accelerator] bytes that a plan decides on."""
-        held = {one.name: one.memory_bytes for one in self.problem.setting.cluster.accelerators}
-        room = np.array([held[name] for name in self.terms.options.accelerators], dtype=np.float64)
-        return np.maximum(room - self.problem.runtime.constant_bytes + _ROUNDING_BYTES, 1.0)
+        return usable_bytes(self.problem, self.terms.options.accelerators)
 
     @cached_property
     def input_bytes(self) -> Array:
