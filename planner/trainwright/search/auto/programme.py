@@ -160,6 +160,8 @@ class Programme:
         best = tables.best(tables.kept(1)).seconds
         numbers = [tables.places.numbers[unit, unit + 1] for unit in range(self._units)]
         layers = [best[number, range(self._size - 1), range(1, self._size)].sum() for number in numbers if number >= 0]
+        if any(seconds <= 0 for seconds in layers):
+            return 0.0
         rates = sum(1 / seconds for seconds in layers if np.isfinite(seconds))
         return 1 / rates if rates else self._least_longest()
 

@@ -47,8 +47,11 @@ class CutTables:
         sequence = self.cut.bench.sequence
         members = np.array(sequence.members(0, sequence.layers))
         steady, last = np.stack([[part.min(axis=1) for part in group.seconds] for group in self.cut.groups], axis=1)
-        share = 1 / steady[:, members].sum(axis=1)
-        longest = float((share[:, None] * steady[:, members]).min(axis=0).sum() / share.sum())
+        alone = steady[:, members].sum(axis=1)
+        longest = 0.0
+        if alone.all():  # else all of the model takes no time on some devices, and so may every stage
+            share = 1 / alone
+            longest = float((share[:, None] * steady[:, members]).min(axis=0).sum() / share.sum())
         return (self.cut.micro_batches - 1) * longest + float(last[:, members].min(axis=0).sum())
 
     @cached_property
