@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_specs import SpanSpecs
 from trainwright.plan import Plan, Sharding, Stage
-from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
+from trainwright.search import SEARCHES, Control, NoFeasiblePlan, Problem, Search, run
+from trainwright.search.alpa.search import alpa, brief_alpa
 from trainwright.training import Training
 
 MakeCluster = Callable[..., Cluster]
@@ -49,6 +51,22 @@ def test_it_is_no_worse_than_megatron_on_equal_devices(make_problem: MakeProblem
         problem = make_problem(make_cluster((("fast", 4),) * 2, between=between, memory=memory), layers=10)
         best, baseline = (run(name, problem, top=1)[0].estimate.iteration_seconds for name in ("alpa", "megatron"))
         assert best <= baseline * (1 + 1e-9)
+
+
+def test_briefly_asked_it_stops_where_larger_micro_batches_better_nothing(
+    make_problem: MakeProblem, make_cluster: MakeCluster
+) -> None:
+    problem = make_problem(make_cluster((("fast", 4),) * 2, between=5e6), layers=8, batch=32)
+    bests: dict[Search, list[float | None]] = {alpa: [], brief_alpa: []}
+    answers = {
+        search: search(problem, Control(report=lambda one, into=into: into.append(one.best_seconds)), None)
+        for search, into in bests.items()
+    }
+    whole, brief = bests.values()
+    assert brief[:-1] == whole[: len(brief) - 1]
+    assert all(one is None or behind < one for one, behind in pairwise(brief[:-1]))
+    assert answers[brief_alpa][0].estimate.iteration_seconds == brief[-1]
+    assert len(brief) < len(whole)
 
 
 def test_slow_devices_get_fewer_layers(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:

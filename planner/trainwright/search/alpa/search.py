@@ -42,7 +42,18 @@ def alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     """
     del top
     check_profiled(problem)
-    return _Search(problem, control, LayerSpans(problem.model, cluster_ends(problem.model))).run()
+    return _search(problem, control).run()
+
+
+def brief_alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
+    """The same up to the first micro-batch size whose plans are no better than those of the smaller ones."""
+    del top
+    check_profiled(problem)
+    return _search(problem, control).run(is_brief=True)
+
+
+def _search(problem: Problem, control: Control) -> _Search:
+    return _Search(problem, control, LayerSpans(problem.model, cluster_ends(problem.model)))
 
 
 @dataclass
@@ -54,7 +65,7 @@ class _Search:
     best_seconds: float = math.inf
     """By Eq. 2."""
 
-    def run(self) -> list[Candidate]:
+    def run(self, *, is_brief: bool = False) -> list[Candidate]:
         """Micro-batch sizes from the smallest on, which need the least memory."""
         sizes = divisors(self.problem.global_batch_size)
         for done, rows in enumerate(sizes, start=1):
@@ -62,8 +73,11 @@ class _Search:
             solutions = self._solutions(batch)
             if self._has_graphs and (solutions or not self.found):
                 solutions += self._solutions(batch.beside(self._operators))
+            before = self._least_seconds
             self._cost(solutions)
             if self.found and self.control.expired():
+                break
+            if is_brief and before is not None and self._least_seconds == before:
                 break
             self._step(done, len(sizes) + 1)
         if not self.found:
@@ -117,8 +131,12 @@ class _Search:
             self.found.append(replace(candidate, operators=operators[candidate.plan]))
 
     def _step(self, done: int, total: int) -> None:
-        best = min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
-        self.control.step(done, total, best)
+        self.control.step(done, total, self._least_seconds)
+
+    @property
+    def _least_seconds(self) -> float | None:
+        """None before the first."""
+        return min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
 
     def _smallest_plans(self) -> Iterator[Plan]:
         """What needs least memory with the smallest micro-batches: what to show when nothing fits."""

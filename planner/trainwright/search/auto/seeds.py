@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from trainwright.cost.links import node_classes
-from trainwright.search.alpa.search import alpa
+from trainwright.search.alpa.search import alpa, brief_alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
 from trainwright.search.galvatron.bmw import galvatron_bmw
@@ -21,7 +21,7 @@ SEEDS: tuple[tuple[Search, int, int], ...] = (
 )
 """The others whose best plans are descended from, up to so many devices, and up to so many where memory is short."""
 ALPA_DEVICES = 64
-"""Up to so many Alpa is asked last: its plans are rarely better than what was found by then."""
+"""Up to so many Alpa is asked last, and briefly: its plans are rarely better than what was found by then."""
 MOST_SEEDED = 3000
 """Devices × layers up to which others are asked: what they take grows faster than that."""
 VAST_DEVICES, VAST_KINDS = 1000, 4
@@ -63,7 +63,7 @@ def last_seeds(problem: Problem, control: Control, is_over: Callable[[], bool]) 
     asked_before = max((most for search, most, _ in SEEDS if search is alpa), default=0)
     if not asked_before < len(problem.devices) <= ALPA_DEVICES or is_over():
         return []
-    return _answer(alpa, problem, control, is_over, late_steps=0)
+    return _answer(brief_alpa, problem, control, is_over, late_steps=0)
 
 
 def _answer(  # noqa: PLR0913 - a search's arguments, and how it ends
