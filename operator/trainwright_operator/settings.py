@@ -7,7 +7,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_MOST_SEARCHES = 64
+_PORT, _SEARCHES = ("port number", 65_535), ("number", 64)
+"""What a number is, and the largest that it may be; the least is 1."""
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -45,10 +46,10 @@ class Settings:
             # A container that is started again gets the host name of its pod anew, and process numbers repeat there:
             # then it is the same holder, which is dead for certain, so the lease is its own at once.
             identity=f"{socket.gethostname()}_{os.getpid()}",
-            metrics_port=_port(environment, "TRAINWRIGHT_METRICS_PORT", 9090),
-            health_port=_port(environment, "TRAINWRIGHT_HEALTH_PORT", 8080),
+            metrics_port=_number(environment, "TRAINWRIGHT_METRICS_PORT", 9090, _PORT),
+            health_port=_number(environment, "TRAINWRIGHT_HEALTH_PORT", 8080, _PORT),
             log_level=_log_level(environment.get("TRAINWRIGHT_LOG_LEVEL", "info")),
-            concurrent_searches=_searches(environment.get("TRAINWRIGHT_CONCURRENT_SEARCHES", "1")),
+            concurrent_searches=_number(environment, "TRAINWRIGHT_CONCURRENT_SEARCHES", 1, _SEARCHES),
         )
 
 
@@ -58,14 +59,9 @@ def _log_level(text: str) -> str:
     return text.upper()
 
 
-def _searches(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= _MOST_SEARCHES:
-        raise ValueError(f"TRAINWRIGHT_CONCURRENT_SEARCHES must be a number from 1 to {_MOST_SEARCHES}, got {text!r}")
-    return int(text)
-
-
-def _port(environment: Mapping[str, str], name: str, default: int) -> int:
+def _number(environment: Mapping[str, str], name: str, default: int, kind: tuple[str, int]) -> int:
     text = environment.get(name, str(default))
-    if not text.isdecimal() or not 0 < int(text) < 65_536:
-        raise ValueError(f"{name} must be a port number from 1 to 65535, got {text!r}")
+    what, most = kind
+    if not text.isdecimal() or not 0 < int(text) <= most:
+        raise ValueError(f"{name} must be a {what} from 1 to {most}, got {text!r}")
     return int(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import lcm
 
@@ -130,7 +131,7 @@ class SharedSpan:
         alike = all(one.is_arranged_as(mine[0]) and one.sharding is mine[0].sharding for one in mine)
         return mine[0] if alike and mine[0].sharding is not Sharding.NONE else None
 
-    @property
+    @cached_property
     def homes(self) -> tuple[RunMesh, ...]:
         """Where every pipeline's one stage shares it out among its replicas, all in the same way: those runs; else none.
 

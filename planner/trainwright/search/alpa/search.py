@@ -41,18 +41,17 @@ def alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]
     fits.
     """
     del top
-    check_profiled(problem)
     return _search(problem, control).run()
 
 
 def brief_alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
     """The same up to the first micro-batch size whose plans are no better than those of the smaller ones."""
     del top
-    check_profiled(problem)
     return _search(problem, control).run(is_brief=True)
 
 
 def _search(problem: Problem, control: Control) -> _Search:
+    check_profiled(problem)
     return _Search(problem, control, LayerSpans(problem.model, cluster_ends(problem.model)))
 
 
