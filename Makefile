@@ -5,8 +5,13 @@ CLUSTER_FILE ?= deploy/local-cluster/cluster.yaml
 CLUSTER = $(PYTHON) -m local_cluster $(1) --file $(CLUSTER_FILE)
 PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 .DEFAULT_GOAL := help
+# Tests that start processes are paced and shape links, so they have the machine to themselves.
+FAST = not gpu and not cluster and not apiserver and not torch_processes
+SERIAL = (cluster or apiserver or torch_processes) and not gpu
+# Two processes share two cores, so each computes with one thread.
+IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
-.PHONY: help venv demo demo-down test test-fast test-all test-gpu bench bench-trials lint format cluster-up cluster-status load generate
+.PHONY: help venv demo demo-down programs test test-fast test-nightly test-gpu bench bench-trials lint lines format cluster-up cluster-status load generate docs
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -20,14 +25,19 @@ demo: venv  ## From nothing to a measured winner, on the local cluster (or CONTE
 demo-down: venv  ## Remove the local cluster and every trace of it (or, with CONTEXT=name, the demo's plan and operator there)
 	@$(if $(CONTEXT),$(PYTHON) -m trainwright_demo --plan $(PLAN) --context $(CONTEXT) --remove,$(call CLUSTER,down))
 
-test: venv lint  ## Every test that fits into CI, those on the real cluster included
-	$(PYTHON) -m pytest -m "not gpu and not slow"
+programs: venv  ## Build the programs of the local cluster that are missing (13 minutes when all are)
+	@$(call CLUSTER,build)
+
+test: venv lint docs programs  ## Every test that fits into CI, those on the real cluster included
+	$(IN_PARALLEL) -m "$(FAST) and not slow"
+	$(PYTHON) -m pytest -m "$(SERIAL) and not slow"
 
 test-fast: venv  ## The tests that need no cluster and start no processes
-	$(PYTHON) -m pytest -m "not gpu and not slow and not cluster and not apiserver and not torch_processes"
+	$(IN_PARALLEL) -m "$(FAST) and not slow"
 
-test-all: venv lint  ## Longer runs too
-	$(PYTHON) -m pytest -m "not gpu"
+test-nightly: venv lint docs programs  ## Every test with all of its cases and examples
+	$(IN_PARALLEL) --hypothesis-profile nightly -m "$(FAST)"
+	$(PYTHON) -m pytest --hypothesis-profile nightly -m "$(SERIAL)"
 
 test-gpu: venv  ## The worker on real GPUs, as many as there are (skipped with a reason where there are none)
 	$(PYTHON) -m pytest tests/gpu
@@ -38,16 +48,23 @@ bench-trials: venv  ## Predictions against the clock: plans of every search trie
 bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algorithms (BENCH=amp: only those)
 	$(PYTHON) benchmarks $(BENCH)
 
-lint: venv  ## Types, style, direction of the imports
+lint: venv  ## Types, style, direction of the imports, commit subjects
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
-	PYTHONPATH=planner:operator:profiler-image:deploy/local-cluster $(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+	PYTHONPATH=planner:operator:profiler-image:benchmarks:deploy/local-cluster $(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+	$(PYTHON) deploy/development/check_commits.py
+
+lines: venv  ## Files and non-blank lines of the packages
+	@$(PYTHON) tests/house/source_files.py
 
 format: venv  ## Format the code
 	$(PYTHON) -m ruff check --fix --quiet . ; $(PYTHON) -m ruff format .
 
-generate: venv  ## Write what is generated: the CRD in the chart, the plain manifests
+docs:  ## Build the documentation into build/site; a broken link is an error
+	@deploy/development/docs.sh
+
+generate: venv  ## Write what is generated: the CRD in the chart, the plain manifests, docs/reference
 	$(PYTHON) deploy/development/generate.py
 
 cluster-up: venv  ## Bring up the local cluster (safe to run twice)

@@ -1,4 +1,4 @@
-"""Alpa: the whole search as it stands, its stage programme alone, and the paper's Algorithm 1 on the same tables."""
+"""Benchmark of Alpa: the whole search, its stage DP alone, and the paper's Algorithm 1 on the same tables."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ from rich.console import Console
 from rich.table import Table
 
 from trainwright.accelerators import cluster_of, estimate_profiles
-from trainwright.cost.links import links_of, node_classes
+from trainwright.cost.network import link_matrices, node_classes
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import Problem, run
-from trainwright.search.alpa.clustering import cluster_ends
-from trainwright.search.alpa.crossings import no_crossings
 from trainwright.search.alpa.degree_options import DegreeOptions
-from trainwright.search.alpa.edges import Edges
-from trainwright.search.alpa.layer_spans import LayerSpans
-from trainwright.search.alpa.mesh_devices import MeshDevices
-from trainwright.search.alpa.pipelines import MicroBatch
-from trainwright.search.alpa.slicing import Slicing
-from trainwright.search.alpa.submesh import blocks_of, lines_of
+from trainwright.search.alpa.inter_operator_dp import no_boundary_costs
+from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
+from trainwright.search.alpa.micro_batch_search import MicroBatchSearch
+from trainwright.search.alpa.stage_candidates import StageCandidates
+from trainwright.search.alpa.submeshes import RepresentativeDevices, device_chains, node_blocks
+from trainwright.search.alpa.t_max_search import TMaxSearch
 from trainwright.search.degrees import divisors
 
 GPT_39B = Gpt(48, 8192, 64, 1024, 51200)
 """Table 6 of the paper."""
 BATCH = 1024
 PUBLISHED_SECONDS, PUBLISHED_PROGRAMME_SECONDS = 2393, 1.65
-"""Table 5: GPT-39B on 64 GPUs, of which the stage programme; most of the rest is compiling and profiling."""
+"""Table 5 of the paper: GPT-39B on 64 GPUs, total and stage programme; most of the rest is compiling and profiling."""
 EPSILON_SECONDS = 1e-6
 
 
 @dataclass(frozen=True)
 class Input:
-    """What is searched."""
+    """Problem of one benchmark row."""
 
     name: str
     family: Gpt
@@ -47,7 +45,7 @@ class Input:
     reach_seconds: float | None = None
 
     def problem(self) -> Problem:
-        """By estimated profiles."""
+        """Return the problem with estimated profiles."""
         model, cluster = Model.of(self.family, Dtype.FLOAT16), cluster_of(self.machines)
         names = [accelerator.name for accelerator in cluster.accelerators]
         tensors = [2**power for power in range(7) if self.family.heads % 2**power == 0]
@@ -66,7 +64,7 @@ SMALL = Input("GPT with 4 blocks, 2 × 4 V100", Gpt(4, 1024, 16, 1024, 51200), {
 
 @dataclass
 class Tables:
-    """The stages of one micro-batch size on one order of the devices' types."""
+    """Stage candidates of one micro-batch size in one order of the device types."""
 
     problem: Problem
     spans: LayerSpans = field(init=False)
@@ -74,11 +72,11 @@ class Tables:
     def __post_init__(self) -> None:
         self.spans = LayerSpans(self.problem.model, cluster_ends(self.problem.model))
 
-    def edges(self, rows: int) -> tuple[Edges, int]:
-        """They, and the devices."""
-        intra = DegreeOptions(self.problem, self.spans, MeshDevices(self.problem))
-        line = lines_of(blocks_of(self.problem))[0]
-        found = MicroBatch(self.problem, intra, rows, self.spans).edges_along(list(line.berths()))
+    def edges(self, rows: int) -> tuple[StageCandidates, int]:
+        """Return the stage candidates and the number of devices."""
+        intra = DegreeOptions(self.problem, self.spans, RepresentativeDevices(self.problem))
+        line = device_chains(node_blocks(self.problem))[0]
+        found = MicroBatchSearch(self.problem, intra, rows, self.spans).stage_candidates(list(line.slots()))
         assert found is not None
         return found, line.size
 
@@ -108,39 +106,50 @@ def main() -> None:
 
 
 def _afresh(problem: Problem) -> Problem:
-    """The same problem without anything that was computed for it before."""
-    links_of.cache_clear()
+    """Return the problem with empty caches."""
+    link_matrices.cache_clear()
     node_classes.cache_clear()
     return replace(problem, profiles=replace(problem.profiles), cluster=replace(problem.cluster))
 
 
 def _programmes(problem: Problem) -> tuple[float, int]:
-    """Seconds of Eq. 2–5 for every micro-batch size, each to its optimum, tables apart; and how many they are."""
+    """Return seconds of Eq.
+
+    2–5 for all micro-batch sizes without tables, each to its optimum, and the number of sizes.
+    """
     tables, spent, count = Tables(problem), 0.0, 0
     for rows in divisors(BATCH):
         edges, devices = tables.edges(rows)
         clusters = len(tables.spans.ends)
         started = time.process_time()
-        Slicing(edges, no_crossings(clusters, devices), BATCH // rows, clusters).solve()
+        TMaxSearch(edges, no_boundary_costs(clusters, devices), BATCH // rows, clusters).solve()
         spent += time.process_time() - started
         count += 1
     return spent, count
 
 
 def _against_algorithm_1(console: Console) -> None:
-    """Both to the optimum of Eq. 2 on the same stages."""
+    """Compare both to the optimum of Eq. 2 on the same stages."""
     tables = Tables(SMALL.problem())
     clusters = len(tables.spans.ends)
     table = Table("rows", "stages to choose from", "t_max", "Algorithm 1 s", "ours s", "times", "T (Eq. 2) s")
     for rows in (8, 64, 256):
         edges, devices = tables.edges(rows)
         batches = BATCH // rows
-        columns = (edges.first, edges.end, edges.size, edges.low, edges.high, edges.seconds, edges.most_stages)
+        columns = (
+            edges.first,
+            edges.end,
+            edges.size,
+            edges.min_devices_before,
+            edges.max_devices_before,
+            edges.seconds,
+            edges.max_remaining_stages,
+        )
         choices = [Choice(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
         started = time.process_time()
         plain = algorithm_1(Case(choices, clusters, devices, batches, clusters), EPSILON_SECONDS)
         between = time.process_time()
-        own = Slicing(edges, no_crossings(clusters, devices), batches, clusters).solve()[0].seconds(batches)
+        own = TMaxSearch(edges, no_boundary_costs(clusters, devices), batches, clusters).solve()[0].seconds(batches)
         ended = time.process_time()
         assert own <= plain * (1 + 1e-9), f"{own} is worse than {plain}"
         assert math.isclose(own, plain, rel_tol=1e-3), f"{own} is not {plain}"

@@ -1,4 +1,4 @@
-"""AMP: the search as it stands against the paper's O(k L⁴) table, and how its cost grows with the cluster."""
+"""Benchmark of AMP: our search against the paper's O(k L⁴) table, and its growth with the cluster."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rich.table import Table
 
 from trainwright.accelerators import cluster_of, estimate_profiles
 from trainwright.cluster import Accelerator, Cluster, Node, Port
-from trainwright.cost.links import links_of, node_classes
+from trainwright.cost.network import link_matrices, node_classes
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import Problem, run
-from trainwright.search.choice import Drafting
-from trainwright.search.partition import partition
-from trainwright.search.stages import Stages
+from trainwright.search.uniform.layer_partition import partition
+from trainwright.search.uniform.plan_space import UniformPlanSpace
+from trainwright.search.uniform.stage_tables import PlacedStages
 
 T = TypeVar("T")
 
 GPT2 = Gpt(24, 1024, 16, 1024, 52256)
-"""GPT-2 as AMP trains it (§4.3)."""
+"""GPT-2 as trained by AMP (§4.3)."""
 TOP = 10
 ORACLE_STEPS = 3_000_000
-"""Steps that the plain table may take here in all; more would be minutes."""
+"""Total step budget of the plain table; more would take minutes."""
 FAST, SLOW = "Tesla-V100-SXM2-16GB", "Tesla-T4"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU seconds of one search: of tables and layer assignments, and of everything."""
+    """CPU seconds of one search: tables with layer assignments, and total."""
 
     choices: int
     assigning_seconds: float
@@ -78,7 +78,7 @@ def _problem(cluster: Cluster, batch: int) -> Problem:
 
 
 def _nodes(count: int, devices: int) -> Cluster:
-    """Three quarters V100, the rest T4, told by ports: 10 Gbit/s between nodes, 300 within."""
+    """Return a cluster of three quarters V100 and one quarter T4, with ports: 10 Gbit/s between nodes, 300 inside."""
     accelerators = (Accelerator(FAST, 16 * 2**30), Accelerator(SLOW, 15 * 2**30))
     card, inside = Port(2e-5, 1.25e9), Port(5e-6, 3.75e10)
     nodes = tuple(
@@ -96,25 +96,25 @@ def _cost(problem: Problem) -> Cost:
 
 
 def _afresh(problem: Problem) -> Problem:
-    """The same problem without anything that was computed for it before."""
-    links_of.cache_clear()
+    """Return the problem with empty caches."""
+    link_matrices.cache_clear()
     node_classes.cache_clear()
     return replace(problem, profiles=replace(problem.profiles), cluster=replace(problem.cluster))
 
 
 def _assign_all(problem: Problem) -> int:
-    drafting = Drafting.of(problem)
+    drafting = UniformPlanSpace.of(problem)
     count = 0
     for stages, rows in drafting.choices():
-        ends = drafting.assignment(stages, rows)
+        ends = drafting.best_assignment(stages, rows)
         if ends is not None:
-            drafting.draft(stages, rows, ends)
+            drafting.lazy_candidate(stages, rows, ends)
         count += 1
     return count
 
 
 def _seconds(work: Callable[[], T]) -> tuple[float, T]:
-    """CPU seconds, the least of three; every time from nothing."""
+    """Return the least CPU seconds of three uncached runs."""
     found = []
     for _ in range(3):
         started = time.process_time()
@@ -124,8 +124,8 @@ def _seconds(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def _against_the_table(console: Console, problem: Problem, name: str) -> None:
-    """The plain table on the cheapest choices, until its steps are spent; the rest by its own count of steps."""
-    drafting = Drafting.of(problem)
+    """Run the plain table on the cheapest choices within its step budget; extrapolate the rest by step count."""
+    drafting = UniformPlanSpace.of(problem)
     choices = sorted(
         (
             (_table_steps(drafting, stages, rows), number, stages, rows)
@@ -140,7 +140,7 @@ def _against_the_table(console: Console, problem: Problem, name: str) -> None:
         if steps == 0 or spent + steps > ORACLE_STEPS:
             continue
         times = np.where(drafting.tables.fits(stages, rows), drafting.tables.times(stages, rows), math.inf)
-        instance = times, drafting.tables.exchanges(stages, rows), drafting.micro_batches(stages, rows)
+        instance = times, drafting.tables.boundary_seconds(stages, rows), drafting.micro_batches(stages, rows)
         started = time.process_time()
         plain = plain_table(*instance)
         between = time.process_time()
@@ -161,8 +161,8 @@ def _against_the_table(console: Console, problem: Problem, name: str) -> None:
     )
 
 
-def _table_steps(drafting: Drafting, stages: Stages, rows: int) -> int:
-    """How often the plain table's innermost loop runs: k · L²/2 · the number of stage times."""
+def _table_steps(drafting: UniformPlanSpace, stages: PlacedStages, rows: int) -> int:
+    """Count the iterations of the plain table's innermost loop: k · L²/2 · the number of stage times."""
     times = drafting.tables.times(stages, rows)[drafting.tables.fits(stages, rows)]
     tolerances = 1 + len(np.unique(times[np.isfinite(times)]))
     size = len(drafting.problem.model.layers) + 1
@@ -170,7 +170,7 @@ def _table_steps(drafting: Drafting, stages: Stages, rows: int) -> int:
 
 
 def _growth(console: Console) -> None:
-    """Batch 4,096 on nodes of eight, so that the choices stay about as many."""
+    """Print the cost for batch 4,096 on nodes of eight, which keeps the number of choices about constant."""
     table = Table("devices", "choices", "tables and assignment s", f"whole search, top {TOP}, s")
     sizes, costs = [16, 64, 256, 1024, 4096], []
     for devices in sizes:

@@ -1,6 +1,6 @@
-"""Our own search: never worse than the others on the cases, equal to enumeration on tiny problems, and how its cost grows.
+"""Benchmark of `auto`: never worse than other searches, equal to enumeration on tiny problems, and its growth.
 
-Ends with a failure where a plan got slower, or CPU seconds over AMP's in the same run grew, since the tables were kept.
+Fails if a plan is slower than in the stored tables, or if the ratio of CPU seconds to AMP's in the same run grew.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import statistics
 import time
 
 import numpy as np
-from auto_cases import NVLINK, TYPES
-from auto_never_worse import Timed, losses, outcomes, regressions, table
-from auto_optima import optima
 from rich.console import Console
 from rich.table import Table
 
+from auto_cases import NVLINK, TYPES
+from auto_never_worse import Timed, losses, outcomes, regressions, table
+from auto_optima import optima
 from trainwright.accelerators import data_sheet
-from trainwright.cli.inputs import estimated
+from trainwright.cli.options import estimate_from_data_sheets
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
@@ -29,9 +29,9 @@ from trainwright.training import Training
 GPT = Gpt(24, 2048, 16, 2048, 50304)
 TWO, FOUR = ("A100", "V100-32"), ("A100", "V100-32", "A10G", "T4")
 REACH = ((TWO, 128, "0.4"), (TWO, 512, "2"), (FOUR, 4096, "20"))
-"""Types, devices, and CPU seconds that were aimed at."""
+"""Numbers of types and devices with target CPU seconds."""
 FIRST_CPU_SECONDS = 0.1
-"""Within so many the first feasible plan was to come."""
+"""Limit for the first feasible plan."""
 GROWTH = (16, 64, 256, 1024, 4096)
 CARD = Port(2e-5, 1.25e10)
 EXACT = 1e-9
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _near_the_optimum(worse: list[str]) -> str:
-    """Adds to what got worse where enumeration finds a faster plan."""
+    """Append regressions to `worse` where enumeration finds a faster plan."""
     start = time.process_time()
     differences = {one.seed: one.difference("auto") for one in optima()}
     spent = time.process_time() - start
@@ -95,7 +95,7 @@ def _growth() -> str:
 
 
 def _problem(types: tuple[str, ...], devices: int) -> Problem:
-    """Nodes of eight, as many of each type; the batch grows with the devices."""
+    """Return a problem on nodes of eight, equally many of each type; the batch grows with the devices."""
     accelerators = tuple(Accelerator(TYPES[name], int(data_sheet(TYPES[name]).memory_bytes.value)) for name in types)
     nodes = tuple(
         Node(f"{name}-{number}", TYPES[name], 8, CARD, NVLINK)
@@ -103,5 +103,5 @@ def _problem(types: tuple[str, ...], devices: int) -> Problem:
         for number in range(devices // 8 // len(types))
     )
     training = Training(4 * devices, GPT, dtype=Dtype.FLOAT16)
-    profiles = estimated(training, [accelerator.name for accelerator in accelerators], devices=devices)
+    profiles = estimate_from_data_sheets(training, [accelerator.name for accelerator in accelerators], devices=devices)
     return Problem(Cluster(accelerators, nodes), training.model, profiles, training.global_batch_size)

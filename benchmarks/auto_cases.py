@@ -1,4 +1,4 @@
-"""The cases on which searches are compared: clusters of one to four types, drawn once and for all, each told in a line."""
+"""Cases on which searches are compared: a fixed random draw of clusters of one to four device types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from trainwright.accelerators import data_sheet
-from trainwright.cli.inputs import estimated
+from trainwright.cli.options import estimate_from_data_sheets
 from trainwright.cluster import Accelerator, Cluster, Link, Node, Port
 from trainwright.cost.memory import parameter_bytes
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
@@ -30,7 +30,7 @@ TYPES: Mapping[str, str] = {
     "A100-80": "NVIDIA-A100-SXM4-80GB",
     "H100": "NVIDIA-H100-80GB-HBM3",
 }
-"""Short names of the data sheets that cases use."""
+"""Short names of the cases' data sheets."""
 
 MODELS: Mapping[str, tuple[Family, Dtype, Optimizer]] = {
     "GPT, 4 blocks": (Gpt(4, 768, 12, 512, 32000), Dtype.FLOAT16, "adam"),
@@ -69,20 +69,20 @@ NVLINK, PCIE = Port(5e-6, 1.2e11), Port(1e-5, 1.2e10)
 GBITS = (10, 25, 50, 100, 200, 400)
 BATCHES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048)
 SIZES = (2, 16, 3, 64, 4, 32, 8, 128, 4, 16, 6, 1024, 8, 24, 12, 48, 5, 64, 16, 256, 8, 32, 10, 512, 12, 40, 20, 64)
-"""Devices of the cases of one number of types, one after the other; twice through."""
+"""Device counts of successive cases with the same number of types, used twice."""
 PER_NUMBER_OF_TYPES = 2 * len(SIZES)
 SLOW_UPLINK_RATIO, SLOW_CARD_RATIO = 5, 8
 MOST_LINKED_NODES = 64
-"""Racks have their links given one by one."""
+"""Topologies with explicit links."""
 LOOSE_RATIO, TIGHT_RATIO = 0.35, 0.6
-"""Share of all memory that weights, gradients and optimizer state take: at most, and where memory is tight."""
+"""Maximum share of all memory for weights, gradients and optimizer state, normal and with tight memory."""
 SHARE_TIGHT, TIGHTEST_RATIO = 0.45, 0.1
-"""Share of the cases with tight memory, where a model is large enough to leave at least so much of each device's."""
+"""Ratio of cases with tight memory, for models large enough to leave at least this share of each device's memory."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Equal nodes: so many, with so many devices of a type each."""
+    """`nodes` equal nodes with `devices` devices of one type each."""
 
     type: str
     nodes: int
@@ -94,12 +94,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem.
+    """Comparison problem.
 
     Attributes:
-        topology: `flat`; `slow rack`: the second half of the nodes stands behind a slow uplink; `slow node`: the last
-            node has a slow card.
-        memory_ratio: of what the data sheets say.
+        topology: `flat`; `slow rack`: a slow uplink connects the second half of the nodes; `slow node`: the last
+            node has a slow NIC.
+        memory_ratio: usable memory over the data sheets' memory.
     """
 
     number: int
@@ -149,10 +149,10 @@ class Case:
         return Training(self.batch, dtype=dtype, optimizer=optimizer, **{family.family: family})  # type: ignore[arg-type]
 
     def problem(self) -> Problem:
-        """What searches are asked: profiles by data sheets, as `trainwright plan` estimates them. Made anew each time."""
+        """Return a new problem with profiles from data sheets, estimated as `trainwright plan` does."""
         training = self.training
         names = [accelerator.name for accelerator in self.cluster.accelerators]
-        profiles = estimated(training, names, devices=self.devices)
+        profiles = estimate_from_data_sheets(training, names, devices=self.devices)
         cluster = Cluster(self.cluster.accelerators, self.cluster.nodes, self.cluster.links)
         return Problem(cluster, training.model, profiles, self.batch, optimizer=training.optimizer)
 
@@ -169,7 +169,7 @@ def _uplinks(nodes: Sequence[Node], card: Port) -> tuple[Link, ...]:
 
 
 def cases() -> tuple[Case, ...]:
-    """All of them, always the same; those of one type first."""
+    """Return all cases, those of one type first. Deterministic."""
     return tuple(
         _draw(types, index, (types - 1) * PER_NUMBER_OF_TYPES + index)
         for types in (1, 2, 3, 4)
@@ -204,7 +204,7 @@ def _draw(types: int, index: int, number: int) -> Case:
 
 
 def _groups(pick: random.Random, types: int, devices: int) -> tuple[Group, ...]:
-    """About so many devices; parts of the types are uneven."""
+    """Draw node groups of about `devices` devices, split unevenly over the types."""
     names = pick.sample(sorted(TYPES), types)
     weights = [pick.choice((1, 1, 2, 3)) for _ in names]
     found = []
@@ -217,12 +217,12 @@ def _groups(pick: random.Random, types: int, devices: int) -> tuple[Group, ...]:
 
 @cache
 def _state_bytes(model: str) -> float:
-    """Weights, gradients and optimizer state, once."""
+    """Return bytes of weights, gradients and optimizer state, counted once."""
     family, dtype, optimizer = MODELS[model]
     training = Training(1, dtype=dtype, optimizer=optimizer, **{family.family: family})  # type: ignore[arg-type]
     return training.model.parameters * parameter_bytes(training.model, optimizer, Runtime().gradient_dtype)
 
 
 def _worth(model: str, devices: int) -> bool:
-    """Whether so many devices make sense for it: nobody trains a tiny model on a thousand."""
+    """Return whether the model is large enough for that many devices: nobody trains a tiny model on a thousand."""
     return devices <= 64 or _state_bytes(model) >= devices * 2e7

@@ -1,4 +1,4 @@
-"""`auto` on every case, beside the best plan of any other search, a proven bound, and AMP's CPU seconds in the same run.
+"""Comparison of `auto` on every case with the best plan of any other search, and with AMP's CPU seconds in the same run.
 
 `python benchmarks/auto_never_worse.py` writes the table that later runs are compared with.
 """
@@ -15,39 +15,38 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from auto_cases import Case
-from auto_references import references
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from trainwright.search import Candidate, Control, NoFeasiblePlan, Problem, Progress, run
-from trainwright.search.auto.bound import lower_bound_seconds
+from auto_cases import Case
+from auto_references import references
+from trainwright.search import Candidate, NoFeasiblePlan, Problem, Progress, SearchControl, run
 
 RESULTS = Path(__file__).parent / "results" / "auto_results.csv"
 SAME, FASTER = 1e-9, 1e-6
-"""Relative differences: what rounding leaves, and what counts as strictly faster."""
+"""Relative differences: rounding tolerance, and threshold of strictly faster."""
 CPU_REGRESSION_RATIO = 1.5
-"""By how much CPU seconds over AMP's may grow before it counts as a regression."""
+"""Growth of CPU seconds over AMP's that counts as a regression."""
 YARDSTICK_CPU_SECONDS = 1.0
-"""AMP's search is run again on cases on which it took less."""
-FIELDS = ("seconds", "bound", "CPU s", "first CPU s", "AMP CPU s")
+"""AMP's search is rerun on cases on which it took less."""
+FIELDS = ("seconds", "CPU s", "first CPU s", "AMP CPU s")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case.
+    """Result of one case.
 
     Attributes:
         others: iteration seconds of the best plan of each other search; infinite where it found none.
-        seconds: of our plan; bound_seconds: what no plan can beat.
-        cpu_seconds: of the search; first_cpu_seconds: until its first feasible plan; amp_cpu_seconds: of AMP's search; 0 where it was not run.
+        seconds: iteration seconds of our plan.
+        cpu_seconds, first_cpu_seconds: CPU seconds of our search, and until its first feasible plan.
+        amp_cpu_seconds: CPU seconds of AMP's search; 0 where it was not run.
     """
 
     case: Case
     others: Mapping[str, float]
     seconds: float
-    bound_seconds: float
     cpu_seconds: float
     first_cpu_seconds: float
     amp_cpu_seconds: float
@@ -58,7 +57,7 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """Below 1 where ours is faster; 1 where nothing finds a plan."""
+        """Return our seconds over the best other's: below 1 where ours is faster, 1 where no search finds a plan."""
         return self.seconds / self.best_other if math.isfinite(min(self.seconds, self.best_other)) else 1.0
 
     @property
@@ -69,15 +68,10 @@ class Outcome:
     def is_faster(self) -> bool:
         return self.seconds < self.best_other * (1 - FASTER)
 
-    @property
-    def gap(self) -> float:
-        """Our plan is at most so much slower than the best there is."""
-        return self.seconds / self.bound_seconds - 1
-
 
 @dataclass(frozen=True)
 class Timed:
-    """A search's best candidate (None where nothing fits), CPU seconds, and those until its first feasible plan."""
+    """Best candidate of a search (None where none fits), its CPU seconds, and those until its first feasible plan."""
 
     best: Candidate | None
     cpu_seconds: float
@@ -85,7 +79,7 @@ class Timed:
 
     @classmethod
     def of(cls, problem: Problem, search: str) -> Timed:
-        """Run it."""
+        """Run a search and measure it."""
         firsts: list[float] = []
         start = time.process_time()
 
@@ -94,7 +88,7 @@ class Timed:
                 firsts.append(time.process_time() - start)
 
         try:
-            best = run(search, problem, top=1, control=Control(report=note))[0]
+            best = run(search, problem, top=1, control=SearchControl(report=note))[0]
         except NoFeasiblePlan:
             best = None
         spent = time.process_time() - start
@@ -106,17 +100,15 @@ class Timed:
 
 
 def outcome(case: Case, others: Mapping[str, float], *, amp_is_quick: bool = True, search: str = "auto") -> Outcome:
-    """Run ours and, where it is quick, AMP's, each on a problem made anew."""
+    """Run ours and, where it is quick, AMP's, each on a new problem."""
     amp_seconds = Timed.of(case.problem(), "amp").cpu_seconds if amp_is_quick else 0.0
     ours = Timed.of(case.problem(), search)
-    known = ours.seconds if ours.best else None
-    bound = lower_bound_seconds(case.problem(), incumbent_seconds=known)
-    return Outcome(case, others, ours.seconds, bound, ours.cpu_seconds, ours.first_cpu_seconds, amp_seconds)
+    return Outcome(case, others, ours.seconds, ours.cpu_seconds, ours.first_cpu_seconds, amp_seconds)
 
 
 def outcomes() -> Iterator[Outcome]:
-    """Of all cases that the other searches were run on: about ten seconds each."""
-    # To the standard error, so that progress is seen where tables go to a file.
+    """Yield the outcome of every case that the other searches ran on, about ten seconds each."""
+    # Standard error shows the progress even if the tables go to a file.
     for case, found in track([*references()], "auto on every case", console=Console(stderr=True)):
         others = {name: seconds for name, (seconds, _) in found.items()}
         yield outcome(case, others, amp_is_quick=found["amp"][1] < YARDSTICK_CPU_SECONDS)
@@ -139,16 +131,15 @@ CLASSES: Mapping[str, Callable[[Case], bool]] = {
 
 
 def table(found: Sequence[Outcome]) -> Table:
-    """By class of cases; those where no search finds a plan count for the first column alone."""
+    """Build the table by class of cases. Cases without any plan count only in the first column."""
     shown = Table(title="auto beside the best of all other searches")
-    for name in ("cases", "", "never slower", "faster", "only ours", "slower", "time", "gap, median", "max", "CPU s"):
+    for name in ("cases", "", "never slower", "faster", "only ours", "slower", "time", "CPU s"):
         shown.add_column(name, justify="left" if not name else "right")
     for name, belongs in CLASSES.items():
         chosen = [one for one in found if belongs(one.case)]
         answered = [one for one in chosen if math.isfinite(min(one.seconds, one.best_other))]
         if not answered:
             continue
-        gaps = [one.gap for one in answered if math.isfinite(one.seconds)]
         alone = sum(math.isinf(one.best_other) for one in answered)
         ratios = [one.ratio for one in answered if math.isfinite(max(one.seconds, one.best_other))]
         slower = sum(one.is_slower for one in answered)
@@ -160,15 +151,13 @@ def table(found: Sequence[Outcome]) -> Table:
             str(alone),
             str(slower),
             f"×{statistics.geometric_mean(ratios):.3f}" if ratios else "–",
-            f"{statistics.median(gaps):.1%}",
-            f"{max(gaps):.1%}",
             f"{sum(one.cpu_seconds for one in chosen):.1f}",
         )
     return shown
 
 
 def losses(found: Iterable[Outcome]) -> list[str]:
-    """A sentence for each case where another search is faster."""
+    """Return a sentence for each case where another search is faster."""
     return [
         f"{one.case.number}: {one.case}: {min(one.others, key=lambda name: one.others[name])} takes "
         f"{one.best_other:.6g} s, auto {one.seconds:.6g} s"
@@ -178,7 +167,7 @@ def losses(found: Iterable[Outcome]) -> list[str]:
 
 
 def regressions(found: Sequence[Outcome]) -> list[str]:
-    """What got worse since the table was written (nothing, where there is none): CPU seconds over AMP's, slower plans."""
+    """Return what got worse since the table was written: slower plans, CPU seconds over AMP's. Empty without a table."""
     if not RESULTS.exists():
         return []
     with RESULTS.open(encoding="utf-8", newline="") as file:
@@ -198,14 +187,14 @@ def regressions(found: Sequence[Outcome]) -> list[str]:
 
 
 def write_results(found: Iterable[Outcome]) -> None:
-    """What later runs are compared with."""
+    """Write the table that later runs are compared with."""
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["case", "line", *FIELDS])
         for one in found:
             times = (one.cpu_seconds, one.first_cpu_seconds, one.amp_cpu_seconds)
-            shown = [f"{one.seconds:.10g}", f"{one.bound_seconds:.10g}", *(f"{seconds:.3f}" for seconds in times)]
+            shown = [f"{one.seconds:.10g}", *(f"{seconds:.3f}" for seconds in times)]
             rows.writerow([one.case.number, str(one.case), *shown])
 
 

@@ -1,7 +1,7 @@
-"""The fastest plans of tiny problems, by enumeration: computed once, kept as a table, and compared with `auto`.
+"""Fastest plans of tiny problems by enumeration, computed once, stored as a table and compared with `auto`.
 
-`PYTHONPATH=tests/planner/oracles python benchmarks/auto_optima.py [FIRST END]` enumerates the instances FIRST … END - 1
-anew and writes the table.
+`PYTHONPATH=tests/planner/oracles python benchmarks/auto_optima.py [FIRST END]` enumerates the instances FIRST … END -
+1 anew and writes the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_PLANS = 12_000
 
 @dataclass(frozen=True)
 class Optimum:
-    """An instance and the least iteration seconds of all its plans; infinite where none fits."""
+    """Instance with the least iteration seconds of all its plans; infinite where none fits."""
 
     seed: int
     plans: int
@@ -33,11 +33,11 @@ class Optimum:
 
     @property
     def problem(self) -> Problem:
-        """Made anew each time."""
+        """Return a new problem of the instance."""
         return instance(self.seed, MOST_PLANS)
 
     def difference(self, search: str) -> float:
-        """By how much the search's answer is slower, relatively: 0 where both agree, infinite where it finds nothing."""
+        """Return how much slower the search's plan is, as a ratio minus 1: infinite if it finds none."""
         try:
             found = run(search, self.problem, top=1)[0].estimate.iteration_seconds
         except NoFeasiblePlan:
@@ -46,14 +46,14 @@ class Optimum:
 
 
 def optima() -> Iterator[Optimum]:
-    """Those that are kept."""
+    """Yield the stored optima."""
     with RESULTS.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             yield Optimum(int(row["seed"]), int(row["plans"]), float(row["seconds"]))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """See above."""
+    """Enumerate instances and write the table, as the module describes."""
     first, end = map(int, arguments) if arguments else (0, INSTANCES)
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w", encoding="utf-8", newline="") as file:

@@ -1,8 +1,8 @@
-"""What the other searches answer on the cases: run once, one search at a time, and kept as a table beside this file.
+"""Results of the other searches on the cases, run once, one search at a time, and stored as a table next to this file.
 
-`python benchmarks/auto_references.py CACHE [FIRST END]` runs what the folder CACHE does not hold yet, of the cases FIRST …
-END - 1, and writes the table of all that it holds. CACHE keeps the plans, too: with `--recost`
-in place of FIRST END they are only costed anew, for when the cost model has changed.
+`python benchmarks/auto_references.py CACHE [FIRST END]` runs those of the cases FIRST … END - 1 that the folder
+CACHE lacks, and writes the table of its whole content. CACHE stores the plans too: `--recost` instead of FIRST END
+only evaluates them again, after a change of the cost model.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from auto_cases import Case, cases
-
 from trainwright import documents
-from trainwright.cost.estimate import estimate_in
+from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
-from trainwright.search import SEARCHES, Control, NoFeasiblePlan, run
+from trainwright.search import SEARCHES, NoFeasiblePlan, SearchControl, run
 
 RESULTS = Path(__file__).parent / "results" / "auto_references.csv"
 BUDGETS = ((64, 3.0), (256, 6.0), (1024, 10.0))
-"""CPU seconds of one search by the largest number of devices they are for."""
+"""CPU-second budgets of one search, by the largest number of devices that each is for."""
 HARD_LIMIT_RATIO = 6
-"""A search that does not heed its budget is ended after so many times as long."""
+"""Ratio to its budget after which a search that ignores the budget is killed."""
 NOTHING = "no feasible plan"
 
 
 @dataclass(frozen=True)
-class CpuControl(Control):
-    """A budget in CPU seconds of this process, so that answers do not hang on what else runs."""
+class CpuControl(SearchControl):
+    """Search budget in CPU seconds of this process, so that answers do not depend on other load."""
 
     cpu_deadline_seconds: float = math.inf
 
     @classmethod
     def of(cls, budget_seconds: float) -> CpuControl:
-        """A control whose budget begins now."""
+        """Return a control with a budget that starts now."""
         return cls(cpu_deadline_seconds=time.process_time() + budget_seconds)
 
     def expired(self) -> bool:
@@ -50,11 +49,11 @@ class CpuControl(Control):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one search found.
+    """Result of one search on one case.
 
     Attributes:
-        seconds: of an iteration of its best plan; infinite where it found none.
-        why: where it found none.
+        seconds: iteration seconds of its best plan; infinite if it found none.
+        why: reason if it found none.
     """
 
     case: int
@@ -66,12 +65,12 @@ class Answer:
 
 
 def budget_of(case: Case) -> float:
-    """CPU seconds for a search."""
+    """Return the CPU-second budget of a search."""
     return next(budget for most, budget in BUDGETS if case.devices <= most)
 
 
 def answer(case: Case, search: str) -> tuple[Answer, str]:
-    """The search's best plan within its budget, and the plan's document (empty where there is none)."""
+    """Return the search's best plan within its budget, and the plan's document (empty without a plan)."""
     problem = case.problem()
     start = time.process_time()
     try:
@@ -84,7 +83,7 @@ def answer(case: Case, search: str) -> tuple[Answer, str]:
 
 
 def answer_apart(case: Case, search: str, kept: Path) -> None:
-    """The same in a process of its own that a limit ends; what comes out is written to `kept`."""
+    """Run `answer` in a child process with a CPU limit, and write the result to `kept`."""
     child = os.fork()
     if child == 0:
         _limit(HARD_LIMIT_RATIO * budget_of(case))
@@ -114,7 +113,7 @@ def _write(kept: Path, found: Answer, plan: str) -> None:
 
 
 def kept_answer(kept: Path, case: Case) -> Answer | None:
-    """What was kept of this case; None where nothing was, or of another case of that number."""
+    """Return the stored result of this case; None if it is missing or belongs to another case with that number."""
     if not kept.exists():
         return None
     found = json.loads(kept.read_text(encoding="utf-8"))
@@ -123,12 +122,12 @@ def kept_answer(kept: Path, case: Case) -> Answer | None:
 
 
 def searches() -> list[str]:
-    """All but our own."""
+    """Return all searches except our own."""
     return [name for name in SEARCHES if name != "auto"]
 
 
 def fill(cache: Path, chosen: Sequence[Case]) -> None:
-    """Run what is missing, small cases first."""
+    """Run missing searches, small cases first."""
     for case in sorted(chosen, key=lambda case: (case.devices, case.number)):
         for search in searches():
             kept = cache / f"{case.number:03}-{search}.json"
@@ -138,7 +137,7 @@ def fill(cache: Path, chosen: Sequence[Case]) -> None:
 
 
 def recost(cache: Path) -> None:
-    """What the kept plans cost by the model as it is now."""
+    """Evaluate the stored plans with the current cost model."""
     for case in cases():
         problem = None
         for search in searches():
@@ -149,13 +148,13 @@ def recost(cache: Path) -> None:
                 continue
             plan = documents.loads(json.dumps(document), Plan)
             problem = problem or case.problem()
-            cost = estimate_in(plan, problem.setting)
+            cost = estimate_with_context(plan, problem.cost_context)
             seconds = cost.iteration_seconds if cost.feasible else math.inf
             _write(kept, replace(found, seconds=seconds), documents.dumps(plan))
 
 
 def write_results(cache: Path) -> None:
-    """The table: one row for each case, two columns for each search; a dash stands for no plan."""
+    """Write the table: a row for each case, two columns for each search; a dash marks no plan."""
     names = searches()
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w", encoding="utf-8", newline="") as file:
@@ -176,9 +175,9 @@ def _cells(found: Answer | None) -> tuple[str, str]:
 
 
 def references() -> Iterator[tuple[Case, dict[str, tuple[float, float]]]]:
-    """By case: of every search that was run the seconds of its best plan (infinite: none) and its CPU seconds.
+    """Yield each case with every search's (iteration seconds of the best plan, CPU seconds); infinite if it found none.
 
-    Raises ValueError where the table was made for other cases.
+    Raises ValueError if the table belongs to other cases.
     """
     with RESULTS.open(encoding="utf-8", newline="") as file:
         rows = {int(row["case"]): row for row in csv.DictReader(file)}
@@ -200,7 +199,7 @@ def references() -> Iterator[tuple[Case, dict[str, tuple[float, float]]]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """See above."""
+    """Run the searches and write the table, as the module describes."""
     cache, *bounds = arguments
     Path(cache).mkdir(parents=True, exist_ok=True)
     if bounds == ["--recost"]:

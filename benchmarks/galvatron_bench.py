@@ -1,4 +1,4 @@
-"""Galvatron: both searches as they stand, and one stage by the paper's table algorithm."""
+"""Benchmark of Galvatron: both searches, and one stage by the paper's table algorithm."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.search import Limits, Problem, run
-from trainwright.search.galvatron.bmw import adjusted_solutions
-from trainwright.search.galvatron.partitions import CutTables, memory_balanced_partition
-from trainwright.search.galvatron.pipelines import Workbench
-from trainwright.search.galvatron.stage_programme import assign
-from trainwright.search.galvatron.tables import StageTable
+from trainwright.search.galvatron.partition_search import SplitTables, memory_balanced_partition
+from trainwright.search.galvatron.pipeline_solutions import GroupTablesCache
+from trainwright.search.galvatron.search import adjusted_solutions
+from trainwright.search.galvatron.strategy_dp import assign_strategies
+from trainwright.search.galvatron.strategy_tables import StageTable
 
 TOP = 10
 GRANULES = 64
-"""Of the table's memory budget; the paper's hundreds would take minutes."""
+"""Steps of the table's memory budget; the paper's hundreds would take minutes."""
 PLAIN_GRANULES = 24
 SMALL = ({"p3.8xlarge": 1}, {"p3.8xlarge": 1, "g4dn.12xlarge": 1})
 HEADROOMS = (0.0, 0.3, 0.5, 0.7)
-"""Shares of every memory that stay free, so that memory binds more and more."""
+"""Free shares of all memory, so that memory is increasingly binding."""
 GROWTH = (2, 8, 32, 128, 512)
-"""Nodes of eight devices."""
+"""Numbers of nodes with eight devices."""
 PUBLISHED = {"8": "155 s", "16": "238 s"}
-"""Fine-grained search of Llama-2 7B by the authors' public code, measured."""
+"""Measured fine-grained search of Llama-2 7B by the authors' public code."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is searched."""
+    """Problem of one benchmark row."""
 
     name: str
     planner: str
@@ -48,7 +48,7 @@ class Case:
     public: str = "-"
 
     def problem(self) -> Problem:
-        """Llama-2 7B with so many layers, by estimated profiles."""
+        """Return Llama-2 7B with `layers` layers and estimated profiles."""
         cluster = cluster_of(self.machines)
         family = Llama(self.layers, 4096, 32, sequence_length=4096, vocabulary_size=32000)
         model = Model.of(family, Dtype.FLOAT16)
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _growth() -> str:
-    """How the cost of `galvatron-base` grows with the devices, the batch growing as they do."""
+    """Report how the CPU seconds of `galvatron-base` grow with the devices, at a constant batch per device."""
     seconds = []
     for nodes in GROWTH:
         problem = Case("growth", "galvatron-base", {"dgx-a100": nodes}, 32, 8 * nodes).problem()
@@ -99,18 +99,18 @@ def _growth() -> str:
 
 
 def _against_the_table() -> Table:
-    """The whole model on one stage of eight devices: where memory binds, the plain table beside ours."""
-    bench = Workbench(CASES[2].problem())
+    """Compare the plain table with ours for the whole model on one stage of eight devices with binding memory."""
+    bench = GroupTablesCache(CASES[2].problem())
     table = Table(
         "rows", "ours, CPU s", "plain table", "ours, objective", "plain", title=f"one stage, {GRANULES} granules"
     )
-    for cut in bench.pipelines():
+    for cut in bench.pipeline_splits():
         if len(cut.devices) > 1 or cut.micro_batch_size not in {8, 16}:
             continue
         stage: StageTable = cut.stages[0]
-        choices = stage.choices(0, bench.sequence.layers, cut.weights[0], stage.group.budget_bytes)
+        choices = stage.choices(0, bench.sequence.layers, cut.steady_weights[0], stage.group.budget_bytes)
         start = time.process_time()
-        found = assign(choices)
+        found = assign_strategies(choices)
         between = time.process_time()
         plain = table_algorithm(choices, GRANULES)
         end = time.process_time()
@@ -122,20 +122,20 @@ def _against_the_table() -> Table:
 
 
 def _against_the_plain_procedure() -> str:
-    """Small problems: Algorithm 2's queue over the table algorithm, and one number of micro-batches, beside ours."""
+    """Compare Algorithm 2's queue over the table algorithm with ours, for one number of micro-batches."""
     wins = losses = cuts = whole_wins = whole_losses = problems = 0
     for machines in SMALL:
         for headroom in HEADROOMS:
             problem = replace(
                 Case("small", "galvatron-bmw", machines, 4, 8).problem(), limits=Limits(memory_headroom_ratio=headroom)
             )
-            tables = [CutTables(cut) for cut in Workbench(problem).pipelines()]
+            tables = [SplitTables(cut) for cut in GroupTablesCache(problem).pipeline_splits()]
             plain_at_one_count, ours_at_all = math.inf, math.inf
             for table in tables:
                 plain, ours = _plain_and_ours(table)
                 losses += ours > plain * (1 + 1e-9)
                 ours_at_all = min(ours_at_all, ours)
-                if table.cut.micro_batches == plain_micro_batches(8, len(table.cut.devices)):
+                if table.split.micro_batches == plain_micro_batches(8, len(table.split.devices)):
                     plain_at_one_count = min(plain_at_one_count, plain)
                 cuts += math.isfinite(ours)
                 wins += ours < plain * (1 - 1e-9)
@@ -149,9 +149,9 @@ def _against_the_plain_procedure() -> str:
     )
 
 
-def _plain_and_ours(table: CutTables) -> tuple[float, float]:
-    """Least Eq. 8 of one cut."""
+def _plain_and_ours(table: SplitTables) -> tuple[float, float]:
+    """Return the least Eq. 8 of one cut."""
     ours = min((solution.seconds for solution in adjusted_solutions(table, math.inf)), default=math.inf)
-    start = memory_balanced_partition(table.cut)
-    plain = plain_queue(table.cut, start, table.time_balanced(), PLAIN_GRANULES) if start else math.inf
+    start = memory_balanced_partition(table.split)
+    plain = plain_queue(table.split, start, table.time_balanced(), PLAIN_GRANULES) if start else math.inf
     return plain, ours

@@ -1,4 +1,4 @@
-"""OPT-350M on half A100, half V100: what our searches find, judged by the simulator that published planners were judged by."""
+"""Benchmark of OPT-350M on half A100, half V100: our plans in the simulator that published planners were compared by."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from opt_350m_simulator import Simulator, Verdict
-from opt_350m_splits import Cut, best_fitting, one_accelerator, pipeline_plan, two_stage_splits
-from opt_350m_tables import MODEL, Tables
 from rich.console import Console
 from rich.table import Table
 
-from trainwright.cost.estimate import estimate_in
+from opt_350m_simulator import SimulatedPlan, Simulator
+from opt_350m_splits import Cut, best_fitting, one_accelerator, pipeline_plan, two_stage_splits
+from opt_350m_tables import MODEL, Tables
+from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
-from trainwright.search import SEARCHES, Candidate, Control, NoFeasiblePlan, Problem, run
+from trainwright.search import SEARCHES, Candidate, NoFeasiblePlan, Problem, SearchControl, run
 
 PUBLISHED = {16: (0.0435, 0.0445), 32: (0.0769, 0.0829), 64: (0.1351, 0.1505), 128: (0.2171, 0.2697)}
 """Iterations per second by devices: the best published planner, and the best two-stage split; both by the simulator."""
 PLANNERS = ("megatron", "amp", "galvatron-bmw", "alpa", "auto")
 BUDGET_SECONDS = 60.0
 TOP = 50
-"""Candidates that the simulator looks at; trials would measure fewer."""
+"""Candidates for the simulator; trials would measure fewer."""
 SLOW, FAST = "V100-16", "A100-40"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one planner finds: its candidates, best first by our estimate, each with the simulator's verdict or why not."""
+    """Candidates of one planner, best first by our estimate, each with the simulator's result or the reason without one."""
 
     cpu_seconds: float
-    judged: tuple[tuple[Candidate, Verdict | str], ...]
+    judged: tuple[tuple[Candidate, SimulatedPlan | str], ...]
 
     @property
-    def best(self) -> tuple[Candidate, Verdict] | None:
-        """The best by the simulator that fits by its memory."""
-        fitting = [(one, verdict) for one, verdict in self.judged if isinstance(verdict, Verdict) and verdict.fits]
+    def best(self) -> tuple[Candidate, SimulatedPlan] | None:
+        """Return the fastest simulated candidate that fits into the simulated memory."""
+        fitting = [
+            (one, verdict) for one, verdict in self.judged if isinstance(verdict, SimulatedPlan) and verdict.fits
+        ]
         return min(fitting, key=lambda pair: pair[1].seconds, default=None)
 
 
@@ -65,7 +67,7 @@ def _problem(tables: Tables, devices: int) -> Problem:
 
 
 def _searches(tables: Tables, devices: int) -> Table:
-    """Planners, and what enumeration finds by the simulator itself, in iterations per second."""
+    """Return a table of planners and of enumeration by the simulator, in iterations per second."""
     problem = _problem(tables, devices)
     simulator = Simulator(tables, problem.cluster)
     published, published_split = PUBLISHED[devices]
@@ -90,7 +92,7 @@ def _searches(tables: Tables, devices: int) -> Table:
     ):
         best = best_fitting(simulator, plans)
         if best is not None:
-            estimated = 1 / estimate_in(best[0], problem.setting).iteration_seconds
+            estimated = 1 / estimate_with_context(best[0], problem.cost_context).iteration_seconds
             table.add_row(name, best[0].summary(), f"{estimated:.4f}", f"{best[1].per_second:.4f}")
     table.add_row("  published", "", "", f"{published_split:.4f}", end_section=True)
     for name in PLANNERS:
@@ -100,17 +102,17 @@ def _searches(tables: Tables, devices: int) -> Table:
 
 
 def _find(planner: str, problem: Problem, simulator: Simulator) -> Found | str:
-    """The planner's candidates, or why there are none."""
+    """Return the planner's candidates, or why there are none."""
     started = time.process_time()
     try:
-        candidates = run(planner, problem, top=TOP, control=Control.within(BUDGET_SECONDS))
+        candidates = run(planner, problem, top=TOP, control=SearchControl.with_budget(BUDGET_SECONDS))
     except NoFeasiblePlan as reason:
         return str(reason)
     spent = time.process_time() - started
     return Found(spent, tuple((one, _judge(simulator, one.plan)) for one in candidates))
 
 
-def _judge(simulator: Simulator, plan: Plan) -> Verdict | str:
+def _judge(simulator: Simulator, plan: Plan) -> SimulatedPlan | str:
     try:
         return simulator.judge(plan)
     except ValueError as reason:
@@ -131,14 +133,14 @@ def _cells(found: Found | str) -> Iterator[str]:
     yield f"{found.cpu_seconds:.2f}"
 
 
-def _told(verdict: Verdict | str) -> str:
+def _told(verdict: SimulatedPlan | str) -> str:
     if isinstance(verdict, str):
         return "not judged"
-    return f"{verdict.per_second:.4f}{'*' if verdict.beyond else ''}{'' if verdict.fits else ', does not fit'}"
+    return f"{verdict.per_second:.4f}{'*' if verdict.unmodelled else ''}{'' if verdict.fits else ', does not fit'}"
 
 
 def _two_cost_models(tables: Tables) -> Table:
-    """Two-stage splits, V100 first: where our estimate and the simulator part."""
+    """Return a table of two-stage splits, V100 first, by our estimate and by the simulator."""
     table = Table(
         *(
             "devices",
@@ -166,7 +168,7 @@ def _two_cost_models(tables: Tables) -> Table:
             data = devices // 2 // tensor
             cuts = (Cut(SLOW, tensor, data, layers), Cut(FAST, tensor, data, len(MODEL.layers)))
             plan = pipeline_plan(problem.cluster, cuts, rows * data)
-            verdict, own = simulator.judge(plan), estimate_in(plan, problem.setting)
+            verdict, own = simulator.judge(plan), estimate_with_context(plan, problem.cost_context)
             table.add_row(
                 *map(str, (devices, tensor, data, rows, layers)),
                 f"{verdict.per_second:.4f}",

@@ -1,19 +1,19 @@
-"""The judge of plans for OPT-350M: the equations of eth-easl/sailor's simulator, which published planners were compared by.
+"""Simulator of plans for OPT-350M: the equations of eth-easl/sailor, which published planners were compared by.
 
 For a pipeline with stages i, their forward plus backward c_i of one micro-batch, their sending s_i and update u_i:
 
     T_pipeline = (m − 1) max_i (c_i + s_i) + Σ c_i + Σ s_i + max_i u_i
     T = max over pipelines of T_pipeline + max over stages of the gradients' rings (+ the rings across pipelines)
 
-Sending is never hidden, replicas of a stage go in step, a ring's step is one message of one device to a device of
-another node, rings of one node do not slow each other, and tied weights are not summed. A device holds 24 bytes for
-each value (of float32), the activations of one micro-batch for each stage from its own on, and 2 GB (3 GB where it is
-tensor parallel) of the runtime.
+Sending never overlaps computation, replicas of a stage run in lock step, a ring's step is one message between devices
+of two nodes, rings of one node do not slow each other, and tied weights are not reduced. A device holds 24 bytes for
+each float32 parameter, the activations of one micro-batch for each stage from its own on, and 2 GB (3 GB if tensor
+parallel) for the runtime.
 
-Beyond those equations, so that every plan can be judged that the planner may find: rows that were not measured lie on
-the line between those that were; each replica computes and sends its own rows; optimizer state that is sharded is
-divided; layers that are recomputed take another forward and keep their inputs; runs of layers of one stage with degrees
-of their own go one after the other (moving rows between them is not counted). `Verdict.beyond` says when that was needed.
+Extensions, so that it can evaluate every plan of the planner: times of unmeasured rows are interpolated linearly; each
+replica computes and sends its own rows; sharded optimizer state is divided; recomputed layers take another forward and
+save their inputs; layer runs of one stage follow each other (redistribution of rows is not counted).
+`SimulatedPlan.unmodelled` reports which a plan needed.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ from functools import cached_property
 from itertools import pairwise
 
 from opt_350m_tables import DEVICES_PER_NODE, MEMORY_BYTES, Tables, ring_seconds
-
 from trainwright.cluster import Cluster
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 
 VALUE_BYTES = 4
 STATE_BYTES = 24
-"""For each value: weight, gradient, two moments, a buffer to communicate, a copy that DeepSpeed keeps; 4 bytes each."""
+"""Bytes for each value: weight, gradient, two moments, a communication buffer and DeepSpeed's copy; 4 bytes each."""
 OPTIMIZER_BYTES = 8
 RUNTIME_BYTES, TENSOR_PARALLEL_RUNTIME_BYTES = 2e9, 3e9
 DEEP_PIPELINE = 3
-"""Beyond so many stages the first one's sending counts twice."""
+"""Number of stages above which the first stage's sending counts twice."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the simulator says of a plan.
+class SimulatedPlan:
+    """Result of simulating a plan.
 
     Attributes:
-        lacking_bytes: what the fullest device lacks; at most 0 where the plan fits.
-        beyond: what the simulator's own equations do not know of it, in words.
+        memory_shortfall_bytes: bytes that the fullest device lacks; at most 0 if the plan fits.
+        unmodelled: extensions of the simulator's equations that the plan needed, as text.
     """
 
     seconds: float
     pipeline_seconds: float
     gradient_seconds: float
-    lacking_bytes: float
-    beyond: tuple[str, ...] = ()
+    memory_shortfall_bytes: float
+    unmodelled: tuple[str, ...] = ()
 
     @property
     def per_second(self) -> float:
@@ -59,12 +58,12 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        return self.lacking_bytes <= 0
+        return self.memory_shortfall_bytes <= 0
 
 
 @dataclass(frozen=True)
 class _Replica:
-    """One data replica of a stage: its rows, and the accelerators of its tensor group (one, but for mixed groups)."""
+    """Data replica of a stage: its rows, and the accelerators of its tensor group (one, except in mixed groups)."""
 
     rows: int
     tensor: int
@@ -72,35 +71,35 @@ class _Replica:
 
     @property
     def at_link(self) -> tuple[str, int]:
-        """How it is looked up in the tables of links between nodes."""
+        """Return the replica's key in the tables of links between nodes."""
         return self.accelerators[0], min(self.tensor, DEVICES_PER_NODE)
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """Judges plans on a cluster whose accelerators are those of the tables."""
+    """Simulator of plans on a cluster with the tables' accelerators."""
 
     tables: Tables
     cluster: Cluster
 
-    def judge(self, plan: Plan) -> Verdict:
-        """Raises ValueError for a plan that no equation of the simulator covers."""
-        judged = [_Judged(self, pipeline) for pipeline in plan.pipelines]
+    def judge(self, plan: Plan) -> SimulatedPlan:
+        """Simulate a plan. Raises ValueError if no equation covers it."""
+        judged = [_PipelineSimulation(self, pipeline) for pipeline in plan.pipelines]
         pipeline_seconds = max(one.seconds for one in judged)
         gradients = max(one.gradient_seconds for one in judged) + self._across_seconds(judged)
         beyond = dict.fromkeys(word for one in judged for word in one.beyond)
         if len({(pipeline.micro_batches, pipeline.micro_batch_size) for pipeline in plan.pipelines}) > 1:
             beyond["pipelines with different shares of the batch"] = None
-        return Verdict(
+        return SimulatedPlan(
             seconds=pipeline_seconds + gradients,
             pipeline_seconds=pipeline_seconds,
             gradient_seconds=gradients,
-            lacking_bytes=max(one.lacking_bytes for one in judged),
-            beyond=tuple(beyond),
+            memory_shortfall_bytes=max(one.lacking_bytes for one in judged),
+            unmodelled=tuple(beyond),
         )
 
-    def _across_seconds(self, judged: list[_Judged]) -> float:
-        """Whole gradients of the deepest pipeline's stages over all pipelines."""
+    def _across_seconds(self, judged: list[_PipelineSimulation]) -> float:
+        """Return seconds to all-reduce unsharded gradients of the deepest pipeline's stages over all pipelines."""
         deepest = max(judged, key=lambda one: len(one.pipeline.stages))
         return max(
             ring_seconds(
@@ -113,15 +112,15 @@ class Simulator:
         )
 
     def weight_bytes(self, first: int, end: int) -> float:
-        """Of whole layers `first … end - 1`."""
+        """Return unsharded weight bytes of layers `first … end - 1`."""
         return sum(VALUE_BYTES * self.tables.layers["1"][str(layer)]["params_floats"] for layer in range(first, end))
 
     def output_bytes(self, layer: int) -> float:
-        """Of one row."""
+        """Return output bytes of one row."""
         return VALUE_BYTES * self.tables.layers["1"][str(layer)]["act_output_floats"]
 
     def replicas(self, stage: Stage, run: LayerRun) -> tuple[_Replica, ...]:
-        """The data replicas of some layers of a stage."""
+        """Return the data replicas of a layer run."""
         found = []
         for rows, group in zip(run.rows, run.tensor_groups(stage.devices), strict=True):
             names = dict.fromkeys(self.cluster.accelerator_of(device).name for device in group)
@@ -129,7 +128,7 @@ class Simulator:
         return tuple(found)
 
     def layer_seconds(self, replica: _Replica, layer: int, *, column: int) -> float:
-        """Forward (column 0), backward (1) or update (2); the slowest accelerator of a mixed group decides."""
+        """Return seconds of forward (column 0), backward (1) or update (2) on the group's slowest accelerator."""
         return max(self._one(name, replica, layer, column) for name in replica.accelerators)
 
     def _one(self, name: str, replica: _Replica, layer: int, column: int) -> float:
@@ -147,26 +146,26 @@ class Simulator:
 
 
 def _neighbours(measured: list[int], rows: int) -> tuple[int, int]:
-    """The measured rows on both sides; outside of them the nearest two."""
+    """Return the measured rows on both sides of `rows`, or the nearest two."""
     return next(((low, high) for low, high in pairwise(measured) if rows < high), (measured[-2], measured[-1]))
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """One pipeline of a plan."""
+class _PipelineSimulation:
+    """Simulation of one pipeline of a plan."""
 
     simulator: Simulator
     pipeline: Pipeline
 
     @cached_property
     def replicas(self) -> tuple[tuple[tuple[_Replica, ...], ...], ...]:
-        """By stage, by run of layers."""
+        """Return `[stage][run]` replicas."""
         replicas = self.simulator.replicas
         return tuple(tuple(replicas(stage, run) for run in stage.layers) for stage in self.pipeline.stages)
 
     @property
     def _runs(self) -> Iterator[tuple[int, LayerRun, tuple[_Replica, ...]]]:
-        """Number of the stage, layers, replicas."""
+        """Yield stage index, layer run and replicas."""
         for number, stage in enumerate(self.pipeline.stages):
             for run, replicas in zip(stage.layers, self.replicas[number], strict=True):
                 yield number, run, replicas
@@ -186,7 +185,7 @@ class _Judged:
         return (self.pipeline.micro_batches - 1) * slowest + sum(compute) + sum(sending) + update
 
     def _compute_seconds(self, run: LayerRun, replicas: tuple[_Replica, ...]) -> float:
-        """Forward and backward of one micro-batch on the slowest replica."""
+        """Return seconds of forward and backward of one micro-batch on the slowest replica."""
         return max(
             sum(
                 (1 + run.recompute) * self.simulator.layer_seconds(replica, layer, column=0)
@@ -197,9 +196,10 @@ class _Judged:
         )
 
     def _sending_seconds(self, number: int) -> float:
-        """To the stage behind and, of gradients, to the stage before.
+        """Return seconds to send activations to the next stage and gradients to the previous one.
 
-        The first stage counts its outputs (twice in deep pipelines), the last one twice its gradients, the others both.
+        The first stage counts its outputs (twice in deep pipelines), the last one twice its gradients, the others
+        both.
         """
         last, stage, here = len(self.replicas) - 1, self.pipeline.stages[number], self.replicas[number]
         outputs = self._to(here[-1], self.replicas[number + 1][0], stage.end - 1) if number < last else 0.0
@@ -211,7 +211,7 @@ class _Judged:
         return outputs if last + 1 <= DEEP_PIPELINE else 2 * outputs
 
     def _to(self, senders: tuple[_Replica, ...], receivers: tuple[_Replica, ...], layer: int) -> float:
-        """The slowest message; the j-th replica sends to the j-th of the other stage, modulo how many it has."""
+        """Return seconds of the slowest message; replica j sends to replica j modulo the other stage's replicas."""
         return max(
             self.simulator.tables.between(*sender.at_link, *receivers[index % len(receivers)].at_link).seconds(
                 self.simulator.output_bytes(layer) * sender.rows
@@ -221,7 +221,7 @@ class _Judged:
 
     @property
     def gradient_seconds(self) -> float:
-        """The slowest stage's rings, one for the layers of each degree; in each the slowest pair of neighbours decides."""
+        """Return ring seconds of the slowest stage: one ring per layer run, paced by its slowest pair of neighbours."""
         held: Counter[tuple[int, tuple[_Replica, ...]]] = Counter()
         for number, run, replicas in self._runs:
             held[number, replicas] += round(self.simulator.weight_bytes(run.first, run.end))
@@ -239,11 +239,11 @@ class _Judged:
 
     @property
     def lacking_bytes(self) -> float:
-        """Of stages with several runs of layers, as if one device had the most rows of each."""
+        """Bound the memory shortfall as if one device had the most rows of each layer run of its stage."""
         return max(self._held_bytes(number, name) - MEMORY_BYTES[name] for number, name in self._kinds())
 
     def _kinds(self) -> Iterator[tuple[int, str]]:
-        """Stages and accelerators in them."""
+        """Yield each stage and its accelerators."""
         for number, runs in enumerate(self.replicas):
             for name in dict.fromkeys(name for replica in runs[0] for name in replica.accelerators):
                 yield number, name
@@ -267,7 +267,7 @@ class _Judged:
 
     @property
     def beyond(self) -> Iterator[str]:
-        """What the simulator's own equations do not know."""
+        """List the extensions of the simulator's equations that the plan needs."""
         runs = [run for stage in self.pipeline.stages for run in stage.layers]
         every = [replica for _, _, replicas in self._runs for replica in replicas]
         if any(len({(run.tensor, run.rows, run.order) for run in stage.layers}) > 1 for stage in self.pipeline.stages):
@@ -291,7 +291,7 @@ def _layers(run: LayerRun) -> range:
 
 
 def _state_bytes(run: LayerRun) -> float:
-    """For each value. Raises ValueError for weights that are collected anew for each micro-batch."""
+    """Return state bytes per parameter. Raises ValueError for ZeRO-3 weights, which the simulator does not model."""
     if run.sharding is Sharding.ZERO3 and run.data > 1:
         raise ValueError("the simulator does not know weights that are sharded")
     return STATE_BYTES if run.sharding is Sharding.NONE else STATE_BYTES - OPTIMIZER_BYTES * (1 - 1 / run.data)

@@ -1,4 +1,4 @@
-"""Plans for OPT-350M by enumeration: pipelines of few stages, each on devices of one accelerator, judged by the simulator."""
+"""Enumeration of OPT-350M plans: pipelines of few stages, each on one accelerator type, judged by the simulator."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from opt_350m_simulator import Simulator, Verdict
+from opt_350m_simulator import SimulatedPlan, Simulator
 from opt_350m_tables import GLOBAL_BATCH_SIZE, MODEL
-
 from trainwright.cluster import Cluster, Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 
 ROWS = (1, 2, 4, 8)
 TENSOR_DEGREES = (1, 2, 4)
-"""What was measured on both accelerators."""
+"""Degrees and rows measured on both accelerators."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One stage: its accelerator, degrees, and the layer behind its last."""
+    """Accelerator, degrees and exclusive end layer of one stage."""
 
     accelerator: str
     tensor: int
@@ -28,7 +27,10 @@ class Cut:
 
 
 def pipeline_plan(cluster: Cluster, cuts: tuple[Cut, ...], micro_batch_size: int) -> Plan:
-    """One pipeline of these stages, devices node by node. Raises ValueError where the degrees do not divide the rows."""
+    """Return a pipeline of these stages, devices by node.
+
+    Raise ValueError where the degrees do not divide the rows.
+    """
     free: dict[str, Iterator[Device]] = {
         accelerator.name: iter(
             [device for device in cluster.devices if cluster.accelerator_of(device).name == accelerator.name]
@@ -48,7 +50,7 @@ def pipeline_plan(cluster: Cluster, cuts: tuple[Cut, ...], micro_batch_size: int
 
 
 def two_stage_splits(cluster: Cluster, order: tuple[str, str], devices: Mapping[str, int]) -> Iterator[Plan]:
-    """All devices, the same degrees and rows for both accelerators, any cut between the layers."""
+    """Iterate over splits with all devices, equal degrees and rows on both accelerators, and any cut."""
     for tensor in TENSOR_DEGREES:
         data = devices[order[0]] // tensor
         for rows in ROWS:
@@ -59,7 +61,7 @@ def two_stage_splits(cluster: Cluster, order: tuple[str, str], devices: Mapping[
 
 
 def one_accelerator(cluster: Cluster, name: str, devices: int) -> Iterator[Plan]:
-    """One or two stages on the devices of one accelerator alone."""
+    """Iterate over plans of one or two stages on the devices of one accelerator type."""
     for tensor in TENSOR_DEGREES:
         for stages in (1, 2):
             data = devices // tensor // stages
@@ -72,8 +74,8 @@ def one_accelerator(cluster: Cluster, name: str, devices: int) -> Iterator[Plan]
                     yield pipeline_plan(cluster, cuts, rows * data)
 
 
-def best_fitting(simulator: Simulator, plans: Iterator[Plan]) -> tuple[Plan, Verdict] | None:
-    """The fastest by the simulator of those that fit by its memory; plans that it cannot judge are left out."""
+def best_fitting(simulator: Simulator, plans: Iterator[Plan]) -> tuple[Plan, SimulatedPlan] | None:
+    """Return the fastest plan that fits by the simulator, skipping plans that it cannot judge."""
     best = None
     for plan in plans:
         try:

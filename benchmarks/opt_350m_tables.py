@@ -1,7 +1,7 @@
-"""The public tables of OPT-350M on A100 and V100, and what they say as documents of the planner's own.
+"""Public tables of OPT-350M on A100 and V100, and their conversion to the planner's documents.
 
 They come from the repository eth-easl/sailor (MIT licence, Copyright (c) 2023-present ETH Zurich) and are not part of
-this one: `OPT_350M_TABLES` names the folder that holds them.
+this one: `OPT_350M_TABLES` names their folder.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ VARIABLE = "OPT_350M_TABLES"
 DEVICES_PER_NODE = 4
 GLOBAL_BATCH_SIZE = 1024
 MODEL = Model.of(Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=2048, vocabulary_size=50304))
-"""OPT-350M as it was measured: its vocabulary of 50,272 padded as the embedding's 53,608,448 values tell."""
+"""OPT-350M as measured: the embedding's 53,608,448 values show a padded vocabulary instead of 50,272."""
 MEMORY_BYTES: Mapping[str, int] = {"A100-40": 40 * 2**30, "V100-16": 16 * 2**30}
 RUNTIME_BYTES = 3 * 10**9 + 8 * sum(MODEL.kind_of(layer).parameters for layer in range(len(MODEL.layers)))
-"""What Megatron and DeepSpeed hold on every device beside what we count, by the public simulator: 3 GB (2 GB without
-tensor degrees), and 8 more bytes for each value; told as a constant, of the whole model, so that what fits here fits there.
-"""
+"""Memory of Megatron and DeepSpeed on each device beyond our estimate, by the public simulator: 3 GB (2 GB without
+tensor degrees) and 8 bytes for each value, as a constant for the whole model, so that plans that fit here fit
+there."""
 
 NETWORK_BYTES = (2e6, 64e6)
-"""Messages between nodes that matter here: boundaries of one to eight rows are 8 to 67 MB, steps of rings 1 to 60."""
+"""Message sizes between nodes: boundaries of one to eight rows are 8 to 67 MB, ring steps 1 to 60 MB."""
 BUCKET_BYTES = 5e8
-"""Gradients are summed in buckets of that size."""
+"""Bucket size of gradient all-reduces."""
 INSIDE_BYTES = (2e6, 34e6)
-"""Steps of the rings of tensor groups: boundaries of one to eight rows, a half or a quarter of them."""
+"""Ring steps of tensor groups: a half or a quarter of boundaries of one to eight rows."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured bandwidth by the message's size: a x² + b x + c GB/s with x = log2 of its megabytes."""
+    """Measured bandwidth by message size: a x² + b x + c GB/s with x = log2 of its megabytes."""
 
     coefficients: tuple[float, float, float]
 
@@ -56,7 +56,7 @@ class Curve:
         return message_bytes / 1e9 / (a * x * x + b * x + c)
 
     def port(self, sizes: tuple[float, float]) -> Port:
-        """α and β nearest to the curve between two sizes: least squares of the relative error, α at least 0."""
+        """Return the α ≥ 0 and β nearest to the curve between two sizes, by least squared relative errors."""
         grid = np.geomspace(*sizes, 50)
         seconds = np.array([self.seconds(float(size)) for size in grid])
         columns = np.stack([np.ones_like(grid), grid], axis=1) / seconds[:, None]
@@ -67,7 +67,7 @@ class Curve:
 
 
 def ring_seconds(message_bytes: float, members: int, curve: Curve) -> float:
-    """An all-reduce in buckets: for each 2 (n − 1) messages of its n-th part, one after the other."""
+    """Return seconds of a bucketed all-reduce: for each bucket, 2 (n − 1) sequential messages of its n-th part."""
     if members < 2:
         return 0.0
     full, rest = divmod(message_bytes, BUCKET_BYTES)
@@ -79,13 +79,13 @@ def ring_seconds(message_bytes: float, members: int, curve: Curve) -> float:
 
 @dataclass(frozen=True)
 class Tables:
-    """The files of the folder."""
+    """Files of the tables' folder."""
 
     folder: Path
 
     @classmethod
     def of_environment(cls) -> Tables:
-        """Of the folder that the environment names. Raises ValueError where there is none."""
+        """Read the folder named by the environment. Raises ValueError if there is none."""
         named = os.environ.get(VARIABLE)
         if not named or not (Path(named) / "layers.json").is_file():
             raise ValueError(
@@ -99,13 +99,13 @@ class Tables:
 
     @cached_property
     def layers(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-        """By tensor degree, by layer: values of the weights, of the output and of what the forward keeps, of one row."""
+        """Return `[tensor degree][layer]` element counts: weights, and per row the output and the saved activations."""
         found: Mapping[str, Mapping[str, Mapping[str, int]]] = self._json("layers.json")
         return found
 
     @cached_property
     def seconds(self) -> Mapping[str, Mapping[int, Mapping[int, Sequence[Sequence[float]]]]]:
-        """By accelerator, tensor degree, rows: forward, backward and update of every layer."""
+        """Return `[accelerator][tensor degree][rows][layer]` seconds of forward, backward and update."""
         found: dict[str, dict[int, dict[int, Sequence[Sequence[float]]]]] = {}
         for name in MEMORY_BYTES:
             for rows, degrees in self._json(f"{name}/profile.json").items():
@@ -123,17 +123,17 @@ class Tables:
         return self._json("intra_node_bandwidths.json")
 
     def between(self, sender: str, devices: int, receiver: str, others: int) -> Curve:
-        """Between two nodes of these accelerators, of which so many devices take part."""
+        """Return the curve between two nodes of these accelerators with `devices` and `others` participating devices."""
         a, b, c = self._between[sender][str(devices)][receiver][str(others)][0]
         return Curve((a, b, c))
 
     def inside(self, accelerator: str) -> Curve:
-        """Between the devices of one node, all of them at once."""
+        """Return the curve between all devices of one node at once."""
         a, b, c = self._inside[accelerator][str(DEVICES_PER_NODE)][0]
         return Curve((a, b, c))
 
     def cluster(self, devices: Mapping[str, int]) -> Cluster:
-        """So many devices of each accelerator, told by ports."""
+        """Return the cluster with `devices[name]` devices of each accelerator, its network described by ports."""
         nodes = tuple(
             Node(
                 f"{name.lower()}-{number}",
@@ -148,14 +148,14 @@ class Tables:
         return Cluster(tuple(Accelerator(name, MEMORY_BYTES[name]) for name in devices), nodes)
 
     def network(self, name: str) -> Port:
-        """A card carries what four devices reach together; a single flow a third of that."""
+        """Return the card's port: its bandwidth is that of four devices together; a single flow reaches a third."""
         together = self.between(name, DEVICES_PER_NODE, name, DEVICES_PER_NODE).port(NETWORK_BYTES)
         alone = self.between(name, 1, name, 1).port(NETWORK_BYTES)
         return Port(alone.latency_seconds, together.bandwidth_bytes_per_second, alone.bandwidth_bytes_per_second)
 
     @cached_property
     def profiles(self) -> Profiles:
-        """The layers' tables, imported as `trainwright profiles import --format sailor` does."""
+        """Return the layer profiles, imported as by `trainwright profiles import --format sailor`."""
         found = [
             FORMATS["sailor"](
                 [self.folder / name / "profile.json"],
@@ -170,7 +170,7 @@ class Tables:
         return Profiles(tuple(layer for profiles in found for layer in profiles.layers))
 
     def problem(self, devices: Mapping[str, int]) -> Problem:
-        """Tensor groups stay inside a node, as they were measured; the runtime is Megatron's."""
+        """Return the problem with Megatron's runtime; tensor groups stay inside a node, as measured."""
         limits = Limits(max_tensor_degree=DEVICES_PER_NODE)
         runtime = Runtime(constant_bytes=RUNTIME_BYTES, splits_boundaries=True)
         return Problem(self.cluster(devices), MODEL, self.profiles, GLOBAL_BATCH_SIZE, limits, runtime=runtime)

@@ -1,4 +1,4 @@
-"""Cross-mesh resharding: bytes and seconds without and with gathers, and what finding the messages costs."""
+"""Benchmark of cross-mesh resharding: bytes and seconds without and with gathers, and CPU seconds to plan the messages."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 from trainwright.accelerators import cluster_of
-from trainwright.cost.fabric import Fabric
-from trainwright.resharding import Delivery, MeshAxes, Sharded, message_plan, resharding_seconds
+from trainwright.cost.network import Network
+from trainwright.resharding import Delivery, MeshAxes, ShardedTensor, message_plan, resharding_seconds
 
 R, S0, S1, S01 = (), (0,), (1,), (0, 1)
 HALF = 2
-"""Bytes of a float16."""
+"""Bytes of a float16 value."""
 REPEATS = 5
 GROWTH = (2, 8, 32, 128)
-"""Nodes of eight devices, half of them on either side."""
+"""Numbers of nodes with eight devices, half on either side."""
 Side = tuple[tuple[int, int], tuple[MeshAxes, ...]]
-"""Shape of a mesh, and the sharding spec on it."""
+"""Mesh shape, and the sharding spec on it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A boundary between two meshes that fill a cluster of equal machines, one behind the other."""
+    """Boundary between two consecutive meshes that together fill a cluster of equal machines."""
 
     name: str
     machines: dict[str, int]
@@ -33,17 +33,17 @@ class Case:
     source: Side
     target: Side
 
-    def sides(self) -> tuple[Sharded, Sharded, Fabric]:
-        """How the tensor lies and is to lie, and the links."""
+    def sides(self) -> tuple[ShardedTensor, ShardedTensor, Network]:
+        """Return the source and target layouts of the tensor, and the links."""
         cluster = cluster_of(self.machines)
         (before, source), (after, target) = self.source, self.target
         first = before[0] * before[1]
         devices = cluster.devices
         end = first + after[0] * after[1]
         return (
-            Sharded.on_mesh(self.shape, devices[:first], before, source),
-            Sharded.on_mesh(self.shape, devices[first:end], after, target),
-            Fabric(cluster),
+            ShardedTensor.on_mesh(self.shape, devices[:first], before, source),
+            ShardedTensor.on_mesh(self.shape, devices[first:end], after, target),
+            Network(cluster),
         )
 
 
@@ -65,7 +65,7 @@ CASES = (
 
 
 def main() -> None:
-    """Print milliseconds of the messages, and of the CPU that finds them."""
+    """Print milliseconds of the messages, and of the CPU to find them."""
     table = Table(
         "boundary", "GB between nodes: direct", "gathered", "ms: direct", "gathered", "relayed", "chosen", "CPU ms",
         title="Cross-mesh resharding, float16",
@@ -95,7 +95,7 @@ def _cpu_seconds(case: Case) -> float:
 
 
 def _growth() -> str:
-    """How the cost grows with the devices: every tile meets several, and has replicas."""
+    """Report the growth with the devices, where every tile overlaps several others and is replicated."""
     seconds = []
     for nodes in GROWTH:
         half = nodes // 2

@@ -1,4 +1,4 @@
-"""Choosing what to try: how fast the true best plan is found, against the list in order, on simulated truths."""
+"""Benchmark of trial selection: how fast it finds the true best plan, against trying in order, on simulated truths."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trial_oracle import (
 )
 
 from trainwright.accelerators import cluster_of, estimate_profiles
-from trainwright.experiment import Knowledge, Rule, Study, propose
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.search import NoFeasiblePlan, Problem
 from trainwright.search import run as search
+from trainwright.trial_selection import Rule, TrialHistory, TrialPosterior, propose
 
 GPT2, WIDER = Gpt(24, 1024, 16, 1024, 52256), Gpt(24, 2048, 16, 1024, 52256)
 CASES: Sequence[tuple[Mapping[str, int], Gpt, int]] = (
@@ -52,7 +52,7 @@ def _amp(problem: Problem) -> list[Plan]:
 
 
 def _all(problem: Problem) -> list[Plan]:
-    """The best of all planners together, best first."""
+    """Return the best plans of all planners, best first."""
     seconds: dict[Plan, float] = {}
     for planner in PLANNERS:
         try:
@@ -72,7 +72,7 @@ SCENARIOS: Sequence[tuple[str, Lister, Error]] = (
     ),
     ("the best of four planners, residual of 3 %, every plan's own", _all, Error()),
 )
-"""In the last one most candidates differ from each other by chance alone: there is next to nothing to learn."""
+"""Error models; in the last one the candidates differ almost only by noise, so there is little to learn."""
 STRATEGIES = {
     "at random": at_random,
     "calibrated order": believed_fastest,
@@ -84,9 +84,9 @@ THRESHOLDS = (0.02, 0.01, 0.005)
 
 @dataclass(frozen=True)
 class Simulated:
-    """What is known before any trial, and how long each plan takes in truth."""
+    """Prior knowledge before any trial, and the true seconds of each plan."""
 
-    known: Knowledge
+    known: TrialPosterior
     truth: list[float]
     seed: tuple[int, int]
 
@@ -106,10 +106,10 @@ def main() -> None:
 
 
 def _simulated(number: int, problem: Problem, plans: list[Plan], error: Error) -> Iterator[Simulated]:
-    known = Study.of(plans, problem.setting).known
+    known = TrialHistory.of(plans, problem.cost_context).posterior
     for truth in range(TRUTHS):
         draw = np.random.default_rng([number, truth])
-        yield Simulated(known, true_seconds(plans, problem.setting, error, draw), (number, truth))
+        yield Simulated(known, true_seconds(plans, problem.cost_context, error, draw), (number, truth))
 
 
 def _compare(console: Console, title: str, problems: list[Simulated]) -> None:
@@ -171,7 +171,7 @@ def _print_stops(console: Console, problems: list[Simulated]) -> None:
 
 
 def _stopped(problem: Simulated, rule: Rule) -> tuple[int, float, float]:
-    """Trials made, the regret expected then, and the true one."""
+    """Return the number of trials, the expected regret then, and the true one."""
     known, noise = problem.known, np.random.default_rng([*problem.seed, 1]).normal(0, problem.known.noise, CANDIDATES)
     while (answer := propose(known, rule)).trial is not None:
         known = known.after_seconds(answer.trial, problem.truth[answer.trial] * float(np.exp(noise[answer.trial])))

@@ -1,4 +1,4 @@
-"""What tests of several folders share: the chart, rendered by a real Helm."""
+"""Fixtures shared by several folders: the chart rendered by a real Helm."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import property_tests  # noqa: F401  registers the profiles that the next line loads
 import pytest
+from hypothesis import settings
 
 from local_cluster.binaries import Binaries
-from local_cluster.folders import Folders, default_cache
+from local_cluster.paths import Folders, default_cache
+
+settings.load_profile("ci")  # `--hypothesis-profile nightly` replaces it
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,8 +27,8 @@ def helm() -> Helm:
     built = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")).path("helm")
     program = str(built) if built.exists() else shutil.which("helm")
     if program is None:
-        # deliberate: `make test-fast` on a bare machine builds nothing; `make test` has built it by then.
-        pytest.skip("helm is neither on PATH nor built yet (`make cluster-up` builds it)")
+        # deliberate: `make test-fast` on a bare machine builds nothing; `make test` builds it first.
+        pytest.skip("helm is neither on PATH nor built yet (`make programs` builds it)")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=50)

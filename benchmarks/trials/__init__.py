@@ -1,1 +1,1 @@
-"""Predictions against the clock: plans of every search, tried on the local cluster. `make bench-trials` runs it."""
+"""Comparison of predictions with trials of every search's plans on the local cluster, run by `make bench-trials`."""

@@ -10,28 +10,28 @@ from pathlib import Path
 
 from rich.console import Console
 
-from local_cluster.shape import ClusterShape, read_shape
+from local_cluster.config import ClusterConfig, read_config
 from trainwright import documents
-from trainwright.orders import SeriesOrder, SeriesReport
 from trainwright.profiles import Profiles
+from trainwright.worker_api import TrialSeriesReport, TrialSeriesTask
 from trainwright_demo.__main__ import ROOT, bring_up_local_cluster
 from trainwright_demo.kubectl import Kubectl
-from trials.accuracy import Tried, keep, show
-from trials.plans import Chosen, chosen_plans
+from trials.accuracy import PlanTrial, keep, show
+from trials.plans import ChosenPlan, chosen_plans
 from trials.pods import Bench, bench_on
 from trials.settings import (
     CLUSTER_FILE,
     SETTINGS,
-    Setting,
-    Surroundings,
+    MeasuredCluster,
+    TrialScenario,
     gang,
+    measure_cluster,
     measured_profiles,
-    measured_surroundings,
 )
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "trials.csv"
 AT_ONCE = 5
-"""Plans in one gang, so that one that fails takes few others with it."""
+"""Plans in one gang, small so that a failure affects few."""
 
 
 def main() -> int:
@@ -44,14 +44,14 @@ def main() -> int:
     parser.add_argument("--measured", type=Path, help="a folder for the measured links and profiles")
     arguments = parser.parse_args()
     console = Console(width=150) if not sys.stdout.isatty() else Console()
-    shape = read_shape(CLUSTER_FILE)
+    shape = read_config(CLUSTER_FILE)
     bring_up_local_cluster(CLUSTER_FILE)
-    tried: list[Tried] = []
+    tried: list[PlanTrial] = []
     try:
         with bench_on(Kubectl(kubeconfig=ROOT / ".local-cluster" / "kubeconfig")) as bench:
             for number, setting in enumerate(SETTINGS, 1):
                 console.print(f"{setting.name}: measuring links and collectives")
-                surroundings = measured_surroundings(bench, shape, setting)
+                surroundings = measure_cluster(bench, shape, setting)
                 console.print(f"profiling layers; {surroundings.runtime.collective_ratios}")
                 profiles = measured_profiles(bench, shape, setting)
                 if arguments.measured:
@@ -68,8 +68,8 @@ def main() -> int:
     return 0
 
 
-def _keep_measured(folder: Path, number: int, surroundings: Surroundings, profiles: Profiles) -> None:
-    """What predictions were made from."""
+def _keep_measured(folder: Path, number: int, surroundings: MeasuredCluster, profiles: Profiles) -> None:
+    """Write the documents that the predictions were made from."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, document in (
         ("cluster", surroundings.cluster), ("runtime", surroundings.runtime), ("profiles", profiles)
@@ -79,16 +79,19 @@ def _keep_measured(folder: Path, number: int, surroundings: Surroundings, profil
 
 @dataclass(frozen=True)
 class Trials:
-    """Tries plans of one setting."""
+    """Trials of one scenario's plans."""
 
     bench: Bench
-    setting: Setting
-    shape: ClusterShape
+    setting: TrialScenario
+    shape: ClusterConfig
     iterations: int
     console: Console
 
-    def of(self, plans: list[Chosen]) -> list[Tried]:
-        """The plans' trials. What was void is tried once more: a moment's load of this machine is not the plan's fault."""
+    def of(self, plans: list[ChosenPlan]) -> list[PlanTrial]:
+        """Run the plans' trials.
+
+        A Void trial (ran, does not count) is retried once, since transient load may be the cause.
+        """
         found = self._in_gangs(plans)
         void = [one.chosen for one in found if one.is_void]
         if void:
@@ -97,13 +100,13 @@ class Trials:
             found = [again.get(id(one.chosen), one) for one in found]
         return found
 
-    def _in_gangs(self, plans: list[Chosen]) -> list[Tried]:
-        """In gangs of several; a gang that fails is told and left out."""
-        found: list[Tried] = []
+    def _in_gangs(self, plans: list[ChosenPlan]) -> list[PlanTrial]:
+        """Try the plans in gangs of `AT_ONCE`; report and skip a gang that fails."""
+        found: list[PlanTrial] = []
         for start in range(0, len(plans), AT_ONCE):
             some = plans[start : start + AT_ONCE]
             self.console.print(f"trying plans {start + 1} … {start + len(some)} of {len(plans)}")
-            order = SeriesOrder(
+            order = TrialSeriesTask(
                 gang(self.shape, self.setting.nodes, deadline_seconds=900.0), self.setting.model,
                 tuple(one.plan for one in some), warmup_iterations=2, iterations=self.iterations, timeline=True,
             )  # fmt: skip
@@ -112,8 +115,8 @@ class Trials:
             except RuntimeError as error:
                 self.console.print(f"[red]these plans gave no figures: {error}[/red]")
                 continue
-            assert isinstance(report, SeriesReport)
-            found += [Tried(self.setting, chosen, trial) for chosen, trial in zip(some, report.trials, strict=True)]
+            assert isinstance(report, TrialSeriesReport)
+            found += [PlanTrial(self.setting, chosen, trial) for chosen, trial in zip(some, report.trials, strict=True)]
         return found
 
 

@@ -1,4 +1,4 @@
-"""How good predictions are: errors, ranks, and whether the predicted best is the best."""
+"""Accuracy of predictions: errors, rank correlation, and whether the predicted best plan is the best."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
 
-from trainwright.orders import TrialReport
-from trials.plans import TALKATIVE, Chosen
-from trials.settings import Setting
+from trainwright.worker_api import TrialReport
+from trials.plans import TALKATIVE, ChosenPlan
+from trials.settings import TrialScenario
 from trials.split import Split, measured_split, predicted_split
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A plan, what was predicted and what was measured."""
+class PlanTrial:
+    """Predictions and measurements of one plan."""
 
-    setting: Setting
-    chosen: Chosen
+    setting: TrialScenario
+    chosen: ChosenPlan
     report: TrialReport
 
     @property
@@ -32,12 +32,12 @@ class Tried:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Return predicted over measured seconds, less one."""
         return self.chosen.estimate.iteration_seconds / self.measured_seconds - 1
 
     @property
     def memory_error(self) -> float:
-        """The same of the device that held most."""
+        """Return the relative error of peak memory on the fullest device."""
         return self.chosen.estimate.peak_memory_bytes / max(one.peak_bytes for one in self.report.memory) - 1
 
     @property
@@ -46,7 +46,7 @@ class Tried:
 
     @property
     def split_errors(self) -> Split | None:
-        """By how much prediction exceeds measurement on the critical device, each part over the measured iteration."""
+        """Return prediction minus measurement on the critical device, each part over the measured iteration seconds."""
         cost, timeline = self.chosen.estimate, self.report.timeline
         found = timeline and measured_split(timeline, self.chosen.plan, cost.critical_device)
         if not found or not timeline:
@@ -60,21 +60,21 @@ class Tried:
 
     @property
     def is_void(self) -> bool:
-        return self.report.is_void
+        return self.report.is_emulation_too_slow
 
     @property
     def is_talkative(self) -> bool:
         return self.chosen.communication_share >= TALKATIVE
 
 
-def mean_error(tried: Sequence[Tried]) -> float:
+def mean_error(tried: Sequence[PlanTrial]) -> float:
     return statistics.fmean(abs(one.error) for one in tried) if tried else float("nan")
 
 
-def summary(tried: Sequence[Tried]) -> dict[str, float]:
-    """The figures of one setting; void trials are not counted.
+def summary(tried: Sequence[PlanTrial]) -> dict[str, float]:
+    """Return the metric values of one scenario without Void trials.
 
-    Random plans take other batches, so they say nothing of which plan is best.
+    Random plans have other batches, so they do not count for the best plan.
     """
     valid = [one for one in tried if not one.is_void]
     talkative = [one for one in valid if one.is_talkative]
@@ -105,8 +105,8 @@ def summary(tried: Sequence[Tried]) -> dict[str, float]:
     }
 
 
-def show(setting: Setting, tried: Sequence[Tried], console: Console) -> None:
-    """The table of one setting, fastest first."""
+def show(setting: TrialScenario, tried: Sequence[PlanTrial], console: Console) -> None:
+    """Print the table of one scenario, fastest first."""
     table = Table(title=f"{setting.name} (device times emulated, links real)")
     for name in (
         "source",
@@ -145,8 +145,8 @@ def _split_cells(split: Split | None) -> tuple[str, str, str]:
     return f"{split.compute:+.1%}", f"{split.communication:+.1%}", f"{split.bubble:+.1%}"
 
 
-def keep(tried: Sequence[Tried], path: Path) -> None:
-    """The table as CSV."""
+def keep(tried: Sequence[PlanTrial], path: Path) -> None:
+    """Write the table as CSV."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(

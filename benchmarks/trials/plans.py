@@ -1,4 +1,4 @@
-"""Which plans are tried: candidates of every search, plans that communicate much, and random ones."""
+"""Plans to try: candidates of every search, communication-heavy plans, and random ones."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trainwright.cost.estimate import Estimate, estimate
 from trainwright.plan import Pipeline, Plan, Stage
 from trainwright.profiles import Profiles
 from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Problem, run
-from trials.settings import TENSOR_DEGREES, Setting, Surroundings
+from trials.settings import TENSOR_DEGREES, MeasuredCluster, TrialScenario
 from trials.split import predicted_split
 
 OF_EACH = 2
 OF_MEGATRON = 4
 LONGEST_SECONDS = 5.0
 TALKATIVE = 0.3
-"""From this share of its time on, a plan counts as one that communicates much."""
+"""Minimum communication share of a communication-heavy plan."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A plan to try, and what is predicted."""
+class ChosenPlan:
+    """Plan to try and its prediction."""
 
     source: str
     plan: Plan
@@ -31,22 +31,22 @@ class Chosen:
 
     @property
     def communication_share(self) -> float:
-        """Of the critical device's time: what it spends in or waits for messages, bubbles not counted."""
+        """Return the share of the critical device's iteration spent in communication, without bubbles."""
         return predicted_split(self.estimate.breakdown).communication / self.estimate.iteration_seconds
 
 
 def chosen_plans(
-    setting: Setting, surroundings: Surroundings, profiles: Profiles, *, count: int, talkative: int
-) -> list[Chosen]:
-    """Candidates of every search; random plans fill up to `count`, at least `talkative` of all communicating much."""
-    found: list[Chosen] = []
+    setting: TrialScenario, surroundings: MeasuredCluster, profiles: Profiles, *, count: int, talkative: int
+) -> list[ChosenPlan]:
+    """Return all searches' candidates and random plans up to `count`, at least `talkative` communication-heavy."""
+    found: list[ChosenPlan] = []
     cluster, runtime = surroundings.cluster, surroundings.runtime
 
     def take(source: str, plan: Plan) -> None:
         cost = estimate(plan, model=setting.model, cluster=cluster, profiles=profiles, runtime=runtime)
         known = any(one.plan == plan for one in found)
         if cost.feasible and not known and cost.iteration_seconds <= LONGEST_SECONDS:
-            found.append(Chosen(source, plan, cost))
+            found.append(ChosenPlan(source, plan, cost))
 
     limits = Limits(max_tensor_degree=max(TENSOR_DEGREES))
     problem = Problem(cluster, setting.model, profiles, setting.batch, runtime=runtime, limits=limits)
@@ -75,7 +75,7 @@ def _devices(cluster: Cluster) -> list[Device]:
 
 
 def _on(plan: Plan, cluster: Cluster) -> Plan:
-    """The plan with its devices replaced, in their order, by the cluster's."""
+    """Return the plan with its devices replaced, in order, by the cluster's."""
     places = dict(zip(plan.devices, _devices(cluster), strict=False))
 
     def moved(stage: Stage) -> Stage:

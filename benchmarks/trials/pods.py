@@ -1,4 +1,4 @@
-"""Orders done by pods of the local cluster: one pod a node, bound there, in a namespace of its own."""
+"""Runner of tasks in pods of the local cluster: a pod on each node, in a namespace of its own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainwright import documents
-from trainwright.orders import (
-    FAILURE_MARKER,
-    REPORT_MARKER,
-    Gang,
-    WorkerOrder,
-    WorkerReport,
-)
+from trainwright.worker_api import FAILURE_MARKER, REPORT_MARKER, Gang, WorkerReport, WorkerTask
 from trainwright_demo.kubectl import Kubectl
 from trainwright_operator.api.spec import PodTemplate
-from trainwright_operator.flow import pod_template
+from trainwright_operator.flow.gangs import pod_template
 
 IMAGE = "trainwright/worker:dev"
 RESOURCE = "nvidia.com/gpu"
@@ -31,12 +25,15 @@ START_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class Bench:
-    """A namespace on the local cluster in which orders are done one after another."""
+    """Namespace on the local cluster in which tasks run one after another."""
 
     kubectl: Kubectl
 
-    def run(self, order: WorkerOrder) -> WorkerReport:
-        """The gang's report. Raises RuntimeError with the workers' own words where there is none."""
+    def run(self, order: WorkerTask) -> WorkerReport:
+        """Run a task and return the gang's report.
+
+        Raise RuntimeError with the workers' messages where there is none.
+        """
         name = f"gang-{uuid.uuid4().hex[:8]}"
         self._apply(self._objects(name, order))
         try:
@@ -57,13 +54,13 @@ class Bench:
         if done.returncode:
             raise RuntimeError(done.stderr)
 
-    def _objects(self, name: str, order: WorkerOrder) -> list[dict[str, Any]]:
+    def _objects(self, name: str, order: WorkerTask) -> list[dict[str, Any]]:
         labels = {"gang": name}
         config = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": name, "labels": labels},
-            "data": {pod_template.ORDER_FILE: documents.dumps(order)},
+            "data": {pod_template.TASK_FILE: documents.dumps(order)},
         }
         service = {
             "apiVersion": "v1",
@@ -119,7 +116,7 @@ class Bench:
 
 @contextmanager
 def bench_on(kubectl: Kubectl) -> Iterator[Bench]:
-    """A bench in a fresh namespace, which goes when the bench is done."""
+    """Open a bench in a fresh namespace, which is deleted afterwards."""
     namespace = f"trials-{uuid.uuid4().hex[:8]}"
     kubectl.run("create", "namespace", namespace)
     try:

@@ -1,4 +1,4 @@
-"""The two settings that are rehearsed, and what is measured about them before anything is predicted."""
+"""Two settings of the trials, and the measurements made before any prediction."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local_cluster.shape import ClusterShape
+from local_cluster.config import ClusterConfig
 from trainwright.cluster import Accelerator, Cluster, Emulation, Node
-from trainwright.collective_sizes import collective_sizes
 from trainwright.families import Gpt, Llama
-from trainwright.measured_runtime import measured_runtime
+from trainwright.measurement.collective_check import collective_sizes, measured_runtime
 from trainwright.model import Model
-from trainwright.orders import Gang, GangNode, LinksOrder, LinksReport, ProfileOrder, ProfileReport
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
+from trainwright.worker_api import Gang, GangNode, LinkReport, LinkTask, ProfilingReport, ProfilingTask
 from trials.pods import Bench
 
 CLUSTER_FILE = Path(__file__).with_name("cluster.yaml")
 PROFILED_ROWS = (1, 2, 4, 8, 16)
-"""Trials use 3, 5, 6, 12 … rows as well: those are drawn from between."""
+"""Measured rows; trials also use 3, 5, 6, 12 … rows, which are interpolated."""
 TENSOR_DEGREES = (1, 2)
 MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Some of the cluster's nodes, and a model to train on them."""
+class TrialScenario:
+    """Subset of the cluster's nodes and the model to train on them."""
 
     name: str
     nodes: tuple[str, ...]
@@ -35,13 +34,13 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(
+    TrialScenario(
         "AMP's mixed cluster: 3 nodes of V100, one of T4",
         ("v100-1", "v100-2", "v100-3", "t4-1"),
         Model.of(Gpt(layers=8, hidden_size=64, heads=4, sequence_length=64, vocabulary_size=512)),
         48,
     ),
-    Setting(
+    TrialScenario(
         "three types: a node each of V100, T4 and A100",
         ("v100-1", "t4-1", "a100-1"),
         Model.of(
@@ -55,7 +54,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def accelerators(shape: ClusterShape) -> tuple[Accelerator, ...]:
+def accelerators(shape: ClusterConfig) -> tuple[Accelerator, ...]:
     return tuple(
         Accelerator(
             name,
@@ -66,8 +65,8 @@ def accelerators(shape: ClusterShape) -> tuple[Accelerator, ...]:
     )
 
 
-def gang(shape: ClusterShape, nodes: tuple[str, ...], slots: int | None = None, **fields: Any) -> Gang:
-    """A gang of these nodes, with so many processes on each or one for every device."""
+def gang(shape: ClusterConfig, nodes: tuple[str, ...], slots: int | None = None, **fields: Any) -> Gang:
+    """Return a gang of these nodes with `slots` processes on each, or one for every device."""
     chosen = [node for node in shape.nodes if node.name in nodes]
     tables = {one.name: one.emulation for one in accelerators(shape) if one.emulation}
     return Gang(
@@ -80,38 +79,38 @@ def gang(shape: ClusterShape, nodes: tuple[str, ...], slots: int | None = None, 
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What plans run in, as measured: the setting's nodes with their links, and how long collectives take over them."""
+class MeasuredCluster:
+    """Measured nodes and links of a scenario, and measured collective seconds over them."""
 
     cluster: Cluster
     runtime: Runtime
 
 
-def measured_surroundings(bench: Bench, shape: ClusterShape, setting: Setting) -> Surroundings:
-    """The links between and in the setting's nodes, and collectives of the sizes that its model's plans use."""
-    order = LinksOrder(
+def measure_cluster(bench: Bench, shape: ClusterConfig, setting: TrialScenario) -> MeasuredCluster:
+    """Measure the scenario's links, and collectives of its model's sizes."""
+    order = LinkTask(
         gang(shape, setting.nodes, deadline_seconds=600.0), repeats=7, collective_bytes=collective_sizes(setting.model),
         collective_seconds=60.0,
     )  # fmt: skip
     report = bench.run(order)
-    assert isinstance(report, LinksReport)
+    assert isinstance(report, LinkReport)
     nodes = tuple(Node(one.name, one.accelerator, one.devices) for one in shape.nodes if one.name in setting.nodes)
     used = {node.accelerator for node in nodes}
     cluster = Cluster(tuple(one for one in accelerators(shape) if one.name in used), nodes, report.links)
-    return Surroundings(cluster, measured_runtime(cluster, report.collectives))
+    return MeasuredCluster(cluster, measured_runtime(cluster, report.collectives))
 
 
-def measured_profiles(bench: Bench, shape: ClusterShape, setting: Setting) -> Profiles:
-    """Every layer on every accelerator of the setting, at every tensor degree."""
+def measured_profiles(bench: Bench, shape: ClusterConfig, setting: TrialScenario) -> Profiles:
+    """Profile every layer on every accelerator of the scenario, at every tensor degree."""
     layers = []
     by_accelerator = {node.accelerator: node.name for node in shape.nodes if node.name in setting.nodes}
     for node in by_accelerator.values():
         for tensor in TENSOR_DEGREES:
-            order = ProfileOrder(
+            order = ProfilingTask(
                 gang(shape, (node,), slots=1, deadline_seconds=600.0), setting.model, tensor, PROFILED_ROWS,
                 warmup_iterations=2, iterations=9,
             )  # fmt: skip
             report = bench.run(order)
-            assert isinstance(report, ProfileReport)
+            assert isinstance(report, ProfilingReport)
             layers += report.layers
     return Profiles(tuple(layers))

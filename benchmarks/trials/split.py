@@ -1,4 +1,4 @@
-"""Where a measured iteration's time goes on one device: computation, communication, and waiting for others (bubble)."""
+"""Split of a measured iteration on one device into computation, communication and bubble."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Split:
 
 
 def predicted_split(parts: Breakdown) -> Split:
-    """Of the critical device."""
+    """Return the predicted split of the critical device."""
     talk = parts.tensor_sync_seconds + parts.sharding_seconds + parts.redistribution_seconds
     talk += parts.point_to_point_seconds + parts.gradient_sync_seconds + parts.shared_weight_sync_seconds
     compute = parts.compute_seconds + parts.update_seconds + parts.constant_seconds
@@ -33,7 +33,7 @@ def predicted_split(parts: Breakdown) -> Split:
 
 
 def measured_split(timeline: Timeline, plan: Plan, device: Device) -> Split | None:
-    """Of the same device by its timeline; None where that is not whole.
+    """Return the device's split by its timeline; None if the timeline is incomplete.
 
     A wait for a message is a bubble until its sender's pass has ended, and communication from there.
     """
@@ -74,7 +74,7 @@ def _neighbours(plan: Plan, device: Device) -> tuple[Sequence[Device], Sequence[
 
 
 def _ends(ranks: dict[Device, RankTimeline], devices: Sequence[Device], action: Action) -> dict[int, int]:
-    """By micro-batch: when the last of these devices ended that pass."""
+    """Return, by micro-batch, the microsecond when the last of these devices ended that pass."""
     found: dict[int, int] = {}
     for device in devices:
         for moment in ranks[device].moments:
@@ -84,7 +84,7 @@ def _ends(ranks: dict[Device, RankTimeline], devices: Sequence[Device], action: 
 
 
 def _is_inside(moment: Moment, moments: Sequence[Moment]) -> bool:
-    """Whether it lies within a pass (weights are collected again behind the update, too)."""
+    """Return whether it lies within a pass. ZeRO all-gathers weights outside passes, too: after the update."""
     return any(
         one.action in _PASSES
         and one.start_microseconds <= moment.start_microseconds

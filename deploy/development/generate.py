@@ -1,4 +1,4 @@
-"""Writes what is generated: the CRD in the chart, the plain manifests rendered from it, the README's table of metrics."""
+"""Command that writes what is generated: the CRD in the chart, the plain manifests, the pages of docs/reference."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from reference_pages import PAGES
+
 from local_cluster.binaries import Binaries
-from local_cluster.folders import Folders, default_cache
+from local_cluster.paths import Folders, default_cache
 from trainwright_operator.api import crd
-from trainwright_operator.metrics import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "trainwright"
 DEFINITION = CHART / "files" / "trainingplans.yaml"
 MANIFESTS = ROOT / "deploy" / "manifests" / "trainwright.yaml"
-README = ROOT / "README.md"
-METRICS_BEGIN, METRICS_END = "<!-- metrics: written by make generate -->\n", "<!-- end of metrics -->\n"
+REFERENCE = ROOT / "docs" / "reference"
 NAMESPACE = "trainwright-system"
 KUBE_VERSION = "1.34.0"  # rendered for; helm without a cluster would take its own library's
 HEADER = f"""\
@@ -30,14 +30,14 @@ metadata:
 
 
 def find_helm() -> Path | None:
-    """The local cluster's helm, else the one on PATH; None where there is neither."""
+    """Return the local cluster's helm, else the one on PATH, else None."""
     built = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")).path("helm")
     on_path = shutil.which("helm")
     return built if built.exists() else Path(on_path) if on_path else None
 
 
 def render(helm: Path) -> str:
-    """The plain manifests."""
+    """Return the plain manifests."""
     command = [
         str(helm),
         "template",
@@ -54,36 +54,16 @@ def render(helm: Path) -> str:
     return HEADER + done.stdout
 
 
-def metrics_table() -> str:
-    """All metrics in Markdown, as the README lists them."""
-    rows = [
-        f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {_cell(metric.help)} |"
-        for name, metric in TABLE.items()
-    ]
-    return "\n".join(["| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""])
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def with_metrics(readme: str) -> str:
-    """The README with the table as it is to be."""
-    before, begin, rest = readme.partition(METRICS_BEGIN)
-    _, end, after = rest.partition(METRICS_END)
-    if not begin or not end:
-        raise SystemExit(f"README.md lacks {METRICS_BEGIN.strip()} or {METRICS_END.strip()}")
-    return f"{before}{begin}\n{metrics_table()}\n{end}{after}"
-
-
 def main() -> None:
-    DEFINITION.write_text(crd.text())
-    README.write_text(with_metrics(README.read_text()))
+    DEFINITION.write_text(crd.crd_yaml())
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page(), encoding="utf-8")
     helm = find_helm()
     if helm is None:
         raise SystemExit("helm is needed to render the manifests; put it on PATH, or run `make cluster-up` once")
     MANIFESTS.write_text(render(helm))
-    written = ", ".join(str(path.relative_to(ROOT)) for path in (DEFINITION, README, MANIFESTS))
+    written = ", ".join(str(path.relative_to(ROOT)) for path in (DEFINITION, REFERENCE, MANIFESTS))
     print(f"wrote {written}", file=sys.stderr)
 
 

@@ -8,9 +8,12 @@ cache="${XDG_CACHE_HOME:-$HOME/.cache}/trainwright"
 python="${PYTHON:-python3}"
 read -r key layout < <("$python" - <<'PY'
 import hashlib, json, sys, tomllib
+from pathlib import Path
 project = tomllib.load(open("pyproject.toml", "rb"))
+project["dependency-groups"].pop("docs")  # docs.sh installs it by itself
 wanted = [project["project"]["dependencies"], project["project"]["optional-dependencies"],
-          project["dependency-groups"], project["build-system"], sys.version, "4"]
+          project["dependency-groups"], project["build-system"], sys.version, "5",
+          Path("deploy/development/constraints.txt").read_text()]
 for part in (wanted, project["tool"]["hatch"]):
     print(hashlib.sha256(json.dumps(part).encode()).hexdigest()[:12], end=" ")
 print()
@@ -32,12 +35,13 @@ if [ ! -e "$cached/.complete" ]; then
   "$python" - > "$requirements" <<'PY'
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
+project["dependency-groups"].pop("docs")
 groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values(),
           *project["dependency-groups"].values(), project["build-system"]["requires"]]
 print("\n".join(sorted({line for group in groups for line in group})))
-print("editables==0.5")  # hatchling asks for it to install a checkout in place
+print("editables")  # hatchling asks for it to install a checkout in place
 PY
-  "$cached/bin/python" -m pip install --no-cache-dir -r "$requirements"
+  "$cached/bin/python" -m pip install --no-cache-dir -r "$requirements" -c deploy/development/constraints.txt
   touch "$cached/.complete"
 fi
 if [ "$(cat .venv/.key 2>/dev/null || true)" != "$key" ]; then

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from trainwright_operator.kube.run import main
+from trainwright_operator.kube.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

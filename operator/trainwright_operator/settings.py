@@ -1,4 +1,4 @@
-"""What the operator is told by its environment."""
+"""Settings of the operator from environment variables."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PORT, _SEARCHES = ("port number", 65_535), ("number", 64)
-"""What a number is, and the largest that it may be; the least is 1."""
+"""Name and maximum of a number; its minimum is 1."""
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The operator's settings.
+    """Settings of the operator.
 
     Attributes:
-        worker_image: for plans that name none; empty where there is no default.
-        namespaces: whose plans are worked on; empty: all.
-        lease_namespace, lease_name: where the lease is held that lets one operator act at a time.
-        identity: who holds it; two operators must never share one.
-        concurrent_searches: how many plans' searches compute at a time, each on a core.
+        worker_image: default image of plans without one; may be empty.
+        namespaces: watched namespaces; empty: all.
+        lease_namespace, lease_name: location of the lease for a single active operator.
+        identity: holder of the lease, unique for each operator.
+        concurrent_searches: number of plans searched at a time, each on one core.
     """
 
     worker_image: str = ""
@@ -36,15 +36,15 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """The settings that environment variables give. Raises ValueError with a sentence."""
+        """Read the settings from environment variables. Raise ValueError if one is invalid."""
         names = environment.get("TRAINWRIGHT_WATCH_NAMESPACES", "").split(",")
         return cls(
             worker_image=environment.get("TRAINWRIGHT_WORKER_IMAGE", ""),
             namespaces=tuple(dict.fromkeys(name.strip() for name in names if name.strip())),
             lease_namespace=environment.get("TRAINWRIGHT_LEASE_NAMESPACE", "default"),
             lease_name=environment.get("TRAINWRIGHT_LEASE_NAME") or "trainwright-operator",
-            # A container that is started again gets the host name of its pod anew, and process numbers repeat there:
-            # then it is the same holder, which is dead for certain, so the lease is its own at once.
+            # A restarted container keeps its pod's host name, and process numbers repeat: it is then the same holder
+            # and gets the lease at once.
             identity=f"{socket.gethostname()}_{os.getpid()}",
             metrics_port=_number(environment, "TRAINWRIGHT_METRICS_PORT", 9090, _PORT),
             health_port=_number(environment, "TRAINWRIGHT_HEALTH_PORT", 8080, _PORT),

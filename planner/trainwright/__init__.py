@@ -1,4 +1,4 @@
-"""Trainwright's planner: which placement and which parallel degrees train a model fastest on the devices at hand.
+"""Trainwright's planner: finds the placement and the parallel degrees that train a model fastest on given devices.
 
-The planner is a library of pure functions on plain data. It knows neither Kubernetes nor torch.
+A library of pure functions on plain data, which knows neither Kubernetes nor torch.
 """

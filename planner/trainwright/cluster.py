@@ -1,4 +1,4 @@
-"""What there is: accelerators, the nodes that carry them, and the links between them."""
+"""Cluster: accelerators, nodes with their devices, and the links between them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
+from trainwright.document_kind import document
+
 EMULATED_PREFIX = "emulated-"
-"""Accelerators whose speed is paced, not real, carry this prefix, so that every result that names them says so."""
+"""Prefix of accelerators whose speed is emulated, so that every result that names them shows it."""
 MAX_DEVICES = 4096
-"""Beyond it a cluster is taken for a slip of the pen."""
+"""Maximum number of devices; a larger cluster is taken for a mistake."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """One device: the `slot`-th device of a node, counted from 0."""
+    """Device by its node and slot, counted from 0."""
 
     node: str
     slot: int
@@ -24,15 +26,16 @@ class Device:
         return f"{self.node}:{self.slot}"
 
 
+@document("Emulation")
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """The device table of an emulated accelerator: how long a computation takes on it.
+    """Device table of an emulated accelerator, which gives the seconds of a computation on it.
 
-    A segment of `flops` takes the hypotenuse of a fixed floor and the time at full rate, so that small
-    micro-batches are inefficient and large ones approach the peak, as on a GPU: not linear in the micro-batch.
+    A segment of `flops` takes the hypotenuse of a fixed floor and the time at full rate, so that small micro-batches
+    are inefficient and large ones approach the peak, as on a GPU: not linear in the micro-batch.
 
     Attributes:
-        memory_bytes: what a worker holds the device to: a trial whose peak is higher is out of memory. None: any amount.
+        memory_bytes: limit that the worker enforces: a trial with a higher peak is out of memory. None: no limit.
     """
 
     flops_per_second: float
@@ -50,20 +53,19 @@ class Emulation:
             raise ValueError(f"an emulation's memory_bytes must be above 0, got {self.memory_bytes}; or leave it out")
 
     def compute_seconds(self, flops: float, *, floor_share: float = 1.0) -> float:
-        """Seconds for one uninterrupted segment of `flops`, which carries `floor_share` of its layer's floor."""
+        """Return seconds of one uninterrupted segment, which has `floor_share` of its layer's floor."""
         return math.hypot(self.floor_seconds * floor_share, flops / self.flops_per_second)
 
     def update_seconds(self, parameters: int) -> float:
-        """Seconds for the optimizer to update `parameters` values."""
         return parameters / self.updated_parameters_per_second
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """A type of device, named as its nodes name it (for example `Tesla-T4`).
+    """Type of device, by the name that its nodes report (for example `Tesla-T4`).
 
     Attributes:
-        price_per_hour: of one device, in whatever currency all prices of the cluster share; needed to plan for cost.
+        price_per_hour: of one device, in a currency that the whole cluster shares; needed to plan for cost.
     """
 
     name: str
@@ -90,12 +92,12 @@ def _check_flow(bytes_per_second: float | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """How fast a node talks where its links are not given one by one: to other nodes, or between its own devices.
+    """Speed of a node's links that are not listed: to other nodes, or between its own devices.
 
     Attributes:
-        bandwidth_bytes_per_second: of all that passes at the same time.
-        flow_bytes_per_second: what a single transfer reaches, where that is less (between cloud machines a third or a
-            quarter of what several reach together); None: all of the bandwidth.
+        bandwidth_bytes_per_second: of all concurrent transfers together.
+        flow_bytes_per_second: single-stream bandwidth, if lower (between cloud machines a third or a quarter of what
+            several streams reach together); None: the full bandwidth.
     """
 
     latency_seconds: float
@@ -113,11 +115,11 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine with `devices` equal devices in slots 0 … devices - 1.
+    """Machine with `devices` equal devices in slots 0 … devices - 1.
 
     Attributes:
-        network: its card: what a link to another node that is not given takes on this node's side.
-        inside: what the link between its own devices takes where that is not given.
+        network: its NIC, which determines this node's side of links to other nodes that are not listed.
+        inside: link between its own devices, if it is not listed.
     """
 
     name: str
@@ -135,12 +137,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A directed link between two nodes, or between the devices of one node where source and target are the same.
+    """Directed link between two nodes, or between the devices of one node if source and target are the same.
 
     A message of n bytes takes latency_seconds + n / bandwidth_bytes_per_second (the α–β model).
 
     Attributes:
-        flow_bytes_per_second: what a single message reaches, where that is less than what several reach together.
+        flow_bytes_per_second: single-stream bandwidth, if lower than what several streams reach together.
     """
 
     source: str
@@ -158,11 +160,12 @@ class Link:
             )
 
 
+@document("Cluster")
 @dataclass(frozen=True)
 class Cluster:
     """Accelerators, nodes and directed links between every two nodes (and within every node of several devices).
 
-    Links that are not given follow from the nodes' ports: the slower of two cards, the larger of two latencies.
+    Links that are not listed follow from the nodes' ports: the slower of two NICs, the larger of two latencies.
     """
 
     accelerators: tuple[Accelerator, ...]
@@ -225,11 +228,11 @@ class Cluster:
 
     @cached_property
     def _links(self) -> dict[tuple[str, str], Link]:
-        """Links given, and those that were looked up so far."""
+        """Listed links, and those derived from ports so far."""
         return {(link.source, link.target): link for link in self.links}
 
     def _link_of_ports(self, source: str, target: str) -> Link:
-        """Raises ValueError where the ports are not there: then there is no such link."""
+        """Derive a link from ports. Raises ValueError if a port is missing: then there is no such link."""
         near, far = self.node(source), self.node(target)
         ports = (near.inside,) if near is far else (near.network, far.network)
         given = [port for port in ports if port is not None]
@@ -257,21 +260,21 @@ class Cluster:
         return tuple(Device(node.name, slot) for node in self.nodes for slot in range(node.devices))
 
     def node(self, name: str) -> Node:
-        """The node of that name. Raises ValueError where there is none."""
+        """Return a node by name. Raises ValueError if there is none."""
         try:
             return self._nodes[name]
         except KeyError:
             raise ValueError(f"the cluster has no node {name}; it has {', '.join(self._nodes)}") from None
 
     def accelerator_of(self, device: Device) -> Accelerator:
-        """The accelerator of a device. Raises ValueError where the cluster lacks the device."""
+        """Return the accelerator of a device. Raises ValueError if the cluster lacks the device."""
         node = self.node(device.node)
         if not 0 <= device.slot < node.devices:
             raise ValueError(f"node {node.name} has {node.devices} devices, so there is no device {device}")
         return self._accelerators[node.accelerator]
 
     def link(self, source: str, target: str) -> Link:
-        """The directed link between two nodes (or within one). Raises ValueError where there is none."""
+        """Return the directed link between two nodes (or within one). Raises ValueError if there is none."""
         found = self._links.get((source, target))
         if found is None:
             found = self._links[source, target] = self._link_of_ports(source, target)
@@ -279,5 +282,5 @@ class Cluster:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether any device's speed is emulated: then every time that involves it is to be labelled so."""
+        """True if any device is emulated; every time that involves it must then be labelled so."""
         return any(accelerator.emulation is not None for accelerator in self.accelerators)

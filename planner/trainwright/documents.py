@@ -1,4 +1,4 @@
-"""The border: documents (YAML or JSON) to nouns and back, with errors that name the field and what is wrong there."""
+"""Conversion of documents (YAML or JSON) to nouns (frozen dataclasses) and back, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainwright.quantity import wanted
+from trainwright.document_kind import kind_of
+from trainwright.quantity import expected_quantity
 
 VERSION = "trainwright.dev/v1alpha1"
 LARGEST_NUMBER = 1e24
-"""Beyond any size, rate or time there is; up to here no cost overflows."""
+"""Maximum of any number, above every real size, rate or time; up to it no cost overflows."""
 MAX_YAML_BYTES = 8 * 2**20
-"""YAML is read at about a megabyte a second: what is longer is to be JSON."""
+"""Maximum length of YAML, which is read at about a megabyte a second; longer documents must be JSON."""
 MAX_YAML_VALUES = 1_000_000
-"""Aliases counted as often as they are used: a few lines can stand for gigabytes."""
+"""Maximum number of values, with an alias counted at every use: a few lines can stand for gigabytes."""
 
 
 class DocumentError(ValueError):
-    """A document that cannot be used; the message is one sentence for the person who wrote it."""
+    """Document that cannot be used; the message is one sentence for its author."""
 
 
 _WORDS = {
@@ -34,19 +35,19 @@ _WORDS = {
     "missing": "Field required: add it",
     "unexpected_keyword_argument": "there is no such field",
 }
-"""What is wrong, by pydantic's name for it, where its own words are about Python."""
+"""Messages by pydantic's error type, where its own message is about Python."""
 
 _NUMBERS = {"int_parsing", "int_type", "int_from_float", "int_parsing_size", "float_parsing", "float_type"}
-"""Pydantic's names for something else than a number where one is wanted."""
+"""Pydantic's error types for a value that should be a number."""
 
 _KINDS = {type(None): "nothing", list: "a list"}
-"""What stands at the top of a text that is no document."""
+"""Descriptions of a text's top value that is no mapping."""
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(noun: Any) -> TypeAdapter[Any]:
-    """The pydantic adapter of a frozen dataclass (or a union of them), made once; unknown fields are refused."""
+    """Return the cached pydantic adapter of a frozen dataclass (or a union of them), which refuses unknown fields."""
     if noun not in _ADAPTERS:
         _forbid_unknown_fields(noun)
         _ADAPTERS[noun] = TypeAdapter(noun)
@@ -54,7 +55,7 @@ def adapter(noun: Any) -> TypeAdapter[Any]:
 
 
 def _forbid_unknown_fields(noun: Any) -> None:
-    """Pydantic reads its configuration from each dataclass by itself; a parent's does not reach its fields' types."""
+    """Configure every dataclass by itself: pydantic does not pass a parent's configuration to its fields' types."""
     if is_dataclass(noun) and isinstance(noun, type):
         if "__pydantic_config__" in vars(noun):
             return
@@ -67,18 +68,18 @@ def _forbid_unknown_fields(noun: Any) -> None:
 
 
 def dump(noun: object) -> dict[str, Any]:
-    """The document of a noun as plain data, with its `apiVersion` and `document` (its kind)."""
+    """Return a noun's document as plain data, with its `apiVersion` and `document` (its kind)."""
     body = adapter(type(noun)).dump_python(noun, mode="json")
-    return {"apiVersion": VERSION, "document": type(noun).__name__, **body}
+    return {"apiVersion": VERSION, "document": kind_of(type(noun)), **body}
 
 
 def dumps(noun: object) -> str:
-    """The document of a noun as one line of JSON."""
+    """Return a noun's document as one line of JSON."""
     return json.dumps(dump(noun), separators=(",", ":"), ensure_ascii=False)
 
 
 def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str, Any] | None = None) -> Any:
-    """The noun that plain data describes; `absent` stands in for fields that it lacks.
+    """Build the noun that plain data describes; `absent` gives the fields that it lacks.
 
     Raises DocumentError with one sentence on the first thing that is wrong.
     """
@@ -93,7 +94,7 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
             f"{source}: this is a TrainingPlan, which the operator reads; the planner's own documents are told by "
             "`trainwright schema`"
         )
-    kinds = {member.__name__: member for member in get_args(noun) or (noun,)}
+    kinds = {kind_of(member): member for member in get_args(noun) or (noun,)}
     if "candidates" in data and "Plan" in kinds:
         raise DocumentError(
             f"{source}: this is the answer of `trainwright plan`, with several plans; give one of them, what stands under "
@@ -110,9 +111,9 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
 def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
     try:
         _refuse_large_numbers(body, source)
-        return adapter(noun).validate_python({key: _without_heads(value) for key, value in body.items()})
+        return adapter(noun).validate_python({key: _strip_document_headers(value) for key, value in body.items()})
     except ValidationError as error:
-        first = _most_telling(error.errors(include_url=False))
+        first = _most_specific_error(error.errors(include_url=False))
         where, what = ".".join(_plain(part) for part in first["loc"]), _what(first, noun)
         told = what if not where or what.startswith(f"{where}.") else f"{where}: {what}"
         raise DocumentError(f"{source}: {told}") from None
@@ -123,14 +124,14 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
 
 
 def _plain(name: int | str) -> str:
-    """A name in an error message: what is not printable is written out, so that the message stays a line."""
+    """Escape a name that is not printable, so that an error message stays one line."""
     return str(name) if str(name).isprintable() else repr(name)
 
 
 def _what(error: ErrorDetails, noun: Any) -> str:
-    """What is wrong, and what to write in its place."""
+    """Say what is wrong, and what to write in its place."""
     if error["type"] in _NUMBERS:
-        return wanted(str(error["loc"][-1]), error["input"], whole=error["type"].startswith("int"))
+        return expected_quantity(str(error["loc"][-1]), error["input"], whole=error["type"].startswith("int"))
     what = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "unexpected_keyword_argument":
         name, known = str(error["loc"][-1]), _fields_at(noun, error["loc"][:-1])
@@ -141,8 +142,8 @@ def _what(error: ErrorDetails, noun: Any) -> str:
     return what
 
 
-def _most_telling(errors: Sequence[ErrorDetails]) -> ErrorDetails:
-    """The first; where that is a field that is missing, one beside it that was written in its place."""
+def _most_specific_error(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Return the first error; for a missing field, the unknown field that was written in its place, if any."""
     first = errors[0]
     if first["type"] == "missing":
         written = [
@@ -154,22 +155,22 @@ def _most_telling(errors: Sequence[ErrorDetails]) -> ErrorDetails:
     return first
 
 
-def _without_heads(value: Any) -> Any:
-    """A document within a document (a plan among trials) may have the head that it has as a file."""
+def _strip_document_headers(value: Any) -> Any:
+    """Drop the headers of documents within a document (a plan among trials)."""
     if isinstance(value, list):
-        return [_without_heads(member) for member in value]
+        return [_strip_document_headers(member) for member in value]
     if not isinstance(value, dict):
         return value
     has_head = value.get("apiVersion") == VERSION and isinstance(value.get("document"), str)
     return {
-        key: _without_heads(member)
+        key: _strip_document_headers(member)
         for key, member in value.items()
         if not (has_head and key in ("apiVersion", "document"))
     }
 
 
 def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
-    """Names of the fields that a document has at a place, as far as its type tells."""
+    """List the fields that a document has at a path, as far as its type determines them."""
     reached = [noun]
     for part in path:
         options = [option for one in reached for option in (one, *get_args(one))]
@@ -187,12 +188,12 @@ def _refuse_large_numbers(value: Any, source: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error message: a few lines of YAML can stand for gigabytes of lists."""
+    """Show a value in an error message, without the content of lists: few lines of YAML can stand for gigabytes."""
     return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def _too_large(value: Any, where: str) -> str | None:
-    """Where the first number beyond LARGEST_NUMBER stands, or None."""
+    """Return the path of the first number beyond LARGEST_NUMBER, or None."""
     members: list[tuple[str, Any]] = []
     if isinstance(value, int | float):
         return where if abs(value) > LARGEST_NUMBER else None
@@ -210,7 +211,7 @@ def _too_large(value: Any, where: str) -> str | None:
 
 
 def loads(text: str | bytes, noun: Any, *, source: str = "document", absent: Mapping[str, Any] | None = None) -> Any:
-    """The noun that a YAML or JSON text describes; `absent` as for `parse`. Raises DocumentError with one sentence."""
+    """Build the noun of a YAML or JSON text; `absent` as for `parse`. Raises DocumentError with one sentence."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -235,7 +236,7 @@ def _load_yaml(text: str | bytes, source: str) -> Any:
 
 
 _YAML_PLACE = re.compile(r' in "<(byte|unicode) string>",')
-"""How PyYAML names a text that is not a file; which file it was, the sentence begins with."""
+"""PyYAML's name for a text that is not a file; the sentence begins with the file already."""
 
 _UNREADABLE = (
     yaml.YAMLError,
@@ -246,11 +247,11 @@ _UNREADABLE = (
     TypeError,
     RecursionError,
 )
-"""What PyYAML raises for odd texts; for a wrong value under an explicit tag (`!!int x`) it is any of these."""
+"""Errors that PyYAML raises for odd texts; a wrong value under an explicit tag (`!!int x`) can raise any of them."""
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a YAML node stands for. Raises ValueError for a list or mapping that contains itself."""
+    """Count the values of a YAML node. Raises ValueError for a list or mapping that contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
@@ -266,7 +267,7 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def schema(noun: Any) -> dict[str, Any]:
-    """The JSON schema of a noun's document, `apiVersion` and `document` included, which may be left out."""
+    """Return the JSON schema of a noun's document, including `apiVersion` and `document`, which are optional."""
     found = adapter(noun).json_schema()
-    head = {"apiVersion": {"const": VERSION}, "document": {"const": noun.__name__}}
+    head = {"apiVersion": {"const": VERSION}, "document": {"const": kind_of(noun)}}
     return {**found, "properties": {**head, **found["properties"]}}

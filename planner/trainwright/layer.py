@@ -1,4 +1,4 @@
-"""What a layer holds, computes, keeps and sends: operators, the segments they form, and kinds of layers."""
+"""Layers: operators, the segments that they form, and kinds of layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 
 class Dtype(StrEnum):
-    """The number format of weights and activations."""
+    """Number format of weights and activations."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -20,9 +20,9 @@ class Dtype(StrEnum):
 
 
 class Attention(StrEnum):
-    """How attention is computed, which decides what it keeps for the backward.
+    """Implementation of attention, which determines what it saves for the backward.
 
-    FUSED never writes the scores (sequence × sequence for each head) to memory; STORED writes and keeps them, as
+    FUSED never writes the scores (sequence × sequence for each head) to memory; STORED writes and saves them, as
     runtimes did before fused kernels.
     """
 
@@ -31,7 +31,7 @@ class Attention(StrEnum):
 
 
 class OperatorKind(StrEnum):
-    """What limits an operator, and how well devices reach that limit."""
+    """Kind of operator, which determines what bounds it and how close devices come to that bound."""
 
     MATMUL = "matmul"
     BATCHED_MATMUL = "batched_matmul"
@@ -46,7 +46,7 @@ class OperatorKind(StrEnum):
 
 
 class Split(StrEnum):
-    """What a tensor degree divides: nothing; weight and output; input and weight; or all of them."""
+    """Parts of an operator that a tensor degree splits: nothing; weight and output; input and weight; or all of them."""
 
     NONE = "none"
     COLUMN = "column"
@@ -56,16 +56,17 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator of a layer, at tensor degree 1, by the row (sequence, image).
+    """Operator of a layer at tensor degree 1, with figures per row (sequence, image).
 
     Attributes:
-        forward_flops_per_row: 2 for each multiply-add; 0 where memory alone limits it.
-        input_elements_per_row, output_elements_per_row: values read and written.
-        positions_per_row: tokens or pixels; input and output divided by it are a matrix product's inner and outer width.
-        weight_elements: parameters, read once for each micro-batch whatever its rows.
-        saved_elements_per_row: values of the model's number format that autograd keeps because of this operator;
-            a tensor that two operators keep counts at one of them. Divided where the input is.
-        saved_bytes_per_row: what it keeps in other formats (indices, masks, float32 statistics).
+        forward_flops_per_row: 2 for each multiply-add; 0 if only memory bounds it.
+        input_elements_per_row, output_elements_per_row: elements read and written.
+        positions_per_row: tokens or pixels; input and output divided by it are a matrix product's inner and outer
+            width.
+        weight_elements: parameters, read once per micro-batch regardless of its rows.
+        saved_elements_per_row: elements in the model's dtype that autograd saves because of this operator; a tensor
+            that two operators save counts at one of them. Split where the input is.
+        saved_bytes_per_row: saved in other formats (indices, masks, float32 statistics).
     """
 
     name: str
@@ -80,18 +81,18 @@ class Operator:
     split: Split = Split.NONE
 
     def saved_bytes(self, dtype: Dtype, tensor: int) -> float:
-        """Bytes kept for the backward, per row, on one of `tensor` ranks."""
+        """Return bytes saved for the backward, per row, on one of `tensor` ranks."""
         kept = self.saved_elements_per_row * dtype.num_bytes + self.saved_bytes_per_row
         return kept / tensor if self.split in {Split.ROW, Split.WHOLE} else kept
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Uninterrupted computation inside a layer: what lies between two tensor-parallel all-reduces.
+    """Uninterrupted computation in a layer, between two all-reduces of the tensor group.
 
     Attributes:
-        forward_all_reduce_elements_per_row: what the ranks of a tensor group sum when the segment's forward ends.
-        backward_all_reduce_elements_per_row: and when its backward ends.
+        forward_all_reduce_elements_per_row: reduced over the tensor group when the segment's forward ends.
+        backward_all_reduce_elements_per_row: reduced when its backward ends.
     """
 
     operators: tuple[Operator, ...]
@@ -100,26 +101,25 @@ class Segment:
 
     @property
     def forward_flops_per_row(self) -> float:
-        """For one row at tensor degree 1; backward takes twice as many."""
+        """FLOPs of one row at tensor degree 1; the backward takes twice as many."""
         return sum(operator.forward_flops_per_row for operator in self.operators)
 
     @property
     def ends_in_all_reduce(self) -> bool:
-        """Whether, under tensor parallelism, the forward ends with an all-reduce (and the backward with one)."""
+        """True if the forward (and the backward) ends with an all-reduce under tensor parallelism."""
         return self.forward_all_reduce_elements_per_row > 0
 
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What identical layers share.
+    """Description that identical layers share.
 
     Attributes:
         name: unique in its model.
-        segments: the computation, in order.
-        output_elements_per_row: values of the boundary (one tensor or several) that leaves the layer, per row.
-        shared_weight: name of a weight that layers of other kinds hold too (tied embeddings), or None. Every owner
-            keeps it in memory; its gradients are summed over all owners.
-        shared_parameters: values of that weight.
+        output_elements_per_row: elements of the boundary (one tensor or several) after the layer, per row.
+        shared_weight: name of a weight that layers of other kinds share (tied embeddings), or None. Every owner stores
+            it; its gradients are reduced over all owners.
+        shared_parameters: size of that weight.
     """
 
     name: str
@@ -134,14 +134,13 @@ class LayerKind:
 
     @cached_property
     def parameters(self) -> int:
-        """Values held in one layer, all of them."""
         return sum(operator.weight_elements for operator in self.operators)
 
     @cached_property
     def split_parameters(self) -> int:
-        """Those of them that a tensor degree divides.
+        """Parameters that a tensor degree splits.
 
-        0 where the layer is not tensor parallel: such a layer is computed whole by every rank of its tensor group.
+        0 without tensor parallelism: then every rank of the tensor group computes the full layer.
         """
         return sum(operator.weight_elements for operator in self.operators if operator.split is not Split.NONE)
 
@@ -159,21 +158,21 @@ class LayerKind:
         return sum(segment.ends_in_all_reduce for segment in self.segments)
 
     def parameters_at(self, tensor_degree: int) -> int:
-        """Values that one rank holds at that tensor degree."""
+        """Return the parameters of one rank at a tensor degree."""
         return self.parameters - self.split_parameters + self.split_parameters // tensor_degree
 
     def saved_bytes_per_row(self, dtype: Dtype, tensor_degree: int = 1) -> float:
-        """What one rank keeps of a row's forward until its backward, the layer's input included."""
+        """Return what one rank saves of a row's forward for its backward, including the layer's input."""
         degree = tensor_degree if self.is_tensor_parallel else 1
         return sum(operator.saved_bytes(dtype, degree) for operator in self.operators)
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
-    """The layers of a family: the kinds, and the kind's name of every layer in order.
+class LayerList:
+    """Layers of a family: the kinds, and the name of every layer's kind in order.
 
     Attributes:
-        max_tensor_degree: every tensor degree must divide it (attention heads, usually).
+        max_tensor_degree: multiple of every possible tensor degree (attention heads, usually).
     """
 
     kinds: tuple[LayerKind, ...]

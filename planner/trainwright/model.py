@@ -1,17 +1,19 @@
-"""What to train: a family's list of layers, each of a kind, in a number format."""
+"""Model: a family's list of layers, each of a kind, in a number format."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from trainwright.document_kind import document
 from trainwright.families import Family
 from trainwright.layer import Attention, Dtype, LayerKind
 
 
+@document("Model")
 @dataclass(frozen=True)
 class Model:
-    """A list of layers, each of a kind. `Model.of` makes it; `family` lets a worker build the same layers."""
+    """List of layers, each of a kind; `Model.of` makes it, and `family` lets a worker build the same layers."""
 
     family: Family
     dtype: Dtype
@@ -21,7 +23,6 @@ class Model:
 
     @classmethod
     def of(cls, family: Family, dtype: Dtype = Dtype.FLOAT32, attention: Attention = Attention.FUSED) -> Model:
-        """The model of a family."""
         stack = family.stack(attention)
         return cls(family, dtype, stack.kinds, stack.layers, stack.max_tensor_degree)
 
@@ -30,21 +31,20 @@ class Model:
         return {kind.name: kind for kind in self.kinds}
 
     def kind(self, name: str) -> LayerKind:
-        """The kind of that name."""
         return self._kinds[name]
 
     def kind_of(self, layer: int) -> LayerKind:
-        """The kind of the layer with that index (0 is the first)."""
+        """Return a layer's kind by the layer's index."""
         return self._kinds[self.layers[layer]]
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """The layers that hold a weight which layers of other kinds may hold, too."""
+        """Layers with a weight that layers of other kinds may share."""
         return tuple(layer for layer in range(len(self.layers)) if self.kind_of(layer).shared_weight is not None)
 
     @property
     def parameters(self) -> int:
-        """Values of the whole model, a shared weight counted once."""
+        """Parameters of the full model, with a tied weight counted once."""
         total = sum(self.kind_of(layer).parameters for layer in range(len(self.layers)))
         owners: dict[str, list[int]] = {}
         for layer in range(len(self.layers)):
@@ -54,5 +54,5 @@ class Model:
         return total - sum(sum(sizes) - max(sizes) for sizes in owners.values())
 
     def output_bytes_per_row(self, layer: int) -> int:
-        """Bytes of the boundary behind a layer, per row."""
+        """Return bytes of the boundary after a layer, per row."""
         return self.kind_of(layer).output_elements_per_row * self.dtype.num_bytes

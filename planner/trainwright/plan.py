@@ -1,4 +1,4 @@
-"""How to train: one document that every search writes and the worker executes."""
+"""Training plan: one document that every search writes and the worker executes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import chain, groupby
 
 from trainwright.cluster import Device
+from trainwright.document_kind import document
 
 
 class Schedule(StrEnum):
@@ -19,7 +20,7 @@ class Schedule(StrEnum):
 
 
 class Sharding(StrEnum):
-    """What the replicas of a layer share out among them (ZeRO stages)."""
+    """State that a layer's replicas shard among them (ZeRO stages)."""
 
     NONE = "none"
     ZERO1 = "zero1"
@@ -27,8 +28,8 @@ class Sharding(StrEnum):
     ZERO3 = "zero3"
 
 
-class Order(StrEnum):
-    """Which degree runs over neighbouring devices of a stage."""
+class RankOrder(StrEnum):
+    """Degree that runs over neighbouring devices of a stage."""
 
     TENSOR_INNER = "tensor_inner"
     DATA_INNER = "data_inner"
@@ -41,8 +42,8 @@ class LayerRun:
     Attributes:
         first, count: the layers `first … first + count - 1` of the model.
         tensor, data: degrees; their product is the number of the stage's devices.
-        rows: rows of a micro-batch for each data replica, in order; uneven parts are allowed.
-        recompute: whether activations are computed again in the backward in place of being kept.
+        rows: rows of a micro-batch by data replica; they may be uneven.
+        recompute: compute activations again in the backward instead of saving them.
     """
 
     first: int
@@ -50,7 +51,7 @@ class LayerRun:
     tensor: int
     data: int
     rows: tuple[int, ...]
-    order: Order = Order.TENSOR_INNER
+    order: RankOrder = RankOrder.TENSOR_INNER
     sharding: Sharding = Sharding.NONE
     recompute: bool = False
 
@@ -69,29 +70,29 @@ class LayerRun:
 
     @property
     def end(self) -> int:
-        """Index behind the last of the layers."""
+        """Index after the last layer."""
         return self.first + self.count
 
     def tensor_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """The devices that share one replica's layers, for each data replica in order."""
-        if self.order is Order.TENSOR_INNER:
+        """Return the tensor group of each data replica, in order."""
+        if self.order is RankOrder.TENSOR_INNER:
             return tuple(devices[i * self.tensor : (i + 1) * self.tensor] for i in range(self.data))
         return tuple(devices[i :: self.data] for i in range(self.data))
 
     def data_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """The devices that hold the same part of the weights, for each tensor part in order."""
+        """Return the devices with the same shard of the weights, for each tensor rank in order."""
         return tuple(zip(*self.tensor_groups(devices), strict=True))
 
 
-def even_rows(rows: int, data: int) -> tuple[int, ...]:
-    """The rows of each replica, as evenly as may be: the first take one more where they do not go round."""
+def split_rows(rows: int, data: int) -> tuple[int, ...]:
+    """Split rows over replicas as evenly as possible; the first ones take the remainder."""
     share, rest = divmod(rows, data)
     return tuple(share + (replica < rest) for replica in range(data))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers on a set of devices; ranks follow the order of the devices."""
+    """Consecutive layers on a set of devices, whose order determines the ranks."""
 
     devices: tuple[Device, ...]
     layers: tuple[LayerRun, ...]
@@ -113,22 +114,21 @@ class Stage:
 
     @property
     def first(self) -> int:
-        """Index of the stage's first layer."""
         return self.layers[0].first
 
     @property
     def end(self) -> int:
-        """Index behind the stage's last layer."""
+        """Index after the stage's last layer."""
         return self.layers[-1].end
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages that hold the whole model once, and the share of the batch that passes through them.
+    """Stages that contain the full model once, and their share of the batch.
 
     Attributes:
-        micro_batches: how many micro-batches pass in one iteration.
-        micro_batch_size: rows that pass through at a time, over all replicas of a stage (AMP's mbs × dp).
+        micro_batches: per iteration.
+        micro_batch_size: rows of a micro-batch, over all replicas of a stage (AMP's mbs × dp).
     """
 
     micro_batches: int
@@ -163,12 +163,13 @@ class Pipeline:
         return tuple(chain.from_iterable(stage.devices for stage in self.stages))
 
 
+@document("Plan")
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole training iteration: which device computes which layers on which rows of the batch.
+    """Full training iteration: which device computes which layers on which rows of the batch.
 
     Attributes:
-        model_layers: how many layers the model has; every pipeline holds each of them exactly once.
+        model_layers: number of layers of the model; every pipeline has each of them exactly once.
     """
 
     model_layers: int
@@ -208,20 +209,20 @@ class Plan:
         return tuple(dict.fromkeys(device.node for device in self.devices))
 
     def slots(self, node: str) -> tuple[int, ...]:
-        """Slots used on a node, ascending: its local processes, in order."""
+        """Return the slots used on a node, ascending: its local processes, in order."""
         return tuple(sorted(device.slot for device in self.devices if device.node == node))
 
     def summary(self) -> str:
-        """A short line for people: degrees, micro-batch and layers by stage, for example `pp4 dp2 tp1 mb8×4 [4 3 3 4]`.
+        """Format degrees, micro-batch and layers by stage, for example `pp4 dp2 tp1 mb8×4 [4 3 3 4]`.
 
-        Where stages differ, the degrees stand behind the layers of the stages that have them, in their order:
-        `pp3 mb8×4 [7 dp8 tp1 | 10 9 dp4 tp2]`.
+        If stages differ, degrees follow the layers of the stages that have them, in order: `pp3 mb8×4 [7 dp8 tp1 | 10 9
+        dp4 tp2]`.
         """
         return " + ".join(_summary(pipeline) for pipeline in self.pipelines)
 
 
 MOST_GROUPS = 6
-"""Further groups of stages are left out of a summary."""
+"""Maximum number of stage groups in a summary."""
 
 
 def _summary(pipeline: Pipeline) -> str:
@@ -229,7 +230,7 @@ def _summary(pipeline: Pipeline) -> str:
     depth = f"pp{len(pipeline.stages)}"
     groups = [
         (degrees, " ".join(str(stage.end - stage.first) for stage in stages))
-        for degrees, stages in groupby(pipeline.stages, key=degrees_of)
+        for degrees, stages in groupby(pipeline.stages, key=format_degrees)
     ]
     if len(groups) == 1:
         return f"{depth} {groups[0][0]} {batches} [{groups[0][1]}]"
@@ -237,13 +238,13 @@ def _summary(pipeline: Pipeline) -> str:
     return f"{depth} {batches} [{' | '.join(told)}{' | …' if len(groups) > MOST_GROUPS else ''}]"
 
 
-def degrees_of(stage: Stage) -> str:
-    """`dp2 tp1`; `dp2–4 tp1–2` where layers differ."""
+def format_degrees(stage: Stage) -> str:
+    """Format `dp2 tp1`; `dp2–4 tp1–2` where layers differ."""
     data, tensor = ({getattr(run, name) for run in stage.layers} for name in ("data", "tensor"))
-    return f"dp{spanned(data)} tp{spanned(tensor)}"
+    return f"dp{format_range(data)} tp{format_range(tensor)}"
 
 
-def spanned(numbers: Iterable[int]) -> str:
-    """The one number, or the least and the largest: `2–4`."""
+def format_range(numbers: Iterable[int]) -> str:
+    """Format the only number, or the minimum and the maximum: `2–4`."""
     found = set(numbers)
     return str(found.pop()) if len(found) == 1 else f"{min(found)}–{max(found)}"

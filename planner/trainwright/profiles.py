@@ -1,4 +1,4 @@
-"""What layers cost on a device: measured (or estimated) seconds and bytes, by accelerator, kind, tensor degree, rows."""
+"""Layer costs on a device: measured (or estimated) seconds and bytes by accelerator, kind, tensor degree and rows."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
+from trainwright.document_kind import document
+
 MORE_THAN_ANY_DEVICE_BYTES: Final = 2**42
-"""What a layer is said to keep where it did not fit: no device has so much memory, so that no plan counts on it."""
+"""Activation bytes of a layer that did not fit: more than any device has, so that no plan counts on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """One measured layer kind.
+    """Measured figures of one layer kind on one rank.
 
     Attributes:
         rows: rows that one rank computes at a time (AMP's micro-batch size).
-        forward_seconds: median, collectives not included; likewise backward_seconds and update_seconds (optimizer).
-        activation_bytes: what the forward keeps for the backward, the layer's input included.
-        parameter_bytes: what one rank holds of the layer's weights.
+        forward_seconds: median, without collectives; likewise backward_seconds and update_seconds (optimizer).
+        activation_bytes: saved by the forward for the backward, including the layer's input.
+        parameter_bytes: one rank's weights of the layer.
         relative_spread: (90th - 10th percentile) / median of forward plus backward.
-        peak_bytes: the most that was held at once while the layer was computed and updated by itself: weights,
-            gradients, optimizer state, activations and workspace; None where it was not measured.
+        peak_bytes: peak while the layer was computed and updated alone: weights, gradients, optimizer state,
+            activations and workspace; None if it was not measured.
     """
 
     accelerator: str
@@ -54,7 +56,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class LayerTooLarge:
-    """A layer kind that does not fit into an accelerator's memory by itself with so many rows, or more."""
+    """Layer kind that does not fit alone into an accelerator's memory with `rows` rows or more."""
 
     accelerator: str
     kind: str
@@ -64,7 +66,7 @@ class LayerTooLarge:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Seconds and bytes of one layer for a given number of rows on one rank."""
+    """Seconds and bytes of one layer at a number of rows on one rank."""
 
     forward_seconds: float
     backward_seconds: float
@@ -73,12 +75,13 @@ class LayerCost:
     parameter_bytes: float
 
 
+@document("Profiles")
 @dataclass(frozen=True)
 class Profiles:
-    """All layer profiles of one model. `origin` says whether they were measured or estimated from data sheets.
+    """All layer profiles of one model, measured or estimated from data sheets.
 
     Attributes:
-        too_large: what was tried and did not fit: no plan computes so many rows, or more, of such a layer there.
+        too_large: layers that were tried and did not fit: no plan computes as many rows, or more, of them there.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -108,7 +111,7 @@ class Profiles:
 
     @cached_property
     def _least_too_large(self) -> dict[tuple[str, str, int], int]:
-        """The fewest rows that did not fit."""
+        """Minimum number of rows that did not fit."""
         least: dict[tuple[str, str, int], int] = {}
         for one in self.too_large:
             key = (one.accelerator, one.kind, one.tensor_degree)
@@ -116,15 +119,14 @@ class Profiles:
         return least
 
     def tensor_degrees(self, accelerator: str, kind: str) -> tuple[int, ...]:
-        """Tensor degrees at which the kind was profiled on the accelerator, ascending."""
+        """Return the tensor degrees at which the kind was profiled on the accelerator, ascending."""
         return tuple(sorted(degree for (a, k, degree) in self._series if (a, k) == (accelerator, kind)))
 
     def has(self, accelerator: str, kind: str, tensor_degree: int) -> bool:
-        """Whether the kind was profiled on the accelerator at that degree."""
         return (accelerator, kind, tensor_degree) in self._series
 
-    def without_room(self) -> dict[str, str]:
-        """By accelerator that lacks the memory for some kind of layer, however few rows and however divided: that kind."""
+    def accelerators_without_memory(self) -> dict[str, str]:
+        """Return accelerators without the memory for some layer kind at any rows and tensor degree, with that kind."""
         return {
             one.accelerator: one.kind
             for one in reversed(self.too_large)
@@ -132,9 +134,9 @@ class Profiles:
         }
 
     def cost(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
-        """Cost of a layer for `rows` rows: linear between profiled row counts, beyond them along the nearest segment.
+        """Interpolate a layer's cost between profiled row counts; beyond them the nearest segment continues.
 
-        With as many rows as did not fit, it keeps more bytes than there are. Raises ValueError where the kind was not
+        At rows that did not fit, its activations exceed any device's memory. Raises ValueError if the kind was not
         profiled on that accelerator at that tensor degree.
         """
         key = (accelerator, kind, tensor_degree, rows)
@@ -143,7 +145,7 @@ class Profiles:
             if self.has(accelerator, kind, tensor_degree):
                 found = _interpolate(self._series[accelerator, kind, tensor_degree], rows)
             elif least_too_large is not None:
-                found = self._cost_undivided(accelerator, kind, tensor_degree, rows)
+                found = self._extrapolate_from_larger_degree(accelerator, kind, tensor_degree, rows)
             else:
                 raise _not_profiled(accelerator, kind, tensor_degree)
             if least_too_large is not None and rows >= least_too_large:
@@ -152,8 +154,8 @@ class Profiles:
             self._costs[key] = found
         return self._costs[key]
 
-    def _cost_undivided(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
-        """About what would be measured where a layer fits only if it is divided further: it tells how fast devices are."""
+    def _extrapolate_from_larger_degree(self, accelerator: str, kind: str, tensor_degree: int, rows: int) -> LayerCost:
+        """Scale the cost at a larger degree to one at which the layer did not fit; it shows how fast devices are."""
         further = [degree for degree in self.tensor_degrees(accelerator, kind) if degree > tensor_degree]
         if not further:
             raise _not_profiled(accelerator, kind, tensor_degree)

@@ -1,4 +1,4 @@
-"""Sizes, rates and times as people write them where a document takes plain numbers, and sizes as people read them."""
+"""Sizes, rates and times with units, where a document takes plain numbers, and sizes formatted for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 _FLAGS: Final = re.IGNORECASE | re.ASCII
-"""In other scripts there are letters that count as a k or an s, too."""
+"""ASCII only: in other scripts some letters match a k or an s, too."""
 _NUMBER: Final = r"([0-9]{1,25}(?:\.[0-9]{0,25})?(?:e[+-]?[0-9]{1,2})?)\s*"
 _BYTES: Final = re.compile(_NUMBER + r"([kmgtp]?)(i?)(b|bytes?|bits?)?(/s|/sec|/second|ps)?", _FLAGS)
 _FLOPS: Final = re.compile(_NUMBER + r"([kmgtp]?)(?:flops?)?(?:/s|ps)?", _FLAGS)
@@ -18,11 +18,11 @@ _PREFIXES: Final = " kmgtp"
 _SECONDS: Final[Mapping[str, str]] = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ms": "1e-3", "s": "1"}
 _LONGEST_SHOWN: Final = 40
 _LARGEST: Final = Decimal("1e24")
-"""Beyond it nothing is told: no document takes such a number."""
+"""Maximum number to suggest: no document takes a larger one."""
 
 
-def wanted(field: str, written: object, *, whole: bool) -> str:
-    """What a field takes, by the unit that its name ends with, what stands there, and what to write in its place.
+def expected_quantity(field: str, written: object, *, whole: bool) -> str:
+    """Say what a field takes, by the unit that ends its name, what it has, and what to write in its place.
 
     For example `expected a whole number of bytes, got '16GiB'; write 17179869184`.
     """
@@ -32,15 +32,15 @@ def wanted(field: str, written: object, *, whole: bool) -> str:
     return sentence if meant is None or meant > _LARGEST else f"{sentence}; write {_spelt(meant, whole=whole)}"
 
 
-def size(num_bytes: float, *, decimals: int = 1) -> str:
-    """Binary units."""
+def format_bytes(num_bytes: float, *, decimals: int = 1) -> str:
+    """Format in binary units."""
     if abs(num_bytes) >= 2**30 / 10:
         return f"{num_bytes / 2**30:.{decimals}f} GiB"
     return f"{num_bytes / 2**20:.{decimals}f} MiB"
 
 
 def _size(text: str) -> Decimal | None:
-    """Bytes. Bits have no meaning here, and `b` may be either."""
+    """Parse bytes; bits make no sense here, and `b` may mean either."""
     found = _BYTES.fullmatch(text)
     if found is None or found[5] or (found[4] or "B")[:2] not in {"B", "by", "By", "BY"}:
         return None
@@ -48,7 +48,7 @@ def _size(text: str) -> Decimal | None:
 
 
 def _rate(text: str) -> Decimal | None:
-    """Bytes per second. Of a number without a unit, nobody knows whether it counts bits or bytes."""
+    """Parse bytes per second; a prefixed number without a unit is refused, since it may count bits or bytes."""
     found = _BYTES.fullmatch(text)
     if found is None or (found[4] is None and (found[2] or found[5])):
         return None
@@ -67,7 +67,7 @@ def _time(text: str) -> Decimal | None:
 
 
 def _plain(text: str) -> Decimal | None:
-    """YAML takes 16e9 for a text."""
+    """Parse a plain number such as 16e9, which YAML reads as text."""
     found = _PLAIN.fullmatch(text)
     return None if found is None else Decimal(found[1])
 
@@ -79,7 +79,7 @@ _UNITS: Final[tuple[tuple[str, str, Callable[[str], Decimal | None]], ...]] = (
     ("bytes", " of bytes", _size),
     ("seconds", " of seconds", _time),
 )
-"""By the end of a field's name, the first that fits."""
+"""Units by the end of a field's name; the first match counts."""
 
 
 def _factor(prefix: str, *, binary: bool = False) -> int:
@@ -87,14 +87,14 @@ def _factor(prefix: str, *, binary: bool = False) -> int:
 
 
 def _spelt(value: Decimal, *, whole: bool) -> str:
-    """Without an exponent, which YAML takes for a text."""
+    """Format without an exponent, which YAML reads as text."""
     if whole or value == value.to_integral_value():
         return f"{value.to_integral_value():f}"
     return f"{value:f}".rstrip("0")
 
 
 def _shown(written: object) -> str:
-    """A few lines of YAML can stand for gigabytes of lists."""
+    """Show a value in short: a few lines of YAML can stand for gigabytes of lists."""
     if written is None:
         return "nothing"
     if isinstance(written, str) and len(written) > _LONGEST_SHOWN:

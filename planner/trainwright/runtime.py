@@ -1,15 +1,16 @@
-"""How the training runtime behaves, beside what the plan says: facts about it, and ratios that calibration fits."""
+"""Behaviour of the training runtime that a plan does not state: facts, and ratios that calibration fits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainwright.document_kind import document
 from trainwright.layer import Dtype
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeRatio:
-    """Measured over profiled compute seconds of one accelerator."""
+    """Ratio of measured to profiled compute seconds of one accelerator."""
 
     accelerator: str
     ratio: float
@@ -21,10 +22,10 @@ class ComputeRatio:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRatios:
-    """Measured seconds of collectives over several nodes over those of undisturbed rings on their links; at least 1.
+    """Ratios of measured collectives over several nodes to undisturbed rings on their links; at least 1.
 
-    Inside a node little is lost.
-    A library may move more than a ring does: PyTorch's gloo sums all where each rank is to have but its part.
+    Within a node little is lost. A library may move more than a ring does: PyTorch's gloo reduces everything where each
+    rank needs only its shard.
     """
 
     all_reduce: float = 1.0
@@ -40,27 +41,28 @@ class CollectiveRatios:
 IDEAL_RINGS = CollectiveRatios()
 
 
+@document("Runtime")
 @dataclass(frozen=True)
 class Runtime:
     """Facts and ratios that hold for every plan run by one runtime on one cluster.
 
     Attributes:
-        compute_ratios: by accelerator; 1 where an accelerator is not named.
-        row_growth_ratio: achieved over profiled growth of compute seconds with the rows, beyond those of one row: a
-            layer takes compute_ratio × (profile(1) + row_growth_ratio × (profile(rows) - profile(1))). It corrects
-            profiles whose growth with the micro-batch was derived from a data sheet.
+        compute_ratios: by accelerator; 1 for those not named.
+        row_growth_ratio: achieved over profiled growth of compute seconds with the rows beyond the first: a layer takes
+            compute_ratio × (profile(1) + row_growth_ratio × (profile(rows) - profile(1))). It corrects profiles whose
+            growth with the micro-batch was derived from a data sheet.
         link_ratio: achieved over stated bandwidth of every link.
-        collective_ratios: of collectives, beside what their links take.
-        overlaps_gradients: whether gradients are summed while the last backward still runs even where nothing is
-            sharded. (Under zero2 and zero3 they always are.)
-        overlap_slowdown_ratio: by how much compute and communication slow down while both run (Galvatron: 1.3).
-        constant_seconds: of every iteration, whatever the plan.
-        constant_bytes: on every device, whatever the plan (context, libraries, fragmentation).
-        activation_ratio: held over profiled activation bytes.
-        gradient_dtype: the number format in which gradients are kept and summed, whatever that of the weights (Megatron
-            and torchtitan: float32; DeepSpeed's: that of the weights).
-        splits_boundaries: whether each rank of a tensor group is sent its part of a boundary and the group gathers it
-            (Megatron's scatter and gather), in place of a whole copy for every rank.
+        collective_ratios: of collectives, on top of their links' times.
+        overlaps_gradients: gradients are reduced during the last backward even without sharding. (Under zero2 and zero3
+            they always are.)
+        overlap_slowdown_ratio: slowdown of compute and communication while both run (Galvatron: 1.3).
+        constant_seconds: of every iteration, for any plan.
+        constant_bytes: on every device, for any plan (context, libraries, fragmentation).
+        activation_ratio: actual over profiled activation bytes.
+        gradient_dtype: number format in which gradients are stored and reduced, regardless of the weights' (Megatron
+            and torchtitan: float32; DeepSpeed: that of the weights).
+        splits_boundaries: each rank of a tensor group is sent its shard of a boundary and the group all-gathers it
+            (Megatron's scatter and gather), instead of a full copy for every rank.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -89,5 +91,5 @@ class Runtime:
             raise ValueError(f"compute_ratios name an accelerator twice: {', '.join(names)}")
 
     def compute_ratio(self, accelerator: str) -> float:
-        """Measured over profiled compute seconds."""
+        """Return measured over profiled compute seconds; 1 if the accelerator is not named."""
         return next((ratio.ratio for ratio in self.compute_ratios if ratio.accelerator == accelerator), 1.0)

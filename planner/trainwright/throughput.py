@@ -1,4 +1,4 @@
-"""How well a plan trained: rows, tokens and model FLOPs a second, from the seconds of its measured iterations."""
+"""Throughput of a plan: rows, tokens and model FLOPs per second, from its measured iterations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.accelerators.sheet import data_sheet, has_data_sheet
+from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
 from trainwright.cluster import Accelerator, Cluster
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe
 from trainwright.layer import Dtype
@@ -14,22 +14,21 @@ from trainwright.model import Model
 from trainwright.plan import Plan
 
 PASSES = 3
-"""A backward computes twice as much as its forward: gradients of inputs and of weights."""
+"""Forward and backward in units of a forward: the backward computes gradients of inputs and of weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The figures of a trial.
+    """Throughput of a trial.
 
     Attributes:
         iteration_seconds: median of the measured iterations.
-        spread_seconds: from the shortest to the longest of them.
-        relative_spread: that, over the median.
-        tokens_per_second: None where rows are not sequences of tokens.
-        model_flops_per_second: what the model needs by the operators of its layers; what a plan computes a second time
-            (recompute) does not count.
-        utilisation: that over the peak of all devices of the plan in the model's number format (PaLM's model FLOP
-            utilisation); None where a device's peak is not known.
+        spread_seconds: longest minus shortest iteration.
+        relative_spread: spread over median.
+        tokens_per_second: None if rows are not sequences of tokens.
+        model_flops_per_second: what the model needs by the operators of its layers; recomputation does not count.
+        utilisation: model FLOPs over the peak of all devices of the plan in the model's dtype (PaLM's model FLOP
+            utilisation); None if a device's peak is not known.
     """
 
     iteration_seconds: float
@@ -42,7 +41,7 @@ class Throughput:
 
 
 def throughput(iteration_seconds: Sequence[float], plan: Plan, model: Model, cluster: Cluster) -> Throughput:
-    """The figures of a plan whose iterations took so long. Raises ValueError where there is none of them."""
+    """Compute the throughput of a plan. Raises ValueError without measured iterations."""
     if not iteration_seconds or min(iteration_seconds) <= 0:
         raise ValueError("a throughput needs at least one measured iteration, each longer than 0 s")
     median = statistics.median(iteration_seconds)
@@ -64,12 +63,12 @@ def throughput(iteration_seconds: Sequence[float], plan: Plan, model: Model, clu
 
 
 def flops_per_row(model: Model) -> float:
-    """FLOPs of one row's forward and backward through all layers, 2 for each multiply-add."""
+    """Return FLOPs of one row's forward and backward through all layers, 2 for each multiply-add."""
     return PASSES * sum(model.kind_of(layer).forward_flops_per_row for layer in range(len(model.layers)))
 
 
 def tokens_per_row(family: Family) -> int | None:
-    """Tokens that are read in one row (by encoder and decoder together); None where rows hold none."""
+    """Return the tokens read per row (by encoder and decoder together); None if rows have none."""
     if isinstance(family, T5):
         return family.sequence_length + family.decoder_tokens
     if isinstance(family, Gpt | Llama | Bert | Moe):
@@ -78,7 +77,7 @@ def tokens_per_row(family: Family) -> int | None:
 
 
 def peak_flops_per_second(accelerator: Accelerator, dtype: Dtype) -> float | None:
-    """Peak of dense matrix products: the emulated device's, or the data sheet's without TF32; None where neither is there."""
+    """Return the peak of dense matrix products, emulated or from the data sheet without TF32; None if unknown."""
     if accelerator.emulation is not None:
         return accelerator.emulation.flops_per_second
     return data_sheet(accelerator.name).flops_per_second(dtype) if has_data_sheet(accelerator.name) else None

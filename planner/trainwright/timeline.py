@@ -1,4 +1,4 @@
-"""What every rank of a plan did when, in one measured iteration."""
+"""Timeline of one measured iteration: what every rank did when."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from trainwright.document_kind import document
+
 FEWEST_MOMENTS = 8
-"""That every rank of however large a plan keeps."""
+"""Minimum number of moments that every rank keeps, however large the plan."""
 
 
 class Action(StrEnum):
-    """What a rank does.
+    """Activity of a rank.
 
-    Forwards, backwards, waits, sums of gradients and the update follow one another; the others lie within forwards and
-    backwards, but for weights that are collected again behind the update.
+    Forwards, backwards, waits, gradient reductions and the update follow one another; the others are nested in forwards
+    and backwards, except all-gathers of weights after the update.
     """
 
     FORWARD = "forward"
@@ -30,10 +32,10 @@ class Action(StrEnum):
 
 
 class Moment(NamedTuple):
-    """One action from start to end; in a document a list, since there are thousands.
+    """Action from start to end; a list in documents, since there are thousands.
 
     Attributes:
-        number: the micro-batch of a forward, a backward or a wait; which of the rank's sums; else -1.
+        number: the micro-batch of a forward, a backward or a wait; the index of the rank's reduction; else -1.
         start_microseconds: since the barrier at which the iteration began.
     """
 
@@ -49,10 +51,10 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankTimeline:
-    """One rank's actions in the order of their starts, what encloses others before them.
+    """Actions of one rank by start, enclosing ones before those nested in them.
 
     Attributes:
-        omitted: actions that are left out because there were too many to report.
+        omitted: number of actions left out because there were too many to report.
     """
 
     node: str
@@ -61,13 +63,14 @@ class RankTimeline:
     omitted: int = 0
 
 
+@document("Timeline")
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A measured iteration of its own, behind those that count.
+    """Separate measured iteration, after those that count.
 
-    Each rank's clock starts where it leaves the barrier, so between ranks moments are off by up to the time that a
-    small message takes. On an emulated device a computation lasts as long as the device table says, but for what is
-    computed again: a `recompute` shows how long this machine took.
+    Each rank's clock starts when it leaves the barrier, so moments of different ranks are off by up to the time of a
+    small message. On an emulated device a computation lasts as long as the device table says, except recomputation: a
+    `recompute` shows how long this machine took.
 
     Attributes:
         iteration_seconds: the slowest rank's.
@@ -78,7 +81,7 @@ class Timeline:
     ranks: tuple[RankTimeline, ...]
 
     def at_most(self, moments: int) -> Timeline:
-        """With no more than about so many moments, shared out among the ranks."""
+        """Limit the timeline to about `moments`, shared among the ranks."""
         each = max(moments // len(self.ranks), FEWEST_MOMENTS)
         kept = [at_most(rank.moments, each) for rank in self.ranks]
         ranks = tuple(
@@ -89,7 +92,7 @@ class Timeline:
 
 
 def outermost(moments: Iterable[Moment]) -> list[Moment]:
-    """Those that no earlier one encloses; `moments` come in the order of their starts."""
+    """Return the moments that no earlier one encloses; `moments` come in the order of their starts."""
     found: list[Moment] = []
     for moment in moments:
         if not found or moment.end_microseconds > found[-1].end_microseconds:
@@ -98,7 +101,7 @@ def outermost(moments: Iterable[Moment]) -> list[Moment]:
 
 
 def at_most(moments: Sequence[Moment], most: int) -> list[Moment]:
-    """No more than so many: first without what lies within others, then without the middle of the iteration.
+    """Limit the moments to `most`: first drop nested ones, then the middle of the iteration.
 
     A pipeline fills at the iteration's start and drains at its end; in between it repeats itself.
     """

@@ -1,4 +1,4 @@
-"""What a person asks to train: a model's family, its number format and the batch of one iteration."""
+"""Training request: a model's family, its number format and the batch of one iteration."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from trainwright.document_kind import document
 from trainwright.families import T5, Bert, Custom, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 
 MAX_LAYERS = 1024
 MAX_BATCH_SIZE = 1_000_000
-"""Beyond these a document is taken for a slip of the pen; a search would take minutes and gigabytes on it."""
+"""Limits beyond which a document is taken for a mistake; a search would take minutes and gigabytes."""
 
 FAMILIES = ("gpt", "llama", "bert", "vit", "swin", "t5", "moe", "wide_resnet", "trans_gan", "custom")
-"""Fields of `Training` that hold a family; exactly one of them is given."""
+"""Fields of `Training` for a family, exactly one of which is given."""
 
 Optimizer = Literal["adam", "sgd"]
 
 
+@document("Training")
 @dataclass(frozen=True)
 class Training:
-    """The document behind `--model`.
+    """Document for `--model`.
 
     For example:
 
@@ -33,7 +35,7 @@ class Training:
 
     Attributes:
         global_batch_size: rows (sequences, images) in one iteration, over all devices.
-        attention: how attention is computed; it decides what attention keeps for the backward.
+        attention: implementation of attention, which determines what it saves for the backward.
     """
 
     global_batch_size: int
@@ -63,11 +65,10 @@ class Training:
 
     @property
     def family(self) -> Family:
-        """The one family that is given."""
+        """Family that is given."""
         families: tuple[Family | None, ...] = tuple(getattr(self, name) for name in FAMILIES)
         return next(family for family in families if family is not None)
 
     @cached_property
     def model(self) -> Model:
-        """The layers of the family."""
         return Model.of(self.family, self.dtype, self.attention)

@@ -7,12 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from trainwright.orders import NODE_NAME_VARIABLE, ORDER_PATH, Failure
-from trainwright_worker import acceptance, output
-from trainwright_worker.failures import WorkerError
-from trainwright_worker.pod_end import PodEnd
-from trainwright_worker.seat import node_rank
-from trainwright_worker.start import few_words, one_thread, start_server
+from trainwright.worker_api import NODE_NAME_VARIABLE, TASK_PATH, Failure
+from trainwright_worker import validation
+from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.errors import WorkerError
+from trainwright_worker.gang.rank_assignment import node_rank
+from trainwright_worker.gang.startup import SigtermHandler, limit_threads, silence_torch_logs, start_fork_server
 
 
 def _arguments() -> argparse.Namespace:
@@ -24,7 +24,7 @@ def _arguments() -> argparse.Namespace:
         default="launch",
         help="launch: this pod's part of the gang, by the node that the pod runs on; local: the whole gang, here",
     )
-    parser.add_argument("--order", type=Path, default=Path(ORDER_PATH), help=f"the order's file (default {ORDER_PATH})")
+    parser.add_argument("--order", type=Path, default=Path(TASK_PATH), help=f"the order's file (default {TASK_PATH})")
     parser.add_argument("--master-addr", help="launch: where the gang meets (default: $MASTER_ADDR)")
     parser.add_argument("--master-port", type=int, help="launch: and at which port (default: $MASTER_PORT)")
     return parser.parse_args()
@@ -33,28 +33,28 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = _arguments()
     try:
-        order = acceptance.read_order(arguments.order)
+        task = validation.read_task(arguments.order)
         if arguments.command == "launch":
-            node_rank(order.gang)
+            node_rank(task.gang)
     except WorkerError as error:
-        output.failure(Failure(error.reason, error.message, node=os.environ.get(NODE_NAME_VARIABLE)))
+        report_writer.write_failure(Failure(error.reason, error.message, node=os.environ.get(NODE_NAME_VARIABLE)))
         return 1
-    one_thread()
-    few_words()
+    limit_threads()
+    silence_torch_logs()
     if arguments.command == "local":
-        from trainwright_worker import local  # noqa: PLC0415 (torch is loaded only for an order that can be done)
+        from trainwright_worker.gang import local_launcher  # noqa: PLC0415 (load torch only for a valid task)
 
-        return local.main(order, arguments.order)
-    pod_end = PodEnd()
-    pod_end.heed()
-    start_server()  # it loads torch while this process does
-    from trainwright_worker import launch  # noqa: PLC0415
+        return local_launcher.main(task, arguments.order)
+    sigterm_handler = SigtermHandler()
+    sigterm_handler.install()
+    start_fork_server()  # loads torch in parallel with this process
+    from trainwright_worker.gang import launcher  # noqa: PLC0415
 
-    return launch.main(order.gang, arguments.order, arguments.master_addr, arguments.master_port, pod_end)
+    return launcher.main(task.gang, arguments.order, arguments.master_addr, arguments.master_port, sigterm_handler)
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # torch takes seconds to take itself down, and the next gang waits for the devices
+    os._exit(code)  # torch takes seconds to shut down, and the next gang waits for the devices

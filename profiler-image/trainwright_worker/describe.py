@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from trainwright import documents
+from trainwright.families import Custom
 
 
 def _arguments() -> argparse.Namespace:
@@ -27,36 +28,36 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = _arguments()
     try:
-        from trainwright_worker.layers.described import describe  # noqa: PLC0415 - it may lack torch, which is told here
+        from trainwright_worker.layers.custom_description import describe  # noqa: PLC0415 (torch may be missing, which is reported)
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"there is no module {error.name} here; Trainwright's extra brings it: pip install '.[worker]'\n"
         )
         return 2
-    sys.path.insert(0, str(Path.cwd()))  # where the user's module is, as with python -m
+    sys.path.insert(0, str(Path.cwd()))  # the user's module, as with python -m
     try:
-        described = documents.dump(describe(arguments.entrypoint))
+        described = documents.adapter(Custom).dump_python(describe(arguments.entrypoint), mode="json")
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    body = {key: _plain(described[key]) for key in ("entrypoint", "kinds", "layers")}
+    body = {key: _with_whole_numbers(described[key]) for key in ("entrypoint", "kinds", "layers")}
     if arguments.training_plan:
         body = _in_camel_case(body)
     sys.stdout.write(yaml.safe_dump({"custom": body}, sort_keys=False, width=120, default_flow_style=None))
     return 0
 
 
-def _plain(value: Any) -> Any:
-    """Whole numbers without a fraction."""
+def _with_whole_numbers(value: Any) -> Any:
+    """Convert integral floats to integers."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _with_whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_with_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _in_camel_case(value: Any) -> Any:
-    """Fields as in the resource; names of kinds stay as they are."""
+    """Convert field names to the resource's camel case; names of kinds are values and stay."""
     if isinstance(value, dict):
         return {
             re.sub(r"_([a-z])", lambda found: found[1].upper(), key): _in_camel_case(item)

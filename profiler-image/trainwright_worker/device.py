@@ -1,33 +1,87 @@
-"""The device of a process: a GPU with nccl, the CPU with gloo."""
+"""Device of a process: GPU with nccl or CPU with gloo, its clock, and emulated memory capacity."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import torch
 
-from trainwright.orders import FailureReason, Gang
-from trainwright_worker.failures import WorkerError
-from trainwright_worker.seat import Seat
+from trainwright.worker_api import FailureReason, Gang, RankMemory
+from trainwright_worker.gang.errors import WorkerError, format_bytes
+from trainwright_worker.gang.rank_assignment import RankAssignment
 
 
-def choose(gang: Gang, seat: Seat) -> torch.device:
-    """The seat's device: with nccl the GPU with the process's local rank. Raises WorkerError where there is none."""
+def check_capacity(peak: RankMemory, gang: Gang) -> None:
+    """Raise WorkerError if a rank's peak exceeds its emulated device's memory, if that is known."""
+    accelerator = gang.accelerator_of(peak.node)
+    emulation = gang.emulation_of(accelerator)
+    if emulation is None or emulation.memory_bytes is None or peak.peak_bytes <= emulation.memory_bytes:
+        return
+    excess_bytes = peak.peak_bytes - emulation.memory_bytes
+    raise WorkerError(
+        FailureReason.OUT_OF_MEMORY,
+        f"asked for {format_bytes(peak.peak_bytes)} at its peak, the device ({accelerator}) has "
+        f"{format_bytes(emulation.memory_bytes)}: {format_bytes(excess_bytes)} too much",
+    )
+
+
+def choose_device(gang: Gang, assignment: RankAssignment) -> torch.device:
+    """Return the process's device: with nccl the GPU of its local rank. Raises WorkerError if there is none."""
     if gang.backend == "gloo":
-        # One thread a process: several emulated devices share a machine's cores.
+        # Several emulated devices share a machine's cores.
         torch.set_num_threads(1)
         torch.set_num_interop_threads(1)
         return torch.device("cpu")
-    if torch.cuda.device_count() <= seat.local_rank:
+    if torch.cuda.device_count() <= assignment.local_rank:
         raise WorkerError(
             FailureReason.PLACEMENT_NOT_MET,
-            f"process {seat.local_rank} on node {seat.device.node} needs a GPU of its own, but torch sees "
+            f"process {assignment.local_rank} on node {assignment.device.node} needs a GPU of its own, but torch sees "
             f"{torch.cuda.device_count()}",
         )
-    device = torch.device("cuda", seat.local_rank)
+    device = torch.device("cuda", assignment.local_rank)
     torch.cuda.set_device(device)
     return device
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was asked of it."""
+    """Wait until the device has finished all submitted work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+TimeMark = float | torch.cuda.Event
+
+
+class Clock:
+    """Clock of a device: marks points in time and returns the seconds between them.
+
+    On a GPU a mark is a CUDA event, since a process runs ahead of the device: the seconds between events are the GPU's, and
+    marking does not synchronize.
+
+    Args:
+        read: clock on a CPU; `time.thread_time` excludes other processes' time.
+    """
+
+    def __init__(self, device: torch.device, read: Callable[[], float] = time.perf_counter) -> None:
+        self.device = device
+        self._read = read
+
+    def mark(self) -> TimeMark:
+        if self.device.type != "cuda":
+            return self._read()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed all marks, which elapsed seconds require."""
+        synchronize(self.device)
+
+    @staticmethod
+    def elapsed_seconds(begin: TimeMark, end: TimeMark) -> float:
+        if isinstance(begin, float) and isinstance(end, float):
+            return end - begin
+        if isinstance(begin, float) or isinstance(end, float):
+            raise TypeError("one mark is of the process's clock and the other of a GPU's")
+        return float(begin.elapsed_time(end)) / 1e3

@@ -1,4 +1,4 @@
-"""Emulated devices: each piece of computation is real, and then lasts as long as the device table says."""
+"""Emulated devices: real computation, followed by sleep until the device table's time has passed."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from dataclasses import dataclass
 from trainwright.cluster import Emulation
 from trainwright.layer import LayerKind
 
-_COARSE_MARGIN_SECONDS = 0.0004
+_SLEEP_MARGIN_SECONDS = 0.0004
 _FINE_SLEEP_SECONDS = 0.00005
-"""The shortest sleep, and about what every sleep lasts too long."""
-_LATE_SECONDS = 0.0002
-_LATE_SHARE = 0.02
-"""Computation counts as late beyond what a sleep misses its end by, or beyond 2 % of its time."""
+"""Shortest sleep, and about the overshoot of every sleep."""
+_LATE_TOLERANCE_SECONDS = 0.0002
+_LATE_TOLERANCE_RATIO = 0.02
+"""Lateness beyond this share of the emulated time, or beyond the absolute tolerance for a sleep's overshoot, counts as late."""
 BLOCKED_SECONDS = 0.0002
-"""A wait longer than this found its message missing: what follows starts when the message came."""
+"""Waits longer than this blocked: the next pass starts when the message came."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ComputeSegment:
     """Uninterrupted computation on the emulated device; under tensor parallelism an all-reduce may follow it."""
 
     seconds: float
-    ends_in_all_reduce: bool
+    followed_by_all_reduce: bool
 
 
-def forward_pieces(emulation: Emulation, kind: LayerKind, *, rows: int, tensor: int) -> tuple[Piece, ...]:
-    """The pieces of one layer's forward for `rows` rows on one of `tensor` ranks."""
+def forward_segments(emulation: Emulation, kind: LayerKind, *, rows: int, tensor: int) -> tuple[ComputeSegment, ...]:
+    """Return the segments of one layer's forward for `rows` rows on one of `tensor` ranks."""
     degree = tensor if kind.is_tensor_parallel else 1
     share = 1 / len(kind.segments)
     return tuple(
-        Piece(
+        ComputeSegment(
             emulation.compute_seconds(segment.forward_flops_per_row * rows / degree, floor_share=share),
             segment.ends_in_all_reduce and degree > 1,
         )
@@ -40,81 +40,88 @@ def forward_pieces(emulation: Emulation, kind: LayerKind, *, rows: int, tensor: 
     )
 
 
-def backward_pieces(forward: Sequence[Piece]) -> tuple[Piece, ...]:
-    """The same layers backwards: twice the FLOPs and twice the floor; all-reduces follow the same pieces."""
-    return tuple(Piece(2 * piece.seconds, piece.ends_in_all_reduce) for piece in reversed(forward))
+def backward_segments(forward: Sequence[ComputeSegment]) -> tuple[ComputeSegment, ...]:
+    """Return the segments of the backward: twice the FLOPs and the floor; the same segments end in all-reduces."""
+    return tuple(ComputeSegment(2 * piece.seconds, piece.followed_by_all_reduce) for piece in reversed(forward))
 
 
 class Pacer:
-    """Stretches computation to the emulated device's time; without a device table it does nothing.
+    """Pacer that stretches computation to the emulated device's time; inactive without a device table.
 
-    A pass is a forward, a backward or an update. It starts where the wait before it ended or, if it need not wait,
-    where the pass before it was due: neither a sleep that lasts too long nor a late pass adds up. Waits for messages
-    always lie outside of the paced chunks, so that no communication hides in them.
+    A pass is a forward, a backward or an update. It starts when the preceding wait ended or, without a wait, when the
+    previous pass was due, so neither sleep overshoot nor a late pass accumulates. Paced segments never contain waits for
+    messages, so no communication hides in them.
 
     Attributes:
-        paced, late: chunks that were paced, and those of them whose real computation was not done in time.
+        paced: number of paced segments.
+        late: number of paced segments whose real computation took longer than the emulated device would.
     """
 
     def __init__(self, *, active: bool) -> None:
         self.active = active
         self.paced = 0
         self.late = 0
-        self._chunks: Sequence[float] = ()
-        self._next = 0
-        self._begin = 0.0
-        self._started = 0.0
+        self._segment_seconds: Sequence[float] = ()
+        self._segment_index = 0
+        self._segment_start = 0.0
+        self._actual_start = 0.0
         self._due = 0.0
 
     def reset_counts(self) -> None:
         self.paced = self.late = 0
 
-    def start(self, lengths: Sequence[float], *, waited_seconds: float) -> None:
-        """A pass of these chunks begins, after a wait of `waited_seconds`."""
+    def start(self, segment_seconds: Sequence[float], *, waited_seconds: float) -> None:
+        """Start a pass of these segments, after a wait of `waited_seconds`."""
         if self.active:
-            self._chunks, self._next = lengths, 0
-            self._started = time.perf_counter()
-            self._begin = self._started if waited_seconds > BLOCKED_SECONDS else self._due
+            self._segment_seconds, self._segment_index = segment_seconds, 0
+            self._actual_start = time.perf_counter()
+            self._segment_start = self._actual_start if waited_seconds > BLOCKED_SECONDS else self._due
 
-    def interrupt(self) -> None:
-        """The chunk before an all-reduce ends here."""
+    def pause(self) -> None:
+        """End the current segment, before a communication."""
         if self.active:
-            self._end_chunk()
+            self._end_segment()
 
     def resume(self) -> None:
-        """The all-reduce is done; the next chunk begins now."""
+        """Start the next segment, after a communication."""
         if self.active:
-            self._begin = self._started = time.perf_counter()
+            self._segment_start = self._actual_start = time.perf_counter()
 
-    def finish(self) -> None:
-        """The pass ends here. Its last chunk is empty where it ended in an all-reduce."""
+    def end(self) -> None:
+        """End the pass. Its last segment is empty if the pass ended in a communication."""
         if not self.active:
             return
-        if self._next != len(self._chunks) - 1:
-            raise RuntimeError(f"a pass of {len(self._chunks)} paced chunks ended in chunk {self._next}")
-        if self._chunks[self._next] > 0:
-            self._end_chunk()
+        if self._segment_index != len(self._segment_seconds) - 1:
+            raise RuntimeError(
+                f"a pass of {len(self._segment_seconds)} paced chunks ended in chunk {self._segment_index}"
+            )
+        if self._segment_seconds[self._segment_index] > 0:
+            self._end_segment()
         else:
-            self._next += 1
-            self._due = self._begin
+            self._segment_index += 1
+            self._due = self._segment_start
 
-    def synchronize(self) -> None:
-        """Communication ended just now; a pass that need not wait starts from here."""
+    def reset_due(self) -> None:
+        """Let the next pass that does not wait start now: a communication has just ended."""
         if self.active:
             self._due = time.perf_counter()
 
-    def _end_chunk(self) -> None:
-        length = self._chunks[self._next]
-        due = self._begin + length
-        self._next += 1
-        if length == 0:  # one communication follows upon another
-            self._due = self._begin
+    def _end_segment(self) -> None:
+        planned_seconds = self._segment_seconds[self._segment_index]
+        due = self._segment_start + planned_seconds
+        self._segment_index += 1
+        if planned_seconds == 0:  # one communication directly follows another
+            self._due = self._segment_start
             return
         self.paced += 1
         self._due = due
-        # Behind an earlier late chunk a chunk may end late through no fault of its own: its own time counts.
-        if time.perf_counter() - max(self._started, self._begin) - length > max(_LATE_SECONDS, _LATE_SHARE * length):
+        # A segment after a late one may end late without being slow: only its own time counts.
+        if time.perf_counter() - max(self._actual_start, self._segment_start) - planned_seconds > max(
+            _LATE_TOLERANCE_SECONDS, _LATE_TOLERANCE_RATIO * planned_seconds
+        ):
             self.late += 1
             return
-        while (left := due - time.perf_counter()) > _FINE_SLEEP_SECONDS:
-            time.sleep(left - _COARSE_MARGIN_SECONDS if left > 2 * _COARSE_MARGIN_SECONDS else _FINE_SLEEP_SECONDS)
+        while (remaining := due - time.perf_counter()) > _FINE_SLEEP_SECONDS:
+            time.sleep(
+                remaining - _SLEEP_MARGIN_SECONDS if remaining > 2 * _SLEEP_MARGIN_SECONDS else _FINE_SLEEP_SECONDS
+            )

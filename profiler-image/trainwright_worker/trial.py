@@ -1,4 +1,4 @@
-"""Trials: training by a plan for some iterations, timed from a barrier to the slowest rank's end."""
+"""Trials: training under a plan for some iterations, timed from a barrier to the slowest rank's end."""
 
 from __future__ import annotations
 
@@ -12,155 +12,162 @@ import torch
 import torch.distributed as dist
 
 from trainwright.cluster import Device
-from trainwright.orders import RankMemory, SeriesOrder, SeriesReport, TrialOrder, TrialReport
 from trainwright.timeline import RankTimeline, Timeline
-from trainwright_worker import output
-from trainwright_worker.capacity import check_capacity
-from trainwright_worker.device import synchronize
-from trainwright_worker.executor.groups import Groups, wanted_groups
-from trainwright_worker.executor.iteration import Executor, Host, Training
-from trainwright_worker.executor.mesh import Mesh
-from trainwright_worker.memory import peak_bytes
-from trainwright_worker.seat import Seat
-from trainwright_worker.stands import place_of
-from trainwright_worker.watchdog import Watchdog
+from trainwright.worker_api import RankMemory, TrialReport, TrialSeriesReport, TrialSeriesTask, TrialTask
+from trainwright_worker.device import check_capacity, synchronize
+from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.plan_ranks import PlanRanks
+from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
+from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.rank_assignment import RankAssignment
+from trainwright_worker.gang.rank_status import format_plan_position
+from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.measure.live_bytes import measure_peak_bytes
 
-MOST_MOMENTS = 8_000
-"""Of all ranks in a report: about 30 bytes each, which leaves room for everything else."""
+MAX_MOMENTS = 8_000
+"""Maximum moments of all ranks in a report, about 30 bytes each, to leave room for the rest."""
 
 
-def run(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, timeout: timedelta) -> TrialReport:
-    """Train and measure. Every rank returns the same report."""
-    groups = Groups(timeout)
-    report = measure(order, seat, device, watchdog, groups)
+def run_trial(
+    task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, timeout: timedelta
+) -> TrialReport:
+    """Run and measure one plan. Every rank returns the same report."""
+    groups = ProcessGroups(timeout)
+    report = measure_trial(task, assignment, device, watchdog, groups)
     groups.close()
     return report
 
 
 def run_series(
-    order: SeriesOrder, seat: Seat, device: torch.device, watchdog: Watchdog, timeout: timedelta
-) -> SeriesReport:
-    """The trials one after another, each told as soon as it is measured; they share their process groups."""
-    groups = Groups(timeout)
+    task: TrialSeriesTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, timeout: timedelta
+) -> TrialSeriesReport:
+    """Measure the plans one after another and report each at once; they share process groups."""
+    groups = ProcessGroups(timeout)
     reports = []
-    for number in range(len(order.plans)):
-        report = measure(order.trial(number), seat, device, watchdog, groups)
-        timeline = report.timeline and report.timeline.at_most(MOST_MOMENTS // len(order.plans))
+    for number in range(len(task.plans)):
+        report = measure_trial(task.trial_task(number), assignment, device, watchdog, groups)
+        timeline = report.timeline and report.timeline.at_most(MAX_MOMENTS // len(task.plans))
         reports.append(replace(report, timeline=timeline))
-        if seat.is_speaker:
-            output.part(number, reports[number])
-            output.progress(number + 1, len(order.plans), "trials")
+        if assignment.is_main_process:
+            report_writer.write_series_part(number, reports[number])
+            report_writer.write_progress(number + 1, len(task.plans), "trials")
     groups.close()
-    return SeriesReport(tuple(reports))
+    return TrialSeriesReport(tuple(reports))
 
 
-def measure(order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, groups: Groups) -> TrialReport:
-    """One plan's measurement. A rank that the plan does not use takes part in the meetings alone."""
-    watchdog.place = place_of(order.plan, seat.device)
+def measure_trial(
+    task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, groups: ProcessGroups
+) -> TrialReport:
+    """Measure one plan. A rank that the plan does not use only takes part in world collectives."""
+    watchdog.plan_position = format_plan_position(task.plan, assignment.device)
     watchdog.beat("making the plan's process groups and layers")
-    executor = _executor(order, seat, device, watchdog, groups)
-    seconds, losses = _iterations(order, seat, executor, device, watchdog)
+    executor = _make_executor(task, assignment, device, watchdog, groups)
+    seconds, losses = _time_iterations(task, assignment, executor, device, watchdog)
     counts = [float(executor.pacer.paced), float(executor.pacer.late)] if executor else [0.0, 0.0]
     paced, late = _sum_over_ranks(counts, device)
-    timeline = _timeline(order, seat, executor, device) if order.timeline else None
-    memory = _track_memory(order, seat, executor, device) if order.track_memory else ()
+    timeline = _record_timeline(task, assignment, executor, device) if task.timeline else None
+    memory = _track_memory(task, assignment, executor, device) if task.track_memory else ()
     return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline)
 
 
-def _executor(
-    order: TrialOrder, seat: Seat, device: torch.device, watchdog: Watchdog, groups: Groups
-) -> Executor | None:
-    """This rank's executor; None where the plan does not use its device."""
-    mesh = Mesh.of(order.plan, seat.devices)
-    if seat.rank not in mesh.ranks:
-        groups.make(wanted_groups(mesh, order.model))
+def _make_executor(
+    task: TrialTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog, groups: ProcessGroups
+) -> PlanExecutor | None:
+    """Return this rank's executor; None if the plan does not use its device."""
+    plan_ranks = PlanRanks.of(task.plan, assignment.devices)
+    if assignment.rank not in plan_ranks.ranks:
+        groups.make_missing(required_groups(plan_ranks, task.model))
         return None
-    emulation = order.gang.emulation_of(order.gang.accelerator_of(seat.device.node))
-    return Executor(
-        order.plan,
-        order.model,
-        Training(order.optimizer, order.learning_rate, order.seed, sequence_parallel=order.sequence_parallel),
-        Host(seat.rank, device, seat.devices, emulation, watchdog.beat),
+    emulation = task.gang.emulation_of(task.gang.accelerator_of(assignment.device.node))
+    return PlanExecutor(
+        task.plan,
+        task.model,
+        TrainingConfig(task.optimizer, task.learning_rate, task.seed, sequence_parallel=task.sequence_parallel),
+        RankContext(assignment.rank, device, assignment.devices, emulation, watchdog.beat),
         groups,
     )
 
 
-def _iterations(
-    order: TrialOrder, seat: Seat, executor: Executor | None, device: torch.device, watchdog: Watchdog
+def _time_iterations(
+    task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device, watchdog: Watchdog
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each measured iteration (the slowest rank's), and the mean loss of every iteration."""
+    """Return the slowest rank's seconds of each measured iteration, and the mean loss of every iteration."""
     seconds, losses = [], []
-    total = order.warmup_iterations + order.iterations
+    total = task.warmup_iterations + task.iterations
     for number in range(total):
-        if executor and number == order.warmup_iterations:
+        if executor and number == task.warmup_iterations:
             executor.pacer.reset_counts()
-        batch = executor.prepare(number) if executor else None
+        batch = executor.make_batch(number) if executor else None
         watchdog.beat(f"waiting for all ranks before iteration {number}")
         dist.barrier()
         begin = time.perf_counter()
-        loss = executor.run(batch) if executor and batch else 0.0
+        loss = executor.run_iteration(batch) if executor and batch else 0.0
         synchronize(device)
         elapsed = time.perf_counter() - begin
         watchdog.beat(f"gathering the times of iteration {number}")
         losses += _sum_over_ranks([loss], device)
         slowest = torch.tensor([elapsed], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        if number >= order.warmup_iterations:
+        if number >= task.warmup_iterations:
             seconds.append(slowest.item())
-        if seat.is_speaker:
-            output.progress(number + 1, total, "iterations")
-            _rehearse(order, watchdog)
+        if assignment.is_main_process:
+            report_writer.write_progress(number + 1, total, "iterations")
+            _inject_fault(task, watchdog)
     return seconds, losses
 
 
-def _rehearse(order: TrialOrder, watchdog: Watchdog) -> None:
-    """The fault that the order asks for, if any; `mute` is rehearsed where the report would be written."""
-    if order.fault == "crash":
+def _inject_fault(task: TrialTask, watchdog: Watchdog) -> None:
+    """Inject the task's fault, if any; `mute` is injected where the report would be written."""
+    if task.fault == "crash":
         raise RuntimeError("a crash after the first iteration was ordered, as a rehearsal")
-    if order.fault == "hang":
+    if task.fault == "hang":
         watchdog.beat("hanging after the first iteration, as ordered for a rehearsal")
         threading.Event().wait()
 
 
-def _timeline(order: TrialOrder, seat: Seat, executor: Executor | None, device: torch.device) -> Timeline:
-    """One further iteration, timed and paced like those before, of which every rank tells what it did when."""
-    batch = executor.prepare(order.warmup_iterations + order.iterations) if executor else None
+def _record_timeline(
+    task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device
+) -> Timeline:
+    """Run one more iteration, timed and paced as before, and return the actions of every rank."""
+    batch = executor.make_batch(task.warmup_iterations + task.iterations) if executor else None
     dist.barrier()
     begin = time.perf_counter()
     if executor and batch:
         executor.recorder.begin()
-        executor.run(batch)
+        executor.run_iteration(batch)
     synchronize(device)
     elapsed = time.perf_counter() - begin
-    own = None
+    own_timeline = None
     if executor:
-        own = RankTimeline(seat.device.node, seat.device.slot, tuple(executor.recorder.end()))
-    everyone: list[tuple[float, RankTimeline | None]] = [(0.0, None)] * dist.get_world_size()
-    dist.all_gather_object(everyone, (elapsed, own))
-    found = {Device(one.node, one.slot): one for _, one in everyone if one is not None}
-    whole = Timeline(max(seconds for seconds, _ in everyone), tuple(found[one] for one in order.plan.devices))
-    return whole.at_most(MOST_MOMENTS)
+        own_timeline = RankTimeline(assignment.device.node, assignment.device.slot, tuple(executor.recorder.end()))
+    timelines: list[tuple[float, RankTimeline | None]] = [(0.0, None)] * dist.get_world_size()
+    dist.all_gather_object(timelines, (elapsed, own_timeline))
+    timeline_by_device = {Device(one.node, one.slot): one for _, one in timelines if one is not None}
+    timeline = Timeline(
+        max(seconds for seconds, _ in timelines), tuple(timeline_by_device[one] for one in task.plan.devices)
+    )
+    return timeline.at_most(MAX_MOMENTS)
 
 
 def _sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
-    summed = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(summed)
-    return summed.tolist()
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total.tolist()
 
 
 def _track_memory(
-    order: TrialOrder, seat: Seat, executor: Executor | None, device: torch.device
+    task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device
 ) -> tuple[RankMemory, ...]:
-    """Peak bytes of every rank of the plan in one further, untimed and unpaced iteration."""
-    batch = executor.prepare(order.warmup_iterations + order.iterations) if executor else None
+    """Return every rank's peak bytes in one more iteration, untimed and unpaced."""
+    batch = executor.make_batch(task.warmup_iterations + task.iterations) if executor else None
     dist.barrier()
-    own = None
+    own_memory = None
     if executor and batch:
         executor.pacer.active = False
-        held = [*executor.optimizer.held_tensors, *batch.tensors]
-        peak = peak_bytes(partial(executor.run, batch), held, device)
-        own = RankMemory(seat.device.node, seat.device.slot, peak)
-        check_capacity(own, order.gang)
-    everyone: list[RankMemory | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return tuple(memory for memory in everyone if memory is not None)
+        resident = [*executor.optimizer.resident_tensors, *batch.tensors]
+        peak = measure_peak_bytes(partial(executor.run_iteration, batch), resident, device)
+        own_memory = RankMemory(assignment.device.node, assignment.device.slot, peak)
+        check_capacity(own_memory, task.gang)
+    memory_by_rank: list[RankMemory | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(memory_by_rank, own_memory)
+    return tuple(memory for memory in memory_by_rank if memory is not None)

@@ -1,4 +1,4 @@
-"""A real etcd and kube-apiserver on loopback, started once a run: what the API server checks is checked by itself.
+"""Real etcd and kube-apiserver on loopback, started once per test run, so that the API server itself validates.
 
 There is no kubelet, no scheduler and no controller: pods stay Pending, nothing is garbage-collected, and tests write the
 status that those would write. Each test gets a namespace of its own (`namespace`), which is never deleted.
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
 from local_cluster.binaries import Binaries
-from local_cluster.folders import Folders, default_cache
+from local_cluster.paths import Folders, default_cache
 from local_cluster.progress import Steps
 from trainwright_operator.api import API_VERSION, KIND, crd
 
@@ -61,7 +61,7 @@ class ApiServer:
     def try_kubectl(
         self, *arguments: str, document: Any = None, piped: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """What kubectl says, whether it succeeds or not. `document` (one object or a list of them) goes in as `-f -`."""
+        """Run kubectl, whether it succeeds or not. `document`, one object or a list, is passed as `-f -`."""
         if document is not None:
             documents = document if isinstance(document, list) else [document]
             piped = "\n---\n".join(json.dumps(one) for one in documents)
@@ -76,7 +76,7 @@ class ApiServer:
         )
 
     def kubectl(self, *arguments: str, document: Any = None, piped: str | None = None) -> str:
-        """What kubectl prints. Fails the test with kubectl's own words when it does not succeed."""
+        """Return kubectl's output; fail the test with kubectl's message if it does not succeed."""
         done = self.try_kubectl(*arguments, document=document, piped=piped)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -102,7 +102,7 @@ class ApiServer:
         self.kubectl("wait", "--for=condition=Established", f"--timeout={ESTABLISHED_WITHIN_SECONDS}s", definition)
 
     def refusal(self, document: dict[str, Any]) -> str:
-        """Why the API server does not take the object. Fails the test when it does."""
+        """Return why the API server refuses the object; fail the test if it accepts it."""
         done = self.try_kubectl("create", "--dry-run=server", document=document)
         assert done.returncode != 0, f"accepted: {json.dumps(document)}"
         return done.stderr
@@ -127,7 +127,7 @@ def api_server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """The run's API server. It knows the TrainingPlan, from the generated definition."""
     with ExitStack() as running:
         api = _start(tmp_path_factory.mktemp("apiserver"), running)
-        done = api.try_kubectl("apply", document=crd.definition())
+        done = api.try_kubectl("apply", document=crd.crd_manifest())
         assert done.returncode == 0, done.stderr
         assert not done.stderr, f"the definition is accepted with warnings: {done.stderr}"
         api.establish("crd/trainingplans.trainwright.dev")

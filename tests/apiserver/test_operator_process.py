@@ -1,4 +1,4 @@
-"""The operator as a process against a real API server: what it makes, pins, says and leaves, killed or told to end.
+"""The operator process against a real API server: objects it creates, pins and leaves after SIGKILL or SIGTERM.
 
 No kubelet and no training operator run here; the tests make the pods that they would make and write their status.
 """
@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from local_cluster.binaries import TRAINING_OPERATOR
-from local_cluster.folders import Folders, default_cache
+from local_cluster.paths import Folders, default_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")
@@ -34,7 +34,7 @@ NODES = ("alpha", "beta")
 @pytest.fixture(scope="session")
 def equipped_api_server(api_server) -> Any:
     """The API server with PyTorchJob's definition and two nodes of two emulated devices each."""
-    manifests = yaml.safe_load_all((TRAINING_OPERATOR.built(FOLDERS) / "manifests.yaml").read_text())
+    manifests = yaml.safe_load_all((TRAINING_OPERATOR.build_folder(FOLDERS) / "manifests.yaml").read_text())
     definition = next(m for m in manifests if m["metadata"]["name"] == "pytorchjobs.kubeflow.org")
     definition.pop("status", None)
     api_server.kubectl("create", document=definition)
@@ -52,7 +52,7 @@ def equipped_api_server(api_server) -> Any:
 
 @pytest.fixture(autouse=True)
 def free_devices(equipped_api_server, namespace) -> Iterator[None]:
-    """Pods that a test leaves would hold the nodes' devices for those behind it: no namespace here is ever emptied."""
+    """Delete the test's pods: nothing else deletes them here, and they would occupy devices in later tests."""
     yield
     equipped_api_server.kubectl("delete", "pods", "--all", "--namespace", namespace, "--force", "--grace-period=0")
 
@@ -109,7 +109,7 @@ def condition(api: Any, namespace: str, name: str, kind: str) -> dict[str, Any]:
 
 
 def make_pods(api: Any, namespace: str, job: dict[str, Any]) -> list[str]:
-    """What the training operator would make of a PyTorchJob."""
+    """Create the pods that the training operator would create for a PyTorchJob."""
     names = []
     for role, replicas in job["spec"]["pytorchReplicaSpecs"].items():
         for index in range(replicas["replicas"]):
@@ -176,6 +176,7 @@ def test_a_gang_is_pinned_across_a_kill_and_a_bad_image_ends_it_by_name(
     assert {event["type"] for event in events} == {"Warning"}
 
 
+@pytest.mark.slow
 def test_a_pod_template_that_the_api_server_refuses_is_not_accepted(
     equipped_api_server, namespace, training_plan, tmp_path
 ) -> None:
@@ -218,6 +219,7 @@ def roles_of(helm_template: Any, home: str, *namespaces: str) -> list[dict[str, 
     return [document for document in yaml.safe_load_all(done.stdout) if "Role" in document["kind"]]
 
 
+@pytest.mark.slow
 def test_a_namespace_without_the_role_holds_up_no_other_and_is_worked_on_once_it_has_it(
     equipped_api_server, namespace, training_plan, helm_template, tmp_path
 ) -> None:
@@ -246,7 +248,7 @@ def test_a_namespace_without_the_role_holds_up_no_other_and_is_worked_on_once_it
 
 
 def forbid_changes_of_pods(api: Any, namespace: str) -> None:
-    """What a platform team's policy may do."""
+    """Deny changes of pods, as a platform team's policy may."""
     kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
     match = {
         "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}]
@@ -259,6 +261,7 @@ def forbid_changes_of_pods(api: Any, namespace: str) -> None:
     api.create(kind | {"kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": namespace}, "spec": binding})
 
 
+@pytest.mark.slow
 def test_a_policy_that_keeps_pods_from_their_nodes_is_told_in_the_plan(
     equipped_api_server, namespace, training_plan, tmp_path
 ) -> None:

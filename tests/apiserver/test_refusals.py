@@ -1,4 +1,4 @@
-"""What cannot be is refused by the API server itself, with a sentence that says what to change."""
+"""Invalid plans are refused by the API server itself, with a message that says what to change."""
 
 from __future__ import annotations
 

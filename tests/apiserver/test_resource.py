@@ -1,4 +1,4 @@
-"""How the API server keeps, explains and shows a TrainingPlan."""
+"""Storage, `kubectl explain` and `kubectl get` of a TrainingPlan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator may do, asked of a real API server with the rendered roles: what it needs, and no more."""
+"""Rights of the operator under the rendered roles on a real API server: those it needs, and no more."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def installed(api_server) -> Any:
 
 
 def allowed(api: Any, user: str, rights: Iterable[Right], namespace: str, name: str = "") -> dict[Right, bool]:
-    """What the API server's authorizer answers for this user, right by right; of any object, or of the one named."""
+    """Ask the API server's authorizer for each right of this user, on any object or on the named one."""
     rights = list(rights)
     reviews = []
     for verb, group, resource in rights:
@@ -105,7 +105,7 @@ def allowed(api: Any, user: str, rights: Iterable[Right], namespace: str, name: 
 
 
 def split_objects(text: str) -> list[str]:
-    """JSON objects that stand one behind the other."""
+    """Split concatenated JSON objects."""
     decoder, parts, place = json.JSONDecoder(), [], 0
     while place < len(text.rstrip()):
         _, end = decoder.raw_decode(text, place)

@@ -1,4 +1,4 @@
-"""What the chart brings for Prometheus and Grafana: it is there when asked for, and names only what is exported."""
+"""The chart's objects for Prometheus and Grafana: rendered on request, and limited to exported metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trainwright_operator.metrics import TABLE, Kind
-from trainwright_operator.metrics.counts import _ERROR_BUCKETS as ERROR_BUCKETS
+from trainwright_operator.metrics import METRIC_DEFINITIONS, Kind
+from trainwright_operator.metrics.collectors import _ERROR_BUCKETS as ERROR_BUCKETS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "charts" / "trainwright" / "files" / "alerts.yaml"
@@ -27,7 +27,7 @@ QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 
 def exported() -> Iterator[str]:
     """The names of all series."""
-    for name, metric in TABLE.items():
+    for name, metric in METRIC_DEFINITIONS.items():
         if metric.kind is Kind.HISTOGRAM:
             yield from (f"{name}_bucket", f"{name}_sum", f"{name}_count")
         else:

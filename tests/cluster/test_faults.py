@@ -1,9 +1,11 @@
-"""What goes wrong on a cluster ends in a named reason, keeps what was measured, and leaves nothing behind."""
+"""Faults on a cluster end with a reason, keep the measurements, and leave no objects."""
 
 from __future__ import annotations
 
 import json
 import time
+
+import pytest
 
 from trainwright_demo.follow import condition
 
@@ -17,7 +19,7 @@ def succeeded(resource):
 
 
 def in_the_middle_of(phase, workbench):
-    """Whether the plan is in that phase and the phase's work runs: a pod, or the search, which has none."""
+    """Return a test of whether the phase's work is running: a pod, or the search, which has no pod."""
 
     def reached(resource):
         if resource.get("status", {}).get("phase") != phase:
@@ -27,6 +29,7 @@ def in_the_middle_of(phase, workbench):
     return reached
 
 
+@pytest.mark.slow
 def test_an_operator_killed_in_every_phase_comes_back_to_the_same_winner(workbench, small_plan) -> None:
     undisturbed = workbench.wait_finished(workbench.apply(small_plan("undisturbed")))
     name = workbench.apply(small_plan("killed"))
@@ -60,6 +63,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_plan_with_that_reason(workbench
     assert "no-such-image" in succeeded(resource)["message"]
 
 
+@pytest.mark.slow
 def test_a_plan_deleted_halfway_leaves_nothing_within_a_minute(workbench, small_plan) -> None:
     name = workbench.apply(small_plan())
     workbench.wait(
@@ -76,6 +80,7 @@ def test_a_plan_deleted_halfway_leaves_nothing_within_a_minute(workbench, small_
     assert not left
 
 
+@pytest.mark.slow
 def test_a_plan_without_trials_ends_with_its_candidates(workbench, small_plan) -> None:
     resource = workbench.wait_finished(workbench.apply(small_plan(trials={"topK": 0})))
     assert (succeeded(resource)["status"], succeeded(resource)["reason"]) == ("True", "PlannedOnly")

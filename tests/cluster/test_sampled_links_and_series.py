@@ -1,4 +1,4 @@
-"""What spares time on large clusters, on the whole local one: sampled links, several trials in a gang, their timelines."""
+"""Sampled links, several trials in a gang, and their timelines, on the whole local cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 from collections import Counter
 from typing import Any
 
+import pytest
 import yaml
 
 
+@pytest.mark.slow
 def test_links_are_sampled_and_trials_run_in_one_gang_that_tells_what_each_device_did(
     workbench: Any, small_plan: Any, tmp_path: Any
 ) -> None:

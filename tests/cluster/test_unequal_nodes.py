@@ -19,7 +19,7 @@ DEFAULT = ROOT / "deploy" / "local-cluster" / "cluster.yaml"
 
 @pytest.fixture
 def unequal_nodes(kubectl, tmp_path):
-    """The running cluster with other device counts, as a person gets by editing its file; the default again behind."""
+    """Change the running cluster's device counts by an edited config; restore the default afterwards."""
     shape = yaml.safe_load(DEFAULT.read_text())
     for node, devices in zip(shape["nodes"], (1, 2, 4, 2), strict=True):
         node["devices"] = devices
@@ -34,6 +34,7 @@ def up(shape: Path) -> None:
     subprocess.run([sys.executable, "-m", "local_cluster", "up", "--file", str(shape)], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unequal_nodes")
 def test_a_trial_runs_over_nodes_with_one_two_and_four_devices(workbench, small_plan) -> None:
     plan = small_plan(

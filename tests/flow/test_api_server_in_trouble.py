@@ -1,4 +1,4 @@
-"""A watch that fails is heard of, and dead nodes cost nobody the lease: against an API server that answers by HTTP."""
+"""Failing watches are noticed and dead nodes cost no lease, against an API server that answers by HTTP."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ from flow_server import Server
 from kubernetes.config import kube_config
 from prometheus_client import CollectorRegistry
 
-from trainwright_operator.kube import api as api_module
+from trainwright_operator.kube import client as client_module
 from trainwright_operator.kube import watch as watch_module
-from trainwright_operator.kube import watches as watches_module
-from trainwright_operator.kube.api import ApiError, connect
-from trainwright_operator.kube.health import Pulse
+from trainwright_operator.kube.client import ApiError, connect
+from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.lease import Lease
 from trainwright_operator.kube.reconciler import Reconciler
-from trainwright_operator.kube.watch import Watch
-from trainwright_operator.kube.watches import watch_for_ever
+from trainwright_operator.kube.watch import KopfWatch, watch_forever
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
@@ -41,7 +39,7 @@ WITHIN_SECONDS = 15.0
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Server]]:
-    """The API server that a kube config leads to."""
+    """Start an API server that a kube config points to."""
     Server.asked.clear()
     Server.lease.clear()
     Server.lease.update({"metadata": {"name": "trainwright-operator"}, "spec": {}})
@@ -70,7 +68,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Ser
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kopf gives up soon, not after the 54 s of its default."""
+    """Shorten kopf's default retry time of 54 s."""
     usual = watch_module.kopf_settings
 
     def soon() -> kopf.OperatorSettings:
@@ -82,7 +80,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_asked(server: type[Server], path: str, times: int = 2, task: asyncio.Task[None] | None = None) -> None:
-    """Wait until it was asked for so often, while the task goes on."""
+    """Wait until the path was requested `times` times, while the task goes on."""
     deadline = time.monotonic() + WITHIN_SECONDS
     while server.asked[path] < times:
         assert time.monotonic() < deadline, server.asked
@@ -91,12 +89,12 @@ async def until_asked(server: type[Server], path: str, times: int = 2, task: asy
 
 
 async def end_of_watch(
-    server: type[Server], begun: str, namespaces: tuple[str, ...], meanwhile: Callable[[Watch], None]
+    server: type[Server], begun: str, namespaces: tuple[str, ...], meanwhile: Callable[[KopfWatch], None]
 ) -> None:
-    """What is done once that path was listed and watched, and then the end of the watch and of its thread."""
+    """Call `meanwhile` once path `begun` was listed and watched, then expect the watch and its thread to end."""
     others = set(threading.enumerate())
     settings = Settings(namespaces=namespaces)
-    watch = Watch(Reconciler(connect(), settings, Metrics(CollectorRegistry()), Pulse()), settings)
+    watch = KopfWatch(Reconciler(connect(), settings, Metrics(CollectorRegistry()), Liveness()), settings)
     watch.start()
     await until_asked(server, begun)
     meanwhile(watch)
@@ -108,14 +106,14 @@ async def end_of_watch(
 
 
 IMPATIENT_OPERATOR = """
-from trainwright_operator.kube import run, watch
+from trainwright_operator.kube import main, watch
 usual = watch.kopf_settings
 def soon():
     chosen = usual()
     chosen.networking.error_backoffs = (0.1,)
     return chosen
 watch.kopf_settings = soon
-raise SystemExit(run.main())
+raise SystemExit(main.main())
 """
 
 
@@ -135,7 +133,7 @@ def test_an_operator_whose_watch_is_refused_for_good_ends(server, tmp_path) -> N
         command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", IMPATIENT_OPERATOR]
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
-    # One after another, for each takes the lease; more than one, for kopf hangs at its end only often.
+    # Sequentially, since each takes the lease; repeatedly, since kopf hangs at its end only often.
     for _ in range(3):
         server.lease["spec"] = {}
         process = start()
@@ -150,7 +148,7 @@ def test_an_operator_whose_watch_is_refused_for_good_ends(server, tmp_path) -> N
 def test_a_namespace_that_is_deleted_ends_no_watch_where_namespaces_may_be_read(server, impatient) -> None:
     server.going = threading.Event()
 
-    def delete(watch: Watch) -> None:
+    def delete(watch: KopfWatch) -> None:
         server.going.set()
         threading.Timer(3.0, watch.stop).start()
 
@@ -161,10 +159,10 @@ def test_a_namespace_that_is_deleted_ends_no_watch_where_namespaces_may_be_read(
 
 @asynccontextmanager
 async def watching(*namespaces: str) -> AsyncIterator[asyncio.Task[None]]:
-    """An operator's watch of these, which is told to end behind it."""
+    """Run an operator's watch of these namespaces, and stop it afterwards."""
     api, settings = connect(), Settings(namespaces=namespaces)
-    reconciler = Reconciler(api, settings, Metrics(CollectorRegistry()), Pulse())
-    task = asyncio.create_task(watch_for_ever(api, reconciler, settings))
+    reconciler = Reconciler(api, settings, Metrics(CollectorRegistry()), Liveness())
+    task = asyncio.create_task(watch_forever(api, reconciler, settings))
     try:
         yield task
     finally:
@@ -173,14 +171,14 @@ async def watching(*namespaces: str) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def asked_for(server: type[Server], path: str, task: asyncio.Task[None], times: int = 2) -> None:
-    """Wait until it was asked for so many times more: kopf lists and then watches it."""
+    """Wait until the path was requested `times` more times: kopf lists and then watches it."""
     server.asked.clear()
     await until_asked(server, path, times, task)
 
 
 def test_a_namespace_without_rights_is_left_out_until_it_has_them(server, impatient, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(watches_module, "RECHECK_SECONDS", 0.2)
-    caplog.set_level(logging.INFO, watches_module.__name__)
+    monkeypatch.setattr(watch_module, "RECHECK_SECONDS", 0.2)
+    caplog.set_level(logging.INFO, watch_module.__name__)
     gone, other = (f"/api/v1/namespaces/{name}/pods" for name in ("gone", "team-a"))
 
     async def story() -> None:
@@ -194,12 +192,12 @@ def test_a_namespace_without_rights_is_left_out_until_it_has_them(server, impati
             assert not server.asked[gone]
 
     asyncio.run(story())
-    told = [record.getMessage() for record in caplog.records if record.name == watches_module.__name__]
+    told = [record.getMessage() for record in caplog.records if record.name == watch_module.__name__]
     assert told == ["watching now: gone, team-a", "watching now: team-a"]
 
 
 def test_where_no_named_namespace_may_be_read_none_is_watched(server, monkeypatch) -> None:
-    monkeypatch.setattr(watches_module, "RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr(watch_module, "RECHECK_SECONDS", 0.1)
 
     async def story() -> None:
         async with watching("gone") as task:
@@ -215,7 +213,7 @@ def test_a_namespace_whose_rights_go_while_it_is_watched_ends_no_others_watch(se
     async def readable(*_: Any, **__: Any) -> tuple[str, ...]:
         return next(asked, ("team-a",))
 
-    monkeypatch.setattr(watches_module, "_readable", readable)
+    monkeypatch.setattr(watch_module, "_readable", readable)
 
     async def story() -> None:
         async with watching("gone", "team-a") as task:
@@ -227,7 +225,7 @@ def test_a_namespace_whose_rights_go_while_it_is_watched_ends_no_others_watch(se
 
 
 def test_a_watch_that_is_told_to_end_ends_without_a_failure(server) -> None:
-    asyncio.run(end_of_watch(server, "/apis/trainwright.dev/v1alpha1/trainingplans", (), Watch.stop))
+    asyncio.run(end_of_watch(server, "/apis/trainwright.dev/v1alpha1/trainingplans", (), KopfWatch.stop))
 
 
 def test_a_lease_is_renewed_while_every_other_thread_waits(server) -> None:
@@ -238,7 +236,9 @@ def test_a_lease_is_renewed_while_every_other_thread_waits(server) -> None:
         waiting = asyncio.create_task(asyncio.to_thread(over.wait))
         await asyncio.sleep(0.1)
         try:
-            return await asyncio.wait_for(Lease(api, Settings(identity="me"), Pulse())._try(), WITHIN_SECONDS)
+            return await asyncio.wait_for(
+                Lease(api, Settings(identity="me"), Liveness())._acquire_or_renew(), WITHIN_SECONDS
+            )
         finally:
             over.set()
             await waiting
@@ -248,7 +248,7 @@ def test_a_lease_is_renewed_while_every_other_thread_waits(server) -> None:
 
 
 def test_logs_of_dead_nodes_are_given_up_soon_and_hold_up_no_other_request(server, monkeypatch) -> None:
-    monkeypatch.setattr(api_module, "_LOG_TIMEOUT_SECONDS", (5.0, 1.0))
+    monkeypatch.setattr(client_module, "_LOG_TIMEOUT_SECONDS", (5.0, 1.0))
     log = "/api/v1/namespaces/team-a/pods/worker-0/log"
 
     async def story() -> list[BaseException | str]:

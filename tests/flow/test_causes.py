@@ -1,4 +1,4 @@
-"""What went wrong first is the reason, in its own words, and not what followed from it."""
+"""Root causes: the first failure is the reason, in its own words, not its consequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flow_harm import fail_pods, run_with
 from flow_world import World
 
 from trainwright import documents
-from trainwright.orders import FAILURE_MARKER, Cause, Failure, FailureReason
+from trainwright.worker_api import FAILURE_MARKER, Cause, Failure, FailureReason
 from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.flow.snapshot import ContainerFacts
 

@@ -1,4 +1,4 @@
-"""Which devices are found on which nodes, by which source, and why a node is left out."""
+"""Devices discovered on nodes, by source, and reasons for which a node is left out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from flow_world import EMULATION, World, node, spec_of
 
 from trainwright_operator.api.spec import DevicesSpec
-from trainwright_operator.flow.discovery import inspect
+from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Taint
 
 GPU = {"nvidia.com/gpu": "4"}
@@ -26,7 +26,7 @@ def labelled(**labels: str) -> NodeFacts:
 
 def look(*nodes: NodeFacts, slices: tuple[SliceDevice, ...] = (), pod_spec: Any = None, **devices: object):
     snapshot = replace(World().snapshot(), nodes=nodes, slice_devices=slices)
-    return inspect(snapshot, DevicesSpec.model_validate(devices), pod_spec or {})
+    return inspect_nodes(snapshot, DevicesSpec.model_validate(devices), pod_spec or {})
 
 
 def test_discovery_labels_give_type_memory_in_mib_and_allocatable_the_number() -> None:

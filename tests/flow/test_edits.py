@@ -1,4 +1,4 @@
-"""A person edits the spec of a plan: what was measured stays, what failed by bad luck is measured anew."""
+"""Edits of a plan's spec: measurements stay, and transient failures are measured again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flow_harm import fail_pods, running
 from flow_world import World, spec_of
 
 from trainwright import documents
-from trainwright.orders import Failure, FailureReason
+from trainwright.worker_api import Failure, FailureReason
 from trainwright_operator.flow.snapshot import ContainerFacts
 
 
@@ -148,7 +148,7 @@ def test_what_was_measured_of_another_plan_under_a_trials_name_is_measured_anew(
     (result,) = (one for name, one in world.stored.items() if "candidate-1" in name and one.role == "result")
     outcome = json.loads(result.data["outcome.json"])
     assert outcome["tried"]
-    # As if a search of another version had put another plan first.
+    # As if a search of another version had ranked another plan first.
     changed = {**result.data, "outcome.json": json.dumps({**outcome, "tried": "0" * 16})}
     world.stored[result.name] = replace(result, data=changed)
     ordered = len(world.created)

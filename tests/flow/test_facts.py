@@ -1,11 +1,11 @@
-"""At the borders: the API server's objects and the environment become facts."""
+"""Conversion of the API server's objects and the environment into facts."""
 
 from __future__ import annotations
 
 import pytest
 
 from trainwright_operator.flow.reasons import MESSAGES, Reason
-from trainwright_operator.kube import facts
+from trainwright_operator.kube import object_facts
 from trainwright_operator.settings import Settings
 
 
@@ -34,7 +34,7 @@ def test_devices_are_held_by_bound_and_by_pinned_pods_until_they_end() -> None:
         pod("gated", pinned="b", gated=True),
         pod("unplaced"),
     ]
-    assert facts.devices_held(pods, "nvidia.com/gpu") == {"a": 3}
+    assert object_facts.used_devices_by_node(pods, "nvidia.com/gpu") == {"a": 3}
 
 
 @pytest.mark.parametrize(
@@ -53,25 +53,25 @@ def test_devices_are_held_by_bound_and_by_pinned_pods_until_they_end() -> None:
     ],
 )
 def test_quantities(text: str, value: int) -> None:
-    assert facts.quantity(text) == value
+    assert object_facts.parse_quantity(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "lots", "1Qi", "Gi", "1e999"])
 def test_what_is_no_quantity_is_told_in_place_of_a_memory(text: str) -> None:
     with pytest.raises(ValueError, match="no quantity"):
-        facts.quantity(text)
+        object_facts.parse_quantity(text)
     device = {
         "attributes": {"productName": {"string": "NVIDIA H200"}},
         "capacity": {"memory": {"value": text or "?"}},
     }
-    (found,) = facts.slice_devices({"spec": {"nodeName": "n", "devices": [device]}})
+    (found,) = object_facts.slice_devices({"spec": {"nodeName": "n", "devices": [device]}})
     assert "no quantity" in found.problem
-    assert facts.devices_held([pod("odd", node="a", devices=text or "?")], "nvidia.com/gpu") == {"a": 0}
+    assert object_facts.used_devices_by_node([pod("odd", node="a", devices=text or "?")], "nvidia.com/gpu") == {"a": 0}
 
 
 def test_a_nodes_taints_are_read() -> None:
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-    found = facts.node_facts({"metadata": {"name": "n"}, "spec": {"taints": [taint]}})
+    found = object_facts.node_facts({"metadata": {"name": "n"}, "spec": {"taints": [taint]}})
     assert [(one.key, one.value, one.effect) for one in found.taints] == [("nvidia.com/gpu", "", "NoSchedule")]
 
 
@@ -88,7 +88,7 @@ def test_pods_are_read_with_the_workers_container_first() -> None:
             {"name": "pytorch", "state": {"terminated": {"exitCode": 13, "message": "why", "reason": "Error"}}},
         ],
     }
-    found = facts.pod_facts(raw)
+    found = object_facts.pod_facts(raw)
     assert (found.job, found.role, found.index, found.gang) == ("p", "worker", 3, "links")
     assert [container.name for container in found.containers] == ["pytorch", "sidecar", "init-pytorch"]
     assert (found.containers[0].exit_code, found.containers[0].termination_message) == (13, "why")
@@ -104,10 +104,10 @@ def test_a_pod_waits_for_the_config_maps_that_it_mounts_until_it_runs() -> None:
         {"name": "notes", "configMap": {"name": "notes", "optional": True}},
     ]
     raw["status"]["phase"] = "Pending"
-    assert facts.maps_waited_for(raw) == ("p-order", "encoder")
-    assert facts.maps_waited_for(raw | {"status": {"phase": "Running"}}) == ()
+    assert object_facts.required_config_maps(raw) == ("p-order", "encoder")
+    assert object_facts.required_config_maps(raw | {"status": {"phase": "Running"}}) == ()
     del raw["spec"]["nodeName"]
-    assert facts.maps_waited_for(raw) == ()
+    assert object_facts.required_config_maps(raw) == ()
 
 
 def test_resource_slices_give_the_devices_that_say_what_they_are() -> None:
@@ -117,7 +117,7 @@ def test_resource_slices_give_the_devices_that_say_what_they_are() -> None:
         "capacity": {"memory": {"value": "141Gi"}},
     }
     raw = {"spec": {"nodeName": "n", "driver": "gpu.nvidia.com", "devices": [device, {"name": "nic-0"}]}}
-    (found,) = facts.slice_devices(raw)
+    (found,) = object_facts.slice_devices(raw)
     assert (found.product, found.memory_bytes) == ("NVIDIA H200", 141 * 2**30)
 
 
@@ -126,7 +126,7 @@ def test_a_spec_of_another_version_is_told_in_a_sentence() -> None:
         "metadata": {"name": "p", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"model": {"gpt": {"layers": 1}}, "training": {"globalBatchSize": 8}},
     }
-    found = facts.plan_facts(resource, "image")
+    found = object_facts.plan_facts(resource, "image")
     assert found.spec is None
     assert found.spec_error.startswith("spec.model.gpt.hiddenSize: ")
 

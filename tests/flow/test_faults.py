@@ -1,4 +1,4 @@
-"""Whatever goes wrong ends in its named reason, within its deadline, and keeps what was measured."""
+"""Faults: each ends in its named reason, within its deadline, and keeps measurements."""
 
 from __future__ import annotations
 

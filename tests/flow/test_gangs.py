@@ -1,4 +1,4 @@
-"""How a gang looks to Kubernetes: names, jobs by pod shape, safe pods, and the patch that pins one."""
+"""Kubernetes objects of a gang: names, jobs by pod shape, safe pods, and the patch that pins one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import copy
 import pytest
 from flow_world import START, World, spec_of
 
-from trainwright import orders
-from trainwright.orders import Gang, GangNode, LinksOrder
+from trainwright import worker_api
+from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.spec import PodTemplate, TrainingPlanSpec
-from trainwright_operator.flow import gang as gangs
-from trainwright_operator.flow import pinning, pod_template
-from trainwright_operator.flow.gang import WantedGang
+from trainwright_operator.flow import scheduling
+from trainwright_operator.flow.gangs import manifests as gang_manifests
+from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.names import PLACEMENT_GATE, Names
 from trainwright_operator.flow.snapshot import PodFacts
 
@@ -20,8 +21,8 @@ from trainwright_operator.flow.snapshot import PodFacts
 def render(*nodes: GangNode, template: dict | None = None) -> tuple[dict, ...]:
     spec = spec_of(worker={"podTemplate": template or {}})
     plan = World(spec=spec).snapshot().plan
-    wanted = WantedGang("candidate-1", LinksOrder(gang=Gang(nodes=nodes)), 60, 60)
-    return gangs.manifests(plan, spec, Names.of(plan.name, plan.uid, spec), wanted)
+    wanted = GangSpec("candidate-1", LinkTask(gang=Gang(nodes=nodes)), 60, 60)
+    return gang_manifests.manifests(plan, spec, Names.of(plan.name, plan.uid, spec), wanted)
 
 
 def pod_of(manifest: dict, role: str = "Master") -> dict:
@@ -98,11 +99,11 @@ def test_pods_are_gated_and_can_do_no_harm(role: str) -> None:
     assert container["resources"]["limits"] == container["resources"]["requests"] == {"nvidia.com/gpu": "2"}
     assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    assert mounts[orders.ORDER_PATH.rpartition("/")[0]] == "order"
+    assert mounts[worker_api.TASK_PATH.rpartition("/")[0]] == "order"
     assert mounts["/dev/shm"] == "shared-memory"
     (variable,) = container["env"]
     assert (variable["name"], variable["valueFrom"]["fieldRef"]["fieldPath"]) == (
-        orders.NODE_NAME_VARIABLE,
+        worker_api.NODE_NAME_VARIABLE,
         "spec.nodeName",
     )
 
@@ -140,7 +141,7 @@ def test_a_persons_template_is_merged_in_but_never_lifts_what_must_hold() -> Non
     assert spec["securityContext"]["fsGroup"] == 7
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert {volume["name"] for volume in spec["volumes"]} == {"data", "shared-memory", "order"}
-    assert [env["name"] for env in container["env"]] == ["NCCL_DEBUG", orders.NODE_NAME_VARIABLE]
+    assert [env["name"] for env in container["env"]] == ["NCCL_DEBUG", worker_api.NODE_NAME_VARIABLE]
     assert container["resources"]["limits"] == {"rdma/hca": "1", "nvidia.com/gpu": "1"}
     assert container["image"] == "worker:1"
     assert [c["name"] for c in spec["containers"]] == ["pytorch", "sidecar"]
@@ -183,25 +184,25 @@ def test_the_patch_leaves_one_node_whatever_affinity_was_there(affinity: dict | 
     document = {"spec": {"schedulingGates": [{"name": PLACEMENT_GATE}]}}
     if affinity is not None:
         document["spec"]["affinity"] = copy.deepcopy(affinity)
-    for operation in pinning.patch(pod, "n7"):
+    for operation in scheduling.pin_patch(pod, "n7"):
         apply(document, operation)
     assert document["spec"]["schedulingGates"] == []
     terms = document["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     assert all(MATCH in term["matchFields"] for term in terms), "a node may fulfil any one of the terms"
-    assert pinning.pinned_node(document["spec"]["affinity"]) == "n7"
+    assert scheduling.pinned_node(document["spec"]["affinity"]) == "n7"
     for key, value in (affinity or {}).items():
         if key != "nodeAffinity":
             assert document["spec"]["affinity"][key] == value
 
 
 def test_only_our_own_gate_is_removed() -> None:
-    patch = pinning.patch(gated(None, gates=("other/gate", PLACEMENT_GATE)), "n7")
+    patch = scheduling.pin_patch(gated(None, gates=("other/gate", PLACEMENT_GATE)), "n7")
     assert patch[0] == {"op": "test", "path": "/spec/schedulingGates/1", "value": {"name": PLACEMENT_GATE}}
     assert patch[-1] == {"op": "remove", "path": "/spec/schedulingGates/1"}
 
 
 def apply(document: dict, operation: dict) -> None:
-    """A JSON patch operation (RFC 6902), as far as it is used here."""
+    """Apply a JSON patch operation (RFC 6902), as far as it is used here."""
     *parents, last = operation["path"].strip("/").split("/")
     place = document
     for part in parents:

@@ -1,4 +1,4 @@
-"""From nothing to a winner, in the simulated world."""
+"""A plan from creation to its winner, in the simulated cluster."""
 
 from __future__ import annotations
 

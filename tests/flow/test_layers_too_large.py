@@ -1,4 +1,4 @@
-"""Layers that do not fit into an accelerator's memory: a finding of the profiling, which the search heeds."""
+"""Layers that do not fit into an accelerator's memory: a result of profiling, which the search respects."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from flow_reports import report_of
 from flow_world import World, node, spec_of
 
 from trainwright import documents
-from trainwright.orders import ProfileOrder, ProfileReport
 from trainwright.plan import Plan
 from trainwright.profiles import LayerTooLarge, Profiles
+from trainwright.worker_api import ProfilingReport, ProfilingTask
 
 BOTH = (node("n1"), node("n2", "emulated-t4"))
 
 
 def world_lacking(*lacking: LayerTooLarge, nodes=BOTH) -> World:
-    """Workers report what a device of too little memory would let them: nothing from these rows on."""
+    """Return a world whose workers report that these layers, from these rows on, exceed a device's memory."""
 
     def report(order):
         found = report_of(order)
-        if not isinstance(order, ProfileOrder):
+        if not isinstance(order, ProfilingTask):
             return found
         here = [
             one
@@ -30,7 +30,7 @@ def world_lacking(*lacking: LayerTooLarge, nodes=BOTH) -> World:
         ]
         rows = {one.kind: one.rows for one in here}
         kept = (layer for layer in found.layers if layer.rows < rows.get(layer.kind, layer.rows + 1))
-        return ProfileReport(tuple(kept), tuple(here))
+        return ProfilingReport(tuple(kept), tuple(here))
 
     trials = {"topK": 2}
     return World(spec=spec_of(search={"planner": "Amp"}, trials=trials), nodes=nodes, report=report)

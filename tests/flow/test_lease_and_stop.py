@@ -1,4 +1,4 @@
-"""Without the lease nothing is done: not when waiting for it breaks down, and not while it is handed back."""
+"""Nothing is done without the lease: neither when waiting for it fails, nor while it is released."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.kube import lease as lease_module
-from trainwright_operator.kube import run
-from trainwright_operator.kube.api import Api, ApiError
-from trainwright_operator.kube.health import Pulse
+from trainwright_operator.kube import main
+from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.lease import Lease
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.metrics import Metrics
@@ -19,16 +19,16 @@ from trainwright_operator.settings import Settings
 
 
 class Ended(BaseException):
-    """In place of the process's end."""
+    """Stand-in for the process's exit."""
 
 
 class Slow:
-    """An API server that takes its time; it counts what it is asked."""
+    """Slow API server that counts requests."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def apart(self, name: str) -> Slow:
+    def with_own_thread(self, name: str) -> Slow:
         return self
 
     async def get(self, path: str, **query: str) -> Any:
@@ -44,23 +44,23 @@ def test_an_operator_whose_wait_for_the_lease_breaks_down_ends(monkeypatch: pyte
         raise Ended(code)
 
     monkeypatch.setattr(Lease, "acquire", acquire)
-    monkeypatch.setattr(run, "connect", Slow)
-    monkeypatch.setattr(run, "start_http_server", lambda port, registry: None)
-    monkeypatch.setattr(run.health, "serve", lambda port, pulse: None)
-    monkeypatch.setattr(run.os, "_exit", leave)
-    monkeypatch.setattr(run, "Reconciler", lambda *_: pytest.fail("it works without the lease"))
+    monkeypatch.setattr(main, "connect", Slow)
+    monkeypatch.setattr(main, "start_http_server", lambda port, registry: None)
+    monkeypatch.setattr(main.health, "serve", lambda port, pulse: None)
+    monkeypatch.setattr(main.os, "_exit", leave)
+    monkeypatch.setattr(main, "Reconciler", lambda *_: pytest.fail("it works without the lease"))
     with pytest.raises(Ended, match="70"):
-        asyncio.run(run._run(Settings()))
+        asyncio.run(main._run(Settings()))
 
 
 def test_nothing_begins_a_pass_once_the_reconciler_stops() -> None:
     async def story() -> tuple[int, int]:
         api = Slow()
-        reconciler = Reconciler(cast(Api, api), Settings(), Metrics(CollectorRegistry()), Pulse())
+        reconciler = Reconciler(cast(Api, api), Settings(), Metrics(CollectorRegistry()), Liveness())
         reconciler.wake("default", "demo")
         await asyncio.sleep(0.05)
         before = api.asked
-        reconciler.wake("default", "demo")  # what a plan's end turns into a new begin
+        reconciler.wake("default", "demo")  # a plan's end would start a new pass
         await reconciler.stop()
         reconciler.wake("default", "other")
         await asyncio.sleep(0.05)
@@ -74,10 +74,10 @@ def test_an_operator_that_waits_for_its_lease_is_healthy_though_nobody_answers(m
         async def get(self, path: str, **query: str) -> Any:
             raise ApiError(0, "connection refused")
 
-    class Counting(Pulse):
+    class Counting(Liveness):
         beats = 0
 
-        def beat(self) -> None:
+        def record_success(self) -> None:
             self.beats += 1
 
     monkeypatch.setattr(lease_module, "RETRY_SECONDS", 0.01)

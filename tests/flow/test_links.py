@@ -1,4 +1,4 @@
-"""LinksMeasured: every pair of few nodes, samples of many, what samples leave in doubt, and what comes of the rest."""
+"""LinksMeasured: every pair of few nodes, samples of many, doubts that samples leave, and their resolution."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from flow_world import World, node, spec_of
 
 from trainwright import documents
 from trainwright.cluster import Cluster
-from trainwright.collective_sizes import collective_sizes
-from trainwright.orders import MAX_REPORT_BYTES, LinksOrder
+from trainwright.measurement.collective_check import collective_sizes
 from trainwright.runtime import Runtime
-from trainwright_operator.flow.accept import model_of
+from trainwright.worker_api import MAX_REPORT_BYTES, LinkTask
 from trainwright_operator.flow.actions import StartPlanner
-from trainwright_operator.flow.search_run import search
+from trainwright_operator.flow.phases.acceptance import model_from_spec
+from trainwright_operator.search_process import search
 
 RACK = "topology.kubernetes.io/rack"
 
 
 def many(count: int, rack: int = 10, product: str = "emulated-v100", devices: int = 2):
-    """Nodes in racks."""
+    """Return nodes in racks."""
     bare = [node(f"n{number:03}", product, devices) for number in range(count)]
     return tuple(
         node(facts.name, product, devices, labels={**facts.labels, RACK: f"rack-{number // rack}"})
@@ -32,9 +32,9 @@ def many(count: int, rack: int = 10, product: str = "emulated-v100", devices: in
 
 
 def reporting(rate):
-    """Workers of a cluster whose links are as fast as `rate` says, by the nodes' numbers."""
+    """Return reports of workers whose links have the bandwidth that `rate` gives, by the nodes' numbers."""
     by_name = lambda x, y: rate(int(x[1:]), int(y[1:]))  # noqa: E731
-    return lambda order: links_report(order, by_name) if isinstance(order, LinksOrder) else report_of(order)
+    return lambda order: links_report(order, by_name) if isinstance(order, LinkTask) else report_of(order)
 
 
 def measured(world: World) -> bool:
@@ -42,11 +42,11 @@ def measured(world: World) -> bool:
     return found is not None and found.status == "True"
 
 
-def order_of(world: World, gang: str) -> LinksOrder:
-    """The order of a gang, while it runs."""
+def order_of(world: World, gang: str) -> LinkTask:
+    """Return the task of a gang while it runs."""
     world.run(until=lambda: any(stored.role == "order" and stored.gang == gang for stored in world.stored.values()))
     stored = next(stored for stored in world.stored.values() if stored.role == "order" and stored.gang == gang)
-    return documents.loads(stored.data["order.json"], LinksOrder)
+    return documents.loads(stored.data["order.json"], LinkTask)
 
 
 def cluster_of(world: World) -> Cluster:
@@ -86,7 +86,7 @@ def test_beyond_it_samples_of_every_kind_are_and_stand_for_the_others() -> None:
 
 
 def test_a_kind_that_is_not_alike_is_measured_whole_by_a_second_gang() -> None:
-    """In rack 1 the labels lie: half of it is elsewhere."""
+    """The labels of rack 1 are wrong: half of it is elsewhere."""
     world = World(
         nodes=many(20), report=reporting(lambda a, b: 1e6 if (min(a, b) < 15 <= max(a, b)) and min(a, b) > 9 else 1e7)
     )
@@ -174,7 +174,7 @@ def test_a_restart_at_any_point_measures_nothing_twice() -> None:
 def test_a_report_that_lacks_a_sample_is_invalid() -> None:
     def report(order):
         found = report_of(order)
-        return type(found)(found.links[2:]) if isinstance(order, LinksOrder) else found
+        return type(found)(found.links[2:]) if isinstance(order, LinkTask) else found
 
     world = World(nodes=many(20), report=report)
     world.run()
@@ -210,7 +210,7 @@ def test_five_hundred_nodes_take_few_pods_and_small_documents(rack: int) -> None
 def test_collectives_of_the_models_sizes_are_ordered_compared_and_told() -> None:
     world = World(spec=spec_of(trials={"topK": 0}))
     order = order_of(world, "links")
-    assert order.collective_bytes == collective_sizes(model_of(world.spec))
+    assert order.collective_bytes == collective_sizes(model_from_spec(world.spec))
     world.run(until=lambda: measured(world))
     message = world.condition("LinksMeasured").message
     assert f"predictions of {len(order.collective_bytes)} collectives are" in message
@@ -240,9 +240,9 @@ def test_the_slow_down_under_communication_is_measured_on_real_devices_and_reach
 def test_a_slow_down_below_one_is_the_clocks_scatter() -> None:
     def report(order):
         found = report_of(order)
-        if not isinstance(order, LinksOrder):
+        if not isinstance(order, LinkTask):
             return found
-        fast = [documents.parse({"node": one.node, "compute_slowdown_ratio": 0.9}, type(one)) for one in found.overlaps]
+        fast = [replace(one, compute_slowdown_ratio=0.9) for one in found.overlaps]
         return type(found)(found.links, found.collectives, tuple(fast))
 
     world = World(nodes=(node("n1", "Tesla-T4"), node("n2", "Tesla-T4")), report=report)

@@ -1,4 +1,4 @@
-"""Links of many nodes: sorted into kinds once, and no more of them ordered than a report has room for."""
+"""Links of many nodes: grouped into kinds once, and limited to what a report can hold."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import pytest
 from flow_reports import links_report, report_of
 from flow_world import World, node, spec_of
 
-from trainwright import documents, link_sampling
-from trainwright.collective_sizes import collective_sizes
-from trainwright.link_sampling import links_bytes
-from trainwright.orders import MAX_REPORT_BYTES, CollectiveTime, LinksOrder, LinksReport, Overlap
-from trainwright_operator.flow.accept import model_of
-from trainwright_operator.flow.book import Book
-from trainwright_operator.flow.discovery import Discovery, inspect
-from trainwright_operator.flow.links import first_gang
-from trainwright_operator.flow.links_room import collectives_bytes, every_pair
-from trainwright_worker.collectives import KINDS, group_stages
-from trainwright_worker.seat import gang_devices
+from trainwright import documents
+from trainwright.measurement import link_sampling
+from trainwright.measurement.collective_check import collective_sizes
+from trainwright.measurement.link_sampling import links_bytes
+from trainwright.worker_api import MAX_REPORT_BYTES, CollectiveTime, LinkReport, LinkTask, Overlap
+from trainwright_operator.flow.link_results import all_pairs, collective_report_bytes
+from trainwright_operator.flow.phases.acceptance import model_from_spec
+from trainwright_operator.flow.phases.discovery import DiscoveredDevices, inspect_nodes
+from trainwright_operator.flow.phases.links import main_gang
+from trainwright_operator.flow.status_update import Book
+from trainwright_worker.gang.rank_assignment import gang_devices
+from trainwright_worker.measure.collective_bench import COLLECTIVE_KINDS, concurrent_group_sets
 
 RACK = "topology.kubernetes.io/rack"
 
@@ -33,10 +34,10 @@ def test_links_are_sorted_into_kinds_once_though_every_pass_asks(monkeypatch: py
     sort = link_sampling.link_kinds
     monkeypatch.setattr(link_sampling, "link_kinds", lambda places: calls.append(1) or sort(places))
     nodes = tuple(rack_of_its_own(f"once-{number:02}", f"rack-{number}") for number in range(40))
-    odd = lambda x, y: 1e6 if x == "once-07" else 1e7  # noqa: E731 - so that there is a second gang
+    odd = lambda x, y: 1e6 if x == "once-07" else 1e7  # noqa: E731 (so that there is a second gang)
     world = World(
         nodes=nodes,
-        report=lambda order: links_report(order, odd) if isinstance(order, LinksOrder) else report_of(order),
+        report=lambda order: links_report(order, odd) if isinstance(order, LinkTask) else report_of(order),
     )
     world.run(until=lambda: world.status.cluster_ref is not None)
     for _ in range(10):
@@ -45,19 +46,19 @@ def test_links_are_sorted_into_kinds_once_though_every_pass_asks(monkeypatch: py
 
 
 def named(count: int, letters: int, rack: int):
-    """Nodes whose names are so long, in racks."""
+    """Return nodes in racks, with names of the given length."""
     names = [f"{number:03}".rjust(letters, "n") for number in range(count)]
     return tuple(rack_of_its_own(name, f"rack-{number // rack}") for number, name in enumerate(names))
 
 
-def ordered(world: World) -> list[LinksOrder]:
-    """Collects the orders that workers answer; their reports must be as short as those that are taken."""
-    found: list[LinksOrder] = []
+def ordered(world: World) -> list[LinkTask]:
+    """Collect the tasks that workers report on; check that the reports are short enough to be accepted."""
+    found: list[LinkTask] = []
     plain = world.report
 
     def report(order):
         answer = plain(order)
-        if isinstance(order, LinksOrder):
+        if isinstance(order, LinkTask):
             found.append(order)
             assert len(documents.dumps(answer)) < MAX_REPORT_BYTES
         return answer
@@ -66,16 +67,16 @@ def ordered(world: World) -> list[LinksOrder]:
     return found
 
 
-def measure(world: World) -> list[LinksOrder]:
+def measure(world: World) -> list[LinkTask]:
     orders = ordered(world)
     world.run(until=lambda: world.status.links is not None)
     return orders
 
 
-@pytest.mark.parametrize(("letters", "most"), [(20, 1200), (253, 640)])
+@pytest.mark.parametrize(("letters", "most"), [pytest.param(20, 1200, marks=pytest.mark.slow), (253, 640)])
 def test_further_pairs_are_so_few_that_their_report_fits_however_long_names_are(letters: int, most: int) -> None:
     def report(order):
-        if not isinstance(order, LinksOrder):
+        if not isinstance(order, LinkTask):
             return report_of(order)
         return links_report(order, lambda x, y: 1e9 + 1e9 / 3 * ((int(x[-3:]) + int(y[-3:])) % 5 + (x == y)))
 
@@ -93,14 +94,14 @@ def test_where_all_links_of_few_nodes_do_not_fit_samples_are_measured() -> None:
         assert order.collective_bytes
 
 
-def whole_report(order: LinksOrder) -> LinksReport:
-    """With the times of every collective of every kind, as long as figures get."""
+def whole_report(order: LinkTask) -> LinkReport:
+    """Return a report with the times of every collective of every kind, with the longest possible figures."""
     devices = gang_devices(order.gang)
     collectives = tuple(
         CollectiveTime(kind, tuple(devices[rank] for rank in ranks), size, 1 / 3000, 50)
-        for stage in group_stages(order.gang)
+        for stage in concurrent_group_sets(order.gang)
         for ranks in stage
-        for kind in KINDS
+        for kind in COLLECTIVE_KINDS
         for size in order.collective_bytes
     )
     overlaps = tuple(Overlap(one.name, 4 / 3) for one in order.gang.nodes)
@@ -110,8 +111,8 @@ def whole_report(order: LinksOrder) -> LinksReport:
 @pytest.mark.parametrize(("nodes", "letters"), [(12, 10), (40, 30), (40, 120), (12, 253)])
 def test_collectives_are_of_as_many_sizes_as_the_report_has_room_for(nodes: int, letters: int) -> None:
     world = World(nodes=named(nodes, letters, rack=nodes), spec=spec_of(links={"allPairsUpToNodes": 40}))
-    order = first_gang(Book(world.snapshot(), world.now), discovered(world), is_sampled=False).order
-    sizes = collective_sizes(model_of(world.spec))
+    order = main_gang(Book(world.snapshot(), world.now), discovered(world), is_sampled=False).task
+    sizes = collective_sizes(model_from_spec(world.spec))
     assert set(order.collective_bytes) <= set(sizes)
     assert order.collective_bytes[0] == sizes[0]
     assert len(order.collective_bytes) == len(sizes) or letters > 100
@@ -120,12 +121,12 @@ def test_collectives_are_of_as_many_sizes_as_the_report_has_room_for(nodes: int,
 
 def test_a_report_is_about_as_long_as_it_is_taken_to_be() -> None:
     world = World(nodes=named(30, 40, rack=30))
-    order = first_gang(Book(world.snapshot(), world.now), discovered(world), is_sampled=False).order
+    order = main_gang(Book(world.snapshot(), world.now), discovered(world), is_sampled=False).task
     places = [(one.name, one.slots) for one in order.gang.nodes]
-    expected = links_bytes(every_pair(name for name, _ in places))
-    expected += collectives_bytes(places, len(order.collective_bytes))
+    expected = links_bytes(all_pairs(name for name, _ in places))
+    expected += collective_report_bytes(places, len(order.collective_bytes))
     assert 0.85 * expected < len(documents.dumps(whole_report(order))) < expected
 
 
-def discovered(world: World) -> Discovery:
-    return inspect(world.snapshot(), world.spec.devices, {}, (RACK,))
+def discovered(world: World) -> DiscoveredDevices:
+    return inspect_nodes(world.snapshot(), world.spec.devices, {}, (RACK,))

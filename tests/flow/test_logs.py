@@ -1,4 +1,4 @@
-"""How far back logs are read: to the first part of a series, however long its trials are and whatever breaks off."""
+"""Log tails: they reach back to the first part of a series, however long its trials are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.orders import Gang, GangNode, SeriesOrder, TrialOrder, TrialReport
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright_operator.flow import worker_log
-from trainwright_operator.kube.api import Api
-from trainwright_operator.kube.observe import Memory, Observer
+from trainwright.worker_api import Gang, GangNode, TrialReport, TrialSeriesTask, TrialTask
+from trainwright_operator.flow.gangs import worker_log
+from trainwright_operator.kube.client import Api
+from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.settings import Settings
-from trainwright_worker import output
+from trainwright_worker.gang import report_writer
 
 MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
 PLAN = Plan(4, 8, (Pipeline(2, 4, (Stage((Device("n1", 0),), (LayerRun(0, 4, 1, 1, (4,)),)),)),))
@@ -29,9 +29,9 @@ CREATED = {"creationTimestamp": "2026-01-01T00:00:00Z"}
 
 
 class Kubelet:
-    """Answers as the API server does for a namespace with one pod, and for its log as the kubelet does."""
+    """API server for a namespace with one pod, whose log it returns like a kubelet."""
 
-    def __init__(self, order: SeriesOrder | TrialOrder, phase: str, log: str) -> None:
+    def __init__(self, order: TrialSeriesTask | TrialTask, phase: str, log: str) -> None:
         gang = {"trainwright.dev/gang": "candidate-1s"}
         pod = {
             "metadata": {"name": "master-0", "labels": {**gang, "trainwright.dev/rendezvous": "true"}, **CREATED},
@@ -53,20 +53,20 @@ class Kubelet:
         return "".join(lines)[: int(limitBytes)]
 
 
-def read(order: SeriesOrder | TrialOrder, phase: str, log: str) -> str:
-    """What the operator reads of a log."""
-    observer = Observer(cast("Api", Kubelet(order, phase, log)), Settings())
+def read(order: TrialSeriesTask | TrialTask, phase: str, log: str) -> str:
+    """Return what the operator reads of a log."""
+    observer = SnapshotReader(cast("Api", Kubelet(order, phase, log)), Settings())
     snapshot = World().snapshot()
-    (pod,) = asyncio.run(observer.snapshot(snapshot.plan, Memory(), snapshot.planner)).pods
+    (pod,) = asyncio.run(observer.snapshot(snapshot.plan, ReadCache(), snapshot.planner)).pods
     assert pod.log is not None
     return pod.log
 
 
 def told_by_worker(capfd: Any, iterations: int) -> str:
-    """A trial's lines of progress."""
+    """Return a trial's lines of progress."""
     capfd.readouterr()
     for number in range(iterations):
-        output.progress(number + 1, iterations, "iterations")
+        report_writer.write_progress(number + 1, iterations, "iterations")
     return capfd.readouterr().out
 
 
@@ -74,25 +74,27 @@ def told_by_worker(capfd: Any, iterations: int) -> str:
 @pytest.mark.parametrize("trials", [3, 32])
 def test_all_parts_of_a_series_are_read_though_it_broke_off(capfd: Any, phase: str, trials: int) -> None:
     progress = told_by_worker(capfd, MANY)
-    order = SeriesOrder(GANG, MODEL, (PLAN,) * trials, iterations=MANY)
+    order = TrialSeriesTask(GANG, MODEL, (PLAN,) * trials, iterations=MANY)
     report = TrialReport((1.123456789012345,) * MANY, (0.123456789012345,) * MANY)
     parts = parts_of([report] * (trials - 1)).splitlines(keepends=True)
     log = "".join(progress + part for part in parts) + progress + "a traceback\n" * 100
-    assert set(worker_log.parts(read(order, phase, log))) == set(range(trials - 1))
+    assert set(worker_log.parse_series_parts(read(order, phase, log))) == set(range(trials - 1))
 
 
 def test_of_other_gangs_no_more_is_read_than_their_report_or_their_progress(capfd: Any) -> None:
-    order = TrialOrder(GANG, MODEL, PLAN)
+    order = TrialTask(GANG, MODEL, PLAN)
     log = "a line\n" * 5000 + told_by_worker(capfd, 10)
     assert len(read(order, "Running", log).splitlines()) == 40
     assert len(read(order, "Succeeded", log).splitlines()) == 400
-    assert worker_log.progress(read(order, "Running", log)).done == 10
+    assert worker_log.parse_progress(read(order, "Running", log)).done == 10
 
 
 @pytest.mark.parametrize("broken", ["nonsense", "[1]", '{"kind": "other"}', ""])
 def test_an_order_that_somebody_changed_is_no_series(broken: str) -> None:
-    kubelet = Kubelet(SeriesOrder(GANG, MODEL, (PLAN,)), "Running", "a line\n" * 500)
+    kubelet = Kubelet(TrialSeriesTask(GANG, MODEL, (PLAN,)), "Running", "a line\n" * 500)
     kubelet.items["configmaps"][0]["data"]["order.json"] = broken
     snapshot = World().snapshot()
-    found = asyncio.run(Observer(cast("Api", kubelet), Settings()).snapshot(snapshot.plan, Memory(), snapshot.planner))
+    found = asyncio.run(
+        SnapshotReader(cast("Api", kubelet), Settings()).snapshot(snapshot.plan, ReadCache(), snapshot.planner)
+    )
     assert len((found.pods[0].log or "").splitlines()) == 40

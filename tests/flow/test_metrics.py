@@ -1,4 +1,4 @@
-"""What Prometheus is told of plans, of what happened to them, and of the operator."""
+"""Prometheus metrics of plans, of their events, and of the operator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from trainwright_operator.flow.actions import PlanningRequest, StartPlanner
 from trainwright_operator.flow.snapshot import PlannerState
-from trainwright_operator.kube import searches as searches_module
-from trainwright_operator.kube.searches import Searches
-from trainwright_operator.metrics import TABLE, Metrics
+from trainwright_operator.kube import search_pool as search_pool_module
+from trainwright_operator.kube.search_pool import SearchPool
+from trainwright_operator.metrics import METRIC_DEFINITIONS, Metrics
 
 CONTRACT = {
     "trainwright_plan_predicted_seconds", "trainwright_plan_measured_seconds", "trainwright_prediction_error_ratio",
@@ -28,21 +28,21 @@ CONTRACT = {
 
 
 def told(world: World, metrics: Metrics, passes: int = 400) -> None:
-    """Passes, each of which is told."""
+    """Run passes and record each in the metrics."""
     for _ in range(passes):
         before = world.snapshot().plan
         world.step()
-        metrics.status_is(before, world.status)
+        metrics.record_status(before, world.status)
 
 
 def phases(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
-    """Since when plans are in which phase, and why."""
+    """Return the start of each phase and reason of plans."""
     (family,) = (one for one in registry.collect() if one.name == "trainwright_plan_phase_start_timestamp_seconds")
     return {(one.labels["phase"], one.labels["reason"]): one.value for one in family.samples}
 
 
 def test_every_promised_metric_is_described_and_no_other() -> None:
-    assert set(TABLE) == CONTRACT
+    assert set(METRIC_DEFINITIONS) == CONTRACT
 
 
 def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
@@ -52,9 +52,9 @@ def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
     for _ in range(400):
         before = world.snapshot().plan
         world.step()
-        metrics.status_is(before, world.status)
-    metrics.reconciled(0.1)
-    metrics.reconcile_failed()
+        metrics.record_status(before, world.status)
+    metrics.record_reconcile(0.1)
+    metrics.record_reconcile_error()
     plan = {"namespace": "default", "name": "demo"}
     value = registry.get_sample_value
     assert value("trainwright_plan_measured_seconds", plan) == world.status.winner.measured_seconds
@@ -88,7 +88,7 @@ def test_a_trial_and_the_time_between_two_edits_count_once() -> None:
         for _ in range(400):
             before = world.snapshot().plan
             world.step()
-            metrics.status_is(before, world.status)
+            metrics.record_status(before, world.status)
 
     answer()
     world.now += timedelta(days=7)
@@ -137,8 +137,8 @@ def test_a_success_is_told_from_the_first_on_and_the_lease_once_it_is_held() -> 
     assert value("trainwright_last_reconcile_timestamp_seconds") is None
     assert value("trainwright_leader") == 0
     metrics.leads()
-    metrics.listed()
-    metrics.reconciled(0.1)
+    metrics.record_listing()
+    metrics.record_reconcile(0.1)
     assert value("trainwright_last_reconcile_timestamp_seconds") > 1e9
     assert value("trainwright_leader") == 1
 
@@ -151,12 +151,12 @@ def test_searches_that_wait_know_how_many_come_before_them(monkeypatch, concurre
         await asyncio.sleep(3600)
         raise AssertionError
 
-    monkeypatch.setattr(searches_module, "_ask", for_ever)
+    monkeypatch.setattr(search_pool_module, "_run_search", for_ever)
     registry, request = CollectorRegistry(), next(requests(World())).request
 
     async def story() -> None:
-        searches = Searches(concurrent)
-        Metrics(registry).searches_are(searches.running, searches.waiting)
+        searches = SearchPool(concurrent)
+        Metrics(registry).observe_searches(searches.running, searches.waiting)
         for uid in ("a", "b", "c"):
             searches.start(uid, request)
         await asyncio.sleep(0.01)
@@ -166,11 +166,11 @@ def test_searches_that_wait_know_how_many_come_before_them(monkeypatch, concurre
             for state in ("running", "waiting")
         }
         assert counted == {"running": computing, "waiting": 3 - computing}
-        searches.forget("a")
+        searches.discard("a")
         await asyncio.sleep(0.01)
         assert [searches.facts(uid).ahead for uid in ("b", "c")] == then
         for uid in ("b", "c"):
-            searches.forget(uid)
+            searches.discard(uid)
         await asyncio.sleep(0.01)
 
     asyncio.run(story())
@@ -187,7 +187,7 @@ def test_a_plan_whose_search_waits_for_others_says_so() -> None:
 
 
 def requests(world: World) -> Iterator[StartPlanner]:
-    """What a plan's search is asked."""
+    """Yield the requests for a plan's search."""
     while True:
         actions = world.decide()
         yield from (one for one in actions if isinstance(one, StartPlanner))

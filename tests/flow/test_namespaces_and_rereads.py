@@ -1,4 +1,4 @@
-"""What is seen of the cluster where a watched namespace is gone, and of which pods no log is read again."""
+"""Watched namespaces that are gone, and pods whose logs are not read again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flow_world import World
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.kube import reconciler as reconciler_module
-from trainwright_operator.kube.api import Api, ApiError
-from trainwright_operator.kube.health import Pulse
-from trainwright_operator.kube.observe import Memory, Observer
-from trainwright_operator.kube.occupancy import Occupancy
+from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.health import Liveness
+from trainwright_operator.kube.node_cache import NodeCache
 from trainwright_operator.kube.reconciler import Reconciler
+from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
@@ -24,7 +24,7 @@ WITHIN_SECONDS = 15.0
 
 
 class Partly:
-    """Answers as an API server does that has one plan in `team-b`, and nothing for us in `gone`, nor in all at once."""
+    """API server with one plan in `team-b`, and no access to `gone` nor to all namespaces at once."""
 
     def __init__(self, refused: tuple[str, ...] = ("gone",), status: int = 403) -> None:
         self.refused, self.status = refused, status
@@ -46,21 +46,21 @@ class Partly:
             yield [item]
 
 
-class Counting(Pulse):
-    """Counts its beats."""
+class Counting(Liveness):
+    """Liveness that counts its beats."""
 
     def __init__(self) -> None:
         super().__init__()
         self.beats = 0
 
-    def beat(self) -> None:
+    def record_success(self) -> None:
         self.beats += 1
 
 
 def resync_twice(
     monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...], status: int = 403
 ) -> tuple[Counting, set[tuple[str, str]]]:
-    """Two listings of the plans of three namespaces: the health check's pulse, and whose plans are woken."""
+    """List the plans of three namespaces twice. Returns the health check's beats and the plans that were woken."""
     pulse, woken = Counting(), set[tuple[str, str]]()
     monkeypatch.setattr(reconciler_module, "RESYNC_SECONDS", 0.1)
     monkeypatch.setattr(Reconciler, "wake", lambda _, namespace, name: woken.add((namespace, name)))
@@ -96,15 +96,15 @@ def test_an_operator_whose_namespaces_are_all_gone_is_healthy(monkeypatch) -> No
 
 def test_a_deleted_namespace_holds_no_devices() -> None:
     def held(refused: tuple[str, ...]) -> dict[str, int]:
-        occupancy = Occupancy(cast("Api", Partly(refused)), ("gone", "team-b"))
-        return asyncio.run(occupancy.of("nvidia.com/gpu")).devices
+        occupancy = NodeCache(cast("Api", Partly(refused)), ("gone", "team-b"))
+        return asyncio.run(occupancy.usage("nvidia.com/gpu")).devices
 
     assert held(("gone",)) == {"alpha": 4}
     assert held(("gone", "team-b")) == {}
 
 
 def pod(name: str, phase: str = "Running") -> dict[str, Any]:
-    """A pod that holds two devices and writes a log."""
+    """Return a pod that holds two devices and writes a log."""
     labels = {"trainwright.dev/rendezvous": "true"}
     limits = {"nvidia.com/gpu": "2"}
     return {
@@ -127,11 +127,11 @@ def test_while_others_wait_for_the_placement_only_logs_of_changed_pods_are_read(
 
     async def story() -> None:
         kubelet, world = Kubelet(), World().snapshot()
-        observer = Observer(cast("Api", kubelet), Settings())
-        first = await observer.snapshot(world.plan, Memory(), world.planner)
+        observer = SnapshotReader(cast("Api", kubelet), Settings())
+        first = await observer.snapshot(world.plan, ReadCache(), world.planner)
         assert sorted(kubelet.asked) == ["changed", "same"]
         kubelet.phase = "Succeeded"
-        again = await observer.snapshot(world.plan, Memory(), world.planner, read=first.pods)
+        again = await observer.snapshot(world.plan, ReadCache(), world.planner, known_pods=first.pods)
         assert kubelet.asked[2:] == ["changed"]
         logs = {found.name: found.log for found in again.pods}
         assert logs == {"same": next(p.log for p in first.pods if p.name == "same"), "changed": "log 3"}
@@ -148,12 +148,12 @@ def test_a_plan_that_is_at_rest_costs_the_cluster_no_list_of_nodes_and_pods(chan
 
     world = World(run_seconds=1e9) if change == "finished" else World(others={"n1": 2})
     if change == "finished":
-        world.run()  # it ends for a deadline, before its layers are profiled
+        world.run()  # it ends at a deadline, before its layers are profiled
     else:
         world.run(steps=10, until=lambda: len(world.pods) > 0)
         world.spec = world.spec.model_copy(update={"suspend": True})
     plan, asked = world.snapshot().plan, Empty()
-    asyncio.run(Observer(cast("Api", asked), Settings()).snapshot(plan, Memory(), world.snapshot().planner))
+    asyncio.run(SnapshotReader(cast("Api", asked), Settings()).snapshot(plan, ReadCache(), world.snapshot().planner))
     assert asked.asked
     assert all(f"/namespaces/{plan.namespace}/" in path for path in asked.asked)
 
@@ -163,7 +163,7 @@ def test_a_plan_that_may_not_be_read_is_left_alone() -> None:
         async def get(self, path: str, **_query: str) -> Any:
             raise ApiError(403, f"{path} is forbidden")
 
-    found = Observer(cast("Api", Refusing()), Settings()).plan("gone", "demo")
+    found = SnapshotReader(cast("Api", Refusing()), Settings()).plan("gone", "demo")
     assert asyncio.run(found) is None
 
 

@@ -1,4 +1,4 @@
-"""What a TrainingPlan offers is what the planner can plan and the worker takes."""
+"""Offers of a TrainingPlan: the planner can plan them and the worker accepts them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pydantic import ValidationError
 from trainwright import documents
 from trainwright.cluster import Cluster
 from trainwright.model import Model
-from trainwright.orders import TrialOrder, WorkerOrder
 from trainwright.plan import Plan
-from trainwright.search import SEARCHES, Candidate, Control, Objective, Problem, run
+from trainwright.search import SEARCHES, Candidate, Objective, Problem, SearchControl, run
 from trainwright.training import FAMILIES
+from trainwright.worker_api import TrialTask, WorkerTask
+from trainwright_operator import search_process
 from trainwright_operator.api import families
 from trainwright_operator.api import spec as api
-from trainwright_operator.flow import search_run
-from trainwright_operator.flow.accept import model_of
-from trainwright_operator.flow.candidates import PlannedTrials
-from trainwright_worker import acceptance
+from trainwright_operator.flow.phases.acceptance import model_from_spec
+from trainwright_operator.flow.trials.planned_trials import PlannedTrials
+from trainwright_worker import validation
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512},
@@ -56,12 +56,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def answered(spec: api.TrainingPlanSpec, report: Callable[[WorkerOrder], Any] = report_of) -> World:
-    """A world in which the plan came to its answer, and the worker would have taken every order."""
-    orders: list[WorkerOrder] = []
+def answered(spec: api.TrainingPlanSpec, report: Callable[[WorkerTask], Any] = report_of) -> World:
+    """Return a world whose plan has its answer, after checking that the worker would accept every task."""
+    orders: list[WorkerTask] = []
 
-    def checked(order: WorkerOrder) -> None:
-        acceptance.check(order)
+    def checked(order: WorkerTask) -> None:
+        validation.check_task(order)
         orders.append(order)
 
     world = World(spec=spec, log=checked, report=report)
@@ -95,8 +95,8 @@ def test_every_search_ends_in_a_winner_and_the_worker_takes_its_orders(planner: 
 def test_every_family_ends_in_a_winner_and_the_worker_takes_its_orders(name: str) -> None:
     spec = spec_of(model={name: MODELS[name]}, training={"globalBatchSize": 4, "dtype": "bfloat16"})
     assert answered(spec).status.winner is not None
-    family = model_of(spec).family
-    assert model_of(spec) == Model.of(family, model_of(spec).dtype)
+    family = model_from_spec(spec).family
+    assert model_from_spec(spec) == Model.of(family, model_from_spec(spec).dtype)
     given = [
         tuple(value) if isinstance(value, list) else value for key, value in MODELS[name].items() if key != "kinds"
     ]
@@ -108,7 +108,7 @@ def test_every_family_of_the_planner_is_offered_with_its_fields_and_defaults() -
     assert set(offered) == set(FAMILIES)
     for part in offered.values():
         fields = {one.name: one for one in dataclasses.fields(part.noun)}
-        assert set(fields) - {"family", "dropout"} == set(part.model_fields)  # the worker's layers drop nothing
+        assert set(fields) - {"family", "dropout"} == set(part.model_fields)  # the worker's layers have no dropout
         for name, one in part.model_fields.items():
             expected = fields[name].default
             assert one.is_required() == (expected is dataclasses.MISSING), f"{part.__name__}.{name}"
@@ -140,11 +140,11 @@ def test_sizes_that_do_not_fit_are_refused_in_the_resources_words() -> None:
 def test_a_search_that_its_budget_stops_answers_and_says_so(monkeypatch: pytest.MonkeyPatch, planner: str) -> None:
     budgets = []
 
-    def spent(budget_seconds: float, effort: float) -> Control:
+    def spent(budget_seconds: float, effort: float) -> SearchControl:
         budgets.append((budget_seconds, effort))
-        return Control(deadline_seconds=time.monotonic())
+        return SearchControl(deadline_seconds=time.monotonic())
 
-    monkeypatch.setattr(search_run, "Control", SimpleNamespace(within=spent))
+    monkeypatch.setattr(search_process, "SearchControl", SimpleNamespace(with_budget=spent))
     world = World(spec=spec_of(search={"planner": planner, "effort": 0.5, "budgetSeconds": 7}))
     world.run(until=lambda: world.status.candidates_ref is not None)
     assert budgets == [(7, 0.5)]
@@ -153,7 +153,7 @@ def test_a_search_that_its_budget_stops_answers_and_says_so(monkeypatch: pytest.
 
 
 def test_plans_that_one_config_map_does_not_hold_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_run, "ROOM_BYTES", 1)
+    monkeypatch.setattr(search_process, "MAX_PLANS_BYTES", 1)
     world = World(spec=spec_of(trials={"topK": 3}))
     world.run(until=lambda: world.condition("Planned").status == "True")
     planned = planned_in(world)
@@ -164,16 +164,16 @@ def test_plans_that_one_config_map_does_not_hold_are_left_out_and_told(monkeypat
 
 PRICES = {"n1": 2.0, "n2": 2.0, "n3": 1.0}
 BY_ACCELERATOR = {"emulated-v100": 2.0, "emulated-t4": 1.0}
-"""The faster one costs twice as much, so that neither is out of the question."""
+"""The faster accelerator costs twice as much, so that neither is ruled out."""
 
 
 def price_per_hour(plan: Plan) -> float:
     return sum(PRICES[device.node] for device in plan.devices)
 
 
-def dear_plans_are_faster(order: WorkerOrder) -> Any:
+def dear_plans_are_faster(order: WorkerTask) -> Any:
     found = report_of(order)
-    if not isinstance(order, TrialOrder):
+    if not isinstance(order, TrialTask):
         return found
     return replace(found, iteration_seconds=(1 / math.sqrt(price_per_hour(order.plan)),) * 2)
 
@@ -222,7 +222,7 @@ def test_the_tolerance_is_the_planners_and_never_the_baselines(
         asked[planner] = problem.preference.tolerance
         return run(planner, problem, **how)
 
-    monkeypatch.setattr(search_run, "run", spied)
+    monkeypatch.setattr(search_process, "run", spied)
     world = World(spec=spec_of(search={"planner": "Amp", **given}))
     world.run(until=lambda: world.status.candidates_ref is not None)
     assert asked == {"amp": tolerance, "megatron": 0.0}

@@ -1,4 +1,4 @@
-"""What cannot be begun says so at once, in the words of the one who refuses it."""
+"""Plans that cannot begin: they say so at once, in the words of whoever refuses them."""
 
 from __future__ import annotations
 

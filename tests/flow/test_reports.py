@@ -1,4 +1,4 @@
-"""Which reports count: one that cannot be used or is void says so, one that arrives late is kept."""
+"""Reports: an unusable or void one is reported as such, and a late one is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flow_harm import running
 from flow_reports import log_of, report_of
 from flow_world import World, spec_of
 
-from trainwright.orders import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNode, LinksOrder, TrialOrder
+from trainwright.worker_api import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNode, LinkTask, TrialTask
 
 
 @pytest.mark.parametrize(
@@ -22,15 +22,15 @@ from trainwright.orders import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNode, 
     ],
 )
 def test_a_report_that_cannot_be_used_is_invalid(log: str, words: str) -> None:
-    world = World(log=lambda order: log if isinstance(order, TrialOrder) else None)
+    world = World(log=lambda order: log if isinstance(order, TrialTask) else None)
     world.run()
     assert world.trial("candidate-1").reason == "ReportInvalid"
     assert words in world.trial("candidate-1").message
 
 
 def test_a_report_of_another_kind_is_invalid() -> None:
-    links = report_of(LinksOrder(Gang((GangNode("n1", (0,), "a"), GangNode("n2", (0,), "a")))))
-    world = World(log=lambda order: log_of(links) if isinstance(order, TrialOrder) else None)
+    links = report_of(LinkTask(Gang((GangNode("n1", (0,), "a"), GangNode("n2", (0,), "a")))))
+    world = World(log=lambda order: log_of(links) if isinstance(order, TrialTask) else None)
     world.run()
     assert world.trial("candidate-1").reason == "ReportInvalid"
 
@@ -38,7 +38,7 @@ def test_a_report_of_another_kind_is_invalid() -> None:
 def test_an_emulation_that_is_too_slow_voids_the_trial() -> None:
     def report(order):
         good = report_of(order)
-        return replace(good, late_segments=11) if isinstance(order, TrialOrder) else good
+        return replace(good, late_segments=11) if isinstance(order, TrialTask) else good
 
     world = World(report=report, spec=spec_of(trials={"maxFailed": 32}))
     status = world.run()
@@ -53,7 +53,7 @@ def test_a_void_trial_is_tried_once_more() -> None:
 
     def report(order):
         good = report_of(order)
-        if not isinstance(order, TrialOrder):
+        if not isinstance(order, TrialTask):
             return good
         runs.append(order.plan)
         return replace(good, late_segments=11) if len(runs) == 1 else good

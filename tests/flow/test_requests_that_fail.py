@@ -1,4 +1,4 @@
-"""What the API server answers with an error is told in the status, and ends in a named reason within its deadline."""
+"""Errors of the API server: they appear in the status and end in a named reason within their deadline."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trainwright_operator.flow.actions import (
     SetStatus,
     StoredRole,
 )
-from trainwright_operator.kube.api import Api, ApiError
 from trainwright_operator.kube.apply import Applier
-from trainwright_operator.kube.observe import Memory
-from trainwright_operator.kube.searches import Searches
+from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.search_pool import SearchPool
+from trainwright_operator.kube.snapshot_reader import ReadCache
 
 WEBHOOK = 'failed calling webhook "validator.pytorchjob": connection refused'
 
@@ -94,7 +94,7 @@ def test_a_failure_long_ago_that_healed_does_not_count() -> None:
 
 
 class Refusing:
-    """An API server that takes status patches alone."""
+    """API server that accepts only status patches."""
 
     def __init__(self) -> None:
         self.statuses = 0
@@ -111,8 +111,8 @@ class Refusing:
 
 
 def test_the_status_is_written_though_an_earlier_action_fails() -> None:
-    api, memory = Refusing(), Memory()
-    applier = Applier(cast(Api, api), Searches())
+    api, memory = Refusing(), ReadCache()
+    applier = Applier(cast(Api, api), SearchPool())
     todo: list[Action] = [
         CreateConfigMap("order", StoredRole.ORDER, {}),
         DeleteConfigMap("other"),

@@ -1,4 +1,4 @@
-"""The search's process is bounded in memory and in time, also over restarts of the operator."""
+"""Limits of the search process in memory and time, also across operator restarts."""
 
 from __future__ import annotations
 

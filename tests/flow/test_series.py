@@ -1,22 +1,23 @@
-"""Several trials in one gang: each keeps a result of its own, and the answer is the same."""
+"""Trial series, several trials in one gang: each has its own result, and the answer is the same."""
 
 from __future__ import annotations
 
 import pytest
 from flow_series import gangs, orders_of, outcomes, states, world_of
 from flow_world import World, node, spec_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from property_tests import examples
 
 from trainwright import documents
 from trainwright.cluster import Device
-from trainwright.orders import TrialReport
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.worker_api import TrialReport
 from trainwright_operator.api.spec import TrialsSpec
-from trainwright_operator.flow import trial_gangs
-from trainwright_operator.flow.book import Book
-from trainwright_operator.flow.candidates import PlannedTrial, Role
-from trainwright_operator.flow.discovery import inspect
+from trainwright_operator.flow.phases.discovery import inspect_nodes
+from trainwright_operator.flow.status_update import Book
+from trainwright_operator.flow.trials import trial_gangs
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 
 
 def test_each_of_several_trials_in_a_gang_has_its_own_result() -> None:
@@ -57,7 +58,7 @@ def test_while_a_gang_runs_each_of_its_trials_says_with_whom() -> None:
     assert [trial.state for trial in world.status.trials[2:]] == ["Pending"] * 3
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(per_gang=st.integers(1, 6), top_k=st.integers(1, 4), below=st.sampled_from([None, 1e-9]))
 def test_the_answer_does_not_depend_on_how_many_run_in_a_gang(per_gang: int, top_k: int, below: float | None) -> None:
     limits = {"topK": top_k} | ({"stopWhenRegretBelow": below} if below else {})
@@ -118,23 +119,23 @@ def plan_on(*devices: Device) -> Plan:
 def test_a_gang_holds_the_devices_of_all_its_plans() -> None:
     world = World(nodes=(node("n1"), node("n2"), node("n3", "emulated-t4")))
     book = Book(world.snapshot(), world.now)
-    discovery = inspect(world.snapshot(), world.spec.devices, {})
+    discovery = inspect_nodes(world.snapshot(), world.spec.devices, {})
     devices = [(Device("n2", 1), Device("n1", 0)), (Device("n2", 0), Device("n3", 1))]
     trials = [
         PlannedTrial(f"candidate-{rank}", Role.CANDIDATE, False, rank, rank, 1.0, 1, "", plan_on(*used))
         for rank, used in enumerate(devices, start=1)
     ]
-    wanted = trial_gangs.series(book, discovery, trials, 100.0)
-    assert [(one.name, one.slots) for one in wanted.order.gang.nodes] == [("n2", (0, 1)), ("n1", (0,)), ("n3", (1,))]
-    assert (wanted.name, wanted.parts) == ("candidate-1s", ("candidate-1s", "candidate-2s"))
-    assert len(wanted.order.gang.emulations) == 2
+    wanted = trial_gangs.series_gang(book, discovery, trials, 100.0)
+    assert [(one.name, one.slots) for one in wanted.task.gang.nodes] == [("n2", (0, 1)), ("n1", (0,)), ("n3", (1,))]
+    assert (wanted.name, wanted.part_names) == ("candidate-1s", ("candidate-1s", "candidate-2s"))
+    assert len(wanted.task.gang.emulations) == 2
 
 
 def test_no_more_trials_go_into_a_gang_than_its_report_has_room_for() -> None:
     plan = plan_on(Device("n1", 0), Device("n1", 1))
     few, many = TrialsSpec(iterations=10), TrialsSpec(iterations=10_000)
-    assert trial_gangs.report_bytes([plan] * 32, few) < 100_000
-    assert trial_gangs.report_bytes([plan] * 2, many) > 600_000
+    assert trial_gangs.estimate_report_bytes([plan] * 32, few) < 100_000
+    assert trial_gangs.estimate_report_bytes([plan] * 2, many) > 600_000
     world = world_of(per_gang=5, iterations=10_000)
     world.run()
     assert not [name for name in gangs(world) if name.endswith("s")]

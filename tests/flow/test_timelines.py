@@ -1,4 +1,4 @@
-"""Timelines of trials: ordered, kept with the report, and read again by `trainwright trial`."""
+"""Timelines of trials: requested, stored with the report, and read by `trainwright trial`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from typer.testing import CliRunner
 from trainwright import documents
 from trainwright.cli import app
 from trainwright.cluster import Device
-from trainwright.orders import MAX_REPORT_BYTES, RankMemory, SeriesOrder, SeriesReport, TrialOrder, TrialReport
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline
+from trainwright.worker_api import (
+    MAX_REPORT_BYTES,
+    RankMemory,
+    TrialReport,
+    TrialSeriesReport,
+    TrialSeriesTask,
+    TrialTask,
+)
 from trainwright_operator.api.spec import TrialsSpec
-from trainwright_operator.flow.outcome import read
-from trainwright_operator.flow.trial_gangs import ROOM_BYTES, report_bytes
+from trainwright_operator.flow.gangs.outcome import read_result
+from trainwright_operator.flow.trials.trial_gangs import TRIAL_REPORT_BUDGET_BYTES, estimate_report_bytes
 
 MODEL = "gpt: {layers: 4, hidden_size: 64, heads: 4, sequence_length: 64, vocabulary_size: 512}\nglobal_batch_size: 8\n"
 
@@ -35,10 +42,10 @@ def timeline_of(plan: Plan) -> Timeline:
 
 def report_with_timeline(order):
     found = report_of(order)
-    if isinstance(order, SeriesOrder):
-        trials = (report_with_timeline(order.trial(number)) for number in range(len(order.plans)))
-        return SeriesReport(tuple(trials))
-    if isinstance(order, TrialOrder) and order.timeline:
+    if isinstance(order, TrialSeriesTask):
+        trials = (report_with_timeline(order.trial_task(number)) for number in range(len(order.plans)))
+        return TrialSeriesReport(tuple(trials))
+    if isinstance(order, TrialTask) and order.timeline:
         return replace(found, timeline=timeline_of(order.plan))
     return found
 
@@ -52,7 +59,7 @@ def world_of(**trials: object) -> World:
 
 
 def kept(world: World, config_map: str, key: str) -> str:
-    """As `kubectl get configmap NAME -o jsonpath='{.data.KEY}'` writes it."""
+    """Return stored data as `kubectl get configmap NAME -o jsonpath='{.data.KEY}'` prints it."""
     return world.stored[config_map].data[key]
 
 
@@ -77,13 +84,13 @@ def test_what_the_operator_keeps_is_what_the_command_reads(per_gang: int, tmp_pa
             (tmp_path / name).write_text(text)
         options = [
             f"--{name.partition('.')[0]}={tmp_path / name}" for name in files
-        ]  # one file an option, of the same name
+        ]  # one file per option, of the same name
         told = CliRunner().invoke(app, ["trial", *options, "--output", "json"])
         assert told.exit_code == 0, told.output
         assert json.loads(told.stdout)["predicted_seconds"] == pytest.approx(trial.predicted_seconds, rel=1e-4)
         unknown = [option for option in options if not option.startswith("--runtime")]
         plain = json.loads(CliRunner().invoke(app, ["trial", *unknown, "--output", "json"]).stdout)
-        # This world's collectives take a second each: what was measured of them matters.
+        # This world's collectives take a second each, so their measurement matters.
         assert plain["predicted_seconds"] < 0.95 * trial.predicted_seconds
         trace = tmp_path / f"{trial.name}.json"
         done = CliRunner().invoke(app, ["trial", *options, "--trace", str(trace)])
@@ -99,7 +106,7 @@ def test_the_operator_itself_does_not_read_a_timeline_again() -> None:
     status = world.run()
     stored = world.stored[status.trials[0].result_ref.config_map]
     assert documents.loads(stored.data["report.json"], TrialReport).timeline is not None
-    assert read(stored).report.timeline is None
+    assert read_result(stored).report.timeline is None
 
 
 def test_none_is_ordered_by_default() -> None:
@@ -126,21 +133,21 @@ def wide(devices: int, name: str) -> Plan:
 
 @pytest.mark.parametrize(("devices", "plans", "iterations"), [(16, 5, 10), (16, 1, 9000), (240, 4, 100), (900, 1, 10)])
 def test_a_report_that_was_ordered_with_its_timelines_can_be_kept(devices: int, plans: int, iterations: int) -> None:
-    from trainwright_worker.trial import MOST_MOMENTS
+    from trainwright_worker.trial import MAX_MOMENTS
 
     limits = TrialsSpec(iterations=iterations, timeline=True)
     plan = wide(devices, "gpu-node.example")
-    assert report_bytes([plan] * plans, limits) <= ROOM_BYTES
+    assert estimate_report_bytes([plan] * plans, limits) <= TRIAL_REPORT_BUDGET_BYTES
     moments = tuple(Moment(Action.TENSOR_SUM, 1000 + one, 10**7 + one, 10**6) for one in range(1000))
     ranks = tuple(RankTimeline(device.node, device.slot, moments, 10**5) for device in plan.devices)
-    whole = Timeline(1.2345678901234567, ranks).at_most(MOST_MOMENTS // plans)
+    whole = Timeline(1.2345678901234567, ranks).at_most(MAX_MOMENTS // plans)
     seconds = (0.12345678901234567,) * (iterations + 3)
     memory = tuple(RankMemory(device.node, device.slot, 10**11) for device in plan.devices)
     one = TrialReport(seconds[3:], seconds, memory, 10**6, 10**4, whole)
-    assert len(documents.dumps(SeriesReport((one,) * plans))) < MAX_REPORT_BYTES
+    assert len(documents.dumps(TrialSeriesReport((one,) * plans))) < MAX_REPORT_BYTES
 
 
 def test_of_too_many_devices_no_timeline_is_ordered() -> None:
     limits = TrialsSpec(timeline=True)
-    assert report_bytes([wide(4096, "n")], limits) > ROOM_BYTES
-    assert report_bytes([wide(4096, "n")], TrialsSpec()) <= ROOM_BYTES
+    assert estimate_report_bytes([wide(4096, "n")], limits) > TRIAL_REPORT_BUDGET_BYTES
+    assert estimate_report_bytes([wide(4096, "n")], TrialsSpec()) <= TRIAL_REPORT_BUDGET_BYTES

@@ -1,4 +1,4 @@
-"""What the status says of a trial that was measured."""
+"""Status of a measured trial."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from flow_world import START, World, node, spec_of
 
 from trainwright import documents
 from trainwright.cluster import Cluster
-from trainwright.orders import RankMemory, TrialReport
 from trainwright.plan import Plan
 from trainwright.throughput import throughput
-from trainwright_operator.flow.accept import model_of
-from trainwright_operator.flow.candidates import PlannedTrial, Role
-from trainwright_operator.flow.endings import judged
-from trainwright_operator.flow.outcome import GangResult, Outcome, OutcomeState
+from trainwright.worker_api import RankMemory, TrialReport
+from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
+from trainwright_operator.flow.gangs.results import assess_report
+from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.reasons import Reason
-from trainwright_operator.flow.trial_status import ended
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
+from trainwright_operator.flow.trials.trial_status import ended
 
 VIT = {"layers": 2, "hiddenSize": 64, "heads": 4, "imageSize": 32, "patchSize": 8, "classes": 10}
 
 
 def measured(world: World, *seconds: float):
-    """The first trial's status after a world whose trials took so long."""
+    """Return the first trial's status in a world whose trials took the given seconds."""
 
     def report(order):
         found = report_of(order)
@@ -45,7 +45,7 @@ def test_a_measured_trial_tells_its_spread_its_tokens_and_its_utilisation() -> N
     assert found.tokens_per_second == 8 * 64 / 0.25
     cluster = documents.loads(world.stored[world.status.cluster_ref.config_map].data["document.json"], Cluster)
     plan = documents.parse(world.status.winner.plan, Plan)
-    expected = throughput([0.25], plan, model_of(world.spec), cluster).utilisation
+    expected = throughput([0.25], plan, model_from_spec(world.spec), cluster).utilisation
     assert found.model_flop_utilisation == pytest.approx(expected, rel=1e-4)
     assert found.peak_memory_bytes == 1000
     assert found.dump()["modelFlopUtilisation"] > 0
@@ -67,15 +67,15 @@ def test_peak_memory_is_that_of_the_fullest_device_and_a_failed_trial_tells_no_f
     planned = PlannedTrial("candidate-1", Role.CANDIDATE, False, 1, 1, 0.2, 1, "", plan)
     report = TrialReport((0.2,), (1.0,), (RankMemory("n1", 0, 5), RankMemory("n1", 1, 7)))
     for state in OutcomeState:
-        result = GangResult(Outcome(state, Reason.CRASHED, "so it ended", START), report)
-        status = ended(planned, result, "demo-candidate-1-result", model_of(world.spec), cluster).status
+        result = GangResult(GangOutcome(state, Reason.CRASHED, "so it ended", START), report)
+        status = ended(planned, result, "demo-candidate-1-result", model_from_spec(world.spec), cluster).status
         assert status.peak_memory_bytes == (None if state is OutcomeState.FAILED else 7)
         assert status.result_ref.config_map == "demo-candidate-1-result"
 
 
 @pytest.mark.parametrize("seconds", [(), (0.1, 0.0), (-1.0,)])
 def test_a_report_without_iterations_that_took_time_is_not_used(seconds: tuple[float, ...]) -> None:
-    found = judged(TrialReport(seconds, ()))
+    found = assess_report(TrialReport(seconds, ()))
     assert (found.state, found.reason) == (OutcomeState.FAILED, Reason.REPORT_INVALID)
     world = small()
     measured(world, *seconds)

@@ -15,18 +15,18 @@ from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.orders import (
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.worker_api import (
     REPORT_MARKER,
     Gang,
     GangNode,
-    ProfileOrder,
-    ProfileReport,
-    TrialOrder,
+    ProfilingReport,
+    ProfilingTask,
     TrialReport,
-    WorkerOrder,
+    TrialTask,
     WorkerReport,
+    WorkerTask,
 )
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 
 GPT = Gpt(layers=4, hidden_size=512, heads=8, sequence_length=256, vocabulary_size=1024)
 MODEL = Model.of(GPT, Dtype.BFLOAT16)
@@ -37,7 +37,7 @@ def gang() -> Gang:
     return Gang((GangNode("here", (0,), name),), backend="nccl", deadline_seconds=300.0)
 
 
-def answer(folder: Path, order: WorkerOrder) -> WorkerReport:
+def answer(folder: Path, order: WorkerTask) -> WorkerReport:
     path = folder / "order.json"
     path.write_text(documents.dumps(order), encoding="utf-8")
     run = subprocess.run(
@@ -50,8 +50,8 @@ def answer(folder: Path, order: WorkerOrder) -> WorkerReport:
 
 
 def test_layers_are_profiled(tmp_path: Path) -> None:
-    report = answer(tmp_path, ProfileOrder(gang(), MODEL, 1, (1, 8), iterations=5))
-    assert isinstance(report, ProfileReport)
+    report = answer(tmp_path, ProfilingTask(gang(), MODEL, 1, (1, 8), iterations=5))
+    assert isinstance(report, ProfilingReport)
     assert [(one.kind, one.rows) for one in report.layers] == [
         (kind.name, rows) for kind in MODEL.kinds for rows in (1, 8)
     ]
@@ -69,7 +69,7 @@ def test_a_plan_is_tried(tmp_path: Path) -> None:
     layers = len(MODEL.layers)
     stage = Stage((Device("here", 0),), (LayerRun(0, layers, 1, 1, (4,)),))
     plan = Plan(layers, 16, (Pipeline(4, 4, (stage,)),))
-    report = answer(tmp_path, TrialOrder(gang(), MODEL, plan))
+    report = answer(tmp_path, TrialTask(gang(), MODEL, plan))
     assert isinstance(report, TrialReport)
     assert report.losses[-1] < report.losses[0]
     assert min(report.iteration_seconds) > 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from local_cluster.folders import Folders, project_root
-from local_cluster.shape import ClusterShape, read_shape
+from local_cluster.config import ClusterConfig, read_config
+from local_cluster.paths import Folders, project_root
 
 DESCRIPTION = """
 name: rehearsal
@@ -19,7 +19,7 @@ nodes:
   - {name: right, accelerator: emulated-fast, devices: 4, link: 200mbit}
 """
 
-Read = Callable[[str], ClusterShape]
+Read = Callable[[str], ClusterConfig]
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def description() -> str:
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
-    def from_text(text: str) -> ClusterShape:
+    def from_text(text: str) -> ClusterConfig:
         file = tmp_path / "cluster.yaml"
         file.write_text(text)
-        return read_shape(file)
+        return read_config(file)
 
     return from_text
 
 
 @pytest.fixture
-def shape(read: Read) -> ClusterShape:
+def shape(read: Read) -> ClusterConfig:
     return read(DESCRIPTION)
 
 

@@ -1,4 +1,4 @@
-"""What the cluster leaves on the machine is found by its name and place."""
+"""Leftovers of the cluster on the machine are found by name and path."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from local_cluster import host_settings
+from local_cluster.cleanup import dead_sockets
 from local_cluster.control_groups import control_groups
-from local_cluster.folders import Folders, fingerprint, write_if_changed
-from local_cluster.leftovers import dead_sockets
 from local_cluster.mounts import mounts_below
+from local_cluster.paths import Folders, fingerprint, write_if_changed
 
 VERSION_1 = (
     "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\nproc /proc proc rw 0 0"

@@ -1,4 +1,4 @@
-"""What is written for the cluster's programs: certificates, settings, manifests, images."""
+"""Files rendered for the cluster's programs: certificates, settings, manifests, images."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import pytest
 from cryptography import x509
 
 from local_cluster.addons import adapt_training_operator
-from local_cluster.binaries import HELM, KUBERNETES, PARTS, Binaries
+from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, Binaries
 from local_cluster.certificates import make_certificates
+from local_cluster.config import SYSTEM_NODE_NAME, ClusterConfig
 from local_cluster.control_groups import ControlGroups
-from local_cluster.folders import Folders, project_root
+from local_cluster.image_stores import write_archive
 from local_cluster.images import Images, build_arguments, requirements
 from local_cluster.node import Node, device_patch, node_patch
+from local_cluster.paths import Folders, project_root
 from local_cluster.processes import Processes
-from local_cluster.shape import SYSTEM_NODE_NAME, ClusterShape
-from local_cluster.stores import write_archive
 
 
 @pytest.fixture
-def node(folders: Folders, shape: ClusterShape) -> Node:
+def node(folders: Folders, shape: ClusterConfig) -> Node:
     groups = ControlGroups("rehearsal", (), unified=False)
     return Node("left", folders, shape, Binaries(folders), Processes(folders.run, folders.logs, groups), groups)
 
 
-def test_certificates_come_from_two_authorities_and_stay(tmp_path: Path, shape: ClusterShape) -> None:
+def test_certificates_come_from_two_authorities_and_stay(tmp_path: Path, shape: ClusterConfig) -> None:
     made = make_certificates(tmp_path, shape)
     serving = x509.load_pem_x509_certificate(made.pair("apiserver").certificate.read_bytes())
     serving.verify_directly_issued_by(x509.load_pem_x509_certificate(made.authority.certificate.read_bytes()))
@@ -47,7 +47,7 @@ def test_certificates_come_from_two_authorities_and_stay(tmp_path: Path, shape: 
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in tmp_path.glob("*.key"))
 
 
-def test_a_node_carries_what_a_gpu_node_carries(shape: ClusterShape) -> None:
+def test_a_node_carries_what_a_gpu_node_carries(shape: ClusterConfig) -> None:
     metadata = node_patch(shape, "right")["metadata"]
     assert metadata["labels"]["nvidia.com/gpu.product"] == "emulated-fast"
     assert metadata["labels"]["nvidia.com/gpu.count"] == "4"
@@ -59,7 +59,7 @@ def test_a_node_carries_what_a_gpu_node_carries(shape: ClusterShape) -> None:
     assert devices["status"]["allocatable"] == devices["status"]["capacity"] == {"nvidia.com/gpu": "4"}
 
 
-def test_the_system_node_has_no_devices(shape: ClusterShape) -> None:
+def test_the_system_node_has_no_devices(shape: ClusterConfig) -> None:
     assert device_patch(shape, SYSTEM_NODE_NAME) is None
     assert node_patch(shape, SYSTEM_NODE_NAME)["metadata"] == {"labels": {"trainwright.dev/system": "true"}}
 
@@ -76,7 +76,7 @@ def test_containerd_keeps_to_the_nodes_own_folders(node: Node, folders: Folders)
     assert Path(runtime["containerd"]["runtimes"]["runc"]["options"]["Root"]).is_relative_to(folders.run)
     network = json.loads((Path(runtime["cni"]["conf_dir"]) / "10-pods.conflist").read_text())
     bridge = network["plugins"][0]
-    assert bridge["ipam"]["ranges"] == [[{"subnet": str(node.shape.pod_range("left"))}]]
+    assert bridge["ipam"]["ranges"] == [[{"subnet": str(node.config.pod_range("left"))}]]
     assert not bridge["ipMasq"]
 
 
@@ -120,7 +120,7 @@ def test_every_part_is_pinned_with_checksums(folders: Folders) -> None:
     assert "gitVersion=v1.34.4" in KUBERNETES.linker_flags(folders)
     assert "gitMinor=34" in KUBERNETES.linker_flags(folders)
     assert HELM.version(folders) == "v3.19.5"
-    for part in PARTS:
+    for part in GO_MODULES:
         requires = "require" in (part.folder(folders) / "go.mod").read_text()
         assert (part.folder(folders) / "go.sum").exists() == requires, part.name
 

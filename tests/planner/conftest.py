@@ -1,22 +1,18 @@
-"""Clusters, models and profiles to plan on. Profiles follow the emulated devices' tables, so they are exact."""
+"""Fixtures: clusters, models and profiles. Profiles follow the emulated devices' tables, so they are exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import settings
 
 from trainwright.cluster import Accelerator, Cluster, Device, Emulation, Link, Node
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import LayerProfile, Profiles
-from trainwright.search import Limits, NeededProfile, Problem, needed_profiles
+from trainwright.search import Limits, Problem, RequiredProfile, required_profiles
 from trainwright.training import Training
-
-settings.register_profile("planner", deadline=None)  # a busy machine is not a failure
-settings.load_profile("planner")
 
 FAST = Accelerator("emulated-fast", 16 * 2**30, Emulation(1.2e9, 0.002, 5e7))
 SLOW = Accelerator("emulated-slow", 15 * 2**30, Emulation(0.5e9, 0.003, 2.5e7))
@@ -42,7 +38,7 @@ def _cluster(
     return Cluster(accelerators, named, links)
 
 
-def _profiles(cluster: Cluster, model: Model, needed: Sequence[NeededProfile]) -> Profiles:
+def _profiles(cluster: Cluster, model: Model, needed: Sequence[RequiredProfile]) -> Profiles:
     found = []
     tables = {accelerator.name: accelerator.emulation for accelerator in cluster.accelerators}
     for need in needed:
@@ -87,7 +83,7 @@ def _problem(
 ) -> Problem:
     cluster = cluster or _cluster()
     training = Training(batch, Gpt(layers, hidden, heads, sequence_length=64, vocabulary_size=1000))
-    needed = needed_profiles(cluster.nodes, training.model, batch, max_tensor_degree)
+    needed = required_profiles(cluster.nodes, training.model, batch, max_tensor_degree)
     profiles = _profiles(cluster, training.model, needed)
     return Problem(cluster, training.model, profiles, batch, Limits(max_tensor_degree=max_tensor_degree))
 
@@ -102,7 +98,7 @@ def _plan(
     schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD,
     devices: Sequence[Device] | None = None,
 ) -> Plan:
-    """Stages with so many layers each, on the cluster's devices in their order."""
+    """Make a plan of stages with `layers` layers each, on the cluster's devices in order."""
     chosen = tuple(devices or problem.cluster.devices)
     size = data * tensor
     stages = []

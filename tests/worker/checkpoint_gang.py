@@ -1,7 +1,7 @@
-"""Eight processes that train by one plan, save, load by another and train on, and compare with one process.
+"""Eight processes that train under one plan, save, load under another, train on, and compare with one process.
 
 Run as a program: `python checkpoint_gang.py CASES_FILE RESULT_FILE`. The cases are a JSON list of objects with the
-fields of `Case` or `Refusal`; the result is a list of as many objects: errors, or the sentences that were told.
+fields of `Case` or `Refusal`; the result is a list of equal length: errors, or reported error messages.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from trainwright.plan import Plan
 from trainwright.training import Training as TrainingDocument
 from trainwright_worker.executor import checkpoint
 from trainwright_worker.executor.checkpoint import load, save
-from trainwright_worker.executor.chunks import CheckpointError
-from trainwright_worker.executor.groups import Groups, wanted_groups
-from trainwright_worker.executor.holdings import Piece, held, written
-from trainwright_worker.executor.iteration import Executor, Host, Training
-from trainwright_worker.executor.mesh import Mesh
+from trainwright_worker.executor.checkpoint_chunks import CheckpointError, StateTile, resident_tiles, written_tiles
+from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.plan_ranks import PlanRanks
+from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
 
 STEPS = 3
 SEED = 3
-USUAL_CHUNK_VALUES = checkpoint.CHUNK_VALUES
+USUAL_CHUNK_VALUES = checkpoint.MAX_CHUNK_VALUES
 HEARD = 1e-2
-"""Adam's weights are compared where gradients are at least this share of the largest: below, its first steps have the
-sign of what may be rounding."""
+"""Minimum gradient, relative to the largest, at which Adam's weights are compared: below it, its first steps follow the
+sign of rounding errors.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training that changes its plan in the middle.
+    """Training that changes its plan in the middle.
 
     Attributes:
-        model: a training document without its batch.
-        folder: of the checkpoint.
-        dtypes: of the weights before and behind it.
-        chunk_values: at most so many in a chunk; None for what is usual, which no small model's weight reaches.
+        model: training document without its batch.
+        folder: checkpoint folder.
+        dtypes: dtypes of the weights before and after the checkpoint.
+        chunk_values: maximum values per chunk; None for the default, which no small model's weight reaches.
     """
 
     name: str
@@ -67,10 +67,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A checkpoint that cannot be loaded, or a folder that cannot be saved to.
+    """Checkpoint that cannot be loaded, or folder that cannot be saved to.
 
     Attributes:
-        damage: what happened to the checkpoint: its largest file is "removed" or "cut".
+        damage: damage to the checkpoint's largest file: "removed" or "cut".
     """
 
     name: str
@@ -88,22 +88,22 @@ def model_of(document: dict, dtype: str) -> Model:
 
 
 def devices_of(name: str) -> tuple[Device, ...]:
-    """All devices in an order of the case's own, so that a plan's first device is any rank."""
+    """Return all devices in a case-specific order, so that a plan's first device may be any rank."""
     devices = [Device(f"node-{place // 2}", place % 2) for place in range(WORLD)]
     random.Random(name).shuffle(devices)
     return tuple(devices)
 
 
 def executor_of(
-    plan: Plan, model: Model, training: Training, rank: int, groups: Groups, *, name: str
-) -> Executor | None:
-    """None on ranks that the plan does not use."""
+    plan: Plan, model: Model, training: TrainingConfig, rank: int, groups: ProcessGroups, *, name: str
+) -> PlanExecutor | None:
+    """Return the executor; None on ranks that the plan does not use."""
     devices = devices_of(name)
-    mesh = Mesh.of(plan, devices)
+    mesh = PlanRanks.of(plan, devices)
     if rank not in mesh.ranks:
-        groups.make(wanted_groups(mesh, model))
+        groups.make_missing(required_groups(mesh, model))
         return None
-    return Executor(plan, model, training, Host(rank, torch.device("cpu"), devices), groups)
+    return PlanExecutor(plan, model, training, RankContext(rank, torch.device("cpu"), devices), groups)
 
 
 def gathered(own: object) -> list:
@@ -112,19 +112,21 @@ def gathered(own: object) -> list:
     return everyone
 
 
-def trained(executor: Executor | None, iterations: range) -> list[float]:
-    """Mean losses."""
-    own = [executor.run(executor.prepare(iteration)) if executor else 0.0 for iteration in iterations]
+def trained(executor: PlanExecutor | None, iterations: range) -> list[float]:
+    """Return mean losses."""
+    own = [executor.run_iteration(executor.make_batch(iteration)) if executor else 0.0 for iteration in iterations]
     return [sum(losses) for losses in zip(*gathered(own), strict=True)]
 
 
-def slices(piece: Piece) -> tuple[slice, ...]:
-    return tuple(slice(offset, offset + size) for offset, size in zip(piece.box.offsets, piece.box.sizes, strict=True))
+def slices(piece: StateTile) -> tuple[slice, ...]:
+    return tuple(
+        slice(offset, offset + size) for offset, size in zip(piece.tile.offsets, piece.tile.sizes, strict=True)
+    )
 
 
-def whole_state(executor: Executor | None) -> dict[str, torch.Tensor]:
-    """Whole tensors by name, of what all ranks write; every value comes from exactly one of them."""
-    own = list(written(executor, checkpoint.CHUNK_VALUES)) if executor else []
+def whole_state(executor: PlanExecutor | None) -> dict[str, torch.Tensor]:
+    """Return full tensors by name, from the tiles that all ranks write; each value comes from exactly one rank."""
+    own = list(written_tiles(executor, checkpoint.MAX_CHUNK_VALUES)) if executor else []
     found: dict[str, torch.Tensor] = {}
     times: dict[str, torch.Tensor] = {}
     for pieces in gathered([replace(piece, values=piece.values.clone()) for piece in own]):
@@ -136,7 +138,7 @@ def whole_state(executor: Executor | None) -> dict[str, torch.Tensor]:
 
 
 def reference(case: Case, model: Model) -> tuple[list[float], dict[str, dict[str, torch.Tensor]]]:
-    """Losses, and the last state by kind and name, of one process."""
+    """Return one process's losses and final state by kind and name."""
     one = OneProcess(model, seed=SEED)
     named = one.named()
     optimizer = optimizer_of(case, list(named.values()))
@@ -158,19 +160,19 @@ def reference(case: Case, model: Model) -> tuple[list[float], dict[str, dict[str
 
 
 def heard(states: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """By name, where Adam's gradients are more than rounding; everywhere for SGD."""
+    """Return by name where Adam's gradients exceed rounding; everywhere for SGD."""
     if "square" not in states:
         return {name: torch.ones_like(value, dtype=torch.bool) for name, value in states["weights"].items()}
     least = HEARD**2 * max(value.max() for value in states["square"].values())
     return {name: value >= least for name, value in states["square"].items()}
 
 
-def errors(executor: Executor | None, want: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
-    """The largest error of each kind of state, relative to the largest value of the same weight."""
+def errors(executor: PlanExecutor | None, want: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:
+    """Return the largest error of each kind of state, relative to the largest value of the same weight."""
     scale = {kind: scales(values) for kind, values in want.items()}
     counts = heard(want)
     found = dict.fromkeys(want, 0.0)
-    for piece in held(executor) if executor else ():
+    for piece in resident_tiles(executor) if executor else ():
         kind, name = piece.name.split("/", 1)
         error = (piece.values - want[kind][name][slices(piece)]).abs() / scale[kind][name][slices(piece)]
         if kind == "weights":
@@ -179,42 +181,44 @@ def errors(executor: Executor | None, want: dict[str, dict[str, torch.Tensor]]) 
     return found
 
 
-def difference(executor: Executor | None, saved: dict[str, torch.Tensor]) -> float:
-    """The largest between what this rank holds and what was saved; weights in their format, too."""
+def difference(executor: PlanExecutor | None, saved: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference between this rank's state and the saved state, weights in the model's dtype included."""
     worst = 0.0
-    for piece in held(executor) if executor else ():
+    for piece in resident_tiles(executor) if executor else ():
         worst = max(worst, (piece.values - saved[piece.name][slices(piece)]).abs().max().item())
-    for unit in executor.stage.units if executor else ():
-        worst = max(worst, (unit.own - unit.master.to(unit.own.dtype)).abs().max().item())
+    for unit in executor.stage.flat_parameters if executor else ():
+        worst = max(worst, (unit.shard - unit.master_shard.to(unit.shard.dtype)).abs().max().item())
     return worst
 
 
 def bytes_read() -> int:
-    """By this process so far."""
+    """Return the bytes that this process has read so far."""
     lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
-def scalars(executor: Executor) -> list[float]:
+def scalars(executor: PlanExecutor) -> list[float]:
     return [executor.optimizer.updates, executor.loss_scale.factor, executor.loss_scale.quiet_iterations]
 
 
-def run_case(case: Case, rank: int, groups: Groups) -> dict:
-    training = Training(case.optimizer, case.learning_rate, SEED)
+def run_case(case: Case, rank: int, groups: ProcessGroups) -> dict:
+    training = TrainingConfig(case.optimizer, case.learning_rate, SEED)
     before, behind = (model_of(case.model, dtype) for dtype in case.dtypes)
     first = executor_of(case.first, before, training, rank, groups, name=case.name)
     losses = trained(first, range(STEPS))
-    checkpoint.CHUNK_VALUES = case.chunk_values or USUAL_CHUNK_VALUES
+    checkpoint.MAX_CHUNK_VALUES = case.chunk_values or USUAL_CHUNK_VALUES
     if first:
         save(first, Path(case.folder), STEPS)
     saved = whole_state(first)
     second = executor_of(case.second, behind, training, rank, groups, name=f"{case.name} behind")
-    trained(second, range(100, 101))  # what is loaded takes the place of a training, not only of first values
+    trained(second, range(100, 101))  # loading must replace a trained state, not only initial values
     begin = bytes_read()
     iteration = load(second, Path(case.folder)) if second else None
-    own_bytes = [bytes_read() - begin, sum(4 * piece.values.numel() for piece in held(second))] if second else None
+    own_bytes = (
+        [bytes_read() - begin, sum(4 * piece.values.numel() for piece in resident_tiles(second))] if second else None
+    )
     worst = max(gathered(difference(second, saved)))
-    names = set().union(*gathered({piece.name for piece in held(second)} if second else set()))
+    names = set().union(*gathered({piece.name for piece in resident_tiles(second)} if second else set()))
     counts = [gathered(scalars(one) if one else None) for one in (first, second)]
     losses += trained(second, range(STEPS, 2 * STEPS))
     want_losses, want = reference(case, model_of(case.model, "float32"))
@@ -232,7 +236,7 @@ def run_case(case: Case, rank: int, groups: Groups) -> dict:
 
 
 def damaged(refusal: Refusal, rank: int) -> Path:
-    """The checkpoint's folder; a copy of it, where something happened to it."""
+    """Return the checkpoint's folder, or a damaged copy of it."""
     folder = Path(refusal.folder)
     if refusal.damage is None:
         return folder
@@ -248,9 +252,9 @@ def damaged(refusal: Refusal, rank: int) -> Path:
     return copy
 
 
-def run_refusal(refusal: Refusal, rank: int, groups: Groups) -> dict:
+def run_refusal(refusal: Refusal, rank: int, groups: ProcessGroups) -> dict:
     folder = damaged(refusal, rank)
-    training = Training(refusal.optimizer, 0.05, SEED)
+    training = TrainingConfig(refusal.optimizer, 0.05, SEED)
     executor = executor_of(refusal.plan, model_of(refusal.model, "float32"), training, rank, groups, name=refusal.name)
     told = None
     if executor:

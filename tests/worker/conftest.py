@@ -1,4 +1,4 @@
-"""Orders for small gangs, and running them on this machine."""
+"""Tasks for small gangs, and their execution on this machine."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from trainwright import documents
 from trainwright.cluster import Device
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.orders import (
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.worker_api import (
     FAILURE_MARKER,
-    PART_MARKER,
     PROGRESS_MARKER,
     REPORT_MARKER,
+    SERIES_PART_MARKER,
     Failure,
     Gang,
     GangNode,
-    LinksReport,
-    ProfileReport,
+    LinkReport,
+    ProfilingReport,
     Progress,
     SeriesPart,
-    SeriesReport,
-    TrialOrder,
     TrialReport,
-    WorkerOrder,
+    TrialSeriesReport,
+    TrialTask,
+    WorkerTask,
 )
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright_worker.seat import gang_devices
+from trainwright_worker.gang.rank_assignment import gang_devices
 
 SMALL = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
 
 
 @dataclass
 class Outcome:
-    """What a gang left behind."""
+    """Exit code, reports, failures and output of a gang."""
 
     code: int
     reports: list = field(default_factory=list)
@@ -54,8 +54,10 @@ class Outcome:
         for line in output.splitlines():
             marker, _, body = line.partition(" ")
             if marker == REPORT_MARKER:
-                outcome.reports.append(documents.loads(body, TrialReport | SeriesReport | ProfileReport | LinksReport))
-            elif marker == PART_MARKER:
+                outcome.reports.append(
+                    documents.loads(body, TrialReport | TrialSeriesReport | ProfilingReport | LinkReport)
+                )
+            elif marker == SERIES_PART_MARKER:
                 outcome.parts.append(documents.loads(body, SeriesPart))
             elif marker == FAILURE_MARKER:
                 outcome.failures.append(documents.parse(json.loads(body), Failure))
@@ -69,12 +71,12 @@ class Outcome:
 
 
 class Worker:
-    """Runs worker commands on orders in files."""
+    """Runner of worker commands on tasks in files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, order: WorkerOrder | str, *arguments: str, environment: dict[str, str] | None = None):
+    def start(self, order: WorkerTask | str, *arguments: str, environment: dict[str, str] | None = None):
         path = self.folder / "order.json"
         path.write_text(order if isinstance(order, str) else documents.dumps(order), encoding="utf-8")
         command = [sys.executable, "-m", "trainwright_worker", *arguments, "--order", str(path)]
@@ -88,8 +90,8 @@ class Worker:
             env={**base, **(environment or {})},
         )
 
-    def local(self, order: WorkerOrder | str) -> Outcome:
-        """The whole gang on this machine."""
+    def local(self, order: WorkerTask | str) -> Outcome:
+        """Run the gang on this machine."""
         return self.end(self.start(order, "local"))
 
     def end(self, process: subprocess.Popen[str]) -> Outcome:
@@ -107,18 +109,18 @@ def worker(tmp_path: Path) -> Worker:
 
 
 class Make:
-    """Small orders' parts."""
+    """Factory of parts of small tasks."""
 
     gpt = SMALL
     model = Model.of(SMALL)
 
     def gang(self, *devices: int, **fields) -> Gang:
-        """Nodes node-a, node-b, … with so many devices each."""
+        """Return a gang of nodes node-a, node-b, … with the given numbers of devices."""
         nodes = tuple(GangNode(f"node-{chr(ord('a') + i)}", tuple(range(n)), "cpu") for i, n in enumerate(devices))
         return Gang(nodes, **{"collective_timeout_seconds": 60.0, "deadline_seconds": 100.0, **fields})
 
     def plan(self, devices: tuple[Device, ...], data: int = 1, tensor: int = 1) -> Plan:
-        """A uniform plan: as many stages as the devices give, two micro-batches of four rows."""
+        """Return a uniform plan: as many stages as the devices allow, two micro-batches of four rows."""
         layers, size = SMALL.layers + 2, data * tensor
         count = len(devices) // size
         cuts = [round(stage * layers / count) for stage in range(count + 1)]
@@ -132,9 +134,9 @@ class Make:
         )
         return Plan(layers, 8, (Pipeline(2, 4, stages),))
 
-    def trial(self, gang: Gang, data: int = 1, tensor: int = 1, **fields) -> TrialOrder:
+    def trial(self, gang: Gang, data: int = 1, tensor: int = 1, **fields) -> TrialTask:
         plan = self.plan(gang_devices(gang), data, tensor)
-        return TrialOrder(gang, self.model, plan, **{"warmup_iterations": 1, "iterations": 3, **fields})
+        return TrialTask(gang, self.model, plan, **{"warmup_iterations": 1, "iterations": 3, **fields})
 
 
 @pytest.fixture(scope="session")

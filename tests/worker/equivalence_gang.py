@@ -1,7 +1,7 @@
-"""Eight processes that run many plans in turn and compare them with one process on the whole batch.
+"""Eight processes that run many plans in turn and compare each with one process on the whole batch.
 
 Run as a program: `python equivalence_gang.py CASES_FILE RESULT_FILE`. The cases are a JSON list of objects with the
-fields of `Case`; the result is a list of as many objects: errors, or what went wrong.
+fields of `Case`; the result is a list of equal length: errors, or what went wrong.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.training import Training as TrainingDocument
-from trainwright_worker.executor.groups import Groups, wanted_groups
-from trainwright_worker.executor.iteration import Executor, Host, Training
-from trainwright_worker.executor.mesh import Mesh
-from trainwright_worker.executor.unit import Unit
+from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.flat_parameter import FlatParameter
+from trainwright_worker.executor.plan_ranks import PlanRanks
+from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan to run.
+    """Plan to run.
 
     Attributes:
-        model: a training document without its batch.
+        model: training document without its batch.
         steps: iterations; gradients are compared after the first one, weights and losses after all.
-        by_piece: whether the reference computes the plan's pieces of rows apart (batch normalisation).
+        by_piece: whether the reference computes each replica's rows separately (batch normalisation).
     """
 
     name: str
@@ -58,7 +58,7 @@ def optimizer_of(case: Case, parameters: list) -> torch.optim.Optimizer:
 
 
 def expected(case: Case, model: Model) -> dict:
-    """Losses, first gradients, last weights and last optimizer states of one process."""
+    """Return one process's losses, first gradients, final weights and final optimizer states."""
     one = OneProcess(model, seed=3)
     named = one.named()
     optimizer = optimizer_of(case, list(named.values()))
@@ -81,39 +81,39 @@ def expected(case: Case, model: Model) -> dict:
     return {"losses": losses, "gradients": gradients, "weights": weights, "states": states}
 
 
-def own_part(unit: Unit, whole: dict[str, torch.Tensor], place, run) -> torch.Tensor:
-    """What this rank's part of the unit should hold, from whole tensors by name."""
+def own_part(unit: FlatParameter, whole: dict[str, torch.Tensor], place, run) -> torch.Tensor:
+    """Return the expected shard of a flat parameter on this rank, cut from full tensors by name."""
     parts = []
     for weight in unit.weights:
         value = whole[weight.name]
-        if weight.split is not None:
-            value = value.chunk(run.tensor, weight.split)[place.tensor]
+        if weight.split_dimension is not None:
+            value = value.chunk(run.tensor, weight.split_dimension)[place.tensor]
         parts.append(value.flatten())
-    flat = torch.zeros(unit.part * unit.replicas.count)
+    flat = torch.zeros(unit.shard_size * unit.shard_group.count)
     torch.cat(parts, out=flat[: unit.size])
-    return flat[unit.low : unit.high]
+    return flat[unit.shard_start : unit.shard_stop]
 
 
 def scales(whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """For every value the largest of its weight, but at least a thousandth of the largest of all.
+    """Return, for every value, the largest of its weight, but at least a thousandth of the largest of all.
 
-    Some gradients are zero but for rounding (a bias of keys), and have no digits to compare.
+    Some gradients are zero but for rounding (a key bias) and have no digits to compare.
     """
     least = 1e-3 * max(value.abs().max() for value in whole.values())
     return {name: torch.full_like(value, max(value.abs().max(), least)) for name, value in whole.items()}
 
 
 class Comparison:
-    """The largest errors of one rank, each relative to the largest value of the same weight."""
+    """Largest errors of one rank, each relative to the largest value of the same weight."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: PlanExecutor) -> None:
         self.executor = executor
         self.seen: set[str] = set()
 
     def error(self, found: list[torch.Tensor], whole: dict[str, torch.Tensor]) -> float:
         executor, scale = self.executor, scales(whole)
         worst = 0.0
-        for unit, value in zip(executor.stage.units, found, strict=True):
+        for unit, value in zip(executor.stage.flat_parameters, found, strict=True):
             self.seen |= {weight.name for weight in unit.weights}
             run = self._run_of(unit)
             place = run.position(executor.rank)
@@ -121,33 +121,35 @@ class Comparison:
             worst = max(worst, ((value.cpu() - want).abs() / least.clamp_min(1e-30)).max().item())
         return worst
 
-    def _run_of(self, unit: Unit):
+    def _run_of(self, unit: FlatParameter):
         for layer in self.executor.stage.layers:
-            if any(held.unit is unit for held in layer.held):
+            if any(held.flat_parameter is unit for held in layer.parameter_uses):
                 return layer.run
         raise AssertionError("a unit that no layer holds")
 
 
-def run_case(case: Case, model: Model, want: dict, rank: int, groups: Groups) -> dict:
-    """What a member finds; ranks beyond the plan's devices only help to make groups."""
+def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGroups) -> dict:
+    """Run one case on this rank; ranks beyond the plan's devices only help to create groups."""
     errors = {"gradient_error": 0.0, "weight_error": 0.0, "state_error": 0.0}
     found = {"losses": [], **errors, "seen": set(), "parted": 0}
-    mesh = Mesh.of(case.plan)
+    mesh = PlanRanks.of(case.plan)
     if rank not in mesh.ranks:
-        groups.make(wanted_groups(mesh, model))
+        groups.make_missing(required_groups(mesh, model))
         return {**found, "losses": [0.0] * case.steps}
-    training = Training(case.optimizer, case.learning_rate, 3, case.clip_norm, case.sequence_parallel)
-    host = Host(rank, device_of(rank))
-    executor = Executor(case.plan, model, training, host, groups)
+    training = TrainingConfig(case.optimizer, case.learning_rate, 3, case.clip_norm, case.sequence_parallel)
+    host = RankContext(rank, device_of(rank))
+    executor = PlanExecutor(case.plan, model, training, host, groups)
     found["parted"] = sum(layer.is_sequence_parallel for layer in executor.stage.layers)
     comparison = Comparison(executor)
     for step in range(case.steps):
-        found["losses"].append(executor.run(executor.prepare(step)))
+        found["losses"].append(executor.run_iteration(executor.make_batch(step)))
         if step == 0 and case.clip_norm is None:
-            gradients = [unit.gradient for unit in executor.stage.units]  # float16's are unscaled by now
+            gradients = [
+                unit.gradient_shard for unit in executor.stage.flat_parameters
+            ]  # float16 gradients are unscaled by now
             found["gradient_error"] = comparison.error(gradients, want["gradients"])
-    units = executor.stage.units
-    found["weight_error"] = comparison.error([unit.master for unit in units], want["weights"])
+    units = executor.stage.flat_parameters
+    found["weight_error"] = comparison.error([unit.master_shard for unit in units], want["weights"])
     for number in range(len(executor.optimizer.states[0])):
         whole = {name: states[number] for name, states in want["states"].items()}
         error = comparison.error([states[number] for states in executor.optimizer.states], whole)
@@ -157,7 +159,7 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: Groups) ->
 
 
 def gathered(found: dict, want: dict, seconds: float) -> dict:
-    """All members' findings as one answer."""
+    """Combine all ranks' findings."""
     everyone: list = [None] * WORLD
     dist.all_gather_object(everyone, found)
     losses = [sum(values) for values in zip(*(one["losses"] for one in everyone), strict=True)]
@@ -191,4 +193,4 @@ def member(rank: int, port: int, cases_file: str, result: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(start(member, tuple(sys.argv[1:]), "trainwright_worker.executor.iteration"))
+    sys.exit(start(member, tuple(sys.argv[1:]), "trainwright_worker.executor.executor"))

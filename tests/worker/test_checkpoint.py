@@ -1,4 +1,4 @@
-"""A checkpoint that one plan wrote loads under any other, and training goes on as if nothing had happened."""
+"""Checkpoints that one plan wrote: any other plan loads them, and training continues unchanged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nightly import quick_first
 from one_process import OneProcess
 from random_plans import random_plan
 from torch.distributed.checkpoint import FileSystemReader
@@ -37,7 +38,7 @@ MOE = {
 }  # fmt: skip
 RATES = {"sgd": 0.05, "adam": 1e-3}
 ERRORS = {"sgd": 1e-5, "adam": 1e-3}
-"""Adam's steps where gradients are all but zero follow the rounding's sign, and the others feel them a little."""
+"""Adam's steps follow the sign of rounding where gradients are almost zero, which slightly affects the others."""
 FIRST_SEED, SECOND_SEED = 5100, 6200
 
 
@@ -60,7 +61,7 @@ def change(name: str, model: dict, seed: int, optimizer: str, **fields) -> dict:
 
 
 def straight(model: dict, ways: list[tuple[int, int]], sharding: str) -> dict:
-    """A plan of one pipeline over eight devices, as many stages as `ways`: tensor and data degree of each."""
+    """Return a plan of one pipeline over eight devices, with one stage per (tensor degree, data degree)."""
     layers = len(documents.parse({**model, "global_batch_size": 1}, Training).model.layers)
     places = iter({"node": f"node-{place // 2}", "slot": place % 2} for place in range(8))
     stages, first = [], 0
@@ -91,6 +92,11 @@ HALF = [
         [("float16", "float16", "adam"), ("float16", "float32", "sgd"), ("float32", "bfloat16", "adam")]
     )
 ]
+QUICK = {
+    *("gpt-0", "gpt-1", "gpt-4", "gpt-5", "gpt-8", "gpt-11", "t5-0", "t5-1", "moe-0", "small chunks", "larger"),
+    *(case["name"] for case in HALF),
+}
+"""Changes that run outside the nightly run: they cover everything that decides a rank's state."""
 WIDER = {"gpt": {**GPT["gpt"], "hidden_size": 64}}
 REFUSED = {
     "other family": ({"model": T5}, "it holds a model of family gpt, but this run trains t5"),
@@ -122,21 +128,44 @@ def refusal(folder: Path, name: str) -> dict:
     return {"name": name, "plan": plan_for(fields["model"], SECOND_SEED), **fields}
 
 
+class Answers:
+    """Results of the cases, by name.
+
+    One gang of eight processes runs all quick cases, a second one all others, since starting a gang is expensive. The
+    second starts when its first result is requested.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found = self._ask(is_quick=True)
+
+    def __getitem__(self, name: str) -> dict:
+        if name not in self.found:
+            self.found |= self._ask(is_quick=False)
+        return self.found[name]
+
+    def _ask(self, *, is_quick: bool) -> dict[str, dict]:
+        cases, result = self.folder / "cases.json", self.folder / "result.json"
+        chosen = [case for case in (*FLOAT32, *HALF) if (case["name"] in QUICK) == is_quick]
+        changes = [{**case, "folder": str(self.folder / case["name"])} for case in chosen]
+        refusals = [refusal(self.folder, name) for name in REFUSED] if is_quick else []
+        cases.write_text(json.dumps([*changes, *refusals]), encoding="utf-8")
+        result.unlink(missing_ok=True)
+        run = subprocess.run(
+            [sys.executable, str(GANG), str(cases), str(result)],
+            check=False, capture_output=True, text=True, timeout=580,
+        )  # fmt: skip
+        done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
+        assert run.returncode == 0, f"after {len(done)} cases: {run.stderr[-4000:]}"
+        return {answer["name"]: answer for answer in done}
+
+
 @pytest.fixture(scope="module")
-def answers(folder: Path) -> dict:
-    """One gang of eight processes does all of it: starting it is the expensive part."""
-    cases, result = folder / "cases.json", folder / "result.json"
-    changes = [{**case, "folder": str(folder / case["name"])} for case in (*FLOAT32, *HALF)]
-    left = folder / "gpt-0.partial"  # by a run that ended while it saved
+def answers(folder: Path) -> Answers:
+    left = folder / "gpt-0.partial"  # left by a run that ended while saving
     left.mkdir()
     (left / "junk").write_text("", encoding="utf-8")
-    cases.write_text(json.dumps([*changes, *(refusal(folder, name) for name in REFUSED)]), encoding="utf-8")
-    run = subprocess.run(
-        [sys.executable, str(GANG), str(cases), str(result)], check=False, capture_output=True, text=True, timeout=580
-    )
-    done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
-    assert run.returncode == 0, f"after {len(done)} cases: {run.stderr[-4000:]}"
-    return {answer["name"]: answer for answer in done}
+    return Answers(folder)
 
 
 def names(cases: list[dict]) -> list[str]:
@@ -148,7 +177,7 @@ def test_the_plans_differ_in_all_that_decides_what_a_rank_holds() -> None:
         runs = [run for pipeline in plan["pipelines"] for stage in pipeline["stages"] for run in stage["layers"]]
         return [[run["first"], run["count"], run["tensor"], run["data"], run["sharding"]] for run in runs]
 
-    pairs = [(case["first"], case["second"]) for case in FLOAT32]
+    pairs = [(case["first"], case["second"]) for case in FLOAT32 if case["name"] in QUICK]
     assert all(ways(first) != ways(second) for first, second in pairs)
     for side in zip(*pairs, strict=True):
         assert {way[4] for plan in side for way in ways(plan) if way[3] > 1} == {"none", "zero1", "zero2", "zero3"}
@@ -156,17 +185,18 @@ def test_the_plans_differ_in_all_that_decides_what_a_rank_holds() -> None:
         assert {len(plan["pipelines"]) for plan in side} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("name", names([*FLOAT32, *HALF]))
-def test_another_plan_holds_the_very_same_bits(answers: dict, name: str) -> None:
+@pytest.mark.parametrize("name", quick_first(names([*FLOAT32, *HALF]), QUICK))
+def test_another_plan_holds_the_very_same_bits(answers: Answers, name: str) -> None:
     answer = answers[name]
     assert answer["iterations"] == [3]
     assert answer["missing"] == []
     assert answer["difference"] == 0.0
 
 
-@pytest.mark.parametrize("case", FLOAT32, ids=names(FLOAT32))
-def test_training_goes_on_as_in_one_process_that_was_never_interrupted(answers: dict, case: dict) -> None:
-    answer = answers[case["name"]]
+@pytest.mark.parametrize("name", quick_first(names(FLOAT32), QUICK))
+def test_training_goes_on_as_in_one_process_that_was_never_interrupted(answers: Answers, name: str) -> None:
+    (case,) = (case for case in FLOAT32 if case["name"] == name)
+    answer = answers[name]
     states = {"sgd": {"momentum"}, "adam": {"mean", "square"}}[case["optimizer"]]
     assert set(answer["errors"]) == {"weights", *states}
     assert max(answer["errors"].values()) < ERRORS[case["optimizer"]]
@@ -174,38 +204,38 @@ def test_training_goes_on_as_in_one_process_that_was_never_interrupted(answers: 
 
 
 @pytest.mark.parametrize("name", names(HALF))
-def test_another_number_format_goes_on_from_the_float32_weights(answers: dict, name: str) -> None:
+def test_another_number_format_goes_on_from_the_float32_weights(answers: Answers, name: str) -> None:
     assert answers[name]["loss_error"] < 0.01
 
 
-@pytest.mark.parametrize("name", names(FLOAT32))
-def test_adams_count_of_updates_goes_on(answers: dict, name: str) -> None:
+@pytest.mark.parametrize("name", quick_first(names(FLOAT32), QUICK))
+def test_adams_count_of_updates_goes_on(answers: Answers, name: str) -> None:
     assert [updates for updates, _, _ in answers[name]["scalars"]] == [3, 3]
 
 
-def test_the_loss_scale_goes_on_where_there_is_one(answers: dict) -> None:
+def test_the_loss_scale_goes_on_where_there_is_one(answers: Answers) -> None:
     before, behind = answers["float16-float16"]["scalars"]
     assert behind == before == [3, 2.0**16, 3]
     assert answers["float16-float32"]["scalars"][1] == [3, 1.0, 0]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_go_on_is_told_in_one_sentence_on_every_rank(answers: dict, folder: Path, name: str) -> None:
+def test_what_cannot_go_on_is_told_in_one_sentence_on_every_rank(answers: Answers, folder: Path, name: str) -> None:
     (told,) = answers[name]["told"]
     assert told.startswith(str(folder))
     assert REFUSED[name][1] in told
     assert "\n" not in told
 
 
-def test_every_value_lies_on_disk_once(answers: dict, folder: Path) -> None:
-    """Three values of four bytes a parameter under Adam, and a twentieth for the index and the chunks' heads."""
+def test_every_value_lies_on_disk_once(answers: Answers, folder: Path) -> None:
+    """Expect three 4-byte values per parameter under Adam, plus at most 5 % for index and chunk headers."""
     model = documents.parse({**LARGER, "global_batch_size": 1}, Training).model
     stored = sum(file.stat().st_size for file in (folder / "larger").iterdir())
     state = 3 * 4 * model.parameters
     assert state < stored < 1.05 * state
 
 
-def test_a_rank_writes_and_reads_about_its_share(answers: dict, folder: Path) -> None:
+def test_a_rank_writes_and_reads_about_its_share(answers: Answers, folder: Path) -> None:
     files = [file.stat().st_size for file in (folder / "larger").glob("*.distcp")]
     assert len(files) == 8
     assert max(files) < 0.2 * sum(files)
@@ -213,14 +243,14 @@ def test_a_rank_writes_and_reads_about_its_share(answers: dict, folder: Path) ->
         assert read_bytes < 2.5 * held_bytes + 0.05 * sum(files)
 
 
-def test_no_chunk_is_larger_than_asked(answers: dict, folder: Path) -> None:
+def test_no_chunk_is_larger_than_asked(answers: Answers, folder: Path) -> None:
     index = FileSystemReader(folder / "small chunks").read_metadata()
     sizes = [prod(chunk.sizes) for tensor in index.state_dict_metadata.values() for chunk in tensor.chunks]
     assert 50 < max(sizes) <= 100
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_own_tools_read_whole_weights_by_name(answers: dict, folder: Path) -> None:
+def test_torchs_own_tools_read_whole_weights_by_name(answers: Answers, folder: Path) -> None:
     case = FLOAT32[0]
     one = OneProcess(documents.parse({**GPT, "global_batch_size": 1}, Training).model, seed=3)
     named = one.named()
@@ -235,13 +265,13 @@ def test_torchs_own_tools_read_whole_weights_by_name(answers: dict, folder: Path
         torch.testing.assert_close(found[f"weights/{name}"], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_the_document_beside_the_tensors_can_be_read_without_torch(answers: dict, folder: Path) -> None:
+def test_the_document_beside_the_tensors_can_be_read_without_torch(answers: Answers, folder: Path) -> None:
     document = json.loads((folder / "gpt-0" / "training.json").read_text(encoding="utf-8"))
     assert document["iteration"] == 3
     assert document["optimizer"] == "sgd"
     assert document["family"] == {"family": "gpt", "layers": 4} | document["family"]
 
 
-def test_nothing_half_written_is_left(answers: dict, folder: Path) -> None:
+def test_nothing_half_written_is_left(answers: Answers, folder: Path) -> None:
     assert not list(folder.glob("*.partial"))
     assert not (folder / "gpt-0" / "junk").exists()

@@ -1,4 +1,4 @@
-"""A user's own model is described from its layers, planned by the description, and trained by the plan."""
+"""User models: described from their layers, planned from the description, and trained under the plan."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from trainwright.cluster import Device
 from trainwright.families import Custom
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.orders import FailureReason, ProfileOrder, TrialOrder
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.search import SEARCHES
 from trainwright.training import Training
+from trainwright.worker_api import FailureReason, ProfilingTask, TrialTask
 from trainwright_operator.api.families import ModelSpec
 from trainwright_worker import describe as command
-from trainwright_worker.bench import activation_bytes
-from trainwright_worker.failures import WorkerError
-from trainwright_worker.layers.described import describe
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.gang.errors import WorkerError
+from trainwright_worker.layers.custom_description import describe
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.measure.layer_bench import activation_bytes
 
 ORACLES = Path(__file__).with_name("oracles")
 GANG = Path(__file__).with_name("equivalence_gang.py")
@@ -67,9 +67,9 @@ def test_torchvisions_resnet_is_described_by_what_its_layers_are(resnet: Custom)
 
 @pytest.mark.parametrize(("entrypoint", "tolerance"), [(RESNET, 0.0), (BERT, 0.15)])
 def test_what_is_counted_on_the_meta_device_is_what_a_real_forward_keeps(entrypoint: str, tolerance: float) -> None:
-    """But for attention, whose kernels keep different things on different devices."""
+    """Attention is excluded: its kernels store different tensors on different devices."""
     model = Model.of(describe(entrypoint))
-    layers = layers_of(model)
+    layers = make_family_layers(model)
 
     def kept(number: int, rows: int) -> int:
         layer = layers.make(number, seed=0, shard=TensorShard(), shared={})
@@ -90,7 +90,7 @@ def test_the_example_is_torchvisions_resnet(monkeypatch: pytest.MonkeyPatch) -> 
     assert Model.of(described).parameters == 11_689_512  # as published
     assert len(described.layers) == 10
     flops = sum(Model.of(described).kind_of(layer).forward_flops_per_row for layer in range(10))
-    assert flops == pytest.approx(2 * 1.814e9, rel=0.01)  # as torchvision tells, in multiply-adds
+    assert flops == pytest.approx(2 * 1.814e9, rel=0.01)  # multiply-adds as torchvision states them
 
 
 def test_the_training_plan_in_the_examples_describes_the_module_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_what_describe_needs_is_told_where_only_the_planner_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["describe", BERT])
-    monkeypatch.delitem(sys.modules, "trainwright_worker.layers.described")
+    monkeypatch.delitem(sys.modules, "trainwright_worker.layers.custom_description")
     monkeypatch.setitem(sys.modules, "torch", None)
     assert command.main() == 2
     told = capsys.readouterr()
@@ -153,7 +153,7 @@ def test_what_describe_needs_is_told_where_only_the_planner_is_installed(
 )
 def test_a_model_that_is_not_the_described_one_is_refused(bert: Custom, change, told: str) -> None:
     with pytest.raises(WorkerError, match=told) as refusal:
-        layers_of(Model.of(change(bert)))
+        make_family_layers(Model.of(change(bert)))
     assert refusal.value.reason is FailureReason.ORDER_INVALID
 
 
@@ -207,7 +207,7 @@ def test_plans_over_two_processes_have_the_gradients_of_one_process(tmp_path: Pa
 def test_it_is_profiled_planned_by_its_profiles_and_tried(tmp_path: Path, worker, make, bert: Custom) -> None:
     model = Model.of(bert)
     profiled = worker.end(
-        worker.start(ProfileOrder(make.gang(1), model, 1, (1, 2, 4), iterations=3), "local", environment=IMPORTABLE)
+        worker.start(ProfilingTask(make.gang(1), model, 1, (1, 2, 4), iterations=3), "local", environment=IMPORTABLE)
     )
     assert profiled.code == 0, profiled.errors
     (report,) = profiled.reports
@@ -225,7 +225,7 @@ def test_it_is_profiled_planned_by_its_profiles_and_tried(tmp_path: Path, worker
     plans = [documents.parse(one["plan"], Plan) for one in json.loads(planned.stdout)["candidates"]]
     plan = next(plan for plan in plans if len(plan.devices) == 2)
     assert plan.devices == (Device("node-a", 0), Device("node-a", 1))
-    order = TrialOrder(make.gang(2), model, plan, warmup_iterations=1, iterations=3)
+    order = TrialTask(make.gang(2), model, plan, warmup_iterations=1, iterations=3)
     tried = worker.end(worker.start(order, "local", environment=IMPORTABLE))
     assert tried.code == 0, tried.errors
     assert len(tried.reports[0].iteration_seconds) == 3
@@ -234,7 +234,7 @@ def test_it_is_profiled_planned_by_its_profiles_and_tried(tmp_path: Path, worker
 
 @pytest.mark.torch_processes
 def test_a_worker_without_the_users_package_says_so(worker, make, bert: Custom) -> None:
-    outcome = worker.local(ProfileOrder(make.gang(1), Model.of(bert), 1, (1,)))
+    outcome = worker.local(ProfilingTask(make.gang(1), Model.of(bert), 1, (1,)))
     assert outcome.reasons == {"OrderInvalid"}
     assert (
         "has no module outside_models; bring it into the worker's image or into a volume" in outcome.failures[0].message

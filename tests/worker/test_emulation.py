@@ -1,4 +1,4 @@
-"""The pace of emulated devices."""
+"""Pacing of emulated devices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trainwright.cluster import Device, Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright_worker.emulation import Pacer, backward_pieces, forward_pieces
-from trainwright_worker.executor.mesh import Mesh
-from trainwright_worker.executor.pace import StagePace
+from trainwright_worker.emulation import Pacer, backward_segments, forward_segments
+from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
+from trainwright_worker.executor.plan_ranks import PlanRanks
 
 EMULATION = Emulation(1e9, 0.004, 1e8)
 MODEL = Model.of(Gpt(2, 32, 4, 16, 64))
@@ -22,51 +22,51 @@ BLOCKS = (1, 2)
 
 
 def test_forward_follows_the_device_table_segment_by_segment() -> None:
-    first, second = forward_pieces(EMULATION, BLOCK, rows=3, tensor=2)
+    first, second = forward_segments(EMULATION, BLOCK, rows=3, tensor=2)
     flops = BLOCK.segments[0].forward_flops_per_row * 3 / 2
     assert first.seconds == EMULATION.compute_seconds(flops, floor_share=0.5)
-    assert (first.ends_in_all_reduce, second.ends_in_all_reduce) == (True, True)
+    assert (first.followed_by_all_reduce, second.followed_by_all_reduce) == (True, True)
 
 
 def test_backward_is_twice_the_forward_in_reverse() -> None:
-    forward = forward_pieces(EMULATION, BLOCK, rows=1, tensor=1)
-    assert [piece.seconds for piece in backward_pieces(forward)] == [2 * piece.seconds for piece in forward[::-1]]
+    forward = forward_segments(EMULATION, BLOCK, rows=1, tensor=1)
+    assert [piece.seconds for piece in backward_segments(forward)] == [2 * piece.seconds for piece in forward[::-1]]
 
 
 def test_kinds_that_are_not_tensor_parallel_take_their_whole_time_on_every_rank() -> None:
-    assert forward_pieces(EMULATION, HEAD, rows=2, tensor=4) == forward_pieces(EMULATION, HEAD, rows=2, tensor=1)
+    assert forward_segments(EMULATION, HEAD, rows=2, tensor=4) == forward_segments(EMULATION, HEAD, rows=2, tensor=1)
 
 
 def stage(*runs: tuple[LayerRun, list[str]]) -> SimpleNamespace:
-    """What a pace asks of a rank's stage, on a single node; by run the properties of each layer."""
+    """Return what emulated pacing reads of a rank's stage, on a single node; `runs` states each layer's properties."""
     devices = tuple(Device("node", slot) for slot in range(runs[0][0].tensor * runs[0][0].data))
     plan = Plan(4, 2, (Pipeline(1, 2, (Stage(devices, tuple(run for run, _ in runs)),)),))
-    meshes = Mesh.of(plan).pipelines[0][0].runs
+    meshes = PlanRanks.of(plan).pipelines[0][0].runs
     made = tuple(
         tuple(
             SimpleNamespace(
                 number=run.first + place,
                 run=mesh,
-                gathers="gathers" in words,
+                has_sharded_weights="gathers" in words,
                 is_sequence_parallel="parts" in words and run.first + place in BLOCKS,
-                parts_boundary="parts" in words and run.first + place == BLOCKS[0],
-                collects_boundary="parts" in words and run.first + place == BLOCKS[-1],
-                recomputes=run.recompute,
-                reduces_beside_backward="reduces" in words,
+                scatters_boundary="parts" in words and run.first + place == BLOCKS[0],
+                gathers_boundary="parts" in words and run.first + place == BLOCKS[-1],
+                is_recomputed=run.recompute,
+                overlaps_reduction="reduces" in words,
             )
             for place in range(run.count)
         )
         for (run, words), mesh in zip(runs, meshes, strict=True)
     )
-    return SimpleNamespace(runs=made, layers=[layer for run in made for layer in run], updated_values=1000)
+    return SimpleNamespace(runs=made, layers=[layer for run in made for layer in run], updated_parameters=1000)
 
 
-def pace_of(*runs: tuple[LayerRun, list[str]]) -> StagePace:
-    return StagePace.of(EMULATION, MODEL, stage(*runs), 0)
+def pace_of(*runs: tuple[LayerRun, list[str]]) -> EmulatedStagePace:
+    return EmulatedStagePace.of(EMULATION, MODEL, stage(*runs), 0)
 
 
 def seconds(kind, tensor: int = 1, rows: int = 2) -> list[float]:
-    return [piece.seconds for piece in forward_pieces(EMULATION, kind, rows=rows, tensor=tensor)]
+    return [piece.seconds for piece in forward_segments(EMULATION, kind, rows=rows, tensor=tensor)]
 
 
 E, B, H = (sum(seconds(kind)) for kind in (EMBEDDING, BLOCK, HEAD))
@@ -87,7 +87,7 @@ def test_with_tensor_parallelism_a_pass_is_cut_at_its_all_reduces() -> None:
 
 
 def test_with_sequence_parallelism_a_collective_stands_at_both_ends_of_a_segment() -> None:
-    """Between two segments one collective follows upon another; a boundary's gradients are collected last."""
+    """Between two segments two communications follow each other; a boundary's gradients are gathered last."""
     pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), ["parts"]))
     a, b = seconds(BLOCK, tensor=2)
     block = (a, 0, b, 0)
@@ -124,11 +124,11 @@ def test_a_pass_is_cut_where_weights_are_collected_and_gradients_leave() -> None
 
 
 def test_a_real_device_has_no_pace() -> None:
-    assert StagePace.of(None, MODEL, stage((LayerRun(0, 4, 1, 1, (2,)), [])), 0) == StagePace()
+    assert EmulatedStagePace.of(None, MODEL, stage((LayerRun(0, 4, 1, 1, (2,)), [])), 0) == EmulatedStagePace()
 
 
 class Clock:
-    """Time that passes only when somebody sleeps or computes; every sleep lasts 1 ms too long."""
+    """Clock that advances only when code sleeps or computes; every sleep lasts 1 ms too long."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -154,14 +154,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def pacer(clock: Clock) -> Pacer:
     pacer = Pacer(active=True)
-    pacer.synchronize()
+    pacer.reset_due()
     return pacer
 
 
 def one_pass(pacer: Pacer, clock: Clock, *, length: float, compute: float, waited: float = 0.0) -> None:
     pacer.start([length], waited_seconds=waited)
     clock.compute(compute)
-    pacer.finish()
+    pacer.end()
 
 
 def test_sleeps_that_last_too_long_do_not_add_up(pacer: Pacer, clock: Clock) -> None:
@@ -194,11 +194,11 @@ def test_a_late_pass_is_counted_once_and_made_up_for(pacer: Pacer, clock: Clock)
 def test_an_all_reduce_lies_between_two_chunks(pacer: Pacer, clock: Clock) -> None:
     pacer.start([0.005, 0.005], waited_seconds=0.0)
     clock.compute(0.001)
-    pacer.interrupt()
+    pacer.pause()
     clock.compute(0.007)  # the all-reduce
     pacer.resume()
     clock.compute(0.001)
-    pacer.finish()
+    pacer.end()
     assert clock.now == pytest.approx(100.017, abs=0.0021)
     assert (pacer.paced, pacer.late) == (2, 0)
     pacer.reset_counts()
@@ -207,10 +207,10 @@ def test_an_all_reduce_lies_between_two_chunks(pacer: Pacer, clock: Clock) -> No
 
 def test_an_empty_last_chunk_is_neither_paced_nor_counted(pacer: Pacer, clock: Clock) -> None:
     pacer.start([0.005, 0.0], waited_seconds=0.0)
-    pacer.interrupt()
+    pacer.pause()
     pacer.resume()
     end = clock.now
-    pacer.finish()
+    pacer.end()
     assert clock.now == end
     assert pacer.paced == 1
 
@@ -218,13 +218,13 @@ def test_an_empty_last_chunk_is_neither_paced_nor_counted(pacer: Pacer, clock: C
 def test_a_pass_with_a_missing_all_reduce_is_an_error(pacer: Pacer) -> None:
     pacer.start([0.0, 0.0], waited_seconds=0.0)
     with pytest.raises(RuntimeError, match="2 paced chunks ended in chunk 0"):
-        pacer.finish()
+        pacer.end()
 
 
 def test_the_real_clock_is_kept_as_well() -> None:
     pacer = Pacer(active=True)
-    pacer.synchronize()
+    pacer.reset_due()
     begin = time.perf_counter()
     pacer.start([0.02], waited_seconds=0.0)
-    pacer.finish()
+    pacer.end()
     assert time.perf_counter() - begin >= 0.0195

@@ -1,4 +1,4 @@
-"""Every kind of plan computes what one process computes on the whole batch, on every family."""
+"""Equivalence of every kind of plan with one process on the whole batch, for every family."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import pytest
+from nightly import covering, quick_first
 from random_plans import random_plan
 
 from trainwright import documents
@@ -84,7 +86,7 @@ TRAININGS = [
 
 
 def sharing_out(shardings: tuple[Sharding, ...], tensor: int) -> dict:
-    """Pipelines of one stage whose two replicas share out all weights, the one that both ends hold too."""
+    """Return pipelines of one stage whose two replicas shard all weights, the tied one included."""
     layers, size = GPT["gpt"]["layers"] + 2, 2 * tensor
     pipelines = tuple(
         Pipeline(1, 3, (Stage(devices, (LayerRun(0, layers, tensor, 2, (2, 1), sharding=sharding),)),))
@@ -119,7 +121,7 @@ HALF = [
     for seed in range(4)
 ]
 VIT = {"vit": {"layers": 3, "hidden_size": 32, "heads": 4, "image_size": 12, "patch_size": 4, "classes": 8}}
-"""Its sequence, a token and nine patches, can be halved; that of the other one, a token and sixteen, cannot."""
+"""ViT whose sequence length, a token and nine patches, is even; the other one's, a token and sixteen, is odd."""
 PARTABLE = {
     "gpt": {"block": (8,)},
     "llama": {"block": (8,)},
@@ -129,11 +131,11 @@ PARTABLE = {
     "moe": {"block": (8,)},
     "trans_gan": {"block_0": (4,), "block_1": (16,)},
 }
-"""Kinds of layers that can be sequence parallel, and the lengths that a tensor degree must divide."""
+"""Layer kinds that support sequence parallelism, with the lengths that a tensor degree must divide."""
 
 
 def parted_layers(case: dict) -> int:
-    """Layers that are sequence parallel by the plan, on all ranks together."""
+    """Return the number of layers that the plan runs sequence parallel, over all ranks."""
     (family,) = (key for key in case["model"] if key in PARTABLE)
     layers = documents.parse({**case["model"], "global_batch_size": 1}, Training).model.layers
     return sum(
@@ -148,7 +150,7 @@ def parted_layers(case: dict) -> int:
 
 
 def parted(name: str, model: dict, seed: int, count: int, **fields) -> list[dict]:
-    """The first cases from that seed on in which something is sequence parallel."""
+    """Return the first cases from that seed on in which a layer is sequence parallel."""
     found = (case(f"{name}-{one}", model, one, sequence_parallel=True, **fields) for one in itertools.count(seed))
     return list(itertools.islice(filter(parted_layers, found), count))
 
@@ -174,29 +176,92 @@ PARTED_TRAININGS = [
 ]
 
 
+EVERY_CASE = [*GRADIENTS, *TRAININGS, *CLIPPED, *HALF, *PARTED, *INDIVISIBLE, *PARTED_TRAININGS]
+
+
 def runs_of(plan: dict) -> list[dict]:
     return [run for pipeline in plan["pipelines"] for stage in pipeline["stages"] for run in stage["layers"]]
 
 
-def names(cases: list[dict]) -> list[str]:
+def features(case: dict) -> set[str]:
+    """Return the plan features that a case uses, and its family."""
+    (family,) = (key for key in case["model"] if key != "dtype")
+    plan, runs = case["plan"], runs_of(case["plan"])
+    stages = [stage for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
+    found = {family, plan["schedule"], f"{len(plan['pipelines'])} pipelines"}
+    found |= {f"tensor degree {run['tensor']}" for run in runs}
+    found |= {run["sharding"] for run in runs if run["data"] > 1}
+    found |= {run["order"] for run in runs if run["data"] > 1 < run["tensor"]}
+    present = {
+        "stages": len(stages) > len(plan["pipelines"]),
+        "different degrees in a stage": any(
+            len({(run["tensor"], run["data"]) for run in stage["layers"]}) > 1 for stage in stages
+        ),
+        "different rows of replicas": any(len(set(run["rows"])) > 1 for run in runs),
+        "recompute": any(run["recompute"] for run in runs),
+    }
+    return found | {name for name, is_used in present.items() if is_used}
+
+
+def combinations_of(case: dict) -> set[Hashable]:
+    """Return every pair of the plan's features, and the combinations within its runs of layers."""
+    together = {
+        (run["tensor"] > 1, run["sharding"], run["order"], run["recompute"])
+        for run in runs_of(case["plan"])
+        if run["data"] > 1
+    }
+    return {*itertools.combinations(sorted(features(case)), 2), *together}
+
+
+def names(cases: Sequence[dict]) -> list[str]:
     return [one["name"] for one in cases]
 
 
+QUICK = {
+    *names(covering(GRADIENTS, combinations_of)),
+    *names(PARTED_TRAININGS),
+    *names(INDIVISIBLE),
+    *("sgd-gpt-0", "sgd-moe-1", "sgd-t5-3", "adam-gpt-1", "adam-moe-1"),
+    *("clipped-gpt-0", "clipped-gpt-1", "clipped-t5-0", "clipped-t5-1"),
+    *("tied-zero1-tp1", "tied-zero2-tp2", "tied-zero3-tp2", "tied-zero1-zero3-tp1", "tied-zero2-none-tp2"),
+    *("bfloat16-0", "bfloat16-1", "float16-0", "float16-1"),
+    *(name for family in ("gpt", *OTHERS) for name in names([one for one in PARTED if family in one["model"]])[:2]),
+}
+"""Cases that run outside the nightly run."""
+
+
+class Answers:
+    """Results of the cases, by name.
+
+    One gang of eight processes runs all quick cases, a second one all others, since starting a gang is expensive. A gang
+    starts when its first result is requested.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: dict[str, dict] = {}
+
+    def __getitem__(self, name: str) -> dict:
+        if name not in self.found:
+            self.found |= self._ask([one for one in EVERY_CASE if (one["name"] in QUICK) == (name in QUICK)])
+        return self.found[name]
+
+    def _ask(self, asked: list[dict]) -> dict[str, dict]:
+        cases, result = self.folder / "cases.json", self.folder / "result.json"
+        cases.write_text(json.dumps(asked), encoding="utf-8")
+        result.unlink(missing_ok=True)
+        run = subprocess.run(
+            [sys.executable, str(GANG), str(cases), str(result)],
+            check=False, capture_output=True, text=True, timeout=580,
+        )  # fmt: skip
+        done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
+        assert run.returncode == 0, f"after {len(done)} plans: {run.stderr[-4000:]}"
+        return {answer["name"]: answer for answer in done}
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """One gang of eight processes runs all plans in turn: starting it is the expensive part."""
-    folder = tmp_path_factory.mktemp("equivalence")
-    cases, result = folder / "cases.json", folder / "result.json"
-    cases.write_text(
-        json.dumps([*GRADIENTS, *TRAININGS, *CLIPPED, *HALF, *PARTED, *INDIVISIBLE, *PARTED_TRAININGS]),
-        encoding="utf-8",
-    )
-    run = subprocess.run(
-        [sys.executable, str(GANG), str(cases), str(result)], check=False, capture_output=True, text=True, timeout=580
-    )
-    done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
-    assert run.returncode == 0, f"after {len(done)} plans: {run.stderr[-4000:]}"
-    return {answer["name"]: answer for answer in done}
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return Answers(tmp_path_factory.mktemp("equivalence"))
 
 
 def test_at_least_two_hundred_plans_are_compared() -> None:
@@ -204,7 +269,7 @@ def test_at_least_two_hundred_plans_are_compared() -> None:
 
 
 def test_the_plans_use_all_that_a_plan_can_say() -> None:
-    plans = [one["plan"] for one in GRADIENTS]
+    plans = [one["plan"] for one in GRADIENTS if one["name"] in QUICK]
     stages = [stage for plan in plans for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
     runs = [run for plan in plans for run in runs_of(plan)]
     assert {plan["schedule"] for plan in plans} == {"1f1b", "gpipe"}
@@ -216,17 +281,24 @@ def test_the_plans_use_all_that_a_plan_can_say() -> None:
     assert {run["recompute"] for run in runs} == {True, False}
 
 
-@pytest.mark.parametrize("name", names(GRADIENTS))
-def test_loss_and_every_gradient_equal_those_of_one_process(answers: dict, name: str) -> None:
+def test_the_quick_plans_have_every_pair_of_features_that_any_plan_has() -> None:
+    quick = [one for one in GRADIENTS if one["name"] in QUICK]
+    assert set().union(*map(combinations_of, quick)) == set().union(*map(combinations_of, GRADIENTS))
+    assert len(quick) <= 45
+
+
+@pytest.mark.parametrize("name", quick_first(names(GRADIENTS), QUICK))
+def test_loss_and_every_gradient_equal_those_of_one_process(answers: Answers, name: str) -> None:
     answer = answers[name]
     assert answer["missing"] == []
     assert answer["loss_error"] < 1e-5
     assert answer["gradient_error"] < 1e-5
+    assert answer["parted"] == 0
 
 
-@pytest.mark.parametrize("name", names(TRAININGS))
-def test_after_twenty_steps_weights_and_optimizer_agree_with_torchs_optimizer(answers: dict, name: str) -> None:
-    """Adam's weights are not compared: where a gradient is all but zero, its first steps follow the rounding's sign."""
+@pytest.mark.parametrize("name", quick_first(names(TRAININGS), QUICK))
+def test_after_twenty_steps_weights_and_optimizer_agree_with_torchs_optimizer(answers: Answers, name: str) -> None:
+    """Adam's weights are not compared: where gradients are almost zero, its first steps follow the sign of rounding."""
     answer = answers[name]
     if name.startswith("sgd"):
         assert answer["weight_error"] < 1e-4
@@ -234,20 +306,20 @@ def test_after_twenty_steps_weights_and_optimizer_agree_with_torchs_optimizer(an
     assert answer["loss_error"] < 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in names(TRAININGS) if "gpt" in name])
-def test_the_loss_goes_down(answers: dict, name: str) -> None:
+@pytest.mark.parametrize("name", quick_first([name for name in names(TRAININGS) if "gpt" in name], QUICK))
+def test_the_loss_goes_down(answers: Answers, name: str) -> None:
     losses = answers[name]["losses"]
     assert losses[-1] < losses[0] - 0.1
 
 
-@pytest.mark.parametrize("name", names(CLIPPED))
-def test_gradients_are_clipped_by_their_norm_over_all_devices(answers: dict, name: str) -> None:
+@pytest.mark.parametrize("name", quick_first(names(CLIPPED), QUICK))
+def test_gradients_are_clipped_by_their_norm_over_all_devices(answers: Answers, name: str) -> None:
     assert answers[name]["weight_error"] < 1e-5
 
 
-@pytest.mark.parametrize("name", names(HALF))
-def test_half_precision_stays_near_float32(answers: dict, name: str) -> None:
-    """Against float32 in one process: the loss within 1 %, each gradient within 5 % of its weight's largest.
+@pytest.mark.parametrize("name", quick_first(names(HALF), QUICK))
+def test_half_precision_stays_near_float32(answers: Answers, name: str) -> None:
+    """Compare with float32 in one process: the loss within 1 %, each gradient within 5 % of its weight's largest.
 
     bfloat16 has 8 bits, and errors of its products add up over the layers.
     """
@@ -256,25 +328,31 @@ def test_half_precision_stays_near_float32(answers: dict, name: str) -> None:
     assert answer["gradient_error"] < 0.05
 
 
-@pytest.mark.parametrize("case", [pytest.param(one, id=one["name"]) for one in (*PARTED, *INDIVISIBLE)])
-def test_with_sequence_parallelism_loss_and_gradients_are_the_same(answers: dict, case: dict) -> None:
-    answer = answers[case["name"]]
+@pytest.mark.parametrize("name", quick_first(names(PARTED), QUICK))
+def test_with_sequence_parallelism_loss_and_gradients_are_the_same(answers: Answers, name: str) -> None:
+    """The sequence is split wherever the tensor degree divides it."""
+    answer = answers[name]
     assert answer["missing"] == []
     assert answer["loss_error"] < 1e-5
     assert answer["gradient_error"] < 1e-5
+    (case,) = (one for one in PARTED if one["name"] == name)
+    assert answer["parted"] == parted_layers(case)
 
 
-@pytest.mark.parametrize("case", [pytest.param(one, id=one["name"]) for one in PARTED])
-def test_the_sequence_is_parted_wherever_the_tensor_degree_divides_it(answers: dict, case: dict) -> None:
-    assert answers[case["name"]]["parted"] == parted_layers(case)
+@pytest.mark.parametrize("name", names(INDIVISIBLE))
+def test_a_sequence_that_cannot_be_divided_stays_whole(answers: Answers, name: str) -> None:
+    answer = answers[name]
+    assert answer["missing"] == []
+    assert answer["loss_error"] < 1e-5
+    assert answer["gradient_error"] < 1e-5
+    assert answer["parted"] == 0
 
 
-def test_the_sequence_stays_whole_where_it_is_not_asked_for_or_cannot_be_divided(answers: dict) -> None:
+def test_the_indivisible_cases_are_tensor_parallel() -> None:
     assert any(run["tensor"] > 1 for one in INDIVISIBLE for run in runs_of(one["plan"]))
-    assert not any(answers[name]["parted"] for name in names([*GRADIENTS, *INDIVISIBLE]))
 
 
-def test_sequence_parallel_training_equals_training_in_one_process(answers: dict) -> None:
+def test_sequence_parallel_training_equals_training_in_one_process(answers: Answers) -> None:
     sgd, clipped, half = (answers[name] for name in names(PARTED_TRAININGS))
     assert sgd["weight_error"] < 1e-4
     assert clipped["weight_error"] < 1e-5

@@ -1,4 +1,4 @@
-"""What a worker calls its failures, whom it holds for their cause, and where it leaves its last words. No gang runs."""
+"""Classification of a worker's failures, their root cause, and where they are reported; no gang runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,29 @@ import torch
 
 from trainwright import documents
 from trainwright.cluster import Device, Emulation
-from trainwright.orders import Cause, Failure, FailureReason, GangNode, RankMemory
-from trainwright_worker.capacity import check_capacity
-from trainwright_worker.failures import WorkerError, amount, classify, one_line, unspoken
-from trainwright_worker.kernel import out_of_memory_kills
-from trainwright_worker.output import MAX_LAST_WORDS_BYTES, failure, leave_last_words
-from trainwright_worker.stands import Stand, Stands, cause_of, lost_words, place_of
-from trainwright_worker.watchdog import Watchdog, stacks
+from trainwright.worker_api import Cause, Failure, FailureReason, GangNode, RankMemory
+from trainwright_worker.device import check_capacity
+from trainwright_worker.gang.errors import (
+    WorkerError,
+    classify_error,
+    classify_exit_code,
+    format_bytes,
+    one_line,
+    out_of_memory_kills,
+)
+from trainwright_worker.gang.rank_status import (
+    GangStatus,
+    RankStatus,
+    format_plan_position,
+    peer_loss_message,
+    root_cause,
+)
+from trainwright_worker.gang.report_writer import (
+    MAX_TERMINATION_MESSAGE_BYTES,
+    write_failure,
+    write_termination_message,
+)
+from trainwright_worker.gang.watchdog import Watchdog, format_stacks
 
 GLOO = (
     "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:1. This is typically caused by bugs"
@@ -46,34 +62,34 @@ CUDA = (
     ],
 )
 def test_failures_are_named(error: Exception, reason: FailureReason) -> None:
-    problem = classify(error)
+    problem = classify_error(error)
     assert problem.reason is reason
     assert "\n" not in problem.message
 
 
 def test_a_lost_connection_is_told_without_the_libraries_asides() -> None:
-    assert classify(RuntimeError(GLOO)).message == "RuntimeError: Connection closed by peer [10.0.0.1]:1."
+    assert classify_error(RuntimeError(GLOO)).message == "RuntimeError: Connection closed by peer [10.0.0.1]:1."
 
 
 def test_out_of_memory_on_a_gpu_says_what_was_asked_for_and_what_there_is() -> None:
-    words = classify(torch.OutOfMemoryError(CUDA)).message
+    words = classify_error(torch.OutOfMemoryError(CUDA)).message
     assert words.startswith("asked for 2.50 GiB, the device has 14.58 GiB, 1.25 GiB of it free (")
 
 
 def test_out_of_memory_on_the_host_says_what_was_asked_for_and_what_there_is() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**54)
-    assert classify(refused.value).message.startswith("asked for 65536.00 TiB, the host has ")
+    assert classify_error(refused.value).message.startswith("asked for 65536.00 TiB, the host has ")
     with pytest.raises(MemoryError) as without_words:
         bytearray(2**62)
-    assert classify(without_words.value).message.startswith("asked for more than there is, the host has ")
+    assert classify_error(without_words.value).message.startswith("asked for more than there is, the host has ")
 
 
 @pytest.mark.parametrize(
     ("size", "words"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (3 * 2**30, "3.00 GiB")]
 )
 def test_amounts_are_told_in_the_largest_unit_that_fits(size: int, words: str) -> None:
-    assert amount(size) == words
+    assert format_bytes(size) == words
 
 
 def test_a_sentence_is_one_line_of_bounded_length() -> None:
@@ -93,7 +109,7 @@ def test_a_sentence_is_one_line_of_bounded_length() -> None:
     ],
 )
 def test_who_could_not_speak_is_spoken_for(exit_code: int, out_of_memory: bool, reason: FailureReason) -> None:
-    problem = unspoken(exit_code, what="process 4", out_of_memory=out_of_memory)
+    problem = classify_exit_code(exit_code, process_name="process 4", out_of_memory=out_of_memory)
     assert problem is not None
     assert problem.reason is reason
     assert problem.message.startswith("process 4 ")
@@ -101,7 +117,7 @@ def test_who_could_not_speak_is_spoken_for(exit_code: int, out_of_memory: bool, 
 
 @pytest.mark.parametrize("exit_code", [0, 3, None])
 def test_who_has_spoken_or_ended_well_is_not_spoken_for(exit_code: int | None) -> None:
-    assert unspoken(exit_code, what="process 4") is None
+    assert classify_exit_code(exit_code, process_name="process 4") is None
 
 
 def test_kills_are_read_where_the_kernel_counts_them(tmp_path: Path) -> None:
@@ -137,38 +153,38 @@ def test_last_words_keep_the_cause(tmp_path: Path, first: Failure, second: Failu
     log = tmp_path / "termination-log"
     log.touch()
     for said in (first, second):
-        leave_last_words(log, said)
+        write_termination_message(log, said)
     assert log.read_text(encoding="utf-8") == documents.dumps(kept)
 
 
 def test_last_words_fit_into_a_termination_message(capfd) -> None:
     long = "ä" * 5_000
-    failure(Failure(FailureReason.PEER_LOST, long, 1, "n", 0, long, Cause(FailureReason.CRASHED, long, "n", 0)))
+    write_failure(Failure(FailureReason.PEER_LOST, long, 1, "n", 0, long, Cause(FailureReason.CRASHED, long, "n", 0)))
     line = capfd.readouterr().out.partition(" ")[2].strip()
-    assert len(line.encode()) <= MAX_LAST_WORDS_BYTES
+    assert len(line.encode()) <= MAX_TERMINATION_MESSAGE_BYTES
     assert documents.loads(line, Failure).cause.reason is FailureReason.CRASHED
 
 
 DEVICES = (Device("a", 0), Device("a", 1), Device("b", 0))
 
 
-def stand(rank: int, *, seconds: float = 5.0, waits: bool = True, told: Cause | None = None) -> Stand:
-    return Stand(rank, DEVICES[rank].node, DEVICES[rank].slot, "stage 0", f"step {rank}", seconds, waits, told)
+def stand(rank: int, *, seconds: float = 5.0, waits: bool = True, told: Cause | None = None) -> RankStatus:
+    return RankStatus(rank, DEVICES[rank].node, DEVICES[rank].slot, "stage 0", f"step {rank}", seconds, waits, told)
 
 
 def test_a_hang_hangs_on_who_does_not_answer_or_else_waits_for_nobody() -> None:
-    silent = Stands(DEVICES, (stand(0), stand(2, waits=False)))
-    assert silent.suspicion() == "rank 1 on a:1 does not answer"
-    busy = Stands(DEVICES, (stand(0, seconds=9), stand(1, waits=False), stand(2)))
-    assert busy.suspicion() == "the others wait for rank 1 on a:1 (for 5.0 s: step 1)"
-    ring = Stands(DEVICES, (stand(0), stand(1, seconds=9), stand(2)))
-    assert ring.suspicion() == "all wait for one another, longest rank 1 on a:1 (for 9.0 s: step 1)"
-    moving = Stands(DEVICES, tuple(stand(rank, seconds=0.1) for rank in range(3)))
-    assert not moving.suspicion()
+    silent = GangStatus(DEVICES, (stand(0), stand(2, waits=False)))
+    assert silent.likely_culprit() == "rank 1 on a:1 does not answer"
+    busy = GangStatus(DEVICES, (stand(0, seconds=9), stand(1, waits=False), stand(2)))
+    assert busy.likely_culprit() == "the others wait for rank 1 on a:1 (for 5.0 s: step 1)"
+    ring = GangStatus(DEVICES, (stand(0), stand(1, seconds=9), stand(2)))
+    assert ring.likely_culprit() == "all wait for one another, longest rank 1 on a:1 (for 9.0 s: step 1)"
+    moving = GangStatus(DEVICES, tuple(stand(rank, seconds=0.1) for rank in range(3)))
+    assert not moving.likely_culprit()
 
 
 def test_the_summary_has_a_line_for_every_rank() -> None:
-    lines = Stands(DEVICES, (stand(2, waits=False), stand(0))).summary().splitlines()
+    lines = GangStatus(DEVICES, (stand(2, waits=False), stand(0))).summary().splitlines()
     assert lines == [
         "where every rank stood:",
         "  rank 0 on a:0, stage 0: for 5.0 s: step 0 (waits for others)",
@@ -190,7 +206,7 @@ PEER_LOST = Cause(FailureReason.PEER_LOST, "gone", "a", 0)
         (PEER_LOST, (stand(0), stand(1), stand(2, told=CRASHED)), (), CRASHED),
         (PEER_LOST, (stand(0), stand(1)), (CRASHED,), CRASHED),
         (PEER_LOST, (stand(0, told=TERMINATED), stand(1), stand(2, told=CRASHED)), (), CRASHED),
-        # Its launcher told it to end, since the one that is silent is gone.
+        # Torchrun terminated this process because the unresponsive one is gone.
         (PEER_LOST, (stand(0, told=TERMINATED), stand(1)), (), None),
         (None, (stand(0, told=TERMINATED), stand(1), stand(2)), (), TERMINATED),
         (None, (stand(1),), (TERMINATED,), TERMINATED),
@@ -198,27 +214,27 @@ PEER_LOST = Cause(FailureReason.PEER_LOST, "gone", "a", 0)
     ],
 )
 def test_the_cause_is_told_from_its_consequences(alarm, answers, pods, cause) -> None:
-    assert cause_of(alarm, Stands(DEVICES, answers, pods)) == cause
+    assert root_cause(alarm, GangStatus(DEVICES, answers, pods)) == cause
 
 
 def test_the_lost_are_named_with_what_is_known_of_them() -> None:
-    stands = Stands(DEVICES, (stand(0),))
-    assert lost_words(None, stands) == "rank 1 on a:1, rank 2 on b:0 do not answer any more"
-    assert lost_words(CRASHED, stands) == "rank 2 on b:0 ended first (Crashed: boom)"
-    assert lost_words(replace(CRASHED, slot=None), stands) == "the pod on b ended first (Crashed: boom)"
-    assert not lost_words(None, Stands(DEVICES, (stand(0), stand(1), stand(2))))
+    stands = GangStatus(DEVICES, (stand(0),))
+    assert peer_loss_message(None, stands) == "rank 1 on a:1, rank 2 on b:0 do not answer any more"
+    assert peer_loss_message(CRASHED, stands) == "rank 2 on b:0 ended first (Crashed: boom)"
+    assert peer_loss_message(replace(CRASHED, slot=None), stands) == "the pod on b ended first (Crashed: boom)"
+    assert not peer_loss_message(None, GangStatus(DEVICES, (stand(0), stand(1), stand(2))))
 
 
 def test_many_lost_ranks_are_counted() -> None:
     devices = tuple(Device("n", slot) for slot in range(20))
-    assert Stands(devices).suspicion().endswith("rank 7 on n:7 and 12 more do not answer")
+    assert GangStatus(devices).likely_culprit().endswith("rank 7 on n:7 and 12 more do not answer")
 
 
 def test_a_device_is_placed_in_its_plan(make) -> None:
     a, b, c = (Device("node-a", 0), Device("node-b", 0), Device("node-c", 0))
     plan = make.plan((a, b))
-    assert place_of(plan, b) == "pipeline 0, stage 1, layers 2…3"
-    assert not place_of(plan, c)
+    assert format_plan_position(plan, b) == "pipeline 0, stage 1, layers 2…3"
+    assert not format_plan_position(plan, c)
 
 
 def test_what_an_emulated_device_would_not_hold_is_refused(make) -> None:
@@ -253,7 +269,7 @@ def test_a_watchdog_says_what_it_waited_for_and_where_it_was() -> None:
     assert said.wait(30)
     assert told == [(FailureReason.HANG, "nothing moved for 0.2 s")]
     assert watchdog.doing == "step 1"
-    assert watchdog.seconds >= 0.2
+    assert watchdog.seconds_since_beat >= 0.2
     watchdog.stop()
 
 
@@ -278,7 +294,7 @@ def test_stacks_show_other_threads_but_not_the_watchers() -> None:
     ]
     for thread in threads:
         thread.start()
-    text = stacks()
+    text = format_stacks()
     hold.set()
     assert "thread MainThread" in text
     assert "thread busy bee" in text
@@ -288,7 +304,7 @@ def test_stacks_show_other_threads_but_not_the_watchers() -> None:
 def test_a_call_that_keeps_the_interpreter_is_ended_with_stacks_all_the_same() -> None:
     program = """
         import ctypes
-        from trainwright_worker.watchdog import Watchdog
+        from trainwright_worker.gang.watchdog import Watchdog
         watchdog = Watchdog(100, 1, print)
         watchdog.beat("a call")
         import time
@@ -300,7 +316,7 @@ def test_a_call_that_keeps_the_interpreter_is_ended_with_stacks_all_the_same() -
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
     )
     assert time.monotonic() - begin < 50
-    problem = unspoken(ended.returncode, what="process 4")
+    problem = classify_exit_code(ended.returncode, process_name="process 4")
     assert problem is not None
     assert problem.reason is FailureReason.HANG
     assert "in <module>" in ended.stderr

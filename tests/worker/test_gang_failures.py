@@ -1,4 +1,7 @@
-"""Whole gangs in which something goes wrong: every process ends within a minute, and says why in one line."""
+"""Gangs that fail: every process ends within a minute and reports why in one line.
+
+`make test` has one test per cause of a failed trial; the nightly run has the other ways to the same cause.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ import torch
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.orders import Failure, FailureReason, GangNode, SeriesOrder
-from trainwright_worker.seat import gang_devices
+from trainwright.worker_api import Failure, FailureReason, GangNode, TrialSeriesTask
+from trainwright_worker.gang.rank_assignment import gang_devices
 
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(170)]
 
@@ -26,7 +29,7 @@ FOR_EVER = 1_000_000
 
 
 def pids(process: subprocess.Popen[str], ranks: int) -> dict[int, int]:
-    """The process ids of so many ranks, as soon as they are known."""
+    """Return the process ids of the given number of ranks, as soon as they are known."""
     found: dict[int, int] = {}
     for line in process.stderr:
         if match := re.match(r"rank (\d+) on \S+ is process (\d+)", line):
@@ -45,7 +48,7 @@ def by_rank(failures: list[Failure]) -> dict[int | None, Failure]:
 
 
 class Pods:
-    """A gang with one launcher a node, as in a cluster."""
+    """Gang with one launcher per node, as in a cluster."""
 
     def __init__(self, worker, order) -> None:
         with socket.socket() as probe:
@@ -63,7 +66,7 @@ class Pods:
         }
 
     def pids(self) -> dict[int, int]:
-        """Of all ranks, once the gang trains."""
+        """Return the process ids of all ranks, once the gang trains."""
         found = {}
         for name, process in self.processes.items():
             found.update(pids(process, self.nodes[name]))
@@ -71,7 +74,7 @@ class Pods:
         return found
 
     def end(self):
-        """What each pod left behind, in order, and the seconds until the last one had ended."""
+        """Return each pod's outcome, in order, and the seconds until the last one ended."""
         begin = time.monotonic()
         outcomes = [self.worker.end(process) for process in self.processes.values()]
         return outcomes, time.monotonic() - begin
@@ -97,7 +100,7 @@ def test_a_killed_peer_ends_the_others_who_name_it_and_the_cause(worker, make) -
     for rank in (0, 2):
         assert told[rank].message.startswith("rank 1 on node-b:0 ")
         assert told[rank].doing
-        # Unless the one that watches from above was slower than three seconds.
+        # Unless the launcher took more than three seconds to respond.
         if told[rank].cause is not None:
             assert told[rank].cause.reason is FailureReason.CRASHED
 
@@ -135,6 +138,7 @@ def test_a_rank_that_hangs_is_named_by_all_of_them_with_everyones_stacks(worker,
     assert stood == ["rank 0", "rank 1", "rank 2"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_altogether_is_named_by_the_others(worker, make) -> None:
     order = make.trial(make.gang(1, 1, 1, collective_timeout_seconds=4.0), iterations=FOR_EVER)
     process = worker.start(order, "local")
@@ -177,6 +181,7 @@ def test_what_an_emulated_device_does_not_hold_is_out_of_memory_there_and_a_lost
     assert told[0].cause.reason is FailureReason.OUT_OF_MEMORY
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_leaves_what_its_series_measured_before(worker, make) -> None:
     table = Emulation(1e12, 0, 1e12)
     nodes = (GangNode("node-a", (0,), "emulated-large"), GangNode("node-b", (0,), "emulated-small"))
@@ -184,13 +189,14 @@ def test_a_plan_that_does_not_fit_leaves_what_its_series_measured_before(worker,
     gang = replace(make.gang(1, 1), nodes=nodes, emulations=tables)
     large, small = gang_devices(gang)
     plans = tuple(make.plan(devices) for devices in ((large,), (large, small), (large,)))
-    outcome = worker.local(SeriesOrder(gang, make.model, plans, warmup_iterations=1, iterations=2))
+    outcome = worker.local(TrialSeriesTask(gang, make.model, plans, warmup_iterations=1, iterations=2))
     assert outcome.code != 0
     assert not outcome.reports
     assert [(part.number, len(part.trial.iteration_seconds)) for part in outcome.parts] == [(0, 2)]
     assert FailureReason.OUT_OF_MEMORY in {failure.reason for failure in outcome.failures}
 
 
+@pytest.mark.slow
 def test_memory_that_the_host_does_not_have_is_told_by_stage(worker, make) -> None:
     words = 10**13  # a petabyte of embeddings, more than a process can address
     order = replace(make.trial(make.gang(1, 1)), model=Model.of(Gpt(2, 32, 4, 16, words)))
@@ -204,6 +210,7 @@ def test_memory_that_the_host_does_not_have_is_told_by_stage(worker, make) -> No
             assert failure.message.startswith(f"{where}asked for 1164.15 TiB, the host has ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU for the process")
 def test_a_device_that_is_not_there_is_a_placement_that_is_not_met(worker, make) -> None:
     begin = time.monotonic()
@@ -233,6 +240,7 @@ def test_a_gang_that_is_told_to_end_says_so_and_ends(worker, make) -> None:
     assert {told[0].reason, told[1].reason} <= {FailureReason.TERMINATED, FailureReason.PEER_LOST}
 
 
+@pytest.mark.slow
 def test_a_gang_whose_parent_is_gone_ends(worker, make) -> None:
     process = worker.start(make.trial(make.gang(1, 1), iterations=FOR_EVER), "local")
     pids(process, 2)
@@ -245,6 +253,7 @@ def test_a_gang_whose_parent_is_gone_ends(worker, make) -> None:
     assert any("where the gang meets, is gone" in failure.message for failure in outcome.failures)
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_told_to_end_says_so_and_the_others_name_it(worker, make) -> None:
     pods = Pods(worker, make.trial(make.gang(1, 1), iterations=FOR_EVER))
     pods.pids()
@@ -253,7 +262,7 @@ def test_a_pod_that_is_told_to_end_says_so_and_the_others_name_it(worker, make) 
     assert seconds < MOST_SECONDS
     assert first.code != 0
     assert second.code != 0
-    # Its process may say so sooner than the pod that tells it.
+    # A process may report it before its pod does.
     (said,) = (failure for failure in second.failures if failure.slot is None)
     assert (said.reason, said.node) == (FailureReason.TERMINATED, "node-b")
     assert "deleted, evicted or preempted" in said.message
@@ -262,6 +271,7 @@ def test_a_pod_that_is_told_to_end_says_so_and_the_others_name_it(worker, make) 
     assert (lost.cause.reason, lost.cause.node) == (FailureReason.TERMINATED, "node-b")
 
 
+@pytest.mark.slow
 def test_a_pod_that_waits_for_others_ends_when_it_is_told_to(worker, make) -> None:
     order = make.trial(make.gang(1, 1))
     environment = {"TRAINWRIGHT_NODE_NAME": "node-b", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
@@ -275,9 +285,9 @@ def test_a_pod_that_waits_for_others_ends_when_it_is_told_to(worker, make) -> No
     assert FailureReason.TERMINATED in {failure.reason for failure in outcome.failures}
 
 
-@pytest.mark.parametrize(("victim", "node"), [(0, "node-a"), (2, "node-b")])
+@pytest.mark.parametrize(("victim", "node"), [pytest.param(0, "node-a", marks=pytest.mark.slow), (2, "node-b")])
 def test_a_pod_speaks_for_its_killed_process_and_the_others_hear_it(worker, make, victim: int, node: str) -> None:
-    """Also where the pod is the one in which the gang meets."""
+    """This includes the pod that hosts the store."""
     pods = Pods(worker, make.trial(make.gang(2, 1), iterations=FOR_EVER))
     os.kill(pods.pids()[victim], signal.SIGKILL)
     outcomes, seconds = pods.end()
@@ -292,6 +302,7 @@ def test_a_pod_speaks_for_its_killed_process_and_the_others_hear_it(worker, make
     assert any(f"rank {victim} on {node}:0 " in failure.message for failure in others)
 
 
+@pytest.mark.slow
 def test_a_pod_whose_process_stands_still_ends_after_the_alarm_of_another(worker, make) -> None:
     pods = Pods(worker, make.trial(make.gang(1, 1, collective_timeout_seconds=4.0), iterations=FOR_EVER))
     os.kill(pods.pids()[1], signal.SIGSTOP)
@@ -303,6 +314,7 @@ def test_a_pod_whose_process_stands_still_ends_after_the_alarm_of_another(worker
     assert "a process of this pod did not end by itself after an alarm (Hang: " in second.failures[0].message
 
 
+@pytest.mark.slow
 def test_processes_whose_launcher_is_gone_end(worker, make) -> None:
     pods = Pods(worker, make.trial(make.gang(1, 1), iterations=FOR_EVER))
     pods.pids()

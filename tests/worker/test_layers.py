@@ -1,4 +1,4 @@
-"""The torch layers are those that the planner counts, and compute what they should."""
+"""Torch layers: they match the planner's counts and compute the right results."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import nn
 
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright_worker.batches import token_rows
-from trainwright_worker.bench import activation_bytes
+from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
 from trainwright_worker.executor.optimizer import Adam, Sgd
-from trainwright_worker.executor.unit import Replicas, Unit, Weight
 from trainwright_worker.layers.gpt import Block
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.memory import LiveBytes
+from trainwright_worker.measure.layer_bench import activation_bytes
+from trainwright_worker.measure.live_bytes import AllocationTracker
+from trainwright_worker.synthetic_data import token_rows
 
 GPT = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
 MODEL = Model.of(GPT)
@@ -23,7 +23,7 @@ MODEL = Model.of(GPT)
 
 def layer_of(model, kind: str, shard: TensorShard | None = None) -> nn.Module:
     number = model.layers.index(kind)
-    return layers_of(model).make(number, seed=1, shard=shard or TensorShard(), shared={})
+    return make_family_layers(model).make(number, seed=1, shard=shard or TensorShard(), shared={})
 
 
 def out_of(block, hidden):
@@ -108,16 +108,16 @@ def test_optimizers_compute_what_torchs_compute(ours: type, theirs: type, option
     own = [nn.Parameter(torch.randn(5, 3, generator=generator)), nn.Parameter(torch.randn(7, generator=generator))]
     their = [nn.Parameter(p.detach().clone()) for p in own]
     weights = [Weight(str(number), parameter) for number, parameter in enumerate(own)]
-    unit = Unit(weights, Replicas(), dtype=torch.float32, device=torch.device("cpu"))
+    unit = FlatParameter(weights, ShardGroup(), dtype=torch.float32, device=torch.device("cpu"))
     optimizer, reference = ours([unit], 0.01), theirs(their, lr=0.01, **options)
     for _ in range(5):
-        unit.begin()
-        unit.expect()
+        unit.zero_gradients()
+        unit.ensure_gradients()
         for parameter, copy in zip(own, their, strict=True):
             gradient = torch.randn(parameter.shape, generator=generator)
             parameter.grad += gradient
             copy.grad = gradient
-        unit.take_whole()
+        unit.keep_gradient_shard()
         optimizer.step()
         reference.step()
     for parameter, copy in zip(own, their, strict=True):
@@ -126,46 +126,48 @@ def test_optimizers_compute_what_torchs_compute(ours: type, theirs: type, option
 
 def test_half_precision_weights_are_updated_in_float32() -> None:
     parameter = nn.Parameter(torch.ones(4))
-    unit = Unit([Weight("w", parameter)], Replicas(), dtype=torch.bfloat16, device=torch.device("cpu"))
+    unit = FlatParameter([Weight("w", parameter)], ShardGroup(), dtype=torch.bfloat16, device=torch.device("cpu"))
     optimizer = Sgd([unit], 1e-4)
     for _ in range(10):
-        unit.begin()
-        unit.expect()
+        unit.zero_gradients()
+        unit.ensure_gradients()
         parameter.grad = torch.ones(4, dtype=torch.bfloat16)
-        unit.collect()
-        unit.take_whole()
+        unit.accumulate_gradients()
+        unit.keep_gradient_shard()
         optimizer.step()
-        unit.publish()
+        unit.publish_update()
     assert parameter.dtype is torch.bfloat16
     # Steps of 1e-4 are lost on a bfloat16 number near 1; the master weights keep them.
-    assert unit.master[0].item() == pytest.approx(1 - sum(1e-4 * sum(0.9**i for i in range(n + 1)) for n in range(10)))
-    assert torch.equal(parameter, unit.master.bfloat16())
+    assert unit.master_shard[0].item() == pytest.approx(
+        1 - sum(1e-4 * sum(0.9**i for i in range(n + 1)) for n in range(10))
+    )
+    assert torch.equal(parameter, unit.master_shard.bfloat16())
 
 
 def test_live_bytes_follow_a_storage_that_is_let_go_and_filled_again() -> None:
     weights = torch.zeros(1000)
-    with LiveBytes([weights]) as live:
+    with AllocationTracker([weights]) as live:
         weights.untyped_storage().resize_(0)
-        assert live.now_bytes == 0
+        assert live.live_bytes == 0
         weights.untyped_storage().resize_(4000)
-        assert live.now_bytes == 4000
+        assert live.live_bytes == 4000
     assert live.peak_bytes == 4000
 
 
 def test_live_bytes_see_births_and_deaths() -> None:
     existing = torch.zeros(1000)
-    with LiveBytes([existing]) as live:
+    with AllocationTracker([existing]) as live:
         for _ in range(3):
             a = torch.ones(500)
             b = a + 1
             view = b[:10]
             del a, b, view
-        assert live.now_bytes == 4000
+        assert live.live_bytes == 4000
     assert live.peak_bytes == 4000 + 2 * 2000
 
 
 def test_activations_are_counted_once_and_without_weights() -> None:
     layer = nn.Linear(10, 20)
     hidden = torch.randn(3, 10, requires_grad=True)
-    # Linear keeps its input, tanh its output.
+    # Linear stores its input, tanh its output.
     assert activation_bytes(lambda: torch.tanh(layer(hidden)), layer, [hidden]) == 4 * (3 * 10 + 3 * 20)

@@ -1,4 +1,4 @@
-"""BERT's layers compute what Hugging Face's BERT computes with the same weights; its data is masked as BERT's."""
+"""BERT's layers: they equal Hugging Face's BERT with the same weights, and its data is masked like BERT's."""
 
 from __future__ import annotations
 

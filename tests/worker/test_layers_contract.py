@@ -1,4 +1,4 @@
-"""Every family's layers hold, hand on and sum over a tensor group what the planner counts, and their parts make a whole."""
+"""Contract of every family's layers: they match the planner's counts, and tensor parts equal the full layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensor_group import Thread, passes, run_group, whole_gradients
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
 from trainwright_worker.layers.layer import Boundary, Data, Layer
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 FAMILIES = (
@@ -57,11 +57,11 @@ PARTED = [
 
 
 class OneKind:
-    """The last layer of a kind, with random weights, and what it is given."""
+    """Last layer of a kind, with random weights and inputs."""
 
     def __init__(self, family, name: str) -> None:
         model = Model.of(family)
-        self.layers = layers_of(model)
+        self.layers = make_family_layers(model)
         self.index = max(index for index, kind in enumerate(model.layers) if kind == name)
         self.kind = next(kind for kind in model.kinds if kind.name == name)
         self.generator = torch.Generator().manual_seed(0)
@@ -74,20 +74,20 @@ class OneKind:
         return torch.randn(*shape, generator=self.generator)
 
     def part(self, shard: TensorShard) -> Layer:
-        """This rank's part of the same weights."""
+        """Return this rank's part of the same weights."""
         layer = self.layers.make(self.index, seed=1, shard=shard, shared={})
         whole = dict(self.layer.named_parameters())
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
                 dimension = layer.split_dimensions.get(name)
-                parameter.copy_(whole[name] if dimension is None else shard.take(whole[name], dimension))
+                parameter.copy_(whole[name] if dimension is None else shard.slice_weight(whole[name], dimension))
         return layer
 
     def values(self, shapes: tuple[tuple[int, ...], ...]) -> Boundary:
         return tuple(self.random(ROWS, *shape) for shape in shapes)
 
     def given(self) -> tuple[Boundary, Data, Boundary]:
-        """Boundary and data that it reads, and gradients of what it hands on."""
+        """Return the boundary and data that the layer reads, and gradients of its output."""
         boundary = self.values(self.layers.boundary(self.index - 1)) if self.index else ()
         data = self.layers.rows(self.layer.reads, seed=1, iteration=0, first=0, count=ROWS)
         return boundary, data, self.values(self.layers.boundary(self.index))
@@ -171,7 +171,7 @@ def test_tensor_parts_together_are_the_whole_layer(family, name: str, degree: in
 @EACH_FAMILY
 def test_weights_follow_from_seed_and_place_alone(family) -> None:
     model = Model.of(family)
-    layers = layers_of(model)
+    layers = make_family_layers(model)
 
     def weights(order, seed: int) -> dict[str, torch.Tensor]:
         shared: dict = {}
@@ -191,7 +191,7 @@ def test_weights_follow_from_seed_and_place_alone(family) -> None:
 @EACH_FAMILY
 def test_layers_of_one_rank_hold_a_shared_weight_once(family) -> None:
     model = Model.of(family)
-    layers, shared = layers_of(model), {}
+    layers, shared = make_family_layers(model), {}
     made = [layers.make(index, seed=1, shard=TensorShard(), shared=shared) for index in range(len(model.layers))]
     values = {id(parameter): parameter.numel() for layer in made for parameter in layer.parameters()}
     assert sum(values.values()) == model.parameters
@@ -203,7 +203,7 @@ def test_layers_of_one_rank_hold_a_shared_weight_once(family) -> None:
 @EACH_FAMILY
 def test_rows_do_not_depend_on_how_they_are_asked_for(family) -> None:
     model = Model.of(family)
-    layers = layers_of(model)
+    layers = make_family_layers(model)
     made = [layers.make(index, seed=1, shard=TensorShard(), shared={}) for index in range(len(model.layers))]
     fields = tuple(dict.fromkeys(field for layer in made for field in layer.reads))
     together = layers.rows(fields, seed=1, iteration=3, first=0, count=5)

@@ -1,4 +1,4 @@
-"""A user's own model is loaded from its entry point, cut as he cut it; what is wrong with it is said in a sentence."""
+"""User models: they are loaded from an entry point with the user's layers; what is wrong is stated in one sentence."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_torchvisions_resnet_cut_into_layers_has_its_loss_and_gradients() -> Non
 
 
 def test_several_inputs_and_boundaries_of_several_tensors() -> None:
-    """Hugging Face's DistilBERT, whose mask goes from layer to layer beside the hidden states."""
+    """Hugging Face's DistilBERT passes its mask from layer to layer next to the hidden states."""
     layers = custom_layers("outside_models:distilbert")
     modules = made(layers)
     import outside_models
@@ -97,7 +97,7 @@ class Distance(nn.Module):
 
 
 class ByValue(nn.Module):
-    """Needs its input's values, which the meta device has not."""
+    """Module that needs its input's values, which the meta device does not have."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs[:, : int(inputs.sum().item() / len(inputs)) // 2]
@@ -105,7 +105,7 @@ class ByValue(nn.Module):
 
 @pytest.fixture
 def entry(monkeypatch):
-    """An entry point that returns this."""
+    """Return a factory of entry points that return a given result."""
 
     def of(result) -> str:
         module = ModuleType("users_module")
@@ -143,7 +143,7 @@ def unseeded(count: int, **which: int) -> dict[str, torch.Tensor]:
 
 
 def one_for_all(seed: int, count: int, **which: int) -> dict[str, torch.Tensor]:
-    """Seeded, but a row depends on which others it is asked for with."""
+    """Return seeded rows that wrongly depend on which rows are requested together."""
     made = torch.Generator().manual_seed(seed)
     return {"inputs": torch.rand(count, 4, generator=made), "targets": torch.zeros(count, 2)}
 

@@ -1,4 +1,4 @@
-"""GPT-2's layers compute what Hugging Face's GPT-2 computes with the same weights, whole and in tensor parts."""
+"""GPT-2's layers: they equal Hugging Face's GPT-2 with the same weights, unsharded and tensor parallel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright_worker.layers.layer import Layer
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 GPT = Gpt(layers=2, hidden_size=32, heads=4, sequence_length=16, vocabulary_size=64)
@@ -19,7 +19,7 @@ ROWS = 3
 
 
 def made(shard: TensorShard | None = None) -> list[Layer]:
-    family, shared = layers_of(MODEL), {}
+    family, shared = make_family_layers(MODEL), {}
     return [
         family.make(layer, seed=1, shard=shard or TensorShard(), shared=shared) for layer in range(len(MODEL.layers))
     ]
@@ -44,7 +44,7 @@ def test_the_loss_is_hugging_faces_loss() -> None:
             h.mlp.c_proj.weight.copy_(block.contract_weight.T)
             for linear in (h.attn.c_attn, h.attn.c_proj, h.mlp.c_fc, h.mlp.c_proj):
                 linear.bias.zero_()
-    rows = layers_of(MODEL).rows(("tokens", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    rows = make_family_layers(MODEL).rows(("tokens", "targets"), seed=1, iteration=0, first=0, count=ROWS)
     boundary = ()
     for layer in layers:
         boundary, loss = layer(boundary, rows)
@@ -55,7 +55,7 @@ def test_the_loss_is_hugging_faces_loss() -> None:
 
 @pytest.mark.parametrize("degree", [2, 4])
 def test_tensor_parts_together_are_the_whole_block(degree: int) -> None:
-    family = layers_of(MODEL)
+    family = make_family_layers(MODEL)
     hidden, gradient = torch.randn(ROWS, 16, 32), torch.randn(ROWS, 16, 32)
     outputs, inputs, gradients = passes(made()[1], (hidden,), {}, (gradient,))
     ranks = run_group(lambda shard: family.make(1, seed=1, shard=shard, shared={}), degree, (hidden,), {}, (gradient,))

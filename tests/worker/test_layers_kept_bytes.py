@@ -1,4 +1,4 @@
-"""What layers keep for the backward is what the planner counts, byte by byte."""
+"""Bytes that layers store for the backward: exactly the planner's counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit,
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright_worker.layers.layer import Boundary, Data, Layer
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 FAMILIES = (
@@ -41,7 +41,7 @@ LAYERS = [
 
 
 class _KeepsOneStatistic(torch.autograd.Function):
-    """RMSNorm as a GPU's fused kernel keeps it; torch's for CPUs is taken apart into operators that keep more."""
+    """RMSNorm that stores what a GPU's fused kernel does; torch decomposes it on CPUs into operators that store more."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -56,18 +56,20 @@ def fused_rms_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def beside(family, name: str) -> int:
-    """Bytes of a row by which a layer differs knowingly from what the planner counts."""
+    """Return the bytes per row by which a layer knowingly differs from the planner's count."""
     if isinstance(family, Bert) and name == "head":
-        return 8  # how many positions are masked
+        return 8  # number of masked positions
     if isinstance(family, Moe) and name == "expert_block":
         shares = 4 * family.experts  # for the balance loss
-        unscaled = 8 * family.sequence_length if family.experts_per_token == 1 else 0  # one weight is not made one
+        unscaled = (
+            8 * family.sequence_length if family.experts_per_token == 1 else 0
+        )  # a single weight is not normalised to one
         return shares - unscaled
     return 0
 
 
 def kept(layer: Layer, boundary: Boundary, data: Data) -> int:
-    """Bytes of what autograd holds behind a forward, without weights and without what only the next layer reads."""
+    """Return the bytes that autograd stores for a forward, without weights and new outputs, which the next layer counts."""
     storages = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,10 +88,10 @@ def kept(layer: Layer, boundary: Boundary, data: Data) -> int:
 @pytest.mark.parametrize(("family", "index", "degree"), LAYERS)
 def test_a_layer_keeps_what_the_planner_counts(family, index: int, degree: int) -> None:
     model = Model.of(family)
-    layers = layers_of(model)
+    layers = make_family_layers(model)
     layer = layers.make(index, seed=1, shard=TensorShard(0, degree), shared={})
     if isinstance(family, Swin | T5) and hasattr(layer, "position_biases"):
-        # torch's fused attention for CPUs takes no biases that want a gradient; those for GPUs do, and keep the same.
+        # torch's fused CPU attention takes no biases that require a gradient; the GPU kernels do, and store the same.
         layer.position_biases.requires_grad_(False)
     found = []
     for rows in (FEW, MANY):

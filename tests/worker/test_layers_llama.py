@@ -1,4 +1,4 @@
-"""Llama's layers compute what Hugging Face's Llama computes with the same weights."""
+"""Llama's layers: they equal Hugging Face's Llama with the same weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainwright.families import Llama
 from trainwright.model import Model
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 ROWS = 3
@@ -78,6 +78,6 @@ def test_a_later_token_does_not_change_an_earlier_one() -> None:
 
 
 def test_heads_of_odd_size_are_refused() -> None:
-    layers = layers_of(Model.of(Llama(1, 6, 2, 16, 64, intermediate_size=8)))
+    layers = make_family_layers(Model.of(Llama(1, 6, 2, 16, 64, intermediate_size=8)))
     with pytest.raises(ValueError, match="even"):
         layers.make(1, seed=1, shard=TensorShard(), shared={})

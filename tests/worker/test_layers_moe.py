@@ -1,4 +1,4 @@
-"""A mixture of experts computes what Hugging Face's Mixtral and Switch Transformers compute with the same weights."""
+"""Mixtures of experts: they equal Hugging Face's Mixtral and Switch Transformers with the same weights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pairs(ours: WholeModel, theirs: MixtralForCausalLM) -> Iterator[Same]:
     ids=["two of four", "three of six"],
 )
 def test_loss_and_gradients_are_mixtrals(moe: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe_layers, "BALANCE", 0.0)
+    monkeypatch.setattr(moe_layers, "BALANCE_LOSS_WEIGHT", 0.0)
     ours, theirs = WholeModel(moe), mixtral(moe)
     same = tuple(pairs(ours, theirs))
     for pair in same:
@@ -75,7 +75,7 @@ def test_loss_and_gradients_are_mixtrals(moe: Moe, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_balance_loss_of_a_row_is_mixtrals_by_choice() -> None:
-    """Mixtral counts each of a token's k choices as one, so that its loss is k times as large."""
+    """Mixtral counts each of a token's k choices as one, so its loss is k times as large."""
     moe = Moe(1, 32, 4, 16, 64, experts=4, intermediate_size=24)
     ours, theirs = WholeModel(moe), mixtral(moe)
     for pair in pairs(ours, theirs):

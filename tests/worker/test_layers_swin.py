@@ -1,4 +1,4 @@
-"""Swin's layers compute what Hugging Face's Swin computes with the same weights, shifted windows included."""
+"""Swin's layers: they equal Hugging Face's Swin with the same weights, shifted windows included."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from transformers import SwinConfig, SwinForImageClassification
 
 from trainwright.families import Swin
 from trainwright.model import Model
-from trainwright_worker.layers.of_model import layers_of
-from trainwright_worker.layers.windows import Windows
+from trainwright_worker.layers.image_models import Windows
+from trainwright_worker.layers.registry import make_family_layers
 
-# 16, 8 and 4 patches a side: shifted windows in two stages, a single window in the third.
+# 16, 8 and 4 patches per side: shifted windows in two stages, a single window in the third.
 SWIN = Swin((2, 3, 2), 16, (2, 4, 8), image_size=32, patch_size=2, window_size=4, classes=10)
 MODEL = Model.of(SWIN)
 ROWS = 3
@@ -55,7 +55,7 @@ def test_the_loss_and_the_gradients_are_hugging_faces() -> None:
                 copy_linear(stage.downsample.reduction, ours.merge_weight, None)
         copy_norm(theirs.swin.layernorm, head.norm_weight, head.norm_bias)
         copy_linear(theirs.classifier, head.class_weight, head.class_bias)
-    rows = layers_of(MODEL).rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    rows = make_family_layers(MODEL).rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
     loss = run(layers, rows) / ROWS
     expected = theirs(pixel_values=rows["images"], labels=rows["targets"]).loss
     torch.testing.assert_close(loss, expected)
@@ -75,8 +75,8 @@ def test_every_second_block_of_a_stage_is_shifted_if_there_is_more_than_one_wind
 
 
 def test_a_window_smaller_than_the_table_is_for_uses_its_middle() -> None:
-    """A last stage of fewer patches than a window has: places are told from its own distances."""
-    places = Windows(side=2, window=2).relative_places(largest=7)
+    """A last stage with fewer patches than a window uses the table's entries for its own distances."""
+    places = Windows(side=2, window=2).relative_position_index(max_window=7)
     middle = 6 * 13 + 6
     for one, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         for other, (other_row, other_column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
@@ -86,4 +86,4 @@ def test_a_window_smaller_than_the_table_is_for_uses_its_middle() -> None:
 def test_windows_put_together_again_are_the_image() -> None:
     for shift in (0, 1, 2):
         windows, image = Windows(8, 4, shift), torch.randn(2, 64, 3)
-        assert torch.equal(windows.join(windows.cut(image)), image)
+        assert torch.equal(windows.reverse(windows.partition(image)), image)

@@ -1,4 +1,4 @@
-"""T5's layers compute what Hugging Face's T5 computes with the same weights."""
+"""T5's layers: they equal Hugging Face's T5 with the same weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from trainwright.families import T5
-from trainwright_worker.layers.position_biases import biases, classes_by_distance
+from trainwright_worker.layers.transformer_parts import gather_biases, relative_position_buckets
 
 ROWS = 2
 
@@ -95,21 +95,21 @@ def test_loss_and_gradients_are_hugging_faces(t5: T5) -> None:
 def test_distances_have_hugging_faces_classes(classes: int, both_ways: bool) -> None:
     distances = torch.arange(-199, 300)
     expected = T5Attention._relative_position_bucket(distances, both_ways, classes, 128)
-    assert torch.equal(classes_by_distance(200, 300, classes, both_ways=both_ways), expected)
+    assert torch.equal(relative_position_buckets(200, 300, classes, bidirectional=both_ways), expected)
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("classes", [1, 2, 3, 400])
 def test_any_number_of_classes_will_do(classes: int, both_ways: bool) -> None:
-    found = classes_by_distance(200, 300, classes, both_ways=both_ways)
+    found = relative_position_buckets(200, 300, classes, bidirectional=both_ways)
     assert found.min() >= 0
     assert found.max() < classes
 
 
 def test_a_bias_is_that_of_the_distance() -> None:
     table = torch.arange(20.0).view(10, 2)
-    by_distance = torch.tensor([5, 3, 0, 1, 2, 4])  # of −2 … 3
-    found = biases(table, by_distance, queries=3)
+    by_distance = torch.tensor([5, 3, 0, 1, 2, 4])  # distances −2 … 3
+    found = gather_biases(table, by_distance, queries=3)
     assert found.shape == (1, 2, 3, 4)
     for query in range(3):
         for key in range(4):

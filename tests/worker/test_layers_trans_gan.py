@@ -1,4 +1,4 @@
-"""TransGAN's layers compute what torch's own modules compute when put together as the papers say."""
+"""TransGAN's layers: they equal torch's own modules assembled as in the papers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 from trainwright.families import TransGan
 from trainwright.model import Model
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 
-# 4, 8, 16 and 32 positions a side, of which 16 and 32 fall into windows of 8.
+# 4, 8, 16 and 32 positions per side, of which 16 and 32 use windows of 8.
 GAN = TransGan((1, 1, 1, 2), 64, 2, bottom_width=4, latent_size=16, window_size=8)
 MODEL = Model.of(GAN)
 WIDTHS, SIDES = (64, 64, 64, 16), (4, 8, 16, 32)
@@ -18,7 +18,7 @@ ROWS = 3
 
 
 class Block(nn.Module):
-    """torch's encoder layer, run on one window after another."""
+    """Torch's encoder layer, run on one window after another."""
 
     def __init__(self, stage: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_the_loss_and_the_gradients_are_those_of_torchs_modules() -> None:
             for block in blocks:
                 block.copy(next(between))
         copy_linear(theirs.to_image, layers[-1].image_weight, layers[-1].image_bias)
-    rows = layers_of(MODEL).rows(("latents", "images"), seed=1, iteration=0, first=0, count=ROWS)
+    rows = make_family_layers(MODEL).rows(("latents", "images"), seed=1, iteration=0, first=0, count=ROWS)
     loss = run(layers, rows)
     expected = nn.functional.mse_loss(theirs(rows["latents"]), rows["images"]) * ROWS
     torch.testing.assert_close(loss, expected)

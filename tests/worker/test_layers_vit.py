@@ -1,4 +1,4 @@
-"""ViT's layers compute what Hugging Face's ViT computes with the same weights."""
+"""ViT's layers: they equal Hugging Face's ViT with the same weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from trainwright.families import Vit
 from trainwright.model import Model
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 
 VIT = Vit(2, 32, 4, image_size=32, patch_size=8, classes=10, intermediate_size=48)
 MODEL = Model.of(VIT)
@@ -40,7 +40,7 @@ def test_the_loss_and_the_gradients_are_hugging_faces() -> None:
             copy_linear(layer.mlp.fc2, block.contract_weight, block.contract_bias)
         copy_norm(theirs.vit.layernorm, head.norm_weight, head.norm_bias)
         copy_linear(theirs.classifier, head.class_weight, head.class_bias)
-    rows = layers_of(MODEL).rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    rows = make_family_layers(MODEL).rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
     loss = run(layers, rows) / ROWS
     expected = theirs(pixel_values=rows["images"], labels=rows["targets"]).loss
     torch.testing.assert_close(loss, expected)

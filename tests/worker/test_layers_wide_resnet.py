@@ -1,4 +1,4 @@
-"""Wide-ResNet's layers compute what torchvision's wide_resnet50_2 computes with the same weights."""
+"""Wide-ResNet's layers: they equal torchvision's wide_resnet50_2 with the same weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchvision.models import resnet
 
 from trainwright.families import WideResnet
 from trainwright.model import Model
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 MODEL = Model.of(WideResnet(50, 2, "both", base_channels=8, image_size=64, classes=10))
@@ -17,7 +17,7 @@ ROWS = 3
 
 
 class Narrow(resnet.ResNet):
-    """torchvision's wide_resnet50_2 with an eighth of its channels."""
+    """Torchvision's wide_resnet50_2 with an eighth of its channels."""
 
     def __init__(self) -> None:
         super().__init__(resnet.Bottleneck, [3, 4, 6, 3], num_classes=10, width_per_group=128)
@@ -37,7 +37,7 @@ def copy_normed(convolution, norm, ours) -> None:
 
 
 def test_the_loss_and_the_gradients_are_torchvisions_in_training() -> None:
-    """In float64: normalising by a handful of values makes rounding grow from layer to layer."""
+    """In float64, since normalising by a handful of values amplifies rounding from layer to layer."""
     layers = [layer.double() for layer in made(MODEL)]
     theirs = Narrow().double()
     stem, *ours, head = layers
@@ -52,7 +52,7 @@ def test_the_loss_and_the_gradients_are_torchvisions_in_training() -> None:
             if layer.project is not None:
                 copy_normed(*block.downsample, layer.project)
         copy_linear(theirs.fc, head.class_weight, head.class_bias)
-    rows = layers_of(MODEL).rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
+    rows = make_family_layers(MODEL).rows(("images", "targets"), seed=1, iteration=0, first=0, count=ROWS)
     rows["images"] = rows["images"].double()
     loss = run(layers, rows) / ROWS
     expected = torch.nn.functional.cross_entropy(theirs.train()(rows["images"]), rows["targets"])
@@ -69,9 +69,9 @@ def test_the_loss_and_the_gradients_are_torchvisions_in_training() -> None:
 
 
 def test_a_single_row_of_a_single_pixel_is_trained_on() -> None:
-    """The last stage of a 32-pixel image has one pixel: normalised it is the bias, whatever it was."""
+    """The last stage of a 32-pixel image has one pixel, which is normalised to the bias."""
     model = Model.of(WideResnet(50, 1, base_channels=4, image_size=32, classes=10))
-    rows = layers_of(model).rows(("images", "targets"), seed=1, iteration=0, first=0, count=1)
+    rows = make_family_layers(model).rows(("images", "targets"), seed=1, iteration=0, first=0, count=1)
     loss = run(made(model), rows)
     loss.backward()
     assert loss.isfinite()
@@ -79,5 +79,5 @@ def test_a_single_row_of_a_single_pixel_is_trained_on() -> None:
 
 def test_only_the_three_by_three_is_widened_where_told() -> None:
     model = Model.of(WideResnet(50, 3, "second", base_channels=4, image_size=32, classes=10))
-    block = layers_of(model).make(2, seed=1, shard=TensorShard(), shared={})
+    block = make_family_layers(model).make(2, seed=1, shard=TensorShard(), shared={})
     assert block.convolve.weight.shape == (12, 4, 3, 3)

@@ -1,4 +1,4 @@
-"""Who sends which rows to whom, who meets in which group, and which weights are summed together."""
+"""Ranks of a plan: messages between them, their groups, and the weights that are reduced together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from random_plans import random_plan
 from trainwright.cluster import Device
 from trainwright.families import T5, Gpt
 from trainwright.model import Model
-from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
-from trainwright_worker.executor.groups import wanted_groups
-from trainwright_worker.executor.mesh import Mesh, Transfer, rearrangement, transfers
-from trainwright_worker.executor.units import shared_spans, spans
+from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright_worker.executor.parameter_groups import parameter_groups, tied_parameter_groups
+from trainwright_worker.executor.plan_ranks import PlanRanks, Transfer, boundary_transfers, relayout_transfers
+from trainwright_worker.executor.process_groups import required_groups
 
 LAYERS = 6
 MODEL = Model.of(Gpt(4, 32, 8, 16, 64))
@@ -28,20 +28,20 @@ def stage(count: int, first: int, *runs: LayerRun) -> Stage:
     return Stage(tuple(Device("node", first + index) for index in range(count)), runs)
 
 
-def mesh_of(*stages: Stage) -> Mesh:
+def mesh_of(*stages: Stage) -> PlanRanks:
     rows = sum(stages[0].layers[0].rows)
-    return Mesh.of(Plan(stages[-1].end, rows, (Pipeline(1, rows, stages),)))
+    return PlanRanks.of(Plan(stages[-1].end, rows, (Pipeline(1, rows, stages),)))
 
 
 def run(first: int, count: int, sharding: Sharding) -> LayerRun:
     return LayerRun(first, count, 2, 2, (3, 2), sharding=sharding)
 
 
-def pipelines_of(*stages: tuple[Stage, ...]) -> Mesh:
-    return Mesh.of(Plan(LAYERS, 5 * len(stages), tuple(Pipeline(1, 5, one) for one in stages)))
+def pipelines_of(*stages: tuple[Stage, ...]) -> PlanRanks:
+    return PlanRanks.of(Plan(LAYERS, 5 * len(stages), tuple(Pipeline(1, 5, one) for one in stages)))
 
 
-def neighbours(mesh: Mesh):
+def neighbours(mesh: PlanRanks):
     for stages in mesh.pipelines:
         for before, behind in pairwise(stages):
             yield before.runs[-1], behind.runs[0]
@@ -50,88 +50,92 @@ def neighbours(mesh: Mesh):
 
 @given(plans)
 def test_every_receiver_gets_each_of_its_rows_exactly_once(plan: Plan) -> None:
-    mesh = Mesh.of(plan)
+    mesh = PlanRanks.of(plan)
     inside = [(old, new) for stages in mesh.pipelines for one in stages for old in one.runs for new in one.runs]
-    for rule, pairs in ((transfers, neighbours(mesh)), (rearrangement, inside)):
+    for rule, pairs in ((boundary_transfers, neighbours(mesh)), (relayout_transfers, inside)):
         for source, target in pairs:
             found = rule(source, target)
             for rank in target.ranks:
                 rows = sorted(row for t in found if t.target == rank for row in range(t.start, t.stop))
-                assert rows == list(range(*target.rows_of(rank)))
+                assert rows == list(range(*target.row_interval_of(rank)))
 
 
 @given(plans)
 def test_senders_send_rows_that_they_own(plan: Plan) -> None:
-    mesh = Mesh.of(plan)
+    mesh = PlanRanks.of(plan)
     for source, target in neighbours(mesh):
-        for one in transfers(source, target):
-            start, stop = source.rows_of(one.source)
+        for one in boundary_transfers(source, target):
+            start, stop = source.row_interval_of(one.source)
             assert start <= one.start < one.stop <= stop
             assert source.position(one.source).tensor == target.position(one.target).tensor % source.tensor
 
 
 @given(plans)
 def test_where_layers_are_arranged_anew_a_rank_keeps_the_rows_that_it_has(plan: Plan) -> None:
-    for stages in Mesh.of(plan).pipelines:
+    for stages in PlanRanks.of(plan).pipelines:
         for one in stages:
             for old, new in pairwise(one.runs):
-                for move in rearrangement(old, new):
-                    start, stop = old.rows_of(move.source)
+                for move in relayout_transfers(old, new):
+                    start, stop = old.row_interval_of(move.source)
                     assert start <= move.start < move.stop <= stop
-                    has = old.rows_of(move.target)
+                    has = old.row_interval_of(move.target)
                     assert move.source == move.target or not has[0] <= move.start < has[1]
 
 
 @given(plans)
 def test_groups_partition_a_runs_ranks(plan: Plan) -> None:
-    for stages in Mesh.of(plan).pipelines:
+    for stages in PlanRanks.of(plan).pipelines:
         for run in (run for one in stages for run in one.runs):
-            assert sorted(rank for group in run.replicas for rank in group) == list(run.ranks)
+            assert sorted(rank for group in run.tensor_groups for rank in group) == list(run.ranks)
             assert sorted(rank for group in run.data_groups for rank in group) == list(run.ranks)
-            assert all(len(set(replica) & set(group)) == 1 for replica in run.replicas for group in run.data_groups)
+            assert all(
+                len(set(replica) & set(group)) == 1 for replica in run.tensor_groups for group in run.data_groups
+            )
 
 
 @given(plans)
 def test_every_group_is_ascending_and_wanted_once(plan: Plan) -> None:
-    found = wanted_groups(Mesh.of(plan), MODEL)
+    found = required_groups(PlanRanks.of(plan), MODEL)
     assert len(set(found)) == len(found)
     assert all(list(group) == sorted(set(group)) for group in found)
 
 
 @given(plans)
 def test_spans_cover_the_layers_and_their_slices_all_ranks_that_hold_them(plan: Plan) -> None:
-    mesh = Mesh.of(plan)
-    found = spans(mesh)
+    mesh = PlanRanks.of(plan)
+    found = parameter_groups(mesh)
     assert [span.first for span in found] == [0, *[span.end for span in found[:-1]]]
     assert found[-1].end == LAYERS
     for span in found:
-        assert len(span.holders) == len(plan.pipelines)
-        slices = [set(span.slice_ranks(number)) for number in range(span.slices)]
-        assert set().union(*slices) == {rank for run in span.holders for rank in run.ranks}
+        assert len(span.runs) == len(plan.pipelines)
+        slices = [set(span.slice_ranks(number)) for number in range(span.slice_count)]
+        assert set().union(*slices) == {rank for run in span.runs for rank in run.ranks}
 
 
 @given(plans)
 def test_every_owner_of_a_shared_weight_is_in_one_group_and_every_row_counts_once(plan: Plan) -> None:
-    mesh = Mesh.of(plan)
-    (shared,) = shared_spans(mesh, MODEL)
-    owners = {rank for run in shared.holders for rank in run.ranks}
-    assert sorted(rank for group in shared.groups() for rank in group) == sorted(owners)
-    for group in shared.groups():
-        for run in shared.holders:
-            counted = [run.rows_of(rank) for rank in group if rank in run.ranks and shared.contributes(run, rank)]
-            assert sorted(counted) == sorted(run.interval(replica) for replica in range(run.data))
+    mesh = PlanRanks.of(plan)
+    (shared,) = tied_parameter_groups(mesh, MODEL)
+    owners = {rank for run in shared.runs for rank in run.ranks}
+    assert sorted(rank for group in shared.reduction_groups() for rank in group) == sorted(owners)
+    for group in shared.reduction_groups():
+        for run in shared.runs:
+            counted = [
+                run.row_interval_of(rank) for rank in group if rank in run.ranks and shared.contributes(run, rank)
+            ]
+            assert sorted(counted) == sorted(run.row_interval(replica) for replica in range(run.data))
 
 
 def test_order_tells_which_degree_runs_over_neighbours() -> None:
-    for order, replicas in ((Order.TENSOR_INNER, ((0, 1), (2, 3))), (Order.DATA_INNER, ((0, 2), (1, 3)))):
+    for order, replicas in ((RankOrder.TENSOR_INNER, ((0, 1), (2, 3))), (RankOrder.DATA_INNER, ((0, 2), (1, 3)))):
         mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (1, 1), order)))
-        assert mesh.stage_of(0).runs[0].replicas == replicas
+        assert mesh.stage_of(0).runs[0].tensor_groups == replicas
 
 
 def test_uneven_rows_are_cut_at_every_border() -> None:
     mesh = mesh_of(stage(2, 0, LayerRun(0, 1, 1, 2, (3, 3))), stage(2, 2, LayerRun(1, 1, 1, 2, (4, 2))))
     source, target = (one.runs[0] for one in mesh.pipelines[0])
-    assert transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
+    assert boundary_transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ def test_owners_of_a_shared_weight_meet_by_tensor_index_or_all_together(second, 
     tensor, rows = second
     last = stage(tensor, 4, LayerRun(1, 5, tensor, 1, rows))
     mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (3, 3))), last)
-    assert shared_spans(mesh, MODEL)[0].groups() == groups
+    assert tied_parameter_groups(mesh, MODEL)[0].reduction_groups() == groups
 
 
 @pytest.mark.parametrize(
@@ -157,29 +161,29 @@ def test_owners_of_a_shared_weight_meet_by_tensor_index_or_all_together(second, 
 )
 def test_a_shared_weight_is_summed_in_parts_where_all_share_it_out(shardings, twins) -> None:
     mesh = pipelines_of(*((stage(4, 4 * number, run(0, 6, one)),) for number, one in enumerate(shardings)))
-    (shared,) = shared_spans(mesh, MODEL)
-    assert [shared.twins(shared.homes[0], rank) for rank in range(4) if shared.homes] == twins
-    assert set(twins) <= set(wanted_groups(mesh, MODEL))
+    (shared,) = tied_parameter_groups(mesh, MODEL)
+    assert [shared.peer_ranks(shared.sharding_runs[0], rank) for rank in range(4) if shared.sharding_runs] == twins
+    assert set(twins) <= set(required_groups(mesh, MODEL))
 
 
 def test_a_shared_weight_of_several_stages_is_summed_whole() -> None:
     ends = (stage(4, 0, run(0, 3, Sharding.ZERO1)), stage(4, 4, run(3, 3, Sharding.ZERO1)))
-    assert shared_spans(pipelines_of(ends), MODEL)[0].homes == ()
+    assert tied_parameter_groups(pipelines_of(ends), MODEL)[0].sharding_runs == ()
     arranged_anew = (stage(4, 0, run(0, 3, Sharding.ZERO1), LayerRun(3, 3, 1, 4, (2, 1, 1, 1))),)
-    assert shared_spans(pipelines_of(arranged_anew), MODEL)[0].homes == ()
+    assert tied_parameter_groups(pipelines_of(arranged_anew), MODEL)[0].sharding_runs == ()
 
 
 def test_a_weight_inside_divided_layers_is_summed_over_all_of_its_ranks() -> None:
     model = Model.of(T5(1, 32, 4, 16, 64))
     mesh = mesh_of(stage(2, 0, LayerRun(0, len(model.layers), 2, 1, (4,))))
-    found = {shared.name: shared for shared in shared_spans(mesh, model)}
-    assert found["encoder_position_biases"].groups() == ((0, 1),)
-    assert found["token_embedding"].groups() == ((0,), (1,))
+    found = {shared.name: shared for shared in tied_parameter_groups(mesh, model)}
+    assert found["encoder_position_biases"].reduction_groups() == ((0, 1),)
+    assert found["token_embedding"].reduction_groups() == ((0,), (1,))
 
 
 def test_layers_are_summed_one_by_one_where_any_pipeline_shards_their_gradients() -> None:
     plain = LayerRun(0, 6, 1, 2, (2, 2))
     sharded = LayerRun(0, 6, 1, 2, (2, 2), sharding=Sharding.ZERO2)
     pipelines = tuple(Pipeline(1, 4, (stage(2, 2 * place, run),)) for place, run in enumerate((plain, sharded)))
-    assert len(spans(Mesh.of(Plan(6, 8, pipelines)))) == 6
-    assert len(spans(Mesh.of(Plan(6, 8, (pipelines[0], Pipeline(1, 4, (stage(2, 2, plain),))))))) == 1
+    assert len(parameter_groups(PlanRanks.of(Plan(6, 8, pipelines)))) == 6
+    assert len(parameter_groups(PlanRanks.of(Plan(6, 8, (pipelines[0], Pipeline(1, 4, (stage(2, 2, plain),))))))) == 1

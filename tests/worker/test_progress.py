@@ -1,4 +1,4 @@
-"""Progress is told at even steps, so that a log's end reaches far back."""
+"""Progress lines at even steps, so that a log's tail reaches far back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from trainwright_worker import output
+from trainwright_worker.gang import report_writer
 
 
 @pytest.mark.parametrize(("total", "lines"), [(1, 1), (7, 7), (20, 20), (21, 20), (503, 20), (10_000, 20)])
 def test_a_count_is_told_in_few_lines_the_last_of_them_for_certain(capfd: Any, total: int, lines: int) -> None:
     for number in range(total):
-        output.progress(number + 1, total, "iterations")
+        report_writer.write_progress(number + 1, total, "iterations")
     told = capfd.readouterr().out.splitlines()
     assert len(told) == lines
     assert '"done":1,' in told[0].replace(" ", "")

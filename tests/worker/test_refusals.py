@@ -1,4 +1,4 @@
-"""What a worker refuses before it starts."""
+"""Tasks that a worker refuses before it starts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.orders import FailureReason, GangNode, LinksOrder, ProfileOrder
-from trainwright_worker.acceptance import check
-from trainwright_worker.failures import WorkerError
-from trainwright_worker.links import _repeats
-from trainwright_worker.seat import Seat, gang_devices
+from trainwright.worker_api import FailureReason, GangNode, LinkTask, ProfilingTask
+from trainwright_worker.gang.errors import WorkerError
+from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
+from trainwright_worker.measure.link_bench import _repeats
+from trainwright_worker.validation import check_task
 
 
 @pytest.mark.parametrize(
@@ -27,22 +27,22 @@ from trainwright_worker.seat import Seat, gang_devices
         (lambda m, t: replace(t, gang=m.gang()), "at least one node"),
         (lambda m, t: replace(t, gang=m.gang(1, 1, deadline_seconds=0)), "must be above 0"),
         (lambda m, t: m.trial(m.gang(3), tensor=3), "does not divide 4, the highest"),
-        (lambda m, t: ProfileOrder(m.gang(1), m.model, 3, (1,)), "does not divide 4, the highest"),
-        (lambda m, t: ProfileOrder(m.gang(1), m.model, 1, ()), "rows must name"),
-        (lambda m, t: ProfileOrder(m.gang(2), m.model, 1, (1,)), "the gang has 2"),
-        (lambda m, t: LinksOrder(m.gang(1)), "no link to measure"),
-        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=()), "no link to measure"),
-        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=(("node-a", "node-c"),)), "two nodes of the gang"),
-        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=(("node-a", "node-a"),)), "two nodes of the gang"),
-        (lambda m, t: LinksOrder(m.gang(1, 1), pairs=(("node-a", "node-b"), ("node-b", "node-a"))), "each two once"),
-        (lambda m, t: LinksOrder(m.gang(2), message_bytes=(1, 2)), "three ascending sizes"),
+        (lambda m, t: ProfilingTask(m.gang(1), m.model, 3, (1,)), "does not divide 4, the highest"),
+        (lambda m, t: ProfilingTask(m.gang(1), m.model, 1, ()), "rows must name"),
+        (lambda m, t: ProfilingTask(m.gang(2), m.model, 1, (1,)), "the gang has 2"),
+        (lambda m, t: LinkTask(m.gang(1)), "no link to measure"),
+        (lambda m, t: LinkTask(m.gang(1, 1), pairs=()), "no link to measure"),
+        (lambda m, t: LinkTask(m.gang(1, 1), pairs=(("node-a", "node-c"),)), "two nodes of the gang"),
+        (lambda m, t: LinkTask(m.gang(1, 1), pairs=(("node-a", "node-a"),)), "two nodes of the gang"),
+        (lambda m, t: LinkTask(m.gang(1, 1), pairs=(("node-a", "node-b"), ("node-b", "node-a"))), "each two once"),
+        (lambda m, t: LinkTask(m.gang(2), message_bytes=(1, 2)), "three ascending sizes"),
     ],
 )
 def test_orders_that_cannot_be_done_are_refused_in_words(make, change, words: str) -> None:
     good = make.trial(make.gang(1, 1))
-    check(good)
+    check_task(good)
     with pytest.raises(WorkerError, match=words) as refusal:
-        check(change(make, good))
+        check_task(change(make, good))
     assert refusal.value.reason is FailureReason.ORDER_INVALID
     assert "\n" not in refusal.value.message
 
@@ -51,13 +51,13 @@ def test_pacing_is_refused_on_a_real_gpu_and_needed_on_an_emulated_device(make) 
     node = GangNode("node-a", (0,), "emulated-x")
     gang = replace(make.gang(1), nodes=(node,))
     with pytest.raises(WorkerError, match="needs a device table"):
-        check(make.trial(gang))
+        check_task(make.trial(gang))
     table = (("emulated-x", Emulation(1e9, 0, 1e9)),)
-    check(make.trial(replace(gang, emulations=table)))
+    check_task(make.trial(replace(gang, emulations=table)))
     with pytest.raises(WorkerError, match="backend nccl means a real GPU"):
-        check(make.trial(replace(gang, emulations=table, backend="nccl")))
+        check_task(make.trial(replace(gang, emulations=table, backend="nccl")))
     with pytest.raises(WorkerError, match="is real and must have no device table"):
-        check(make.trial(replace(make.gang(1), emulations=(("cpu", Emulation(1e9, 0, 1e9)),))))
+        check_task(make.trial(replace(make.gang(1), emulations=(("cpu", Emulation(1e9, 0, 1e9)),))))
 
 
 def environment(node: str, rank: int, local: int, world: int) -> dict[str, str]:
@@ -74,11 +74,12 @@ def test_a_process_finds_its_logical_rank_by_its_device(make) -> None:
     a, b, c = gang_devices(gang)
     order = replace(make.trial(gang), plan=make.plan((c, a, b)))
     seats = [
-        Seat.find(order, environment(*place, 3)) for place in (("node-a", 0, 0), ("node-b", 1, 0), ("node-b", 2, 1))
+        RankAssignment.from_environment(order, environment(*place, 3))
+        for place in (("node-a", 0, 0), ("node-b", 1, 0), ("node-b", 2, 1))
     ]
     assert [seat.device for seat in seats] == [a, b, c]
     assert [seat.rank for seat in seats] == [1, 2, 0]
-    assert [seat.is_speaker for seat in seats] == [True, False, False]
+    assert [seat.is_main_process for seat in seats] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_a_process_finds_its_logical_rank_by_its_device(make) -> None:
 )
 def test_a_process_that_stands_elsewhere_is_refused(make, place: tuple) -> None:
     with pytest.raises(WorkerError) as refusal:
-        Seat.find(make.trial(make.gang(1, 2)), environment(*place))
+        RankAssignment.from_environment(make.trial(make.gang(1, 2)), environment(*place))
     assert refusal.value.reason is FailureReason.PLACEMENT_NOT_MET
 
 

@@ -1,4 +1,4 @@
-"""The order of forwards and backwards on a stage."""
+"""Order of forwards and backwards on a stage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.plan import Schedule
-from trainwright_worker.executor.schedule import Operation, operations, received_before
+from trainwright_worker.executor.executor import Operation, delivered_before, operations
 
 ONE_F_ONE_B, GPIPE = Schedule.ONE_FORWARD_ONE_BACKWARD, Schedule.GPIPE
 
@@ -61,12 +61,12 @@ def test_one_forward_one_backward_keeps_few_micro_batches_alive(case: tuple[Sche
 
 @given(CASES)
 def test_what_a_neighbour_received_had_been_sent_before(case: tuple[Schedule, int, int]) -> None:
-    """The stage that waits for its send has made it: the send's operation lies before the one that releases it."""
+    """A stage only waits for sends that it has made: the send precedes the operation that waits for it."""
     schedule, stages, micro_batches = case
     orders = [operations(schedule, stage=stage, stages=stages, micro_batches=micro_batches) for stage in range(stages)]
     for stage in range(1, stages):
         for position, operation in enumerate(orders[stage]):
             if operation.is_forward:
-                earlier = received_before(orders[stage - 1], is_forward=True, micro_batch=operation.micro_batch)
+                earlier = delivered_before(orders[stage - 1], is_forward=True, micro_batch=operation.micro_batch)
                 sent = [o.micro_batch for o in orders[stage][:position] if not o.is_forward]
                 assert set(earlier) <= set(sent)

@@ -1,4 +1,4 @@
-"""Sequence-parallel layers: each rank of a tensor group has a part of the sequence, and together they are the whole."""
+"""Sequence-parallel layers: each rank of a tensor group has a part of the sequence, and together they equal the full layer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainwright import documents
 from trainwright.cluster import Emulation
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.orders import GangNode, SeriesOrder
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
-from trainwright_worker.layers import sequence_parallel
+from trainwright.worker_api import GangNode, TrialSeriesTask
+from trainwright_worker.gang.rank_assignment import gang_devices
+from trainwright_worker.layers import tensor_parallel
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.seat import gang_devices
 
 EMULATION = Emulation(1e9, 0.02, 1e8)
 MODEL = Model.of(Gpt(layers=8, hidden_size=32, heads=4, sequence_length=64, vocabulary_size=64))
@@ -25,7 +25,7 @@ DEVICES, ROWS = 2, 4
 
 
 class Through(Layer):
-    """What is under test, as a layer, so that every rank runs it."""
+    """Layer that wraps the function under test, so that every rank runs it."""
 
     def __init__(self, shard: TensorShard, way) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Through(Layer):
 
 
 def of_ranks(way, given: Boundary, gradients: Boundary, degree: int) -> list[tuple[Boundary, Boundary]]:
-    """Outputs and inputs' gradients of each rank, which are all given the same."""
+    """Return each rank's outputs and inputs' gradients; all ranks get the same inputs."""
     ranks = run_group(lambda shard: Through(shard, way), degree, given, {}, gradients)
     return [(outputs, inputs) for _, outputs, inputs, _ in ranks]
 
@@ -51,11 +51,11 @@ def test_what_was_parted_is_collected_again(rows: int) -> None:
     whole = numbered(rows, 6, 2), -numbered(rows, 12, 1)
 
     def way(group, *given):
-        parts = [sequence_parallel.own_part(group, one) for one in given]
+        parts = [tensor_parallel.scatter_sequence(group, one) for one in given]
         assert [part.shape[1] for part in parts] == [2, 4]
         assert torch.equal(parts[0], given[0][:, 2 * group.index : 2 * group.index + 2])
         assert all(part.untyped_storage().nbytes() == 4 * part.numel() for part in parts)
-        return tuple(one.requires_grad_() for one in sequence_parallel.collected(group, parts))
+        return tuple(one.requires_grad_() for one in tensor_parallel.gather_sequence(group, parts))
 
     for outputs, _ in of_ranks(way, whole, whole, 3):
         assert all(torch.equal(output, one) for output, one in zip(outputs, whole, strict=True))
@@ -64,7 +64,7 @@ def test_what_was_parted_is_collected_again(rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_f_collects_activations_and_parts_the_sum_of_their_gradients(rows: int) -> None:
     parts, gradients = (numbered(rows, 2, 4), numbered(rows, 1, 4)), (numbered(rows, 6, 4), -numbered(rows, 3, 4))
-    for index, (outputs, inputs) in enumerate(of_ranks(sequence_parallel.enter, parts, gradients, 3)):
+    for index, (outputs, inputs) in enumerate(of_ranks(tensor_parallel.enter_sequence_parallel, parts, gradients, 3)):
         for part, output, gradient, found in zip(parts, outputs, gradients, inputs, strict=True):
             assert torch.equal(output, part.repeat(1, 3, 1))
             assert torch.equal(found, 3 * gradient.chunk(3, 1)[index])
@@ -74,7 +74,7 @@ def test_g_parts_the_sum_of_results_and_collects_their_gradients() -> None:
     whole, gradient = numbered(2, 6, 4), numbered(2, 3, 4)
 
     def way(group, partial):
-        return (sequence_parallel.leave(group, partial),)
+        return (tensor_parallel.leave_sequence_parallel(group, partial),)
 
     for index, ((output,), (found,)) in enumerate(of_ranks(way, (whole,), (gradient,), 2)):
         assert torch.equal(output, 2 * whole.chunk(2, 1)[index])
@@ -83,21 +83,21 @@ def test_g_parts_the_sum_of_results_and_collects_their_gradients() -> None:
 
 def test_a_series_trials_are_sequence_parallel_as_the_series_is(make) -> None:
     one = make.trial(make.gang(1), sequence_parallel=True)
-    order = SeriesOrder(one.gang, one.model, (one.plan,), warmup_iterations=1, iterations=3, sequence_parallel=True)
-    assert order.trial(0) == one
-    assert not replace(order, sequence_parallel=False).trial(0).sequence_parallel
-    assert documents.loads(documents.dumps(order), SeriesOrder) == order
+    order = TrialSeriesTask(one.gang, one.model, (one.plan,), warmup_iterations=1, iterations=3, sequence_parallel=True)
+    assert order.trial_task(0) == one
+    assert not replace(order, sequence_parallel=False).trial_task(0).sequence_parallel
+    assert documents.loads(documents.dumps(order), TrialSeriesTask) == order
 
 
 def two_ranks_plan(make, *, backwards: bool = False, recompute: bool = False) -> Plan:
-    """Tensor parallel on both devices of a node; backwards, a rank's tensor index is not its place in the group."""
+    """Return a plan with tensor parallelism on both devices of a node; `backwards`: tensor indices differ from group indices."""
     devices = gang_devices(make.gang(DEVICES))[:: -1 if backwards else 1]
     run = LayerRun(0, len(MODEL.layers), DEVICES, 1, (ROWS,), recompute=recompute)
     return Plan(len(MODEL.layers), 2 * ROWS, (Pipeline(2, ROWS, (Stage(devices, (run,)),)),))
 
 
-def series(make, *plans: Plan, **fields) -> SeriesOrder:
-    return SeriesOrder(make.gang(DEVICES), MODEL, plans, "sgd", warmup_iterations=1, iterations=2, **fields)
+def series(make, *plans: Plan, **fields) -> TrialSeriesTask:
+    return TrialSeriesTask(make.gang(DEVICES), MODEL, plans, "sgd", warmup_iterations=1, iterations=2, **fields)
 
 
 @pytest.mark.torch_processes
@@ -112,7 +112,7 @@ def test_a_sequence_parallel_trial_trains_the_same_with_less_memory(worker, make
     assert parted.losses == pytest.approx(plain.losses, rel=1e-5)
     memory = zip(plain.memory, parted.memory, strict=True)
     saved = [before.peak_bytes - after.peak_bytes for before, after in memory]
-    # At least half of what lies between each block's halves, in float32; threads of gloo may keep a message a moment longer.
+    # Expect half of the activations between each block's halves, in float32; gloo's threads may hold a message longer.
     between = 4 * ROWS * MODEL.family.sequence_length * MODEL.family.hidden_size
     assert min(saved) >= MODEL.family.layers * between / 2
 
@@ -120,7 +120,7 @@ def test_a_sequence_parallel_trial_trains_the_same_with_less_memory(worker, make
 @pytest.mark.torch_processes
 @pytest.mark.timeout(120)
 def test_an_emulated_devices_pace_fits_sequence_parallel_passes(worker, make) -> None:
-    """A pass whose chunks are not cut where its collectives stand ends in an error."""
+    """A pass whose segments are not cut at its collectives raises an error."""
     plans = two_ranks_plan(make), two_ranks_plan(make, recompute=True)
     order = series(make, *plans, sequence_parallel=True, track_memory=False)
     nodes = (GangNode("node-a", tuple(range(DEVICES)), "emulated-x"),)

@@ -1,4 +1,4 @@
-"""Timelines of measured iterations: what every rank did when, and what a message proves about two ranks' clocks."""
+"""Timelines of measured iterations: each rank's actions, and bounds that messages imply for two ranks' clocks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 from trainwright import documents
 from trainwright.cluster import Emulation
-from trainwright.orders import MAX_REPORT_BYTES, SeriesOrder
 from trainwright.plan import Pipeline, Plan, Sharding, Stage
 from trainwright.report import chrome_trace, measured_timeline
 from trainwright.timeline import Action, Moment, RankTimeline, Timeline, at_most, outermost
+from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask
 from trainwright_worker import trial
-from trainwright_worker.executor.timeline import Recorder
-from trainwright_worker.seat import gang_devices
+from trainwright_worker.executor.recorder import Recorder
+from trainwright_worker.gang.rank_assignment import gang_devices
 
 SLOW = Emulation(1e12, 0.03, 1e9)
-"""A device on which every layer takes 30 ms forwards and 60 ms backwards, whatever its rows."""
+"""Emulated device on which every layer takes 30 ms forward and 60 ms backward, whatever its rows."""
 
 
 def emulated(gang):
@@ -34,7 +34,7 @@ def of(rank: RankTimeline, *actions: Action) -> list[Moment]:
 
 
 def with_runs(plan: Plan, **fields) -> Plan:
-    """The plan with other fields in all of its layer runs."""
+    """Return the plan with the given fields replaced in all of its layer runs."""
     stages = tuple(
         Stage(stage.devices, tuple(replace(run, **fields) for run in stage.layers))
         for stage in plan.pipelines[0].stages
@@ -67,16 +67,16 @@ def test_a_pipelines_ranks_tell_what_they_did_when(worker, make) -> None:
         for before, after in pairwise(outer):
             assert before.end_microseconds <= after.start_microseconds + 1
         assert outer[-1].end_microseconds <= 1e6 * timeline.iteration_seconds + 1
-        # What nothing is told of is what the loop itself costs.
+        # Unrecorded time is the loop's own overhead.
         told = sum(moment.length_microseconds for moment in outer)
         assert told > 0.8 * (outer[-1].end_microseconds - outer[0].start_microseconds)
-        # On a busy machine a pass behind a late one is as much shorter, so that the pace is kept.
+        # On a busy machine a pass after a late one is shortened by its lateness, so that the pace is kept.
         computed = of(rank, *passes)
         due = accumulate((2 if moment.action is Action.FORWARD else 4) * 30_000 for moment in computed)
         for moment, asked in zip(computed, due, strict=True):
             assert moment.end_microseconds - computed[0].start_microseconds > 0.8 * asked
         assert len(of(rank, Action.UPDATE)) == 1
-    # The clocks start behind a barrier, and a device computes far longer than the barrier lets them differ.
+    # Clocks start at a barrier, whose skew is far below a device's computing time.
     forwards, backwards = of(first, Action.FORWARD), of(second, Action.BACKWARD)
     for sent, used in zip(forwards, of(second, Action.FORWARD), strict=True):
         assert used.start_microseconds > sent.end_microseconds - 20_000
@@ -93,7 +93,7 @@ def _pictures_agree(timeline: Timeline) -> None:
     top, bottom = measured_timeline(timeline, 100).plain.splitlines()[:2]
     assert top.startswith("node-a:0 |F")
     assert bottom.startswith("node-b:0 |.")
-    # Both stages compute 6 times as long forwards as the second waits at the start.
+    # Both stages' forwards take 6 times as long as the second stage's first wait.
     for line in (top, bottom):
         assert line.count("B") > 1.5 * line.count("F") > 0
     events = chrome_trace(timeline)["traceEvents"]
@@ -109,7 +109,9 @@ def test_what_lies_within_passes_is_told_where_a_plan_has_it(worker, make) -> No
     devices = gang_devices(gang)
     replicas, halves = make.plan(devices, data=2), make.plan(devices, tensor=2)
     plans = (with_runs(replicas, sharding=Sharding.ZERO3, recompute=True), replicas, halves)
-    order = SeriesOrder(gang, make.model, plans, warmup_iterations=1, iterations=1, track_memory=False, timeline=True)
+    order = TrialSeriesTask(
+        gang, make.model, plans, warmup_iterations=1, iterations=1, track_memory=False, timeline=True
+    )
     outcome = worker.local(order)
     assert outcome.code == 0, outcome.errors
     saving, plain, divided = (trial.timeline for trial in outcome.reports[0].trials)
@@ -126,7 +128,7 @@ def test_what_lies_within_passes_is_told_where_a_plan_has_it(worker, make) -> No
         assert of(rank, Action.GRADIENTS)
         assert not of(rank, Action.RECOMPUTE, Action.TENSOR_SUM)
     for rank in divided.ranks:
-        # Two blocks of two sums, forwards and backwards of two micro-batches; the ends have sums of their own or none.
+        # Two blocks of two all-reduces, forward and backward of two micro-batches; the ends may have their own.
         assert len(of(rank, Action.TENSOR_SUM)) >= 2 * 2 * 2 * 2 - 4
         assert not of(rank, Action.GATHER)
 
@@ -163,7 +165,7 @@ def test_too_many_moments_lose_their_insides_first_and_then_their_middle() -> No
 
 
 def test_the_largest_timeline_fits_into_a_report() -> None:
-    moments = tuple(Moment(Action.TENSOR_SUM, 1000, 10_000_000 + n, 1_000_000) for n in range(trial.MOST_MOMENTS // 16))
+    moments = tuple(Moment(Action.TENSOR_SUM, 1000, 10_000_000 + n, 1_000_000) for n in range(trial.MAX_MOMENTS // 16))
     timeline = Timeline(100.0, tuple(RankTimeline("node-a", slot, moments) for slot in range(16)))
     text = documents.dumps(timeline)
     assert len(text) < MAX_REPORT_BYTES / 2

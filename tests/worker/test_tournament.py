@@ -1,4 +1,4 @@
-"""Everybody meets everybody once, and nobody twice in a round."""
+"""Rounds of pairs: everybody is paired with everybody once, and at most once per round."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright_worker.tournament import rounds, rounds_of
+from trainwright_worker.measure.link_bench import disjoint_rounds, round_robin_rounds
 
 
 @given(st.integers(1, 40))
 def test_every_two_meet_once(participants: int) -> None:
-    met = [pair for pairs in rounds(participants) for pair in pairs]
+    met = [pair for pairs in round_robin_rounds(participants) for pair in pairs]
     assert sorted(met) == list(combinations(range(participants), 2))
 
 
 @given(st.integers(2, 40))
 def test_pairs_of_a_round_are_disjoint(participants: int) -> None:
-    for pairs in rounds(participants):
+    for pairs in round_robin_rounds(participants):
         playing = [player for pair in pairs for player in pair]
         assert len(set(playing)) == len(playing)
         assert len(pairs) == participants // 2
@@ -27,7 +27,7 @@ def test_pairs_of_a_round_are_disjoint(participants: int) -> None:
 
 @given(st.integers(2, 40))
 def test_there_are_as_few_rounds_as_possible(participants: int) -> None:
-    assert len(rounds(participants)) == participants - 1 + participants % 2
+    assert len(round_robin_rounds(participants)) == participants - 1 + participants % 2
 
 
 PAIRS = st.sets(st.tuples(st.integers(0, 15), st.integers(0, 15)).filter(lambda pair: pair[0] < pair[1]))
@@ -35,7 +35,7 @@ PAIRS = st.sets(st.tuples(st.integers(0, 15), st.integers(0, 15)).filter(lambda 
 
 @given(PAIRS)
 def test_each_of_given_pairs_meets_once_in_rounds_of_disjoint_pairs(pairs: set[tuple[int, int]]) -> None:
-    found = rounds_of(pairs)
+    found = disjoint_rounds(pairs)
     assert sorted(pair for meeting in found for pair in meeting) == sorted(pairs)
     for meeting in found:
         playing = [player for pair in meeting for player in pair]
@@ -46,4 +46,4 @@ def test_each_of_given_pairs_meets_once_in_rounds_of_disjoint_pairs(pairs: set[t
 @given(PAIRS)
 def test_given_pairs_need_less_than_twice_as_many_rounds_as_the_busiest_has_pairs(pairs: set[tuple[int, int]]) -> None:
     busiest = max(Counter(player for pair in pairs for player in pair).values(), default=0)
-    assert busiest <= len(rounds_of(pairs)) <= max(2 * busiest - 1, 0)
+    assert busiest <= len(disjoint_rounds(pairs)) <= max(2 * busiest - 1, 0)

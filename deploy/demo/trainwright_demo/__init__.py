@@ -1,1 +1,1 @@
-"""The demo: local cluster (or a kube context), operator, example TrainingPlan, live view, measured winner."""
+"""Demo: local cluster (or a kube context), operator, example TrainingPlan, live view, measured winner."""

@@ -23,7 +23,7 @@ PLAIN_WIDTH = 140
 def main() -> int:
     arguments = parse_arguments()
     terminal = Console()
-    # Where nobody watches, lines are as long as they need to be.
+    # Without a terminal, lines are as long as necessary.
     console = terminal if terminal.is_terminal else Console(width=PLAIN_WIDTH)
     started = time.monotonic()
     if arguments.context:

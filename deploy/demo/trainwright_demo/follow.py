@@ -1,4 +1,4 @@
-"""A live view of a TrainingPlan: its phases as they pass, its trials as they are measured."""
+"""Live view of a TrainingPlan's phases and trials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PHASES = {
 
 
 class Follower:
-    """Polls one plan until its Succeeded condition is True or False."""
+    """Poller of one plan until its Succeeded condition is True or False."""
 
     def __init__(self, kubectl: Kubectl, name: str, console: Console) -> None:
         self.kubectl = kubectl
@@ -37,7 +37,7 @@ class Follower:
         self.printed: set[str] = set()
 
     def until_finished(self, deadline_seconds: float) -> dict[str, Any]:
-        """The finished resource. Ends the demo with a sentence when the deadline passes."""
+        """Return the finished resource. End the demo with a message after the deadline."""
         live = Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal else None
         if live:
             live.start()
@@ -59,7 +59,7 @@ class Follower:
         )
 
     def print_news(self, resource: dict[str, Any]) -> None:
-        """Every condition that became final and every trial that ended, one line each, once."""
+        """Print each final condition and each ended trial once."""
         for kind, phrase in PHASES.items():
             found = condition(resource, kind)
             if found.get("status") in ("True", "False"):
@@ -103,6 +103,6 @@ class Follower:
 
 
 def condition(resource: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The condition of that type, or an empty mapping."""
+    """Return the condition of that type, or an empty mapping."""
     conditions = resource.get("status", {}).get("conditions", [])
     return next((found for found in conditions if found["type"] == kind), {})

@@ -1,4 +1,4 @@
-"""The operator, installed by its Helm chart."""
+"""Installation of the operator by its Helm chart."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HELM_TIMEOUT = "180s"
 
 
 def install_operator(kubectl: Kubectl, *, local: bool) -> None:
-    """Installs (or upgrades) the chart.
+    """Install or upgrade the chart.
 
-    On another context the images are OPERATOR_IMAGE and WORKER_IMAGE: yours, from a registry that its nodes reach.
+    On another context the images are the user's OPERATOR_IMAGE and WORKER_IMAGE, from a registry that its nodes reach.
     """
     values = ROOT / "deploy" / "local-cluster" / "values.yaml"
     command = ["helm", "upgrade", "--install", "trainwright", str(ROOT / "charts" / "trainwright")]
@@ -27,7 +27,7 @@ def install_operator(kubectl: Kubectl, *, local: bool) -> None:
         command += ["--set", f"worker.image={os.environ['WORKER_IMAGE']}"]
     kubectl.run_program(command)
     if local:
-        # The image keeps its name when the code changes: a new pod takes the new one.
+        # The image keeps its name when the code changes, so only a restart uses the new one.
         kubectl.run("--namespace", OPERATOR_NAMESPACE, "rollout", "restart", "deployment/trainwright")
         kubectl.run(
             "--namespace",
@@ -40,7 +40,7 @@ def install_operator(kubectl: Kubectl, *, local: bool) -> None:
 
 
 def check_images() -> None:
-    """Ends the demo with a sentence unless both images are named: nobody's images are taken by a name alone."""
+    """End the demo with a message unless both images are set: no default image is trusted by name."""
     for variable in ("OPERATOR_IMAGE", "WORKER_IMAGE"):
         if ":" not in os.environ.get(variable, "").rpartition("/")[2]:
             raise SystemExit(
@@ -50,13 +50,13 @@ def check_images() -> None:
 
 
 def split_image(image: str) -> tuple[str, str]:
-    """Repository and tag: `host:5000/name:tag` has its tag behind the last slash."""
+    """Split an image into repository and tag; `host:5000/name:tag` has its tag after the last slash."""
     folder, slash, name = image.rpartition("/")
     name, _, tag = name.partition(":")
     return f"{folder}{slash}{name}", tag
 
 
 def remove(kubectl: Kubectl, plan: Path) -> None:
-    """Removes what the demo made on a context: the plan with its children, then the operator. The CRD stays."""
+    """Remove the plan with its children, then the operator, from a context. The CRD stays."""
     kubectl.run("--namespace", kubectl.namespace, "delete", "--ignore-not-found", "--wait", "-f", str(plan))
     kubectl.run_program(["helm", "uninstall", "trainwright", "--namespace", OPERATOR_NAMESPACE, "--ignore-not-found"])

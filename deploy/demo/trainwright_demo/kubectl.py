@@ -1,4 +1,4 @@
-"""kubectl and helm, as the demo calls them."""
+"""Client of kubectl and helm for the demo."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from local_cluster.binaries import Binaries
-from local_cluster.folders import Folders, default_cache, project_root
+from local_cluster.paths import Folders, default_cache, project_root
 
 CALL_DEADLINE_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """One cluster: the local one by its kubeconfig, or a context of the user's own."""
+    """Local cluster (by kubeconfig) or context of the user."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -35,7 +35,7 @@ class Kubectl:
         return environment
 
     def run_program(self, command: list[str]) -> str:
-        """Runs helm or kubectl against this cluster. Ends the demo with the program's own words when it fails."""
+        """Run helm or kubectl against this cluster. End the demo with the program's message on failure."""
         program = shutil.which(command[0], path=self.environment["PATH"])
         if program is None:
             raise SystemExit(f"{command[0]} is not on PATH; install it, or leave CONTEXT out to use the local cluster")
@@ -63,7 +63,7 @@ class Kubectl:
         return resource
 
     def fresh_apply(self, manifest: Path) -> str:
-        """Applies the manifest after deleting what an earlier run left of it. Returns the plan's name."""
+        """Apply the manifest after deleting leftovers of an earlier run, and return the plan's name."""
         self.run(
             "--namespace",
             self.namespace,

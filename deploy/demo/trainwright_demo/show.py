@@ -1,4 +1,4 @@
-"""What a finished TrainingPlan shows a person: the table of trials and the winner."""
+"""Table of trials and winner of a finished TrainingPlan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def trials_table(resource: dict[str, Any]) -> Table:
-    """Candidates and baselines with predicted and measured seconds per iteration."""
+    """Return a table of candidates and baselines with predicted and measured seconds per iteration."""
     status = resource["status"]
     emulated = status.get("cluster", {}).get("emulated")
     label = "device times emulated, links real" if emulated else "measured on real devices"
@@ -37,7 +37,7 @@ def trials_table(resource: dict[str, Any]) -> Table:
 
 
 def final_report(resource: dict[str, Any], console: Console) -> bool:
-    """Prints the answer. Returns whether there is a winner."""
+    """Print the answer, and return whether there is a winner."""
     status = resource.get("status", {})
     if status.get("trials"):
         console.print(trials_table(resource))
@@ -66,7 +66,7 @@ def final_report(resource: dict[str, Any], console: Console) -> bool:
 
 
 def outcome(trial: dict[str, Any]) -> str:
-    """The state, and why it came to that where it is not a measurement."""
+    """Return the trial's state, with the reason if it was not measured."""
     state = str(trial.get("state", ""))
     if state == "Succeeded":
         return "✔"

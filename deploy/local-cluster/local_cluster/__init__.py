@@ -1,1 +1,1 @@
-"""A real Kubernetes cluster on one Linux machine: real kubelets, real links, emulated speed of the devices."""
+"""Kubernetes cluster on one Linux machine with real kubelets, real links and emulated device speeds."""

@@ -1,4 +1,4 @@
-"""What runs inside the cluster from the beginning: rights of the DNS server, the Kubeflow training operator."""
+"""Cluster add-ons: DNS server rights and the Kubeflow training operator."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import yaml
 
 from local_cluster.binaries import Binaries
 from local_cluster.commands import ClusterError, tail, wait_until
-from local_cluster.folders import Folders, fingerprint
 from local_cluster.images import BASE, TRAINING_OPERATOR
 from local_cluster.kubectl import Kubectl
+from local_cluster.paths import Folders, fingerprint
 
 _MARK = "trainwright.dev/local-cluster"
 _KEPT_DEFINITIONS = {"pytorchjobs.kubeflow.org"}
@@ -24,7 +24,7 @@ def apply_dns_rights(folders: Folders, kubectl: Kubectl) -> None:
 
 
 def apply_training_operator(folders: Folders, binaries: Binaries, kubectl: Kubectl, image_digest: str) -> None:
-    """Install the training operator, or leave it alone where just this one is installed."""
+    """Install the training operator unless the same build is installed."""
     template = (folders.sources / "addons" / "init-container.yaml").read_text()
     documents = list(yaml.safe_load_all(binaries.training_operator_manifests.read_text()))
     adapted = adapt_training_operator(documents, template)
@@ -33,17 +33,17 @@ def apply_training_operator(folders: Folders, binaries: Binaries, kubectl: Kubec
         return
     for document in adapted:
         if document["kind"] == "Deployment":
-            # In the pods' template too: a new image of the same name needs a new pod.
+            # Also in the pod template: a new image of the same name needs a new pod.
             document["metadata"].setdefault("annotations", {})[_MARK] = mark
             document["spec"]["template"]["metadata"].setdefault("annotations", {})[_MARK] = mark
     kubectl.apply(yaml.safe_dump_all(adapted), what="installing the training operator")
 
 
 def adapt_training_operator(documents: list[dict[str, Any]], init_container: str) -> list[dict[str, Any]]:
-    """Fit the published manifests to a cluster without a registry.
+    """Adapt the published manifests to a cluster without a registry.
 
-    Only PyTorchJobs are served. The pods that wait for their master get an image that the nodes hold and a command that
-    works in it, and no more rights than the Pod Security level `restricted` allows.
+    Only PyTorchJobs are served. Pods that wait for their master get an image that the nodes hold, a command that works
+    in it, and no more rights than the Pod Security level `restricted` allows.
     """
     kept = [
         document
@@ -75,7 +75,7 @@ def adapt_training_operator(documents: list[dict[str, Any]], init_container: str
 
 
 def wait_for_training_operator(folders: Folders, kubectl: Kubectl, deadline_seconds: float = 120) -> None:
-    """Wait until the webhook takes a PyTorchJob. Raises ClusterError with the state of the operator's pod."""
+    """Wait until the webhook accepts a PyTorchJob. Raise ClusterError with the state of the operator's pod."""
     check: Path = folders.sources / "addons" / "webhook-check.yaml"
     started_seconds = time.monotonic()
     try:

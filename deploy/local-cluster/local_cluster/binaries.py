@@ -1,4 +1,4 @@
-"""The cluster's programs, built from their Go modules and kept in the cache by version."""
+"""Cluster programs, built from pinned Go modules and cached by version."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from local_cluster.commands import ClusterError, run
-from local_cluster.folders import Folders, fingerprint
+from local_cluster.paths import Folders, fingerprint
 from local_cluster.progress import Steps
 
 _LONGEST_BUILD_SECONDS = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Programs that one go.mod of ours pins. `version_of` is the module whose version the linker writes into them."""
+class GoModule:
+    """Go module whose go.mod pins programs; `version_of`: the module whose version the linker embeds."""
 
     name: str
     programs: dict[str, str]
@@ -28,7 +28,7 @@ class Part:
         return folders.sources / "binaries" / self.name
 
     def version(self, folders: Folders) -> str | None:
-        """The pinned version, as in v1.34.4."""
+        """Return the pinned version, such as v1.34.4."""
         if self.version_of is None:
             return None
         module = re.search(
@@ -49,8 +49,8 @@ class Part:
             flags += [f"-X {name}={values[name.rpartition('.')[2]]}" for name in self.version_variables]
         return " ".join(flags)
 
-    def built(self, folders: Folders) -> Path:
-        """The folder in the cache that holds, or will hold, these programs at this version."""
+    def build_folder(self, folders: Folders) -> Path:
+        """Return the cache folder of these programs at this version."""
         sources = [file.read_text() for file in sorted(self.folder(folders).iterdir()) if file.is_file()]
         return folders.binaries / f"{self.name}-{fingerprint(*sources, self.linker_flags(folders))}"
 
@@ -61,8 +61,8 @@ _KUBERNETES_VERSION = tuple(
     for name in ("gitVersion", "gitMajor", "gitMinor")
 )
 
-SANDBOX = Part("sandbox", {"sandbox": "."})
-KUBERNETES = Part(
+SANDBOX = GoModule("sandbox", {"sandbox": "."})
+KUBERNETES = GoModule(
     "kubernetes",
     {
         "kubectl": "k8s.io/kubernetes/cmd/kubectl",
@@ -76,44 +76,44 @@ KUBERNETES = Part(
     "k8s.io/kubernetes",
     _KUBERNETES_VERSION,
 )
-TRAINING_OPERATOR = Part(
+TRAINING_OPERATOR = GoModule(
     "training-operator", {"training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1"}
 )
-COREDNS = Part("coredns", {"coredns": "github.com/coredns/coredns"})
-HELM = Part(
+COREDNS = GoModule("coredns", {"coredns": "github.com/coredns/coredns"})
+HELM = GoModule(
     "helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, "helm.sh/helm/v3", ("helm.sh/helm/v3/internal/version.version",)
 )
-PARTS = (SANDBOX, KUBERNETES, TRAINING_OPERATOR, COREDNS, HELM)
-"""In the order of their builds: what others wait for comes first."""
+GO_MODULES = (SANDBOX, KUBERNETES, TRAINING_OPERATOR, COREDNS, HELM)
+"""Build order: modules that others depend on come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """Where the built programs are."""
+    """Built programs."""
 
     folders: Folders
 
     def path(self, program: str) -> Path:
-        for part in PARTS:
+        for part in GO_MODULES:
             if program in part.programs:
-                return part.built(self.folders) / program
+                return part.build_folder(self.folders) / program
         raise ClusterError(f"there is no program '{program}' in the local cluster")
 
     @property
     def training_operator_manifests(self) -> Path:
-        return TRAINING_OPERATOR.built(self.folders) / "manifests.yaml"
+        return TRAINING_OPERATOR.build_folder(self.folders) / "manifests.yaml"
 
     def search_path(self) -> list[Path]:
-        """The folders that a person's PATH wants."""
-        return [KUBERNETES.built(self.folders), HELM.built(self.folders)]
+        """Return the folders for the user's PATH."""
+        return [KUBERNETES.build_folder(self.folders), HELM.build_folder(self.folders)]
 
-    def missing(self) -> list[tuple[Part, str]]:
-        """What is still to be built, in order."""
-        wanted = [(part, program) for part in PARTS for program in part.programs]
-        return [(part, name) for part, name in wanted if not (part.built(self.folders) / name).exists()]
+    def missing(self) -> list[tuple[GoModule, str]]:
+        """Return the programs to build, in order."""
+        wanted = [(part, program) for part in GO_MODULES for program in part.programs]
+        return [(part, name) for part, name in wanted if not (part.build_folder(self.folders) / name).exists()]
 
     def build(self, steps: Steps) -> None:
-        """Build what is missing (13 minutes of two cores when all is)."""
+        """Build missing programs; all of them take 13 minutes on two cores."""
         missing = self.missing()
         if missing:
             _require_go()
@@ -124,12 +124,12 @@ class Binaries:
         if not self.training_operator_manifests.exists():
             self._render_training_operator()
 
-    def _build_one(self, part: Part, program: str) -> None:
-        target = part.built(self.folders) / program
+    def _build_one(self, part: GoModule, program: str) -> None:
+        target = part.build_folder(self.folders) / program
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{program}.partial")
         options = ["-trimpath", "-buildvcs=false", "-ldflags", part.linker_flags(self.folders), "-o", str(partial)]
-        # Without cgo no C compiler is needed, and the programs run in images made from nothing.
+        # Without cgo, no C compiler is needed and the programs run in images from scratch.
         run(
             ["go", "build", *options, part.programs[program]],
             what=f"building {program}",
@@ -140,7 +140,7 @@ class Binaries:
         partial.rename(target)
 
     def _render_training_operator(self) -> None:
-        """Take the manifests from the module itself, so that they are those of the program's version."""
+        """Render the manifests of the module itself, which match the program's version."""
         what = "rendering the training operator's manifests"
         module = "github.com/kubeflow/training-operator"
         folder = TRAINING_OPERATOR.folder(self.folders)

@@ -1,4 +1,4 @@
-"""The cluster's certificate authorities, certificates and kubeconfigs."""
+"""Certificate authorities, certificates and kubeconfigs of the cluster."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from local_cluster.folders import write_if_changed
-from local_cluster.shape import ClusterShape
+from local_cluster.config import ClusterConfig
+from local_cluster.paths import write_if_changed
 
 _VALID_FOR = timedelta(days=3650)
 _CLOCK_LEEWAY = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The files of a certificate and its key."""
+class CertificatePair:
+    """Files of a certificate and its key."""
 
     certificate: Path
     key: Path
@@ -31,28 +31,28 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Everything below the certificates' folder, by role."""
+    """Certificates folder, by role."""
 
     folder: Path
 
     @property
-    def authority(self) -> Pair:
+    def authority(self) -> CertificatePair:
         return self.pair("authority")
 
     @property
-    def etcd_authority(self) -> Pair:
-        """Apart from the cluster's own, so that no kubelet's certificate opens the database."""
+    def etcd_authority(self) -> CertificatePair:
+        """Return etcd's own authority, so that no kubelet certificate grants access to the database."""
         return self.pair("etcd-authority")
 
-    def pair(self, name: str) -> Pair:
-        return Pair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+    def pair(self, name: str) -> CertificatePair:
+        return CertificatePair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
 
     def kubeconfig(self, name: str) -> Path:
         return self.folder / f"{name}.kubeconfig"
 
 
-def make_certificates(folder: Path, shape: ClusterShape) -> Certificates:
-    """Make what is missing; what exists stays, so a second `up` restarts nothing."""
+def make_certificates(folder: Path, shape: ClusterConfig) -> Certificates:
+    """Create missing certificates; existing ones stay, so a second `up` restarts nothing."""
     certificates = Certificates(folder)
     for authority in (certificates.authority, certificates.etcd_authority):
         _ensure_authority(authority, shape.name)
@@ -87,7 +87,7 @@ def make_certificates(folder: Path, shape: ClusterShape) -> Certificates:
     return certificates
 
 
-def _ensure_authority(pair: Pair, name: str) -> None:
+def _ensure_authority(pair: CertificatePair, name: str) -> None:
     if pair.certificate.exists():
         return
     key = _ensure_key(pair.key)
@@ -102,8 +102,8 @@ def _ensure_authority(pair: Pair, name: str) -> None:
 
 
 def _ensure(  # noqa: PLR0913 - the parts of a certificate
-    pair: Pair,
-    authority: Pair,
+    pair: CertificatePair,
+    authority: CertificatePair,
     user: str,
     *,
     group: str | None = None,
@@ -132,8 +132,8 @@ def _ensure(  # noqa: PLR0913 - the parts of a certificate
     _write(pair.certificate, builder.sign(_load_key(authority.key), hashes.SHA256()))
 
 
-def _certifies(pair: Pair, authority: Pair, addresses: list[IPv4Address]) -> bool:
-    """Whether the file still speaks for these addresses (cluster.yaml may have changed them)."""
+def _certifies(pair: CertificatePair, authority: CertificatePair, addresses: list[IPv4Address]) -> bool:
+    """Return whether the certificate covers these addresses, which cluster.yaml may have changed."""
     certificate = x509.load_pem_x509_certificate(pair.certificate.read_bytes())
     issuer = x509.load_pem_x509_certificate(authority.certificate.read_bytes())
     if certificate.issuer != issuer.subject:
@@ -191,8 +191,8 @@ def _write(file: Path, certificate: x509.Certificate) -> None:
     write_if_changed(file, certificate.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def _kubeconfig(certificates: Certificates, name: str, shape: ClusterShape) -> str:
-    """Write a kubeconfig that holds everything inside itself, so that it may be copied anywhere on this machine."""
+def _kubeconfig(certificates: Certificates, name: str, shape: ClusterConfig) -> str:
+    """Return a kubeconfig with embedded certificates, which can be copied anywhere on this machine."""
 
     def embedded(file: Path) -> str:
         return base64.b64encode(file.read_bytes()).decode()

@@ -1,4 +1,4 @@
-"""`python -m local_cluster`: up, down, status, load, env."""
+"""`python -m local_cluster`: up, down, build, load, status, env."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rich.console import Console
 
 from local_cluster.cluster import LocalCluster
 from local_cluster.commands import ClusterError
-from local_cluster.folders import Folders, default_cache, project_root
+from local_cluster.config import read_config
+from local_cluster.paths import Folders, default_cache, project_root
 from local_cluster.progress import Steps
-from local_cluster.shape import read_shape
 from local_cluster.status import component_table, node_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -30,12 +30,12 @@ ShapeFile = Annotated[Path | None, typer.Option("--file", help="The cluster's de
 @app.command()
 def up(file: ShapeFile = None) -> None:
     """Bring the cluster up, or bring the running one to what the file says."""
-    with _told(file) as cluster:
+    with _open_cluster(file) as cluster:
         started_seconds = time.monotonic()
         with cluster.steps.shown():
             cluster.up()
         _console.print(
-            f"the cluster '{cluster.shape.name}' is up after {time.monotonic() - started_seconds:.0f} s; "
+            f"the cluster '{cluster.config.name}' is up after {time.monotonic() - started_seconds:.0f} s; "
             f"export KUBECONFIG={cluster.folders.kubeconfig}",
             soft_wrap=True,
             highlight=False,
@@ -48,21 +48,28 @@ def down(
     purge: Annotated[bool, typer.Option("--purge", help="Remove kept programs, images and stores too.")] = False,
 ) -> None:
     """Remove every trace of the cluster from this machine."""
-    with _told(file) as cluster, cluster.steps.shown():
+    with _open_cluster(file) as cluster, cluster.steps.shown():
         cluster.down(purge=purge)
+
+
+@app.command()
+def build(file: ShapeFile = None) -> None:
+    """Build the cluster's programs that are missing."""
+    with _open_cluster(file) as cluster, cluster.steps.shown():
+        cluster.build()
 
 
 @app.command()
 def load(file: ShapeFile = None) -> None:
     """Bring the worker's and the operator's code as it is now onto the running nodes."""
-    with _told(file) as cluster, cluster.steps.shown():
+    with _open_cluster(file) as cluster, cluster.steps.shown():
         cluster.load()
 
 
 @app.command()
 def status(file: ShapeFile = None) -> None:
     """Show the components, the nodes, their devices and the rates of their links; exit 1 when something is not well."""
-    with _told(file) as cluster:
+    with _open_cluster(file) as cluster:
         components, components_well = component_table(cluster)
         _console.print(components)
         nodes, nodes_well = node_table(cluster)
@@ -74,17 +81,17 @@ def status(file: ShapeFile = None) -> None:
 @app.command()
 def env(file: ShapeFile = None) -> None:
     """Print what a shell needs: eval "$(python -m local_cluster env)"."""
-    with _told(file) as cluster:
+    with _open_cluster(file) as cluster:
         folders = ":".join(str(folder) for folder in cluster.binaries.search_path())
         sys.stdout.write(f'export PATH="{folders}:$PATH"\nexport KUBECONFIG="{cluster.folders.kubeconfig}"\n')
 
 
 @contextmanager
-def _told(file: Path | None) -> Iterator[LocalCluster]:
-    """Give the described cluster to a command, and turn its failures into one message and exit status 1 or 2."""
+def _open_cluster(file: Path | None) -> Iterator[LocalCluster]:
+    """Open the configured cluster for a command, and report its failures as one message with exit code 1 or 2."""
     project = project_root()
     try:
-        shape = read_shape(file or project / "deploy" / "local-cluster" / "cluster.yaml")
+        shape = read_config(file or project / "deploy" / "local-cluster" / "cluster.yaml")
         folders = Folders(project, default_cache(), shape.name)
         os.umask(0o022)
         yield LocalCluster(folders, shape, Steps(_console))

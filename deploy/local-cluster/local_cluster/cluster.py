@@ -1,4 +1,4 @@
-"""The local cluster as a whole: up, down, load, status."""
+"""Local cluster: up, down, build and load, under a lock."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from local_cluster import host_settings, packages
 from local_cluster.addons import apply_dns_rights, apply_training_operator, wait_for_training_operator
 from local_cluster.binaries import Binaries
 from local_cluster.certificates import Certificates, make_certificates
-from local_cluster.code import Code
+from local_cluster.cleanup import remove_builders_cache, remove_dead_sockets, remove_leftovers
 from local_cluster.commands import ClusterError, wait_until
+from local_cluster.config import ClusterConfig
 from local_cluster.control_groups import ControlGroups, control_groups
 from local_cluster.control_plane import ControlPlane
-from local_cluster.each import each
-from local_cluster.folders import Folders, write_if_changed
+from local_cluster.image_stores import SeedStore
 from local_cluster.images import RUN_ROOT, TRAINING_OPERATOR, Images
 from local_cluster.kubectl import Kubectl
-from local_cluster.leftovers import remove_builders_cache, remove_dead_sockets, remove_leftovers
 from local_cluster.mounts import unmount_below
 from local_cluster.network import Network, overlapping_route
 from local_cluster.node import Node, device_patch, node_patch
+from local_cluster.parallel import run_in_parallel
+from local_cluster.paths import Folders, write_if_changed
 from local_cluster.processes import Processes, boot_id
 from local_cluster.progress import Steps
-from local_cluster.shape import ClusterShape
-from local_cluster.stores import Seed
+from local_cluster.project_images import ProjectImages
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """One cluster on this machine, found by its name."""
+    """Cluster on this machine, identified by its name."""
 
     folders: Folders
-    shape: ClusterShape
+    config: ClusterConfig
     steps: Steps
 
     @property
     def groups(self) -> ControlGroups:
-        return control_groups(self.shape.name)
+        return control_groups(self.config.name)
 
     @property
     def processes(self) -> Processes:
@@ -60,24 +60,24 @@ class LocalCluster:
 
     @property
     def network(self) -> Network:
-        return Network(self.shape)
+        return Network(self.config)
 
     @property
     def kubectl(self) -> Kubectl:
         return Kubectl(self.binaries.path("kubectl"), Certificates(self.folders.certificates).kubeconfig("admin"))
 
     @property
-    def code(self) -> Code:
-        return Code(self.images, [self.node(name) for name in self.shape.node_names])
+    def code(self) -> ProjectImages:
+        return ProjectImages(self.images, [self.node(name) for name in self.config.node_names])
 
     def node(self, name: str) -> Node:
-        return Node(name, self.folders, self.shape, self.binaries, self.processes, self.groups)
+        return Node(name, self.folders, self.config, self.binaries, self.processes, self.groups)
 
     def up(self) -> None:
-        """Bring the cluster up as described; what already runs so is left alone."""
+        """Start the cluster as configured; running parts that match stay unchanged."""
         if os.geteuid() != 0:
             raise ClusterError("the local cluster makes network namespaces and control groups; run it as root")
-        self.folders.check_socket_lengths(self.shape.node_names)
+        self.folders.check_socket_lengths(self.config.node_names)
         with self._locked():
             self._install_packages()
             self._check_addresses()
@@ -85,52 +85,57 @@ class LocalCluster:
             self._clear_earlier_boot()
             self.groups.create([])
             seed = self._prepare()
-            certificates = make_certificates(self.folders.certificates, self.shape)
+            certificates = make_certificates(self.folders.certificates, self.config)
             host_settings.remember(self.folders.host_settings)
             self.network.ensure_bridge()
             with self.steps.step("start the control plane"):
-                plane = ControlPlane(self.folders, self.shape, self.binaries, certificates, self.processes)
+                plane = ControlPlane(self.folders, self.config, self.binaries, certificates, self.processes)
                 plane.ensure(self.kubectl)
             self._write_checkout(certificates)
-            with self.steps.step("start the nodes", total=len(self.shape.node_names)) as step:
+            with self.steps.step("start the nodes", total=len(self.config.node_names)) as step:
                 self._remove_nodes_no_longer_wanted()
 
                 def start(name: str) -> None:
                     self.node(name).ensure(certificates, seed)
                     step.advance(name)
 
-                each(lambda name: self.node(name).leave_other_place(), self.shape.node_names)
-                each(start, self.shape.node_names)
+                run_in_parallel(lambda name: self.node(name).leave_other_place(), self.config.node_names)
+                run_in_parallel(start, self.config.node_names)
             with self.steps.step("wait for the nodes and give them their devices"):
                 self._wait_for_nodes()
-                each(self._patch_node, self.shape.node_names)
+                run_in_parallel(self._patch_node, self.config.node_names)
                 apply_dns_rights(self.folders, self.kubectl)
             with self.steps.step("install the training operator"):
                 digest = self.images.digest(TRAINING_OPERATOR)
                 apply_training_operator(self.folders, self.binaries, self.kubectl, digest)
-                self.code.load(again=False)
+                self.code.load(reimport=False)
                 wait_for_training_operator(self.folders, self.kubectl)
             self._check_devices()
 
+    def build(self) -> None:
+        """Build missing programs."""
+        with self._locked():
+            self.binaries.build(self.steps)
+
     def load(self) -> None:
-        """Bring the worker's and the operator's code as it is now onto the running nodes."""
+        """Load the current worker and operator code onto the running nodes."""
         with self._locked():
             self._require_running()
             self.images.build_base(self.steps)
             self.images.build_dependencies(self.steps)
-            seed = Seed(self.folders, self.images).ensure(self.steps, self.processes)
-            certificates = make_certificates(self.folders.certificates, self.shape)
-            outdated = [name for name in self.shape.node_names if self.node(name).seed_name() != seed.name]
+            seed = SeedStore(self.folders, self.images).ensure(self.steps, self.processes)
+            certificates = make_certificates(self.folders.certificates, self.config)
+            outdated = [name for name in self.config.node_names if self.node(name).seed_name() != seed.name]
             if outdated:
                 with self.steps.step("dependencies changed: restart the nodes on the new image store"):
-                    each(lambda name: self.node(name).ensure(certificates, seed), outdated)
+                    run_in_parallel(lambda name: self.node(name).ensure(certificates, seed), outdated)
                     self._wait_for_nodes()
-                    each(self._patch_node, outdated)
+                    run_in_parallel(self._patch_node, outdated)
             with self.steps.step("bring the code onto the nodes"):
-                self.code.load(again=True)
+                self.code.load(reimport=True)
 
     def down(self, *, purge: bool = False) -> None:
-        """Remove every trace of the cluster; with `purge` the kept programs, images and stores too."""
+        """Remove every trace of the cluster; with `purge`, also cached programs, images and stores."""
         with self._locked():
             with self.steps.step("stop and remove the cluster"):
                 self._tear_down()
@@ -149,13 +154,13 @@ class LocalCluster:
                     remove_builders_cache()
 
     def _tear_down(self) -> None:
-        nodes = {*self.shape.node_names, *self.network.nodes_present(), *self._nodes_on_disk()}
+        nodes = {*self.config.node_names, *self.network.nodes_present(), *self._nodes_on_disk()}
         for name in self.processes.names():
             if name.startswith(("kubelet-", "kube-proxy-")):
                 self.processes.stop(name, patience_seconds=3)
-        each(lambda name: self.node(name).remove(), sorted(nodes))
+        run_in_parallel(lambda name: self.node(name).remove(), sorted(nodes))
         ControlPlane(
-            self.folders, self.shape, self.binaries, Certificates(self.folders.certificates), self.processes
+            self.folders, self.config, self.binaries, Certificates(self.folders.certificates), self.processes
         ).stop()
         if self.groups.exists():
             self.groups.kill()
@@ -174,14 +179,14 @@ class LocalCluster:
         remove_leftovers()
 
     def _prepare(self) -> Path:
-        """Build what is missing: programs and images side by side, for one waits for processors and one for downloads."""
+        """Build programs (limited by CPU) and images (limited by downloads) in parallel."""
         with ThreadPoolExecutor(max_workers=2) as pool:
             programs = pool.submit(self.binaries.build, self.steps)
             layers = pool.submit(self._build_layers)
             programs.result()
             layers.result()
         self.images.build_programs()
-        return Seed(self.folders, self.images).ensure(self.steps, self.processes)
+        return SeedStore(self.folders, self.images).ensure(self.steps, self.processes)
 
     def _build_layers(self) -> None:
         self.images.build_base(self.steps)
@@ -194,22 +199,22 @@ class LocalCluster:
                 packages.install(missing)
 
     def _check_addresses(self) -> None:
-        wanted = self.shape.network
+        wanted = self.config.network
         for network in (wanted.nodes, wanted.pods, wanted.services):
             route = overlapping_route(network, self.network.bridge)
             if route is not None:
                 raise ClusterError(f"{network} is in use on this machine ({route}); change `network` in cluster.yaml")
 
     def _check_same_network(self) -> None:
-        """Services keep their addresses in etcd, so the ranges of a cluster stay as they were at its first start."""
+        """Raise ClusterError if the address ranges changed, since etcd stores service addresses."""
         mark = self.folders.cluster / "network.json"
-        wanted = self.shape.network.model_dump_json()
+        wanted = self.config.network.model_dump_json()
         if mark.exists() and mark.read_text() != wanted:
             raise ClusterError("`network` in cluster.yaml was changed; take the cluster down first, then up again")
         write_if_changed(mark, wanted)
 
     def _clear_earlier_boot(self) -> None:
-        """Forget sockets and process files of an earlier boot of the machine: nothing of them lives."""
+        """Remove sockets and process files of an earlier boot."""
         mark = self.folders.run / "boot"
         if self.folders.run.exists() and (not mark.exists() or mark.read_text() != boot_id()):
             unmount_below(self.folders.run)
@@ -218,7 +223,7 @@ class LocalCluster:
 
     def _remove_nodes_no_longer_wanted(self) -> None:
         present = {*self.network.nodes_present(), *self._nodes_on_disk()}
-        for name in sorted(present - set(self.shape.node_names)):
+        for name in sorted(present - set(self.config.node_names)):
             self.node(name).remove()
             self.kubectl("delete", "node", name, "--ignore-not-found")
 
@@ -227,7 +232,7 @@ class LocalCluster:
         return [entry.name for entry in folder.iterdir()] if folder.exists() else []
 
     def _wait_for_nodes(self) -> None:
-        wanted = set(self.shape.node_names)
+        wanted = set(self.config.node_names)
 
         def ready() -> bool:
             return wanted <= {name for name, is_ready in self.node_readiness().items() if is_ready}
@@ -236,12 +241,12 @@ class LocalCluster:
             wait_until(ready, what="all nodes to be Ready", deadline_seconds=120, pause_seconds=0.5)
         except ClusterError as error:
             states = self.node_readiness()
-            late = next(name for name in self.shape.node_names if not states.get(name, False))
+            late = next(name for name in self.config.node_names if not states.get(name, False))
             log = self.processes.log(f"kubelet-{late}")
             wait_until(lambda: False, what=f"{error}; node {late}", deadline_seconds=0, log=log)
 
     def node_readiness(self) -> dict[str, bool]:
-        """Every node that the API server knows, and whether its kubelet reported it Ready of late."""
+        """Return whether each registered node is Ready."""
         return {
             item["metadata"]["name"]: any(
                 condition["type"] == "Ready" and condition["status"] == "True"
@@ -251,18 +256,18 @@ class LocalCluster:
         }
 
     def _patch_node(self, name: str) -> None:
-        self.kubectl("patch", "node", name, "--type", "merge", "--patch", json.dumps(node_patch(self.shape, name)))
-        devices = device_patch(self.shape, name)
+        self.kubectl("patch", "node", name, "--type", "merge", "--patch", json.dumps(node_patch(self.config, name)))
+        devices = device_patch(self.config, name)
         if devices is None:
             return
         status = ("--subresource", "status", "--type", "merge", "--patch", json.dumps(devices))
         self.kubectl("patch", "node", name, *status)
 
     def _check_devices(self) -> None:
-        """A kubelet that was killed may withdraw the devices at its return; by now it has returned."""
+        """Patch devices that a killed and restarted kubelet may have withdrawn."""
         for item in self.kubectl.get("nodes")["items"]:
             name = item["metadata"]["name"]
-            wanted = device_patch(self.shape, name) if name in self.shape.node_names else None
+            wanted = device_patch(self.config, name) if name in self.config.node_names else None
             if (
                 wanted is not None
                 and not wanted["status"]["allocatable"].items() <= item["status"]["allocatable"].items()
@@ -278,11 +283,11 @@ class LocalCluster:
 
     def _require_running(self) -> None:
         if not self.processes.running("kube-apiserver"):
-            raise ClusterError(f"the cluster '{self.shape.name}' is not running; bring it up first")
+            raise ClusterError(f"the cluster '{self.config.name}' is not running; bring it up first")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One command at a time on this machine's cache, from whichever checkout."""
+        """Lock this machine's cache, across all checkouts."""
         self.folders.cache.mkdir(parents=True, exist_ok=True)
         with (self.folders.cache / "local-cluster.lock").open("a") as lock:
             try:

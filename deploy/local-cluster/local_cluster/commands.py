@@ -1,4 +1,4 @@
-"""Running other programs, with a clear word when they fail."""
+"""Commands: runs of other programs, with clear failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TAIL_LINES = 15
 
 
 class ClusterError(RuntimeError):
-    """Something about the cluster did not work; the message says what, where and what helps."""
+    """Failure of the cluster; the message says what failed, where, and what helps."""
 
 
 def run(  # noqa: PLR0913 - the parameters of a program's run
@@ -25,8 +25,8 @@ def run(  # noqa: PLR0913 - the parameters of a program's run
 ) -> str:
     """Run a program to its end and return its standard output.
 
-    `what` names the step in words. Raises ClusterError with the end of the program's output when it fails or when its
-    deadline passes.
+    `what` names the step. Raises ClusterError with the end of the program's output when it fails or exceeds its
+    deadline.
     """
     try:
         done = subprocess.run(
@@ -50,7 +50,7 @@ def run(  # noqa: PLR0913 - the parameters of a program's run
 
 
 def succeeds(arguments: Sequence[str | Path], *, deadline_seconds: float = 20) -> bool:
-    """Run a program that answers a question by its exit status."""
+    """Return whether a program exits with status 0."""
     try:
         done = subprocess.run(
             [str(argument) for argument in arguments],
@@ -65,7 +65,7 @@ def succeeds(arguments: Sequence[str | Path], *, deadline_seconds: float = 20) -
 
 
 def tail(text: str, lines: int = _TAIL_LINES) -> str:
-    """Give the last lines of an output, indented below a sentence."""
+    """Return the last lines of an output, indented."""
     return "\n".join(f"    {line[:300]}" for line in text.rstrip().splitlines()[-lines:])
 
 
@@ -79,7 +79,7 @@ def wait_until(
 ) -> None:
     """Wait for a condition.
 
-    Raises ClusterError that names the condition and shows the end of the responsible component's log.
+    Raises ClusterError with the condition and the end of the responsible component's log.
     """
     end = time.monotonic() + deadline_seconds
     while not ready():

@@ -1,9 +1,9 @@
-"""The cluster's control groups: every process and pod of the cluster lives below one group, and is found there again.
+"""Control groups of the cluster: one tree with all its processes and pods.
 
     /NAME/system      the control plane, and each node's containerd, kubelet and kube-proxy
     /NAME/<node>      the pods of a node (the kubelet's cgroupRoot)
 
-Version 1 has one tree for each controller, version 2 one for all; both are served.
+Cgroup v1 has a tree for each controller, v2 one for all; both are supported.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SYSTEM_CPU_SHARES = 4096  # against 1024 of each node's pods: the control plane
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """All groups below one name."""
+    """Control groups below one name."""
 
     name: str
     trees: tuple[Path, ...]
     unified: bool
 
     def create(self, node_names: list[str]) -> None:
-        """Make the groups where they are missing."""
+        """Create missing groups."""
         for tree in self.trees:
             top = tree / self.name
             for group in (top, *(top / leaf for leaf in ("system", *node_names))):
@@ -43,12 +43,12 @@ class ControlGroups:
                     (group / "cpu.weight").write_text(str(shares * 100 // 1024))
 
     def attach(self, pid: int) -> None:
-        """Put one of our processes into the system group."""
+        """Move a process into the system group."""
         for tree in self.trees:
             (tree / self.name / "system" / "cgroup.procs").write_text(str(pid))
 
     def pids(self, group: str = "") -> set[int]:
-        """All processes in a group of the cluster and below it; '' is the whole cluster."""
+        """Return all processes in a group of the cluster and below it; '' is the whole cluster."""
         found: set[int] = set()
         for tree in self.trees:
             for folder, _, files in os.walk(tree / self.name / group):
@@ -57,7 +57,7 @@ class ControlGroups:
         return found - {0, os.getpid()}
 
     def kill(self, group: str = "") -> None:
-        """End every process of a group for good. Raises ClusterError when one does not go."""
+        """Kill every process of a group. Raise ClusterError when one does not end."""
 
         def gone() -> bool:
             pids = self.pids(group)
@@ -71,7 +71,7 @@ class ControlGroups:
         wait_until(gone, what=f"the processes of {self.name}/{group} to end", deadline_seconds=30, pause_seconds=0.05)
 
     def remove(self, group: str = "") -> None:
-        """Remove a group with all below it, in every tree. Its processes must have ended."""
+        """Remove a group and its subgroups in every tree. Its processes must have ended."""
         for tree in self.trees:
             folders = [Path(folder) for folder, _, _ in os.walk(tree / self.name / group, topdown=False)]
             for folder in folders:
@@ -87,19 +87,19 @@ class ControlGroups:
 
 
 def control_groups(name: str, mounts: str | None = None) -> ControlGroups:
-    """Find the trees that this machine has; `mounts` is the text of /proc/mounts."""
+    """Find this machine's trees; `mounts` is the text of /proc/mounts."""
     text = Path("/proc/mounts").read_text() if mounts is None else mounts
     rows = [line.split() for line in text.splitlines()]
     kinds = {row[2] for row in rows}
     if not kinds & {"cgroup", "cgroup2"}:
         raise ClusterError("no control groups are mounted under /sys/fs/cgroup; mount them as systemd does")
-    # A machine of version 1 may show an empty tree of version 2 beside; runc makes its groups there too.
+    # A v1 machine may also mount an empty v2 tree, in which runc creates groups too.
     trees = tuple(Path(row[1]) for row in rows if row[2] in {"cgroup", "cgroup2"})
     return ControlGroups(name, trees, unified="cgroup" not in kinds)
 
 
 def _inherit_cpuset(group: Path) -> None:
-    """Version 1 takes no process into a group without processors and memory nodes."""
+    """Copy the parent's CPUs and memory nodes, without which cgroup v1 admits no process."""
     if (group / "cgroup.controllers").exists():
         return
     for setting in ("cpuset.cpus", "cpuset.mems"):

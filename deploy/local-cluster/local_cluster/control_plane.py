@@ -1,6 +1,6 @@
-"""The control plane: etcd, the API server, the controller manager, the scheduler and the cluster's DNS, on this machine.
+"""Control plane on this machine: etcd, API server, controller manager, scheduler and DNS.
 
-They listen on the bridge's address alone, so they take no port from anything else that runs here.
+They listen only on the bridge's address, so they occupy no port of other programs.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from local_cluster.binaries import Binaries
 from local_cluster.certificates import Certificates
 from local_cluster.commands import wait_until
-from local_cluster.folders import Folders, write_if_changed
+from local_cluster.config import ClusterConfig
 from local_cluster.kubectl import Kubectl
+from local_cluster.paths import Folders, write_if_changed
 from local_cluster.processes import Processes, Program
-from local_cluster.shape import ClusterShape
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns")
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Renders and starts the programs that every cluster has once."""
+    """Configuration and processes of the control plane."""
 
     folders: Folders
-    shape: ClusterShape
+    config: ClusterConfig
     binaries: Binaries
     certificates: Certificates
     processes: Processes
 
     def ensure(self, kubectl: Kubectl) -> None:
-        """Start what does not run as wanted and wait until the API server is ready."""
-        # A cluster for rehearsals may lose its data in a power cut; it may not wait for the disk at each write.
+        """Start missing or changed programs and wait until the API server is ready."""
+        # Data loss at a power cut is acceptable for a test cluster; waiting for the disk at each write is not.
         etcd_data = self.folders.cluster / "etcd"
         etcd_data.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.processes.ensure(self._etcd())
@@ -49,7 +49,7 @@ class ControlPlane:
             self.processes.stop(name)
 
     def _etcd(self) -> Program:
-        address = self.shape.host_address
+        address = self.config.host_address
         pair, authority = self.certificates.pair("etcd"), self.certificates.etcd_authority
         return self._program(
             "etcd",
@@ -72,7 +72,7 @@ class ControlPlane:
         )
 
     def _api_server(self) -> Program:
-        address, made = self.shape.host_address, self.certificates
+        address, made = self.config.host_address, self.certificates
         serving, kubelet, etcd = made.pair("apiserver"), made.pair("kubelet-client"), made.pair("etcd-client")
         accounts = made.pair("service-accounts")
         return self._program(
@@ -90,7 +90,7 @@ class ControlPlane:
             f"--service-account-key-file={accounts.key}",
             f"--service-account-signing-key-file={accounts.key}",
             "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-cluster-ip-range={self.shape.network.services}",
+            f"--service-cluster-ip-range={self.config.network.services}",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
@@ -109,14 +109,14 @@ class ControlPlane:
             f"--kubeconfig={kubeconfig}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",
-            f"--bind-address={self.shape.host_address}",
+            f"--bind-address={self.config.host_address}",
             f"--cert-dir={self.folders.cluster / 'controller-manager'}",
             f"--root-ca-file={made.authority.certificate}",
             f"--service-account-private-key-file={made.pair('service-accounts').key}",
             f"--cluster-signing-cert-file={made.authority.certificate}",
             f"--cluster-signing-key-file={made.authority.key}",
             "--use-service-account-credentials=true",
-            # One instance: nobody to elect against, and a restart need not wait for a lease to run out.
+            # A single instance needs no election, and a restart need not wait for a lease to expire.
             "--leader-elect=false",
         )
 
@@ -127,13 +127,13 @@ class ControlPlane:
             f"--kubeconfig={kubeconfig}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",
-            f"--bind-address={self.shape.host_address}",
+            f"--bind-address={self.config.host_address}",
             f"--cert-dir={self.folders.cluster / 'scheduler'}",
             "--leader-elect=false",
         )
 
     def _coredns(self) -> Program:
-        address = self.shape.host_address
+        address = self.config.host_address
         corefile = (
             ".:53 {\n"
             f"    bind {address}\n"

@@ -1,11 +1,11 @@
-"""Kernel settings of the machine that a kubelet changes at its start, kept so that `down` can put them back."""
+"""Kernel settings that a kubelet changes at its start, stored so that `down` can restore them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from local_cluster.folders import write_if_changed
+from local_cluster.paths import write_if_changed
 
 _SET_BY_KUBELET = (
     "vm.overcommit_memory",
@@ -18,13 +18,13 @@ _SET_BY_KUBELET = (
 
 
 def remember(kept_in: Path) -> None:
-    """Note the present values, once for all clusters of this machine."""
+    """Store the current values once for all clusters of this machine."""
     if not kept_in.exists():
         write_if_changed(kept_in, json.dumps({name: _file(name).read_text().strip() for name in _SET_BY_KUBELET}))
 
 
 def restore(kept_in: Path) -> None:
-    """Put the noted values back. Nothing happens when none are noted."""
+    """Restore the stored values, if any."""
     if not kept_in.exists():
         return
     for name, value in json.loads(kept_in.read_text()).items():

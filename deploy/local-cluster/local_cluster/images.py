@@ -1,4 +1,4 @@
-"""Container images without Docker or a registry: a Debian base, the project's own Dockerfiles, an OCI layout."""
+"""Container images without Docker or a registry: a Debian base, the project's Dockerfiles, an OCI layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from local_cluster.binaries import Binaries
 from local_cluster.commands import run, succeeds
-from local_cluster.folders import Folders, fingerprint, write_if_changed
+from local_cluster.paths import Folders, fingerprint, write_if_changed
 from local_cluster.progress import Steps
 
 BASE = "docker.io/trainwright/base:dev"
@@ -26,7 +26,7 @@ SANDBOX = "docker.io/trainwright/sandbox:dev"
 TRAINING_OPERATOR = "docker.io/trainwright/training-operator:dev"
 
 SEEDED = (SANDBOX, BASE, TRAINING_OPERATOR, OPERATOR_DEPENDENCIES, WORKER_DEPENDENCIES)
-"""What every node's store holds from the beginning; code images are thin layers on top."""
+"""Images in the seed store; code images are thin layers on top."""
 
 _DOCKERFILES = {WORKER: ("profiler-image/Dockerfile", "worker"), OPERATOR: ("operator/Dockerfile", "operator")}
 _PACKAGES = {
@@ -34,6 +34,7 @@ _PACKAGES = {
     "operator/Dockerfile": ("planner/trainwright", "operator/trainwright_operator"),
 }
 _DEPENDENCIES = {WORKER_DEPENDENCIES: WORKER, OPERATOR_DEPENDENCIES: OPERATOR}
+CONSTRAINTS = "deploy/development/constraints.txt"
 _BASE_RECIPE = (
     "--variant=minbase",
     "--include=python3,python3-venv,ca-certificates",
@@ -44,25 +45,25 @@ _BASE_RECIPE = (
 )
 _HOST_CERTIFICATES = Path("/etc/ssl/certs")
 RUN_ROOT = Path("/run/trainwright-images")
-"""The image builder's own files of one boot."""
+"""Image builder's files of one boot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The image builds of this machine."""
+    """Image builds of this machine."""
 
     folders: Folders
     binaries: Binaries
 
     @property
     def layout(self) -> Path:
-        """An OCI image layout with uncompressed layers: their digests stay equal from build to build."""
+        """Return the OCI image layout; its layers are uncompressed, so their digests are reproducible."""
         return self.folders.images / "layout"
 
     def build_base(self, steps: Steps) -> None:
-        """Debian with Python, where Docker users have `python:3.11-slim`."""
+        """Build Debian with Python, equivalent to `python:3.11-slim`."""
         made_of = fingerprint(*_BASE_RECIPE)
-        if self._stamped(BASE, made_of):
+        if self._is_current(BASE, made_of):
             return
         with steps.step("build the base image (Debian with Python)"), tempfile.TemporaryDirectory() as folder:
             archive = Path(folder) / "base.tar"
@@ -72,24 +73,25 @@ class Images:
             self._stamp(BASE, made_of)
 
     def build_dependencies(self, steps: Steps) -> None:
-        """The layers that change only when a requirement changes (torch's is 5 GB)."""
+        """Build the layers that change only with a requirement (torch's is 5 GB)."""
         for image, of in _DEPENDENCIES.items():
             dockerfile, extra = _DOCKERFILES[of]
             text = (self.folders.project / dockerfile).read_text()
-            made_of = fingerprint(self.digest(BASE), text, *requirements(self.folders.project, extra))
-            if self._stamped(image, made_of):
+            pins = (self.folders.project / CONSTRAINTS).read_text()
+            made_of = fingerprint(self.digest(BASE), text, pins, *requirements(self.folders.project, extra))
+            if self._is_current(image, made_of):
                 continue
             with steps.step(f"build the dependencies of the {extra}'s image"):
                 self._build_dockerfile(image, dockerfile, "--target", "dependencies")
                 self._stamp(image, made_of)
 
     def build_programs(self) -> None:
-        """Images that hold one program of ours and nothing else."""
+        """Build images with a single program."""
         for image, program in ((SANDBOX, "sandbox"), (TRAINING_OPERATOR, "training-operator")):
             dockerfile = self.folders.sources / "images" / program / "Dockerfile"
             built = self.binaries.path(program)
             made_of = fingerprint(str(built), dockerfile.read_text())
-            if self._stamped(image, made_of):
+            if self._is_current(image, made_of):
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 shutil.copy2(built, Path(folder) / program)
@@ -97,28 +99,28 @@ class Images:
             self._stamp(image, made_of)
 
     def build_code(self, image: str) -> None:
-        """The worker's or the operator's image as the checkout is now; only thin layers are new."""
+        """Build the worker's or operator's image of the current checkout; only thin layers are new."""
         dockerfile, _ = _DOCKERFILES[image]
         made_of = fingerprint(self.digest(BASE), *_sources(self.folders.project, dockerfile))
-        if self._stamped(image, made_of):
+        if self._is_current(image, made_of):
             return
         before = self._digest_or_none(image)
         self._build_dockerfile(image, dockerfile)
         if before is not None and before != self.digest(image):
-            # Whatever still needs the old layers keeps them.
+            # Layers that are still in use stay.
             succeeds([*self._buildah(), "rmi", before])
         self._stamp(image, made_of)
 
     def export(self, image: str) -> None:
-        """Bring an image into the layout; layers that lie there already are not written again."""
+        """Export an image into the layout, without layers that it already holds."""
         self.layout.mkdir(parents=True, exist_ok=True)
         source = f"containers-storage:[overlay@{self._storage}+{RUN_ROOT}]{image}"
-        # skopeo, for buildah's own push to a layout compresses every layer anew.
+        # skopeo, because buildah's push to a layout recompresses every layer.
         copy = ["skopeo", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
         run([*copy, source, f"oci:{self.layout}:{image}"], what=f"exporting image {image}", deadline_seconds=900)
 
     def manifest(self, image: str) -> dict[str, Any]:
-        """The layout's descriptor of an exported image."""
+        """Return the layout's descriptor of an exported image."""
         index = json.loads((self.layout / "index.json").read_text())
         for descriptor in index["manifests"]:
             if descriptor.get("annotations", {}).get("org.opencontainers.image.ref.name") == image:
@@ -129,14 +131,14 @@ class Images:
         return self.layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def blobs(self, image: str) -> list[str]:
-        """The digests that make up an exported image: manifest, configuration, layers."""
+        """Return the digests of an exported image: manifest, configuration, layers."""
         descriptor = self.manifest(image)
         content = json.loads(self.blob(descriptor["digest"]).read_text())
         parts = [content["config"]["digest"], *(layer["digest"] for layer in content["layers"])]
         return list(dict.fromkeys([descriptor["digest"], *parts]))
 
     def discard_unused(self) -> None:
-        """Remove blobs from the layout that no exported image needs any more."""
+        """Remove blobs that no exported image needs."""
         index = json.loads((self.layout / "index.json").read_text())
         names = [entry.get("annotations", {}).get("org.opencontainers.image.ref.name") for entry in index["manifests"]]
         needed = {digest.removeprefix("sha256:") for name in names if name for digest in self.blobs(name)}
@@ -145,7 +147,7 @@ class Images:
                 file.unlink()
 
     def digest(self, image: str) -> str:
-        """The builder's id of an image: the digest of its configuration, so of all its layers."""
+        """Return the builder's id of an image: the digest of its configuration and thus of all layers."""
         found = self._digest_or_none(image)
         if found is None:
             raise KeyError(f"{image} was not built")
@@ -185,7 +187,7 @@ class Images:
     def _stamp(self, image: str, made_of: str) -> None:
         write_if_changed(self._stamp_file(image), f"{made_of} {self.digest(image)}\n")
 
-    def _stamped(self, image: str, made_of: str) -> bool:
+    def _is_current(self, image: str, made_of: str) -> bool:
         file = self._stamp_file(image)
         if not file.exists():
             return False
@@ -196,8 +198,8 @@ class Images:
 
 
 def _sources(project: Path, dockerfile: str) -> Iterator[bytes]:
-    """Everything that a code image is made of: names and contents."""
-    files = [project / name for name in (dockerfile, ".dockerignore", "pyproject.toml", "README.md")]
+    """Iterate over the inputs of a code image: names and contents."""
+    files = [project / name for name in (dockerfile, ".dockerignore", CONSTRAINTS, "pyproject.toml", "README.md")]
     for package in _PACKAGES[dockerfile]:
         files += sorted(file for file in (project / package).rglob("*") if file.is_file())
     for file in files:
@@ -207,14 +209,14 @@ def _sources(project: Path, dockerfile: str) -> Iterator[bytes]:
 
 
 def requirements(project: Path, extra: str) -> Sequence[str]:
-    """What pip installs for one of the distribution's extras, as the Dockerfiles read it."""
+    """Return pip's requirements for one extra, as the Dockerfiles read them."""
     document = tomllib.loads((project / "pyproject.toml").read_text())
     own = document["project"]
     return [*document["build-system"]["requires"], *own["dependencies"], *own["optional-dependencies"][extra]]
 
 
 def build_arguments(environment: Mapping[str, str]) -> list[str]:
-    """Let pip inside a build trust what this machine trusts, and ask the index that this machine asks."""
+    """Return build arguments that give pip this machine's certificates and package index."""
     bundle = environment.get("PIP_CERT") or str(_HOST_CERTIFICATES / "ca-certificates.crt")
     arguments = ["--build-arg", f"PIP_CERT={bundle}", "--volume", f"{_HOST_CERTIFICATES}:{_HOST_CERTIFICATES}:ro"]
     if not Path(bundle).is_relative_to(_HOST_CERTIFICATES):

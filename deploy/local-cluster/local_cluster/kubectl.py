@@ -1,4 +1,4 @@
-"""Speaking with the API server through kubectl."""
+"""Client of the API server through kubectl."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Kubectl:
         return succeeds([*self._base(), "get", "--raw", "/readyz"], deadline_seconds=5)
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """An object or a list of objects."""
+        """Return an object or a list of objects."""
         document: dict[str, Any] = json.loads(self("get", *arguments, "--output", "json"))
         return document
 
     def apply(self, manifests: str, *, what: str) -> None:
-        """Server-side apply; may be repeated."""
+        """Apply manifests on the server side. Idempotent."""
         arguments = ["apply", "--server-side", "--force-conflicts", "--field-manager", "local-cluster"]
         run([*self._base(), *arguments, "--filename", "-"], what=what, text_input=manifests, deadline_seconds=60)
 
     def accepts(self, manifest: Path) -> bool:
-        """Whether the API server with all its webhooks would take a manifest."""
+        """Return whether the API server with all webhooks admits a manifest."""
         return succeeds([*self._base(), "create", "--dry-run=server", "--filename", manifest], deadline_seconds=15)
 
     def __call__(self, *arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Mounts that a cluster leaves behind, found by the folders they lie in."""
+"""Mounts below a cluster's folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def mounts_below(folder: Path, table: str | None = None) -> list[Path]:
-    """All mount points in a folder, the innermost first; `table` is the text of /proc/self/mountinfo."""
+    """Return all mount points in a folder, innermost first; `table` is the text of /proc/self/mountinfo."""
     text = Path("/proc/self/mountinfo").read_text() if table is None else table
     points = [Path(_OCTAL.sub(lambda code: chr(int(code[1], 8)), line.split()[4])) for line in text.splitlines()]
     inside = [point for point in points if point.is_relative_to(folder)]
@@ -19,6 +19,6 @@ def mounts_below(folder: Path, table: str | None = None) -> list[Path]:
 
 
 def unmount_below(folder: Path) -> None:
-    """Unmount everything in a folder; what is still in use goes when its last user does."""
+    """Unmount everything in a folder; mounts in use are detached lazily."""
     for point in mounts_below(folder):
         run(["umount", "--lazy", point], what=f"unmounting {point}")

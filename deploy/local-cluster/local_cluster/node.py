@@ -1,4 +1,4 @@
-"""One Kubernetes node: a containerd, a kubelet and a kube-proxy of its own, in a network namespace of its own."""
+"""Kubernetes node with its own containerd, kubelet, kube-proxy and network namespace."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any
 
 from local_cluster.binaries import Binaries
 from local_cluster.certificates import Certificates
+from local_cluster.cleanup import remove_links_into
+from local_cluster.config import ClusterConfig
 from local_cluster.control_groups import ControlGroups
-from local_cluster.folders import Folders, write_if_changed
+from local_cluster.image_stores import clone, containerd_basics, unused_plugins, wait_for_containerd
 from local_cluster.images import SANDBOX
-from local_cluster.leftovers import remove_links_into
 from local_cluster.mounts import unmount_below
 from local_cluster.network import Network
+from local_cluster.paths import Folders, write_if_changed
 from local_cluster.processes import Processes, Program, in_namespace
-from local_cluster.shape import ClusterShape
-from local_cluster.stores import clone, containerd_basics, unused_plugins, wait_for_containerd
 
 _CNI_RESULTS = Path("/var/lib/cni/results")
 _SHIM_SOCKETS = Path("/run/containerd/s")
-# A connection's window: enough for links of 1 Gbit/s at a quarter of a millisecond, small enough that the shaped
-# links' queues hold several windows and drop nothing.
+# Receive window: enough for 1 Gbit/s at 0.25 ms, small enough that the shaped links' queues hold several windows and
+# drop nothing.
 _RECEIVE_WINDOW_BYTES = "4096 131072 524288"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Renders, starts and removes one node."""
+    """Configuration and processes of one node."""
 
     name: str
     folders: Folders
-    shape: ClusterShape
+    config: ClusterConfig
     binaries: Binaries
     processes: Processes
     groups: ControlGroups
 
     @property
     def network(self) -> Network:
-        return Network(self.shape)
+        return Network(self.config)
 
     @property
     def store(self) -> Path:
@@ -55,7 +55,7 @@ class Node:
 
     @property
     def programs(self) -> tuple[str, str, str]:
-        """From the innermost out: the order to start them in."""
+        """Return the programs in start order."""
         return (f"containerd-{self.name}", f"kubelet-{self.name}", f"kube-proxy-{self.name}")
 
     @property
@@ -63,25 +63,25 @@ class Node:
         return self.folders.node(self.name) / "seed"
 
     def seed_name(self) -> str | None:
-        """The seed that the node's store was cloned from; None where it has no store yet."""
+        """Return the seed store that the node's store was cloned from, or None without a store."""
         return self._seed_mark.read_text() if self.store.exists() and self._seed_mark.exists() else None
 
     @property
     def _place(self) -> str:
-        return f"{self.shape.node_address(self.name)} {self.shape.pod_range(self.name)}"
+        return f"{self.config.node_address(self.name)} {self.config.pod_range(self.name)}"
 
     @property
     def _place_mark(self) -> Path:
         return self.folders.node_run(self.name) / "place"
 
     def leave_other_place(self) -> None:
-        """Stop the node where it runs at addresses that the description now gives to another."""
+        """Stop the node if its addresses now belong to another node."""
         if self._place_mark.exists() and self._place_mark.read_text() != self._place:
             self.stop()
             self.network.remove_namespace(self.name)
 
     def ensure(self, certificates: Certificates, seed: Path) -> None:
-        """Bring the node up, or leave it alone where it runs as wanted."""
+        """Start the node, unless it runs as configured."""
         if not self.network.healthy(self.name):
             self.stop()  # its pods hang on a network that is gone
             self.network.make_namespace(self.name)
@@ -101,7 +101,7 @@ class Node:
         self.processes.ensure(self._kube_proxy(certificates))
 
     def stop(self) -> None:
-        """End the node's programs and pods; its store stays."""
+        """Stop the node's programs and pods; its store stays."""
         for name in reversed(self.programs):
             self.processes.stop(name)
         self.groups.kill(self.name)
@@ -121,14 +121,14 @@ class Node:
         shutil.rmtree(self.folders.node(self.name), ignore_errors=True)
 
     def _remove_shim_sockets(self) -> None:
-        """Remove the sockets that shims make outside of the node's folders; each task's folder names its own."""
+        """Remove shim sockets outside the node's folders, named in each task's folder."""
         for file in self.folders.node_run(self.name).glob("containerd/io.containerd.runtime.v2.task/k8s.io/*/address"):
             socket = Path(file.read_text().strip().removeprefix("unix://"))
             if socket.is_relative_to(_SHIM_SOCKETS):
                 socket.unlink(missing_ok=True)
 
     def _forget_pod_networks(self) -> None:
-        """Remove what the CNI library notes of this node's pods: each note names the pod's network namespace."""
+        """Remove the CNI library's records of this node's pods, which name the pods' network namespaces."""
         mark = f"{self.folders.node_run(self.name)}/"
         for file in _CNI_RESULTS.glob("*"):
             with contextlib.suppress(FileNotFoundError):  # another node's containerd removes its own meanwhile
@@ -137,10 +137,10 @@ class Node:
 
     @property
     def _pod_network(self) -> str:
-        return f"{self.shape.name}-{self.name}"
+        return f"{self.config.name}-{self.name}"
 
     def _kill_shims(self) -> None:
-        """End the shims of this node's containerd (they outlive it) and remove their sockets."""
+        """Kill the shims of this node's containerd, which outlive it."""
         mark = str(self.containerd_socket).encode()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
@@ -156,8 +156,8 @@ class Node:
         run_folder = self.folders.node_run(self.name)
         plugin = '[plugins."io.containerd.grpc.v1.cri"'
         basics = containerd_basics(self.store, run_folder / "containerd", self.containerd_socket, unused_plugins())
-        # The last two: a machine may forbid lowering the score of the out-of-memory killer; and mounts of pods'
-        # network namespaces shall lie where `down` finds them.
+        # The last two: the machine may forbid lowering the OOM score; and pods' network namespaces must be mounted
+        # where `down` finds them.
         config = (
             f"{basics}{plugin}]\n"
             f'sandbox_image = "{SANDBOX}"\n'
@@ -186,12 +186,12 @@ class Node:
             "ipam": {
                 "type": "host-local",
                 "dataDir": str(self.folders.node_run(self.name) / "addresses"),
-                "ranges": [[{"subnet": str(self.shape.pod_range(self.name))}]],
+                "ranges": [[{"subnet": str(self.config.pod_range(self.name))}]],
                 "routes": [{"dst": "0.0.0.0/0"}],
             },
         }
-        # Reno is in every kernel, and with nothing dropped it fills the window and stays there; some machines' default
-        # (bbr) stops every 10 s to probe.
+        # Reno is in every kernel, and without drops it keeps the window full; bbr, the default of some machines, pauses
+        # every 10 s to probe.
         tuning = {
             "type": "tuning",
             "sysctl": {"net.ipv4.tcp_rmem": _RECEIVE_WINDOW_BYTES, "net.ipv4.tcp_congestion_control": "reno"},
@@ -215,7 +215,7 @@ class Node:
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self.groups.name}/{self.name}",
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
-            "clusterDNS": [str(self.shape.host_address)],
+            "clusterDNS": [str(self.config.host_address)],
             "clusterDomain": "cluster.local",
             "podLogsDir": str(folder / "pod-logs"),
             "volumePluginDir": str(folder / "volume-plugins"),
@@ -223,7 +223,7 @@ class Node:
             "enforceNodeAllocatable": [],
             "localStorageCapacityIsolation": False,
             "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi"},
-            # There is no registry to fetch an image from again.
+            # Without a registry, removed images could not be pulled again.
             "imageGCHighThresholdPercent": 100,
             "oomScoreAdj": 0,
             "maxPods": 60,
@@ -241,7 +241,7 @@ class Node:
             f"--cert-dir={folder / 'kubelet-certificates'}",
             f"--kubeconfig={certificates.kubeconfig(f'kubelet-{self.name}')}",
             f"--hostname-override={self.name}",
-            f"--node-ip={self.shape.node_address(self.name)}",
+            f"--node-ip={self.config.node_address(self.name)}",
         ]
         inside = in_namespace(self.network.namespace(self.name), arguments)
         return Program(self.programs[1], inside, config + serving.certificate.read_text())
@@ -253,7 +253,7 @@ class Node:
             "kind": "KubeProxyConfiguration",
             "mode": "iptables",
             "clientConnection": {"kubeconfig": str(certificates.kubeconfig("kube-proxy"))},
-            "clusterCIDR": str(self.shape.network.pods),
+            "clusterCIDR": str(self.config.network.pods),
             "hostnameOverride": self.name,
             "conntrack": {"maxPerCore": 0, "min": 0},
             "oomScoreAdj": 0,
@@ -264,8 +264,8 @@ class Node:
         return Program(self.programs[2], in_namespace(self.network.namespace(self.name), arguments), config)
 
 
-def node_patch(shape: ClusterShape, name: str) -> dict[str, Any]:
-    """Labels and annotations that a GPU node of that kind carries, and how its devices are emulated."""
+def node_patch(shape: ClusterConfig, name: str) -> dict[str, Any]:
+    """Return the labels and annotations of such a GPU node, with its emulation table."""
     device = shape.node(name)
     if device is None:
         return {"metadata": {"labels": {"trainwright.dev/system": "true"}}}
@@ -285,8 +285,8 @@ def node_patch(shape: ClusterShape, name: str) -> dict[str, Any]:
     return {"metadata": {"labels": labels, "annotations": {"trainwright.dev/emulation": json.dumps(emulation)}}}
 
 
-def device_patch(shape: ClusterShape, name: str) -> dict[str, Any] | None:
-    """The node's status with its devices as an extended resource; None where it has no devices."""
+def device_patch(shape: ClusterConfig, name: str) -> dict[str, Any] | None:
+    """Return the node's status with its devices as an extended resource, or None without devices."""
     device = shape.node(name)
     if device is None:
         return None

@@ -1,4 +1,4 @@
-"""Debian packages that the cluster runs on: installed where missing, never started as services."""
+"""Debian packages that the cluster needs: installed where missing, without starting their services."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from local_cluster.commands import ClusterError, run
 
-# The file that shows that a package is there, for each package.
+# Files that show that a package is installed.
 _PACKAGES = {
     "containerd": ("/usr/bin/containerd",),
     "runc": ("/usr/sbin/runc", "/usr/bin/runc"),
@@ -30,7 +30,7 @@ def missing_packages() -> list[str]:
 
 
 def install(packages: list[str]) -> None:
-    """Install Debian packages without letting their services start: the cluster runs instances of its own."""
+    """Install Debian packages without starting their services: the cluster runs its own instances."""
     if shutil.which("apt-get") is None:
         raise ClusterError(f"this machine lacks {', '.join(packages)} and has no apt-get; install them by hand")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

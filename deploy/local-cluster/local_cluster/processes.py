@@ -1,7 +1,6 @@
-"""The cluster's long-running programs: started once, found again after a crash, never mistaken for another's.
+"""Long-running programs of the cluster, found again after a crash.
 
-A process file keeps the pid with the process' start time and the boot it was started in, so a pid that the kernel has
-given to somebody else since is recognised and left alone.
+A process file stores the pid, start time and boot id, so a pid reused by the kernel is recognised and left alone.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from pathlib import Path
 
 from local_cluster.commands import ClusterError, wait_until
 from local_cluster.control_groups import ControlGroups
-from local_cluster.folders import fingerprint, write_if_changed
+from local_cluster.paths import fingerprint, write_if_changed
 
 _LARGEST_LOG_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to be kept running. `settings` is whatever it reads at its start: when it changes, it is restarted."""
+    """Program to keep running; changed `settings` (its configuration) restart it."""
 
     name: str
     arguments: tuple[str, ...]
@@ -36,8 +35,8 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Which process a process file speaks of."""
+class ProcessIdentity:
+    """Process recorded in a process file."""
 
     pid: int
     start_ticks: int
@@ -51,7 +50,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The programs of one cluster."""
+    """Programs of one cluster."""
 
     folder: Path
     logs: Path
@@ -60,10 +59,10 @@ class Processes:
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
-    def identity(self, name: str) -> Identity | None:
-        """What was started last under this name, alive or not."""
+    def identity(self, name: str) -> ProcessIdentity | None:
+        """Return the process last started under this name, alive or not."""
         try:
-            return Identity(**json.loads(self._file(name).read_text()))
+            return ProcessIdentity(**json.loads(self._file(name).read_text()))
         except FileNotFoundError:
             return None
         except (json.JSONDecodeError, TypeError):  # cut short by a crash: nothing is known of the process
@@ -74,12 +73,12 @@ class Processes:
         return identity is not None and identity.alive
 
     def current(self, program: Program) -> bool:
-        """Whether it runs, and runs with just these arguments and settings."""
+        """Return whether the program runs with these arguments and settings."""
         identity = self.identity(program.name)
         return identity is not None and identity.alive and identity.fingerprint == program.fingerprint
 
     def ensure(self, program: Program) -> bool:
-        """Start the program unless it already runs as wanted. Tells whether it was started."""
+        """Start the program unless it runs as configured, and return whether it was started."""
         if self.current(program):
             return False
         self.stop(program.name)
@@ -87,7 +86,7 @@ class Processes:
         return True
 
     def stop(self, name: str, *, patience_seconds: float = 10) -> None:
-        """Ask the program to end, and end it when it does not. Nothing happens when it does not run."""
+        """Stop the program if it runs: SIGTERM, then SIGKILL."""
         identity = self.identity(name)
         if identity is not None and identity.alive:
             _signal(identity, signal.SIGTERM)
@@ -131,12 +130,12 @@ class Processes:
 
 
 def boot_id() -> str:
-    """The kernel's name for this boot."""
+    """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when it has ended (a zombie has ended too)."""
+    """Return a process's start in clock ticks since boot, or None if it has ended (zombies included)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -146,17 +145,17 @@ def start_ticks(pid: int) -> int | None:
 
 
 def in_namespace(namespace: Path, arguments: Sequence[str | Path]) -> tuple[str, ...]:
-    """Run in a network namespace, and keep sight of the control groups (`ip netns exec` hides them)."""
+    """Wrap a command to run in a network namespace; unlike `ip netns exec`, control groups stay visible."""
     return ("nsenter", f"--net={namespace}", *(str(argument) for argument in arguments))
 
 
 def _plain_environment() -> dict[str, str]:
-    """What a daemon needs; a person's proxies and tokens are not for it."""
+    """Return a daemon's environment, without the user's proxies and tokens."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TZ") if name in os.environ}
     return {**kept, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
-def _signal(identity: Identity, number: signal.Signals) -> None:
+def _signal(identity: ProcessIdentity, number: signal.Signals) -> None:
     try:
         os.kill(identity.pid, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Progress on the screen: one bar a step on a terminal, one line a step elsewhere."""
+"""Progress on the screen: a bar for each step on a terminal, else a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 @dataclass(slots=True)
 class Step:
-    """A step under way; `advance` moves its bar where it has a known length."""
+    """Step in progress; `advance` moves its bar if its length is known."""
 
     name: str
     _progress: Progress | None
@@ -22,7 +22,7 @@ class Step:
     _started_seconds: float
 
     def advance(self, note: str | None = None) -> None:
-        """One unit is done; `note` names it."""
+        """Record one finished unit, named by `note`."""
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task)
             if note is not None:
@@ -33,7 +33,7 @@ class Step:
 
 
 class Steps:
-    """Shows steps, several at a time where they run side by side. Safe to use from several threads."""
+    """Thread-safe display of steps, also of parallel ones."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -60,7 +60,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Step]:
-        """One named step; `total` is its number of units where known."""
+        """Show a step; `total` is its number of units if known."""
         started_seconds = time.monotonic()
         task = None
         if self._progress is not None:

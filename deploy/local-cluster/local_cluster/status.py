@@ -1,4 +1,4 @@
-"""What runs, as tables."""
+"""Tables of the cluster's components and nodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from local_cluster.commands import ClusterError
 
 
 def component_table(cluster: LocalCluster) -> tuple[Table, bool]:
-    """Every program with its process; whether all of them run."""
-    table = Table("component", "state", "pid", "log", title=f"local cluster '{cluster.shape.name}'")
+    """Return a table of all programs, and whether all run."""
+    table = Table("component", "state", "pid", "log", title=f"local cluster '{cluster.config.name}'")
     wanted = [*control_plane.PROGRAMS]
-    for name in cluster.shape.node_names:
+    for name in cluster.config.node_names:
         wanted += cluster.node(name).programs
     all_run = True
     for name in wanted:
@@ -27,7 +27,7 @@ def component_table(cluster: LocalCluster) -> tuple[Table, bool]:
 
 
 def node_table(cluster: LocalCluster) -> tuple[Table, bool]:
-    """Every node as the API server sees it, and its link as the kernel shapes it; whether all is as described."""
+    """Return a table of nodes with their links, and whether all match the configuration."""
     table = Table("node", "ready", "accelerator", "devices", "address", "link, described", "link, kernel")
     try:
         items = {item["metadata"]["name"]: item for item in cluster.kubectl.get("nodes")["items"]}
@@ -35,8 +35,8 @@ def node_table(cluster: LocalCluster) -> tuple[Table, bool]:
     except ClusterError:
         items, ready = {}, {}
     well = True
-    for name in cluster.shape.node_names:
-        device = cluster.shape.node(name)
+    for name in cluster.config.node_names:
+        device = cluster.config.node(name)
         allocatable = items.get(name, {}).get("status", {}).get("allocatable", {}).get("nvidia.com/gpu", "0")
         described = device.link if device else "unshaped"
         kernel = cluster.network.link_rate(name) if cluster.network.healthy(name) else "absent"
@@ -49,7 +49,7 @@ def node_table(cluster: LocalCluster) -> tuple[Table, bool]:
             "[green]yes" if ready.get(name, False) else "[red]no",
             device.accelerator if device else "none",
             allocatable,
-            str(cluster.shape.node_address(name)),
+            str(cluster.config.node_address(name)),
             described,
             kernel,
         )

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainwright_operator.api.section import StatusSection
-from trainwright_operator.api.timestamp import Timestamp
+from trainwright_operator.api.base import StatusModel, Timestamp
 
 
 class ConditionType(StrEnum):
@@ -35,7 +34,7 @@ PHASE_CONDITIONS = (
 """The conditions of the phases, in order; `Succeeded` follows from them, `Suspended` stands beside them."""
 
 
-class Condition(StatusSection):
+class Condition(StatusModel):
     """One condition, as Kubernetes' own conventions have it."""
 
     type: ConditionType

@@ -8,11 +8,11 @@ from typing import Any, Final
 import yaml
 
 from trainwright_operator.api import GROUP, KIND, MAX_NAME_LENGTH, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from trainwright_operator.api.base import rules
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.normalise import structural
-from trainwright_operator.api.section import rules
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.api.structural_schema import structural
 
 HEADER: Final = "# Generated from the pydantic models by `python -m trainwright_operator.api.crd`; change those.\n"
 
@@ -57,7 +57,7 @@ _COLUMNS = [
 
 
 def openapi_schema() -> dict[str, Any]:
-    """The structural schema of the whole resource."""
+    """Return the structural schema of the whole resource."""
     return {
         "description": (
             "A TrainingPlan asks which placement and which parallel degrees train a model fastest on the devices of this "
@@ -70,15 +70,15 @@ def openapi_schema() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(TrainingPlanSpec.model_json_schema()),
-            # Written fields, so that the text which is derived from others is among them.
+            # Serialization mode includes the text fields that are computed from others.
             "status": structural(TrainingPlanStatus.model_json_schema(mode="serialization")),
         },
         **_NAME_RULES,
     }
 
 
-def definition() -> dict[str, Any]:
-    """The CustomResourceDefinition as plain data."""
+def crd_manifest() -> dict[str, Any]:
+    """Return the CustomResourceDefinition as plain data."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -109,16 +109,16 @@ def definition() -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes every value out: references inside a manifest are for machines."""
+    """YAML dumper without aliases, which are hard to read in a manifest."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class gives the name
         return True
 
 
-def text() -> str:
-    """The CustomResourceDefinition as YAML."""
-    return HEADER + yaml.dump(definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+def crd_yaml() -> str:
+    """Return the CustomResourceDefinition as YAML."""
+    return HEADER + yaml.dump(crd_manifest(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    sys.stdout.write(crd_yaml())

@@ -1,4 +1,4 @@
-"""What a person asks: `spec` of a TrainingPlan. The API server checks all of it, so bad input is refused at once."""
+"""Model of `spec` of a TrainingPlan, checked whole by the API server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,44 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from trainwright_operator.api.base import ApiModel, Seconds, immutable, opaque, rules
 from trainwright_operator.api.families import ModelSpec
-from trainwright_operator.api.measuring import LinksSpec, ProfilingSpec
-from trainwright_operator.api.section import Seconds, Section, immutable, opaque, rules
+
+
+class LinksSpec(ApiModel):
+    """Measuring latency and bandwidth between nodes and within them."""
+
+    deadline_seconds: Seconds = 300
+    """The measurement fails with the reason DeadlineExceeded when it takes longer, waiting for devices included."""
+    all_pairs_up_to_nodes: Annotated[int, Field(ge=2, le=40)] = 12
+    """Up to so many nodes the links between every two are measured. With more, a few links of every kind are, and all
+    those (1200 pairs at most) of a kind whose links turn out not to be alike. Nodes with equal topologyLabels and
+    machines (accelerator, number of devices, node.kubernetes.io/instance-type) are of one kind."""
+    topology_labels: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=317)], ...],
+        Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ("topology.kubernetes.io/zone", "topology.kubernetes.io/rack")
+    """Labels that say where in the network a node is, from the widest place to the narrowest; a cloud may have its own,
+    for example cloud.google.com/gce-topology-block or topology.k8s.aws/network-node-layer-3. Nodes without one count as
+    in one place."""
+    collectives: bool = True
+    """Measure all-reduce, all-gather and reduce-scatter too, inside the nodes and over them, of the sizes that plans for
+    this model use, and tell how far the cost model is off. Takes about 20 s."""
+    overlap: bool = True
+    """Measure by how much computation slows down while its device communicates, for the search to reckon with. Never
+    done on emulated devices, whose computation is a wait that nothing slows down."""
+
+
+class ProfilingSpec(ApiModel):
+    """Measuring the layers on each accelerator."""
+
+    deadline_seconds: Seconds = 600
+    """Profiling fails with the reason DeadlineExceeded when it takes longer, waiting for devices included."""
+    warmup_iterations: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Repeats of a layer that are run first and not counted."""
+    iterations: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Repeats of a layer that are timed; their median counts."""
+
 
 MAX_TRIALS = 32
 """As many at most, whatever of trials is counted."""
@@ -52,7 +87,7 @@ class Baseline(StrEnum):
     NONE = "None"
 
 
-class TrainingSpec(Section):
+class TrainingSpec(ApiModel):
     """How the model is trained."""
 
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -63,7 +98,7 @@ class TrainingSpec(Section):
     """The optimizer: its state takes memory, its step takes time."""
 
 
-class DevicesSpec(Section):
+class DevicesSpec(ApiModel):
     """Which devices may be used."""
 
     model_config = ConfigDict(
@@ -96,7 +131,7 @@ class DevicesSpec(Section):
     search.objective is Cost."""
 
 
-class LimitsSpec(Section):
+class LimitsSpec(ApiModel):
     """Bounds of the search; each makes it, and the profiling before it, shorter."""
 
     max_tensor_degree: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -106,7 +141,7 @@ class LimitsSpec(Section):
 _SOME_EFFORT = ("self >= 0.1", "effort is at least 0.1; 1 is what `trainwright plan` does")
 
 
-class SearchSpec(Section):
+class SearchSpec(ApiModel):
     """How candidates are found."""
 
     model_config = ConfigDict(
@@ -137,7 +172,7 @@ class SearchSpec(Section):
     """Bounds of the search."""
 
 
-class TrialsSpec(Section):
+class TrialsSpec(ApiModel):
     """Measuring the best candidates for real."""
 
     model_config = ConfigDict(
@@ -185,7 +220,7 @@ class TrialsSpec(Section):
     every trial corrects it. Left out: all are tried in the order of their predictions. Baselines are tried either way."""
 
 
-class PodMetadata(Section):
+class PodMetadata(ApiModel):
     """Labels and annotations that are added to every worker pod."""
 
     labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32, default_factory=dict)]
@@ -227,7 +262,7 @@ _POD_SPEC = opaque(
 )
 
 
-class PodTemplate(Section):
+class PodTemplate(ApiModel):
     """What is merged into every worker pod."""
 
     metadata: PodMetadata = PodMetadata()
@@ -239,7 +274,7 @@ class PodTemplate(Section):
     resources)."""
 
 
-class WorkerSpec(Section):
+class WorkerSpec(ApiModel):
     """The pods that measure and train."""
 
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
@@ -248,7 +283,7 @@ class WorkerSpec(Section):
     """What is merged into every worker pod."""
 
 
-class TrainingPlanSpec(Section):
+class TrainingPlanSpec(ApiModel):
     """The question: this model, trained like this, on these devices: which plan is fastest?"""
 
     model_config = ConfigDict(

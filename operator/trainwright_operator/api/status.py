@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, computed_field
 
+from trainwright_operator.api.base import Bytes, Figure, Name, StatusModel, Text, Timestamp, opaque
 from trainwright_operator.api.conditions import Condition
-from trainwright_operator.api.section import Bytes, Figure, Name, StatusSection, Text, opaque
-from trainwright_operator.api.timestamp import Timestamp
 
 
 class Phase(StrEnum):
@@ -48,14 +47,14 @@ class TrialState(StrEnum):
         return self not in (TrialState.PENDING, TrialState.RUNNING)
 
 
-class ConfigMapReference(StatusSection):
+class ConfigMapReference(StatusModel):
     """A ConfigMap in the plan's namespace that the plan owns."""
 
     config_map: Name
     """Name of the ConfigMap."""
 
 
-class Progress(StatusSection):
+class Progress(StatusModel):
     """How far the present phase is."""
 
     phase: Phase
@@ -73,7 +72,7 @@ class Progress(StatusSection):
         return f"{self.done}/{self.total} {self.what}"
 
 
-class NodeStatus(StatusSection):
+class NodeStatus(StatusModel):
     """A node whose devices may be used."""
 
     name: Name
@@ -84,7 +83,7 @@ class NodeStatus(StatusSection):
     """How many of them it has."""
 
 
-class AcceleratorStatus(StatusSection):
+class AcceleratorStatus(StatusModel):
     """A type of device."""
 
     name: Annotated[str, Field(max_length=128)]
@@ -95,7 +94,7 @@ class AcceleratorStatus(StatusSection):
     """Memory of one device."""
 
 
-class ExcludedNode(StatusSection):
+class ExcludedNode(StatusModel):
     """A node that is left out."""
 
     name: Name
@@ -112,7 +111,7 @@ def _keyed_by_name(max_items: int) -> dict[str, Any]:
     return {"maxItems": max_items, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
 
-class ClusterStatus(StatusSection):
+class ClusterStatus(StatusModel):
     """What discovery found."""
 
     devices: Annotated[int, Field(ge=0)] = 0
@@ -127,7 +126,7 @@ class ClusterStatus(StatusSection):
     """Nodes that are left out, each with the reason; the first 256 where they are more."""
 
 
-class LinksStatus(StatusSection):
+class LinksStatus(StatusModel):
     """What the measurement of the links found."""
 
     measured: Annotated[int, Field(ge=0)]
@@ -145,7 +144,7 @@ class LinksStatus(StatusSection):
     The search reckons with it."""
 
 
-class TrialStatus(StatusSection):
+class TrialStatus(StatusModel):
     """A plan that is measured for real, and how."""
 
     name: Name
@@ -189,7 +188,7 @@ class TrialStatus(StatusSection):
     """Holds how it ended and, under report.json, all that was measured, as `trainwright trial --report` reads it."""
 
 
-class Winner(StatusSection):
+class Winner(StatusModel):
     """The answer: the best plan that was measured.
 
     The fastest, or the cheapest where search.objective is Cost; with topK 0 the planner's first, as it is predicted.
@@ -215,7 +214,7 @@ class Winner(StatusSection):
     """The plan document, complete: save it to a file and start it again by hand."""
 
 
-class TrainingPlanStatus(StatusSection):
+class TrainingPlanStatus(StatusModel):
     """The answer, and how far the operator is on the way to it."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None

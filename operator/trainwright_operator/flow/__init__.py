@@ -1,1 +1,1 @@
-"""What to do next, decided from what the cluster holds now. Pure: no clock, no network, no Kubernetes client."""
+"""Decisions on a plan from the observed cluster state. Pure: no clock, no network, no Kubernetes client."""

@@ -1,4 +1,4 @@
-"""What can be done to the cluster: each action is one step that may be repeated without harm."""
+"""Actions on the cluster, each an idempotent step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainwright_operator.api.status import TrainingPlanStatus
 
 
 class StoredRole(StrEnum):
-    """What a ConfigMap holds."""
+    """Content of a ConfigMap."""
 
     ORDER = "order"
     RESULT = "result"
@@ -20,7 +20,7 @@ class StoredRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CreateConfigMap:
-    """Store data; one of that name that the plan owns already is left as it is."""
+    """Creation of a ConfigMap; one of that name that the plan already owns stays unchanged."""
 
     name: str
     role: StoredRole
@@ -30,7 +30,7 @@ class CreateConfigMap:
 
 @dataclass(frozen=True, slots=True)
 class AnnotateConfigMap:
-    """Remember a step."""
+    """Annotations that record a step on a ConfigMap."""
 
     name: str
     annotations: Mapping[str, str]
@@ -43,21 +43,21 @@ class DeleteConfigMap:
 
 @dataclass(frozen=True, slots=True)
 class CreateJob:
-    """Create a PyTorchJob; one of that name that the plan owns already is left as it is."""
+    """Creation of a PyTorchJob; one of that name that the plan already owns stays unchanged."""
 
     manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete a PyTorchJob with its pods."""
+    """Deletion of a PyTorchJob with its pods."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class PinPod:
-    """Send a gated pod to its node: one JSON patch that tests the gate, adds the affinity and removes the gate."""
+    """Release of a gated pod to its node: one JSON patch that tests the gate, adds the affinity and removes the gate."""
 
     name: str
     node: str
@@ -66,7 +66,7 @@ class PinPod:
 
 @dataclass(frozen=True, slots=True)
 class DryRunJob:
-    """Ask the API server whether it would take this PyTorchJob."""
+    """Server-side dry run of a PyTorchJob."""
 
     key: str
     manifest: Mapping[str, Any]
@@ -74,12 +74,12 @@ class DryRunJob:
 
 @dataclass(frozen=True, slots=True)
 class PlanningRequest:
-    """What the search is asked, as documents, so that it travels to a process of its own.
+    """Request to the search process, with its inputs as documents.
 
     Attributes:
         objective, tolerance: as in `Limits` and `Preference`.
-        effort: as in `Control`.
-        budget_seconds: after so long it answers with its best so far.
+        effort: as in `SearchControl`.
+        budget_seconds: time after which the search returns its best plans so far.
     """
 
     key: str
@@ -101,20 +101,20 @@ class PlanningRequest:
 
 @dataclass(frozen=True, slots=True)
 class StartPlanner:
-    """Start the search, unless it is under way with the same question."""
+    """Start of the search, unless one with the same request is running."""
 
     request: PlanningRequest
 
 
 @dataclass(frozen=True, slots=True)
 class SetStatus:
-    """Write the plan's status, if it differs."""
+    """Update of the plan's status, if it differs."""
 
     status: TrainingPlanStatus
 
 
 class EventType(StrEnum):
-    """Kubernetes' two kinds of Event."""
+    """Kubernetes' two types of Event."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
@@ -122,7 +122,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EmitEvent:
-    """Tell people."""
+    """Event on the plan."""
 
     type: EventType
     reason: str
@@ -131,7 +131,7 @@ class EmitEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeletePlan:
-    """Delete the TrainingPlan; its children follow by their owner references."""
+    """Deletion of the TrainingPlan; its children follow by their owner references."""
 
 
 Action = (

@@ -1,7 +1,7 @@
-"""The one decision: what to do next, from what the cluster holds now.
+"""Decision on the next actions of a plan from the observed cluster state.
 
-Level-triggered: every pass goes through all phases from the first on. What is done is found in the cluster (a
-ConfigMap with the result), so a restart at any point goes on from there; what is under way is led one step further.
+Level-triggered: each reconciliation runs all phases from the first up to one that is not done. Finished steps are
+found in the cluster (a ConfigMap with the result), so a restarted operator continues there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 
 from trainwright import documents
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.flow.accept import accept
 from trainwright_operator.flow.actions import (
     Action,
     DeleteConfigMap,
@@ -19,53 +18,53 @@ from trainwright_operator.flow.actions import (
     SetStatus,
     StoredRole,
 )
-from trainwright_operator.flow.answer import answer, answer_without_trials
-from trainwright_operator.flow.book import Book, Failed
-from trainwright_operator.flow.discovery import discover
-from trainwright_operator.flow.gang_progress import drop_bad_luck
-from trainwright_operator.flow.links import measure_links
-from trainwright_operator.flow.planning import plan
-from trainwright_operator.flow.prices import check_prices
-from trainwright_operator.flow.profiling import profile
+from trainwright_operator.flow.gangs.lifecycle import discard_transient_failures
+from trainwright_operator.flow.phases.acceptance import accept
+from trainwright_operator.flow.phases.discovery import discover
+from trainwright_operator.flow.phases.links import measure_links
+from trainwright_operator.flow.phases.planning import plan
+from trainwright_operator.flow.phases.profiling import profile
+from trainwright_operator.flow.phases.result import check_prices, select_measured_winner, select_predicted_winner
+from trainwright_operator.flow.phases.trials import try_plans
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.snapshot import Snapshot
-from trainwright_operator.flow.suspending import suspend
-from trainwright_operator.flow.trial_status import given_up
-from trainwright_operator.flow.trials import try_plans
+from trainwright_operator.flow.status_update import Book, PhaseFailed
+from trainwright_operator.flow.suspension import suspend
+from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 
-WORKING_SECONDS = 2.0
-"""How soon to look again while something is under way: a gang's progress is told about as often as it changes."""
-IDLE_SECONDS = 600.0
-"""How soon to look again otherwise. A spec that changed and a plan that is gone are found by the re-sync at the latest."""
+ACTIVE_REQUEUE_SECONDS = 2.0
+"""Requeue delay while something is in progress: about as often as a gang's progress changes."""
+IDLE_REQUEUE_SECONDS = 600.0
+"""Requeue delay otherwise. The re-sync finds a changed spec or a deleted plan at the latest."""
 _FAILING_SECONDS = 600
-"""A plan whose every pass fails at the API server for so long ends: what refuses it (a quota, a webhook that is down)
-does not heal by waiting."""
+"""A plan whose every reconciliation fails at the API server for this long ends: waiting does not remove the cause (a
+quota, a webhook that is down)."""
 
 
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
-    """Everything that is to be done now, in order. Doing it twice does no more than doing it once."""
+    """Return the actions to apply now, in order. Idempotent."""
     book = Book(snapshot, now)
     if is_finished(snapshot):
-        _clean(book)
+        _delete_unwanted(book)
         if _is_expired(snapshot, now):
             book.do(DeletePlan())
         return book.actions
     spec = snapshot.plan.spec
     if spec is None:
-        _fail(book, Failed(Reason.SPEC_INVALID, message(Reason.SPEC_INVALID, what=snapshot.plan.spec_error)))
+        _fail_plan(book, PhaseFailed(Reason.SPEC_INVALID, message(Reason.SPEC_INVALID, what=snapshot.plan.spec_error)))
     elif spec.suspend:
         suspend(book)
     else:
         if book.condition(ConditionType.SUSPENDED) is not None:
             book.say(ConditionType.SUSPENDED, "False", Reason.NOT_SUSPENDED)
-        _work(book)
-    _clean(book)
+        _run_phases(book)
+    _delete_unwanted(book)
     _write_status(book)
     return book.actions
 
 
 def is_finished(snapshot: Snapshot) -> bool:
-    """Whether the plan has its answer for the spec as it stands."""
+    """Return whether the plan has its answer for the current spec."""
     return any(
         condition.type is ConditionType.SUCCEEDED
         and condition.status != "Unknown"
@@ -74,35 +73,38 @@ def is_finished(snapshot: Snapshot) -> bool:
     )
 
 
-def seconds_until_next_look(snapshot: Snapshot, now: datetime) -> float:
-    """When to look again though nothing calls: soon while working, else at the slow re-sync or the plan's end of life."""
+def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
+    """Return seconds until the next reconciliation without an event."""
     plan = snapshot.plan
     if is_finished(snapshot) and plan.spec is not None:
         ttl = plan.spec.ttl_seconds_after_finished
         if ttl is None:
-            return IDLE_SECONDS
+            return IDLE_REQUEUE_SECONDS
         left = (_finished_at(snapshot, now) + timedelta(seconds=ttl) - now).total_seconds()
-        return min(max(left, 1.0), IDLE_SECONDS)
+        return min(max(left, 1.0), IDLE_REQUEUE_SECONDS)
     if plan.spec is None or (plan.spec.suspend and not snapshot.jobs):
-        return IDLE_SECONDS
-    return WORKING_SECONDS
+        return IDLE_REQUEUE_SECONDS
+    return ACTIVE_REQUEUE_SECONDS
 
 
-def _work(book: Book) -> None:
-    """Go through the phases up to the first that is not done; the phase that fails ends the plan."""
+def _run_phases(book: Book) -> None:
+    """Run the phases up to the first that is not done; a failed phase ends the plan."""
     try:
-        _go_through_phases(book)
-        _tell_failing(book)
-    except Failed as failed:
-        _fail(book, failed)
+        _advance_phases(book)
+        _report_request_failure(book)
+    except PhaseFailed as failed:
+        _fail_plan(book, failed)
     except documents.DocumentError as error:
-        _fail(book, Failed(Reason.REPORT_INVALID, message(Reason.REPORT_INVALID, what=f"somebody changed it: {error}")))
+        _fail_plan(
+            book,
+            PhaseFailed(Reason.REPORT_INVALID, message(Reason.REPORT_INVALID, what=f"somebody changed it: {error}")),
+        )
 
 
-def _go_through_phases(book: Book) -> None:
+def _advance_phases(book: Book) -> None:
     book.present = ConditionType.ACCEPTED
-    if not accept(book) or drop_bad_luck(book):
-        _let_run(book)
+    if not accept(book) or discard_transient_failures(book):
+        _keep_current_gangs(book)
         return
     book.keeps_former = False
     book.present = ConditionType.NODES_DISCOVERED
@@ -123,45 +125,48 @@ def _go_through_phases(book: Book) -> None:
     if planned is None:
         return
     if book.spec.trials.top_k == 0:
-        answer_without_trials(book, discovery, planned)
+        select_predicted_winner(book, discovery, planned)
         return
     book.present = ConditionType.TRIALS_COMPLETED
     tried = try_plans(book, discovery, links.cluster, planned)
     if tried is not None:
-        answer(book, discovery, tried)
+        select_measured_winner(book, discovery, tried)
 
 
-def _let_run(book: Book) -> None:
-    """What runs for the same question goes on while an edit of the spec is looked at."""
+def _keep_current_gangs(book: Book) -> None:
+    """Keep the gangs of the same identity running while an edited spec is being accepted."""
     orders = (one for one in book.snapshot.stored if one.role == StoredRole.ORDER and book.names.owns(one.name))
     book.live_gangs.update(one.gang for one in orders)
 
 
-def _tell_failing(book: Book) -> None:
-    """Say in the open condition why nothing comes of what is decided; raises Failed once that lasts too long."""
+def _report_request_failure(book: Book) -> None:
+    """Report in the open condition why requests fail. Raise PhaseFailed once that lasts too long."""
     failing = book.snapshot.failing
     if failing is None or not book.is_open(book.present):
         return
     if book.now - failing.since > timedelta(seconds=_FAILING_SECONDS):
         book.actions.clear()
         what = f"{failing.message}; given up after {_FAILING_SECONDS} s"
-        raise Failed(Reason.REQUEST_FAILED, message(Reason.REQUEST_FAILED, what=what))
+        raise PhaseFailed(Reason.REQUEST_FAILED, message(Reason.REQUEST_FAILED, what=what))
     what = f"{failing.message}; it is asked again"
     book.say(book.present, "Unknown", Reason.REQUEST_FAILED, what=what)
 
 
-def _fail(book: Book, failed: Failed) -> None:
-    """The present phase failed, and the plan with it: what was to be tried yet is not tried any more."""
+def _fail_plan(book: Book, failed: PhaseFailed) -> None:
+    """Fail the present phase and the plan, and skip the remaining trials."""
     book.say_failed(book.present, failed)
     book.say_failed(ConditionType.SUCCEEDED, failed)
     trials = book.fields.get("trials", book.plan.status.trials if book.keeps_former else ())
-    book.fields["trials"] = tuple(given_up(trial, failed.reason, failed.sentence) for trial in trials)
+    book.fields["trials"] = tuple(skipped_by_failure(trial, failed.reason, failed.sentence) for trial in trials)
     book.live_gangs.clear()
     book.progress = None
 
 
-def _clean(book: Book) -> None:
-    """Whatever runs and is not wanted goes: orders first, so that a gang begun anew never meets its former pods."""
+def _delete_unwanted(book: Book) -> None:
+    """Delete tasks and jobs of gangs that are not live.
+
+    Tasks go first, so that a restarted gang never meets its former pods.
+    """
     snapshot = book.snapshot
     book.do(
         *(
@@ -184,7 +189,7 @@ def _is_live(book: Book, name: str, gang: str) -> bool:
 
 
 def _write_status(book: Book) -> None:
-    """One write a pass, and only of news; the Events tell of every condition that changed with it."""
+    """Write the status if it changed, with an Event for each changed condition."""
     status = book.status()
     if status.dump() != book.plan.status.dump():
         book.do(SetStatus(status), *book.events(status.conditions))

@@ -1,4 +1,4 @@
-"""Names of everything that a plan owns: made from the plan alone, so that a restarted operator finds its children again."""
+"""Names of a plan's children, derived from the plan alone so that a restarted operator finds them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PLACEMENT_GATE: Final = f"{GROUP}/placement"
 JOBS_CREATED_ANNOTATION: Final = f"{GROUP}/jobs-created-at"
 PLACED_ANNOTATION: Final = f"{GROUP}/placed-at"
 SEARCH_STARTED_ANNOTATION: Final = f"{GROUP}/search-started"
-"""On the cluster document: when the search began, and for which generation and question."""
+"""Annotation of the cluster document: the search's start, with its generation and request."""
 EMULATION_ANNOTATION: Final = f"{GROUP}/emulation"
 REHEARSE_FAULT_ANNOTATION: Final = f"{GROUP}/rehearse-fault"
-"""On a TrainingPlan, to rehearse a fault: `candidate-1=crash` (or hang, mute), several with commas between them."""
+"""Annotation of a TrainingPlan that injects faults: `candidate-1=crash` (or hang, mute), comma-separated."""
 
 MAX_JOB_NAME_LENGTH: Final = 52
-"""A pod of a PyTorchJob is called `<job>-worker-<index>` inside the 63 characters of a host name."""
+"""Length limit, because a PyTorchJob's pod is named `<job>-worker-<index>` within the 63 characters of a host name."""
 _PLAN_PART_LENGTH: Final = 26
 _IDENTITY_LENGTH: Final = 8
-_CHANGEABLE: Any = {
+_NON_IDENTITY_FIELDS: Any = {
     "suspend": True,
     "ttl_seconds_after_finished": True,
     "links": {"deadline_seconds": True},
@@ -45,21 +45,21 @@ _CHANGEABLE: Any = {
         "stop_when_regret_below": True,
     },
 }
-"""What a person may change without making the measurements so far worthless."""
+"""Fields that the user may change without invalidating measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of one plan's children. `base` is short, starts with a letter and differs for every plan and question."""
+    """Names of one plan's children; `base` is short, starts with a letter and is unique for each plan and identity."""
 
     base: str
 
     @classmethod
     def of(cls, plan_name: str, plan_uid: str, spec: TrainingPlanSpec) -> Names:
-        """The names for this plan as its spec stands: another image or other iterations are measured anew."""
-        # Without defaults: a version with one more field finds what was measured before it.
-        asked = spec.model_dump(mode="json", exclude=_CHANGEABLE, exclude_defaults=True)
-        question = json.dumps({name: part for name, part in asked.items() if part or name not in _CHANGEABLE})
+        """Return the names for the plan's current spec: a changed image or iteration count changes all names."""
+        # Exclude defaults, so that a version with a new field finds older measurements.
+        asked = spec.model_dump(mode="json", exclude=_NON_IDENTITY_FIELDS, exclude_defaults=True)
+        question = json.dumps({name: part for name, part in asked.items() if part or name not in _NON_IDENTITY_FIELDS})
         identity = hashlib.sha256(f"{plan_uid}\n{question}".encode()).hexdigest()[:_IDENTITY_LENGTH]
         part = re.sub(r"[^a-z0-9]+", "-", plan_name.lower()).strip("-")[:_PLAN_PART_LENGTH].strip("-")
         if not part[:1].isalpha():
@@ -67,26 +67,26 @@ class Names:
         return cls(f"{part}-{identity}")
 
     def child(self, suffix: str) -> str:
-        """The name of a child."""
+        """Return the name of a child."""
         return f"{self.base}-{suffix}"
 
     def owns(self, name: str) -> bool:
-        """Whether a child's name was made from this base."""
+        """Return whether a child's name has this base."""
         return name.startswith(f"{self.base}-")
 
     def job(self, gang: str, shape: int) -> str:
-        """The PyTorchJob of a gang for its shape-th pod shape; the first one hosts the rendezvous."""
+        """Return the PyTorchJob name of a gang's job shape; the first one hosts the rendezvous."""
         name = self.child(gang if shape == 0 else f"{gang}-s{shape}")
         if len(name) > MAX_JOB_NAME_LENGTH:
             raise ValueError(f"the PyTorchJob name {name} has more than {MAX_JOB_NAME_LENGTH} characters")
         return name
 
-    def order(self, gang: str) -> str:
-        """The ConfigMap with a gang's order."""
+    def task(self, gang: str) -> str:
+        """Return the name of the ConfigMap with a gang's task."""
         return self.child(f"{gang}-order")
 
     def result(self, gang: str) -> str:
-        """The ConfigMap with what came of a gang."""
+        """Return the name of the ConfigMap with a gang's result."""
         return self.child(f"{gang}-result")
 
     @property
@@ -102,5 +102,5 @@ class Names:
         return self.child("profiles")
 
     def candidates(self, top_k: int) -> str:
-        """The ConfigMap with the candidates; another topK asks for other candidates."""
+        """Return the name of the ConfigMap with the candidates, which depend on topK."""
         return self.child(f"candidates-{top_k}")

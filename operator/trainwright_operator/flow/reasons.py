@@ -1,4 +1,4 @@
-"""Every reason that a condition, an Event or a trial can carry, with the sentence that goes with it."""
+"""Reasons of conditions, Events and trials, with their message templates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class Reason(StrEnum):
-    """One CamelCase word; a worker's `FailureReason` words are among them."""
+    """Reason as one CamelCase word; includes the worker's `FailureReason` values."""
 
     NOT_STARTED = "NotStarted"
     IN_PROGRESS = "InProgress"
@@ -42,7 +42,7 @@ class Reason(StrEnum):
     # Succeeded
     BEST_TRIAL_SELECTED = "BestTrialSelected"
     PLANNED_ONLY = "PlannedOnly"
-    # What becomes of a gang
+    # Gangs
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     STARTING = "Starting"
     RUNNING = "Running"
@@ -84,7 +84,7 @@ ENVIRONMENTAL: Final = frozenset(
         Reason.DEADLINE_EXCEEDED,
     }
 )
-"""Failures for want of capacity, time or luck: they say nothing of the plan that was tried."""
+"""Environmental failures (capacity, time, transient errors), which say nothing about the tried plan."""
 
 MESSAGES: Final[dict[Reason, str]] = {
     Reason.NOT_STARTED: "waits for the phases before it",
@@ -149,12 +149,12 @@ MESSAGES: Final[dict[Reason, str]] = {
         "slow or too busy for this emulation"
     ),
 }
-"""One sentence for each reason; the fields in braces are filled in where it is used."""
+"""Message template of each reason."""
 
 _MAX_MESSAGE = 1000
 
 
 def message(reason: Reason, **fields: Any) -> str:
-    """The sentence of a reason, on one line and of bounded length."""
+    """Return the message of a reason on one line, cut to `_MAX_MESSAGE` characters."""
     sentence = " ".join(MESSAGES[reason].format(**fields).split())
     return sentence if len(sentence) <= _MAX_MESSAGE else f"{sentence[: _MAX_MESSAGE - 1]}…"

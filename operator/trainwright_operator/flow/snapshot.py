@@ -1,4 +1,4 @@
-"""What the cluster holds now, as far as one TrainingPlan is concerned: the only thing that decisions are made from."""
+"""Observed cluster state of one TrainingPlan, the only input of decisions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainwright_operator.api.status import TrainingPlanStatus
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """The TrainingPlan itself.
+    """Observed TrainingPlan.
 
     Attributes:
-        spec: None where it could not be read; then spec_error says why in a sentence.
-        image: the worker's image: the plan's own or the operator's default; empty where neither is set.
+        spec: None where it is invalid, with the reason in `spec_error`.
+        image: the plan's worker image, else the operator's default; empty where neither is set.
     """
 
     name: str
@@ -35,7 +35,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """What keeps pods off a node, but for those that tolerate it."""
+    """Taint of a node."""
 
     key: str
     value: str
@@ -44,7 +44,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as the API server knows it."""
+    """Observed node."""
 
     name: str
     labels: Mapping[str, str]
@@ -55,17 +55,17 @@ class NodeFacts:
     taints: tuple[Taint, ...] = ()
 
     def devices(self, resource_name: str) -> int:
-        """How many devices the node offers; 0 where it offers none or the amount is no whole number."""
+        """Return how many devices the node offers; 0 if the amount is missing or no whole number."""
         amount = self.allocatable.get(resource_name, "0")
         return int(amount) if amount.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class SliceDevice:
-    """A device that a driver published in a ResourceSlice (dynamic resource allocation).
+    """Device from a driver's ResourceSlice (dynamic resource allocation).
 
     Attributes:
-        problem: why it cannot be used, in a sentence; empty where it can.
+        problem: why it is unusable; empty where it is usable.
     """
 
     node: str
@@ -76,7 +76,7 @@ class SliceDevice:
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
-    """A container of a pod: waiting (with a reason), running (since) or terminated (with an exit code)."""
+    """Container of a pod: waiting (with a reason), running (since) or terminated (with an exit code)."""
 
     name: str
     waiting_reason: str = ""
@@ -91,15 +91,15 @@ class ContainerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod of a gang.
+    """Pod of a gang.
 
     Attributes:
         role, index: `master` 0 or `worker` i, from the training operator's labels.
-        gates: names of the scheduling gates that it still has, in order.
-        affinity: spec.affinity as it stands (a webhook may have set one); None where there is none.
-        node: where it was bound; empty before.
-        log: the end of its log; None where it was not read.
-        missing_maps: ConfigMaps that it mounts and that its namespace does not have, while it does not start.
+        gates: names of the remaining scheduling gates, in order.
+        affinity: current spec.affinity (a webhook may have set one), if any.
+        node: bound node; empty before binding.
+        log: end of the log; None where it was not read.
+        missing_maps: mounted ConfigMaps that do not exist, while the pod does not start.
     """
 
     name: str
@@ -123,7 +123,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """A PyTorchJob of a gang; `failed_at` is when it failed, if it did."""
+    """PyTorchJob of a gang."""
 
     name: str
     gang: str
@@ -135,8 +135,8 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMap:
-    """A ConfigMap that the plan owns."""
+class StoredConfigMap:
+    """ConfigMap that the plan owns."""
 
     name: str
     gang: str
@@ -149,7 +149,7 @@ class StoredMap:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What the API server said to a rendered PyTorchJob; `reason` and `message` are empty where it was content."""
+    """API server's answer to a server-side dry run; `reason` and `message` are empty on success."""
 
     key: str
     reason: str = ""
@@ -158,14 +158,14 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """The API server's last words to a pass that could not do all it decided, and since when every pass failed so."""
+    """Last failed API request, and since when every reconciliation has failed."""
 
     message: str
     since: datetime
 
 
 class PlannerState(StrEnum):
-    """How far the search's process is."""
+    """State of the search process."""
 
     IDLE = "Idle"
     RUNNING = "Running"
@@ -176,9 +176,9 @@ class PlannerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannerFacts:
-    """The search's process: what it was asked (`key`), since when, and its answer (a `PlannedTrials` document).
+    """Search process with its request (`key`) and answer (a `PlannedTrials` document).
 
-    `ahead`: other plans' searches that are to end before it begins.
+    `ahead`: number of other plans' searches queued before it.
     """
 
     state: PlannerState = PlannerState.IDLE
@@ -191,12 +191,12 @@ class PlannerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All facts at one moment.
+    """Observed state at one moment.
 
     Attributes:
-        used_devices: by node, devices that bound or pinned pods hold which have not ended, all plans' pods included.
-        refusals: by name, the API server's words where it refused to create a PyTorchJob, or to send a pod to its node.
-        failing: None where the last pass could do all that it decided.
+        used_devices: devices of bound or pinned pods that have not ended, by node, over all plans.
+        refusals: API server's message by name of each refused PyTorchJob or pin of a pod.
+        failing: None where the last reconciliation applied all actions.
     """
 
     plan: PlanFacts
@@ -204,15 +204,15 @@ class Snapshot:
     slice_devices: tuple[SliceDevice, ...] = ()
     jobs: tuple[JobFacts, ...] = ()
     pods: tuple[PodFacts, ...] = ()
-    stored: tuple[StoredMap, ...] = ()
+    stored: tuple[StoredConfigMap, ...] = ()
     used_devices: Mapping[str, int] = field(default_factory=dict)
     refusals: Mapping[str, str] = field(default_factory=dict)
     dry_run: DryRun | None = None
     planner: PlannerFacts = PlannerFacts()
     failing: RequestFailure | None = None
 
-    def find(self, name: str) -> StoredMap | None:
-        """The ConfigMap of that name, if the plan owns one that is not being deleted."""
+    def find(self, name: str) -> StoredConfigMap | None:
+        """Return the plan's ConfigMap of that name unless it is being deleted."""
         return next((stored for stored in self.stored if stored.name == name and not stored.terminating), None)
 
     def jobs_of(self, gang: str) -> tuple[JobFacts, ...]:

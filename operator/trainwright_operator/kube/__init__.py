@@ -1,1 +1,1 @@
-"""Adapters to Kubernetes: the only place that knows kopf and the Kubernetes client."""
+"""Adapters to Kubernetes, the only package that uses kopf and the Kubernetes client."""

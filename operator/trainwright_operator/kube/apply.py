@@ -1,37 +1,68 @@
-"""Doing what was decided: each action one idempotent request."""
+"""Conversion of actions to idempotent requests to the API server, Kubernetes Events included."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-from trainwright_operator import events
+from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.flow import actions as a
-from trainwright_operator.flow.gang import labels, owner_reference
+from trainwright_operator.flow.actions import EmitEvent
+from trainwright_operator.flow.gangs.manifests import child_labels, owner_reference
 from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import DryRun, PlanFacts, RequestFailure
-from trainwright_operator.kube import paths
-from trainwright_operator.kube.api import JSON_PATCH, MERGE_PATCH, Api, ApiError
-from trainwright_operator.kube.observe import Memory
-from trainwright_operator.kube.searches import Searches
+from trainwright_operator.kube import client
+from trainwright_operator.kube.client import JSON_PATCH, MERGE_PATCH, Api, ApiError
+from trainwright_operator.kube.search_pool import SearchPool
+from trainwright_operator.kube.snapshot_reader import ReadCache
+
+COMPONENT: Final = "trainwright"
+_MAX_MESSAGE = 1024
+
+
+def event_manifest(plan: PlanFacts, event: EmitEvent, now: datetime) -> dict[str, Any]:
+    """Return the Event as plain data."""
+    time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{plan.name}-", "namespace": plan.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": plan.name,
+            "namespace": plan.namespace,
+            "uid": plan.uid,
+        },
+        "type": event.type.value,
+        "reason": event.reason,
+        "message": event.message[:_MAX_MESSAGE],
+        "source": {"component": COMPONENT},
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }
+
 
 logger = logging.getLogger(__name__)
 
 
 class Applier:
-    """Applies the actions of one pass to the cluster."""
+    """Applier of one reconciliation's actions to the cluster."""
 
-    def __init__(self, api: Api, searches: Searches) -> None:
+    def __init__(self, api: Api, searches: SearchPool) -> None:
         self._api = api
         self._searches = searches
 
-    async def apply(self, plan: PlanFacts, actions: Sequence[a.Action], memory: Memory) -> None:
-        """All actions in order. After one that fails only the status is still written and told.
+    async def apply(self, plan: PlanFacts, actions: Sequence[a.Action], memory: ReadCache) -> None:
+        """Apply all actions in order.
 
-        So people see how far the plan is. Raises that ApiError at the end: the next pass decides anew.
+        After a failure, apply only status and Events, so that users see the plan's progress.
+
+        Raise the first ApiError at the end: the next reconciliation decides anew.
         """
         failure: ApiError | None = None
         for action in actions:
@@ -42,7 +73,7 @@ class Applier:
             except ApiError as error:
                 failure = failure or error
                 if isinstance(action, a.SetStatus):
-                    break  # what was not written is no news yet
+                    break  # no Events for an unwritten status
         if failure is None:
             memory.failing = None
             return
@@ -50,22 +81,22 @@ class Applier:
         memory.failing = RequestFailure(str(failure), since)
         raise failure
 
-    async def _apply(self, plan: PlanFacts, action: a.Action, memory: Memory) -> None:  # noqa: C901 - a line an action
+    async def _apply(self, plan: PlanFacts, action: a.Action, memory: ReadCache) -> None:  # noqa: C901 - a line an action
         namespace = plan.namespace
         match action:
             case a.CreateConfigMap():
                 if action.role is a.StoredRole.ORDER:
-                    memory.refusals.clear()  # a new order is a new attempt
-                await self._create(plan, paths.core("configmaps", namespace), _config_map(plan, action))
+                    memory.refusals.clear()  # a new task is a new attempt
+                await self._create(plan, client.core_path("configmaps", namespace), _config_map(plan, action))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 body = {"metadata": {"annotations": dict(annotations)}}
-                await self._api.patch(f"{paths.core('configmaps', namespace)}/{name}", body, MERGE_PATCH)
+                await self._api.patch(f"{client.core_path('configmaps', namespace)}/{name}", body, MERGE_PATCH)
             case a.DeleteConfigMap(name=name):
-                await self._api.delete(f"{paths.core('configmaps', namespace)}/{name}")
+                await self._api.delete(f"{client.core_path('configmaps', namespace)}/{name}")
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.DeleteJob(name=name):
-                await self._api.delete(f"{paths.jobs(namespace)}/{name}")
+                await self._api.delete(f"{client.jobs_path(namespace)}/{name}")
             case a.PinPod(name=name, patch=patch):
                 await self._pin(namespace, name, patch, memory)
             case a.DryRunJob(key=key, manifest=manifest):
@@ -77,10 +108,10 @@ class Applier:
             case a.EmitEvent():
                 await self._emit(plan, action)
             case a.DeletePlan():
-                await self._api.delete(paths.plan(namespace, plan.name))
+                await self._api.delete(client.plan_path(namespace, plan.name))
 
     async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> None:
-        """Create a child; one of that name is ours if this very plan owns it, also from before a restart."""
+        """Create a child. An existing one is accepted if this plan owns it, possibly from before a restart."""
         try:
             await self._api.create(path, body)
         except ApiError as error:
@@ -93,23 +124,24 @@ class Applier:
                     409, f"{body['metadata']['name']} exists already and belongs to somebody else"
                 ) from error
 
-    async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: Memory) -> None:
+    async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
         name = manifest["metadata"]["name"]
         try:
-            await self._create(plan, paths.jobs(plan.namespace), manifest)
+            await self._create(plan, client.jobs_path(plan.namespace), manifest)
             memory.refusals.pop(name, None)
         except ApiError as error:
             if not error.is_refusal and not error.is_missing:
                 raise
             memory.refusals[name] = str(error)
 
-    async def _pin(self, namespace: str, name: str, patch: Sequence[Any], memory: Memory) -> None:
-        path = f"{paths.core('pods', namespace)}/{name}"
+    async def _pin(self, namespace: str, name: str, patch: Sequence[Any], memory: ReadCache) -> None:
+        path = f"{client.core_path('pods', namespace)}/{name}"
         try:
             await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
             memory.refusals.pop(name, None)
         except ApiError as error:
-            # The pod went, or its gate did: the next pass sees which. Or somebody's policy forbids it, which that tells.
+            # The pod or its gate is gone, as the next reconciliation sees, or a policy forbids the pin, as the refusal
+            # reports.
             if not error.is_missing and not error.is_refusal:
                 raise
             logger.warning("pod %s/%s was not sent to its node: %s", namespace, name, error)
@@ -117,7 +149,7 @@ class Applier:
 
     async def _dry_run(self, namespace: str, key: str, manifest: dict[str, Any]) -> DryRun:
         try:
-            await self._api.create(paths.jobs(namespace), manifest, dryRun="All", fieldValidation="Strict")
+            await self._api.create(client.jobs_path(namespace), manifest, dryRun="All", fieldValidation="Strict")
         except ApiError as error:
             if error.is_missing:
                 return DryRun(key, Reason.PYTORCHJOB_MISSING, str(error))
@@ -127,18 +159,18 @@ class Applier:
         return DryRun(key)
 
     async def _set_status(self, plan: PlanFacts, status: dict[str, Any]) -> None:
-        """The whole status in one write; the test keeps it off another plan that was given the same name."""
+        """Write the whole status at once; the uid test protects another plan of the same name."""
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": plan.uid},
             {"op": "add", "path": "/status", "value": status},
         ]
-        await self._api.patch(f"{paths.plan(plan.namespace, plan.name)}/status", patch, JSON_PATCH)
+        await self._api.patch(f"{client.plan_path(plan.namespace, plan.name)}/status", patch, JSON_PATCH)
 
     async def _emit(self, plan: PlanFacts, event: a.EmitEvent) -> None:
-        """Events are for people; a plan does not stop because one is lost."""
+        """Create an Event. A failure is only logged: Events are informative."""
         try:
             await self._api.create(
-                paths.core("events", plan.namespace), events.manifest(plan, event, datetime.now(UTC))
+                client.core_path("events", plan.namespace), event_manifest(plan, event, datetime.now(UTC))
             )
         except ApiError as error:
             logger.warning("an Event was lost: %s", error)
@@ -151,7 +183,7 @@ def _config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
         "metadata": {
             "name": action.name,
             "namespace": plan.namespace,
-            "labels": labels(plan, action.gang) | {ROLE_LABEL: action.role.value},
+            "labels": child_labels(plan, action.gang) | {ROLE_LABEL: action.role.value},
             "ownerReferences": [owner_reference(plan)],
         },
         "data": dict(action.data),

@@ -1,4 +1,7 @@
-"""/healthz: whether the operator has lately reached the API server. kopf's own endpoint stays content without one."""
+"""Health endpoint /healthz: whether the operator recently reached the API server.
+
+kopf's own endpoint does not check that.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ STALE_SECONDS: Final = 120.0
 """Four missed re-syncs."""
 
 
-class Pulse:
-    """When something last worked: a pass, a listing of all plans, the lease renewed or waited for."""
+class Liveness:
+    """Time of the last success: a reconciliation, a listing of all plans, or a lease renewed or awaited."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def beat(self) -> None:
+    def record_success(self) -> None:
         self._last = time.monotonic()
 
     @property
@@ -25,8 +28,8 @@ class Pulse:
         return time.monotonic() - self._last
 
 
-def serve(port: int, pulse: Pulse) -> ThreadingHTTPServer:
-    """Answer health checks in a thread of its own, so that a blocked event loop is told apart from a slow one."""
+def serve(port: int, pulse: Liveness) -> ThreadingHTTPServer:
+    """Serve health checks in a separate thread, so that a blocked event loop differs from a slow one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -40,7 +43,7 @@ def serve(port: int, pulse: Pulse) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-            """Checks come every few seconds and are no news."""
+            """Suppress logs of checks, which arrive every few seconds."""
 
     server = ThreadingHTTPServer(("", port), Handler)
     threading.Thread(target=server.serve_forever, name="healthz", daemon=True).start()

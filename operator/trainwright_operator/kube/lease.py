@@ -1,4 +1,4 @@
-"""The lease: one operator acts at a time. kopf's peering is no such promise, so this is held before kopf starts."""
+"""Lease for a single active operator, held before kopf starts because kopf's peering does not guarantee one."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from trainwright_operator.kube import paths
-from trainwright_operator.kube.api import Api, ApiError
-from trainwright_operator.kube.health import Pulse
+from trainwright_operator.kube import client
+from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.health import Liveness
 from trainwright_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 DURATION_SECONDS: Final = 15
-"""A holder that has not renewed for so long is dead."""
+"""Time without renewal after which a holder counts as dead."""
 RENEW_DEADLINE_SECONDS: Final = 10.0
-"""A holder that cannot renew for so long gives up, well before another one may take over."""
+"""Time without renewal after which the holder gives up, well before another one may take over."""
 RETRY_SECONDS: Final = 2.0
 
 
 class LeaseLost(Exception):  # noqa: N818 - an event, and the end of this process
-    """Somebody else may act from now on."""
+    """Loss of the lease: another operator may act from now on."""
 
 
 class Lease:
-    """One holder's view of the lease. Others' clocks are not trusted: only whether the record changes counts."""
+    """One holder's view of the lease. Only changes of the record count, because other clocks are not trusted."""
 
-    def __init__(self, api: Api, settings: Settings, pulse: Pulse) -> None:
-        self._api = api.apart("lease")  # nothing that hangs elsewhere may hold up a renewal
-        self._path = paths.leases(settings.lease_namespace)
+    def __init__(self, api: Api, settings: Settings, pulse: Liveness) -> None:
+        self._api = api.with_own_thread("lease")  # other hanging requests must not delay a renewal
+        self._path = client.leases_path(settings.lease_namespace)
         self._namespace = settings.lease_namespace
         self._name = settings.lease_name
         self._identity = settings.identity
-        self._pulse = pulse
-        self._seen: tuple[str, str] = ("", "")
+        self._liveness = pulse
+        self._last_record: tuple[str, str] = ("", "")
         self._seen_at = 0.0
 
     async def acquire(self) -> None:
-        """Wait until the lease is ours."""
+        """Wait until this operator holds the lease."""
         told = ""
         while True:
             try:
-                holder = await self._try()
+                holder = await self._acquire_or_renew()
             except ApiError as error:
                 holder = f"unknown: {error}"
-            self._pulse.beat()  # also without an answer: that it waits is all that is asked of it
+            self._liveness.record_success()  # also without an answer: waiting is healthy
             if holder == self._identity:
                 logger.info("the lease %s/%s is held", self._namespace, self._name)
                 return
@@ -57,13 +57,13 @@ class Lease:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def keep(self) -> None:
-        """Renew for ever. Raises LeaseLost when another one holds it, or when it cannot be renewed in time."""
+        """Renew forever. Raise LeaseLost when another operator holds the lease or it cannot be renewed in time."""
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(RETRY_SECONDS)
             try:
                 async with asyncio.timeout(max(RENEW_DEADLINE_SECONDS - (time.monotonic() - renewed), 0.1)):
-                    holder = await self._try()
+                    holder = await self._acquire_or_renew()
             except (ApiError, TimeoutError) as error:
                 if time.monotonic() - renewed >= RENEW_DEADLINE_SECONDS:
                     raise LeaseLost(f"not renewed for {RENEW_DEADLINE_SECONDS:.0f} s: {error}") from None
@@ -71,10 +71,10 @@ class Lease:
             if holder != self._identity:
                 raise LeaseLost(f"{holder} holds it")
             renewed = time.monotonic()
-            self._pulse.beat()
+            self._liveness.record_success()
 
     async def release(self) -> None:
-        """Let the next one begin at once."""
+        """Release the lease, so that the next operator can start at once."""
         try:
             lease = await self._api.get(f"{self._path}/{self._name}")
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -83,8 +83,8 @@ class Lease:
         except ApiError as error:
             logger.warning("the lease was not released, it runs out by itself: %s", error)
 
-    async def _try(self) -> str:
-        """Take or renew the lease if that is allowed; who holds it then."""
+    async def _acquire_or_renew(self) -> str:
+        """Acquire or renew the lease if allowed, and return its holder."""
         try:
             lease = await self._api.get(f"{self._path}/{self._name}")
         except ApiError as error:
@@ -96,15 +96,15 @@ class Lease:
         spec = lease.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
         record = (holder, str(spec.get("renewTime")))
-        if record != self._seen:
-            self._seen, self._seen_at = record, time.monotonic()
+        if record != self._last_record:
+            self._last_record, self._seen_at = record, time.monotonic()
         patience = float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
         if holder and holder != self._identity and time.monotonic() - self._seen_at < patience:
             return holder
         return await self._write(lease, new=False)
 
     async def _write(self, lease: dict[str, Any], *, new: bool) -> str:
-        """Write ourselves in; the resource version makes sure that only one of several does."""
+        """Write this holder into the lease; the resource version lets only one of several succeed."""
         spec = lease.get("spec") or {}
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         if spec.get("holderIdentity") != self._identity:

@@ -1,20 +1,28 @@
-"""kopf's part: watching. A handler only wakes a plan's task, so no edge that is missed can do harm.
+"""Watches of plans by kopf, restarted when the readable namespaces change.
 
-Only `on.event` handlers are used: with others kopf keeps the whole spec in an annotation, and with timers or daemons it
-adds a finalizer, which would keep plans from being deleted while no operator runs.
+Handlers only wake a plan's task, so missed events do no harm. Only `on.event` handlers are used: others make kopf
+store the whole spec in an annotation, and timers or daemons add a finalizer, which would block deletion of plans while
+no operator runs.
 
-kopf takes every task of its event loop for its own and waits for them at its end, so it gets a thread and a loop of its own.
-That end may never come: when one task fails kopf stops the others, and a watch that is stopped together with the task that
-would pause it takes that for a pause and begins anew. So the first of kopf's tasks that ends is told, not the end of all.
+kopf waits at its end for every task of its event loop, so it gets a thread and a loop of its own. That end may never
+come: when one task fails kopf stops the others, and a watch that is stopped together with its pausing task takes the
+stop for a pause and restarts. The end of the first kopf task is therefore reported, not the end of all.
+
+Only readable namespaces are watched, rechecked periodically. A deleted namespace takes the operator's rights with it
+and may return without them, and kopf ends if one of its watches stays refused; leaving the namespace out keeps the
+other plans watched.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import kopf
@@ -22,32 +30,34 @@ from kopf._core.engines.peering import Identity
 
 from trainwright_operator.api import GROUP, PLURAL, VERSION
 from trainwright_operator.flow.names import PLAN_UID_LABEL
+from trainwright_operator.kube import client
+from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.settings import Settings
 
 
-class Watch:
-    """kopf in its thread. `ended` returns, or raises, when it ends by itself, which it never should."""
+class KopfWatch:
+    """kopf in a thread of its own. `ended` returns or raises when kopf ends unexpectedly."""
 
     def __init__(self, reconciler: Reconciler, settings: Settings) -> None:
         self._reconciler = reconciler
         self._settings = settings
-        # No threading.Event: kopf would wait for one in a thread of its loop's pool, and the loop's end for that thread.
+        # No threading.Event: kopf would wait for it in its loop's thread pool, which would block the end of the loop.
         self._stop: Future[None] = Future()
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell it to end; nothing of ours depends on when it does."""
+        """Request the end without waiting for it."""
         with suppress(InvalidStateError):  # it has ended already
             self._stop.set_result(None)
 
     async def ended(self) -> None:
-        """Wait for its end."""
+        """Wait until kopf ends."""
         await self._ended
 
     def _run(self) -> None:
@@ -60,10 +70,10 @@ class Watch:
 
     async def _watch(self) -> None:
         tasks = await kopf.spawn_tasks(
-            registry=_registry(self._call),
+            registry=_registry(self._wake),
             settings=kopf_settings(),
-            standalone=True,  # the lease says who works, so no peering
-            # Given, or kopf asks for the user's name, which an image's bare user id does not have.
+            standalone=True,  # the lease replaces peering
+            # Set explicitly: kopf's default is the user's name, which an image's bare user id lacks.
             identity=Identity(self._settings.identity),
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
@@ -75,19 +85,19 @@ class Watch:
         await kopf.run_tasks(tasks)  # ends the others in order, as far as they let it
 
     def _call_end(self, failure: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: told to end, and quicker than kopf
+        with suppress(RuntimeError):  # the loop closed before kopf ended
             self._loop.call_soon_threadsafe(self._tell_end, failure)
 
     def _tell_end(self, failure: BaseException | None) -> None:
-        if self._ended.done():  # told already, or nobody waits any more
+        if self._ended.done():  # already reported, or no longer awaited
             return
         if failure is None:
             self._ended.set_result(None)
         else:
             self._ended.set_exception(RuntimeError(f"{type(failure).__name__}: {failure}"))
 
-    def _call(self, namespace: str, name: str, uid: str) -> None:
-        """From kopf's thread to the loop of the plans' tasks: a plan by its name, or the owner of a child by its uid."""
+    def _wake(self, namespace: str, name: str, uid: str) -> None:
+        """Pass an event from kopf's thread to the plans' loop: a plan by name, or a child's owner by uid."""
         if uid:
             self._loop.call_soon_threadsafe(self._reconciler.wake_owner, uid)
         else:
@@ -95,7 +105,7 @@ class Watch:
 
 
 def _registry(call: Callable[[str, str, str], None]) -> kopf.OperatorRegistry:
-    """The handlers."""
+    """Return the registry with all handlers."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -117,23 +127,81 @@ def _registry(call: Callable[[str, str, str], None]) -> kopf.OperatorRegistry:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Kopf's settings, each with its reason."""
+    """Return kopf's settings."""
     chosen = kopf.OperatorSettings()
-    # Should a later handler keep progress, it must not go into the status, whose schema would drop it.
+    # A handler's progress must not be stored in the status, whose schema would drop it.
     chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
-    # Events are made by the flow, one for each change of a condition.
+    # The flow creates the Events, one for each change of a condition.
     chosen.posting.enabled = False
-    # A watch that is closed by the server from time to time heals by itself whatever went wrong with it.
+    # A periodic reconnect repairs any broken watch.
     chosen.watching.server_timeout = 600
     chosen.watching.connect_timeout = 10
     chosen.networking.request_timeout = 60
     chosen.networking.connect_timeout = 10
-    # The default grows to ten minutes; nobody waits that long for an operator that recovers.
+    # The default grows to ten minutes, too long after a recovery.
     chosen.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 34, 60)
-    # The server sends only pods and jobs of plans, of the thousands that a cluster may have.
+    # Only children of plans, out of thousands of pods and jobs in the cluster.
     chosen.watching.label_selectors["", "v1", "pods"] = PLAN_UID_LABEL
     chosen.watching.label_selectors["kubeflow.org", "v1", "pytorchjobs"] = PLAN_UID_LABEL
     # kopf would kill the whole process; its thread ends with the process anyway.
     chosen.process.ultimate_exiting_timeout = None
     return chosen
+
+
+logger = logging.getLogger(__name__)
+
+RECHECK_SECONDS = 20.0
+"""Interval of checks on each named namespace; kopf tolerates refusals for 54 s."""
+_RARELY_SECONDS = 600.0
+"""A watch that ends at most this often is restarted: kopf ends after a single 401, which may be transient."""
+
+
+async def watch_forever(api: Api, reconciler: Reconciler, settings: Settings) -> None:
+    """Watch forever, restarting when the readable namespaces change or after a rare end.
+
+    Raise the cause of repeated ends.
+    """
+    readable = await _readable(api, settings.namespaces, before=settings.namespaces)
+    last_end = -_RARELY_SECONDS
+    while True:
+        watched = readable
+        watch = KopfWatch(reconciler, replace(settings, namespaces=watched))
+        if watched or not settings.namespaces:
+            watch.start()
+        ended = asyncio.create_task(watch.ended())
+        try:
+            while readable == watched:
+                await asyncio.wait({ended}, timeout=RECHECK_SECONDS)
+                readable = await _readable(api, settings.namespaces, before=watched)
+                if readable == watched and ended.done():
+                    if time.monotonic() - last_end < _RARELY_SECONDS:
+                        return ended.result()
+                    last_end = time.monotonic()
+                    logger.warning("the watch ended and is begun anew: %s", ended.exception())
+                    break
+        finally:
+            watch.stop()
+            _let_go(ended)
+        if readable != watched:
+            logger.info("watching now: %s", ", ".join(readable) or "nothing, no namespace may be read")
+
+
+async def _readable(api: Api, namespaces: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the namespaces whose plans can be listed; without an answer, a namespace keeps its previous state."""
+
+    async def is_readable(namespace: str) -> bool:
+        try:
+            await api.get(client.plans_path(namespace), limit="1")
+        except ApiError as error:
+            return error.status != 403 and namespace in before
+        return True
+
+    found = await asyncio.gather(*map(is_readable, namespaces))
+    return tuple(namespace for namespace, readable in zip(namespaces, found, strict=True) if readable)
+
+
+def _let_go(ended: asyncio.Task[None]) -> None:
+    if ended.done() and not ended.cancelled():
+        ended.exception()  # retrieved, because asyncio warns otherwise
+    ended.cancel()

@@ -1,6 +1,6 @@
-"""What Prometheus is told: a table of all metrics, what is counted when, and gauges of the plans as they stand."""
+"""Prometheus metrics: definitions, counters, and gauges of the plans' current statuses."""
 
-from trainwright_operator.metrics.counts import Metrics
-from trainwright_operator.metrics.table import TABLE, Described, Kind
+from trainwright_operator.metrics.collectors import Metrics
+from trainwright_operator.metrics.definitions import METRIC_DEFINITIONS, Kind, MetricDefinition
 
-__all__ = ["TABLE", "Described", "Kind", "Metrics"]
+__all__ = ["METRIC_DEFINITIONS", "Kind", "MetricDefinition", "Metrics"]

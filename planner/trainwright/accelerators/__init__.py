@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainwright.accelerators.curves import Curve, curve_from, drawn_out
+from trainwright.accelerators.data_sheets import DataSheet, data_sheet, data_sheets, has_data_sheet
 from trainwright.accelerators.machines import Machine, cluster_of, machine, machines
 from trainwright.accelerators.roofline import estimate_profiles
-from trainwright.accelerators.sheet import DataSheet, data_sheet, data_sheets, has_data_sheet
+from trainwright.accelerators.scaling_curves import Curve, curve_from, extrapolated
 
 __all__ = [
     "Curve",
@@ -15,8 +15,8 @@ __all__ = [
     "curve_from",
     "data_sheet",
     "data_sheets",
-    "drawn_out",
     "estimate_profiles",
+    "extrapolated",
     "has_data_sheet",
     "machine",
     "machines",

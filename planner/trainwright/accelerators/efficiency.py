@@ -1,9 +1,9 @@
-"""What share of its data sheet a device reaches, in one small table.
+"""Achievable shares of data-sheet rates, by hardware generation.
 
-Every number is an assumption about hardware and libraries of that generation. They follow public experience with large
-matrix products (cuBLAS reaches 70-90 % of the dense peak, rocBLAS less) and streaming kernels (75-90 % of the bandwidth).
-None is fitted to one device. SOFTMAX_KERNELS and HOST_SECONDS were settled with layer times of OPT-350M on V100 and A100
-at hand (published with Sailor), so these are no independent test of them.
+Every number is an assumption about hardware and libraries of its generation. They follow public experience with large
+matrix products (cuBLAS reaches 70-90 % of the dense peak, rocBLAS less) and streaming kernels (75-90 % of the
+bandwidth). None is fitted to one device. SOFTMAX_KERNELS and HOST_SECONDS were chosen in view of layer times of
+OPT-350M on V100 and A100 (published with Sailor), so these do not test them independently.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from trainwright.accelerators.sheet import Generation
+from trainwright.accelerators.data_sheets import Generation
 
 KERNEL_SECONDS: Final = 5e-6
-"""Least time of one operator on the device: to start, to fill the multiprocessors and to drain."""
+"""Minimum time of one operator on the device: launch, filling and draining the multiprocessors."""
 
 HOST_SECONDS: Final = 30e-6
-"""What an eager runtime takes on the host to issue one operator: about three calls of 10 µs (product, bias, view). The
-host runs ahead of the device, so a layer takes the longer of the two, not their sum."""
+"""Time of an eager runtime's host to issue one operator: about three calls of 10 µs (product, bias, view).
+
+The host runs ahead of the device, so a layer takes the longer of the two, not their sum.
+"""
 
 MEMORY_RATIO: Final = 0.80
 """Share of the memory bandwidth that streaming kernels reach."""
@@ -26,15 +28,15 @@ MEMORY_RATIO: Final = 0.80
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares that a generation reaches.
+    """Achievable shares of one generation.
 
     Attributes:
         general_ratio: of the float32 peak in large matrix products on the general (CUDA) units.
         matrix_ratio: of the peak of the tensor (matrix) units in large matrix products.
         attention_ratio: of the rate of large matrix products in fused attention.
-        general_flops_per_joule, matrix_flops_per_joule: what the power limit feeds. It binds on small cards (T4, L4,
-            H100 PCIe), whose clock falls far below boost under sustained products; larger cards of the generation reach
-            their ratio within theirs.
+        general_flops_per_joule, matrix_flops_per_joule: rate that the power limit sustains. It binds on small GPUs (T4,
+            L4, H100 PCIe), whose clock falls far below boost under sustained products; larger GPUs of the generation
+            reach their ratio within their limit.
     """
 
     general_ratio: float
@@ -59,12 +61,12 @@ EFFICIENCIES: Final[dict[Generation, Efficiency]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """How a matrix product is cut up: one multiprocessor computes rows × columns of the result at a time.
+class MatmulTile:
+    """Tile of a matrix product's result that one multiprocessor computes at a time.
 
     Attributes:
-        ratio: rate beside the largest tile's; a small tile reads its operands more often.
-        splits: parts of the inner dimension that are computed side by side.
+        ratio: rate relative to the largest tile's; a small tile reads its operands more often.
+        splits: parts of the inner dimension that are computed in parallel.
     """
 
     rows: int
@@ -74,21 +76,21 @@ class Tile:
 
 
 TILES: Final = (
-    Tile(256, 128, 1.0),
-    Tile(128, 128, 0.97),
-    Tile(128, 64, 0.85),
-    Tile(64, 64, 0.70),
-    Tile(32, 32, 0.40),
-    Tile(128, 128, 0.92, splits=4),
-    Tile(64, 64, 0.60, splits=8),
+    MatmulTile(256, 128, 1.0),
+    MatmulTile(128, 128, 0.97),
+    MatmulTile(128, 64, 0.85),
+    MatmulTile(64, 64, 0.70),
+    MatmulTile(32, 32, 0.40),
+    MatmulTile(128, 128, 0.92, splits=4),
+    MatmulTile(64, 64, 0.60, splits=8),
 )
-"""The library takes whichever is fastest for the shape."""
+"""Tiles of matrix products; the library uses the fastest for the shape."""
 
 INNER_OVERHEAD: Final = 32
-"""Steps of the inner dimension that filling the pipeline and writing the tile's result cost."""
+"""Cost of filling the pipeline and writing a tile's result, in steps of the inner dimension."""
 
 SOFTMAX_KERNELS: Final = 3
-"""Kernels over stored attention scores in an eager runtime: mask, softmax, dropout. Each reads and writes them all."""
+"""Kernels over stored attention scores in an eager runtime (mask, softmax, dropout); each reads and writes all scores."""
 
 BACKWARD_ATTENTION_PRODUCTS: Final = 2.5
-"""Fused attention computes five products in its backward and two in its forward (Dao et al. 2022, algorithm 4)."""
+"""Ratio of backward to forward products in fused attention: five to two (Dao et al. 2022, algorithm 4)."""

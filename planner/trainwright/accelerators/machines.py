@@ -10,18 +10,17 @@ from importlib.resources import files
 
 import yaml
 
-from trainwright.accelerators.names import find, plain
-from trainwright.accelerators.sheet import Checked, Figure, Source, data_sheet
+from trainwright.accelerators.data_sheets import Checked, Figure, Source, data_sheet, find, plain
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.documents import adapter
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePort:
-    """A port's figures and the key of the bandwidth's source; latencies are assumptions.
+    """Bandwidth and latency of a port and the key of the bandwidth's source; latencies are assumptions.
 
     Attributes:
-        checked: what the bandwidth was compared with; None where with nothing.
+        checked: evidence for the bandwidth; None if it was compared with nothing.
     """
 
     latency_seconds: float
@@ -37,13 +36,13 @@ class MachinePort:
 
 @dataclass(frozen=True)
 class Machine:
-    """A type of machine, as clouds and vendors name it.
+    """Type of machine, as clouds and vendors name it.
 
     Attributes:
         accelerator: the name of its devices' data sheet.
-        inside: what a ring over all its devices reaches, in one direction; None where it has one device.
-        network: all its network cards together, in one direction.
-        price_per_hour: US dollars for the whole machine, on demand; None where it is not rented by the hour.
+        inside: bandwidth of a ring over all its devices, in one direction; None for a single device.
+        network: all its NICs together, in one direction.
+        price_per_hour: US dollars for the full machine, on demand; None if it is not rented by the hour.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Machine:
         return self.name
 
     def node(self, name: str) -> Node:
-        """A node of this type."""
         return Node(
             name=name,
             accelerator=self.accelerator,
@@ -70,7 +68,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class MachineFile:
-    """The file `machines.yaml`."""
+    """Content of `machines.yaml`."""
 
     sources: dict[str, Source]
     machines: tuple[Machine, ...]
@@ -78,7 +76,7 @@ class MachineFile:
 
 @cache
 def machine_file() -> MachineFile:
-    """All machines and their sources."""
+    """Load all machines and their sources."""
     text = files("trainwright.accelerators").joinpath("machines.yaml").read_text(encoding="utf-8")
     found: MachineFile = adapter(MachineFile).validate_python(yaml.safe_load(text))
     return found
@@ -90,12 +88,11 @@ def _by_name() -> dict[str, Machine]:
 
 
 def machines() -> tuple[Machine, ...]:
-    """Every machine that is known."""
     return machine_file().machines
 
 
 def machine(name: str) -> Machine:
-    """The machine of that name or alias, whatever its case and separators.
+    """Return a machine by name or alias, regardless of case and separators.
 
     Raises ValueError with the nearest known names.
     """
@@ -103,12 +100,12 @@ def machine(name: str) -> Machine:
 
 
 def cluster_of(counts: Mapping[str, int]) -> Cluster:
-    """A cluster of so many machines of each type, for example `{"p3.8xlarge": 3, "g4dn.12xlarge": 1}`.
+    """Build a cluster from the count of each machine type, for example `{"p3.8xlarge": 3, "g4dn.12xlarge": 1}`.
 
-    Nodes are named by their type and counted from 1. An accelerator's price per hour is its share of its machines'
-    prices; where they differ, their mean over the devices; where one of them has none, there is none.
+    Nodes are named by their type and numbered from 1. An accelerator's price per hour is its share of its machines'
+    prices, averaged over the devices, or None if one of those machines has no price.
 
-    Raises ValueError for a type that is not known, and for a count below 1.
+    Raises ValueError for an unknown type or a count below 1.
     """
     wanted: Counter[str] = Counter()
     for name, count in counts.items():

@@ -1,25 +1,170 @@
-"""Layer profiles estimated from data sheets, for planning before anything is measured."""
+"""Layer profiles estimated from data sheets by the roofline model (Williams, Waterman and Patterson 2009).
+
+An operator takes the longest of its arithmetic at the achievable rate, its memory traffic at the achievable bandwidth,
+and the minimum time of a kernel. Matrix products run in full tiles and full waves of tiles over the multiprocessors, so
+small and skinny products reach less of the rate.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainwright.accelerators.efficiency import HOST_SECONDS, KERNEL_SECONDS
-from trainwright.accelerators.kernels import Array, OperatorSeconds, Roof, operator_seconds
-from trainwright.accelerators.sheet import data_sheet
-from trainwright.layer import Dtype, LayerKind
+from trainwright.accelerators.data_sheets import DataSheet, data_sheet
+from trainwright.accelerators.efficiency import (
+    BACKWARD_ATTENTION_PRODUCTS,
+    EFFICIENCIES,
+    HOST_SECONDS,
+    INNER_OVERHEAD,
+    KERNEL_SECONDS,
+    MEMORY_RATIO,
+    SOFTMAX_KERNELS,
+    TILES,
+)
+from trainwright.layer import Dtype, LayerKind, Operator, OperatorKind, Split
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.training import Optimizer
 
+Array = NDArray[np.float64]
+
+PRODUCTS = {OperatorKind.MATMUL, OperatorKind.BATCHED_MATMUL, OperatorKind.CONVOLUTION}
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """Achievable rates of one device in one number format.
+
+    Attributes:
+        attention_flops_per_second: in fused attention.
+        value_bytes: of one activation or weight.
+    """
+
+    flops_per_second: float
+    attention_flops_per_second: float
+    bytes_per_second: float
+    multiprocessors: int
+    value_bytes: int
+
+    @classmethod
+    def of(cls, sheet: DataSheet, dtype: Dtype, *, tensor_float32: bool) -> Roof:
+        """Derive the rates from a data sheet; its power limit may cap them."""
+        efficiency = EFFICIENCIES[sheet.generation]
+        peak = sheet.flops_per_second(dtype, tensor_float32=tensor_float32)
+        if sheet.uses_matrix_units(dtype, tensor_float32=tensor_float32):
+            ratio, flops_per_joule = efficiency.matrix_ratio, efficiency.matrix_flops_per_joule
+        else:
+            ratio, flops_per_joule = efficiency.general_ratio, efficiency.general_flops_per_joule
+        rate = min(peak * ratio, sheet.power_watts.value * flops_per_joule)
+        return cls(
+            flops_per_second=rate,
+            attention_flops_per_second=rate * efficiency.attention_ratio,
+            bytes_per_second=sheet.memory_bytes_per_second.value * MEMORY_RATIO,
+            multiprocessors=int(sheet.multiprocessors.value),
+            value_bytes=dtype.num_bytes,
+        )
+
+    def seconds(self, compute_seconds: Array | float, traffic_bytes: Array | float) -> Array:
+        """Return the longest of arithmetic, memory traffic and the minimum time of a kernel."""
+        return np.maximum(np.maximum(compute_seconds, traffic_bytes / self.bytes_per_second), KERNEL_SECONDS)
+
+    def product_seconds(self, rows: Array, columns: Array, inner: Array) -> Array:
+        """Return arithmetic seconds of a product [rows, inner] × [inner, columns], in full waves of full tiles."""
+        best = np.full(np.broadcast(rows, columns, inner).shape, np.inf)
+        for tile in TILES:
+            tiles = np.ceil(rows / tile.rows) * np.ceil(columns / tile.columns) * tile.splits
+            waves = np.ceil(tiles / self.multiprocessors)
+            steps = np.ceil(inner / tile.splits) + INNER_OVERHEAD
+            flops = 2.0 * waves * self.multiprocessors * tile.rows * tile.columns * steps
+            best = np.minimum(best, flops / (self.flops_per_second * tile.ratio))
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSeconds:
+    """Forward and backward seconds, as arrays over tensor degrees and rows."""
+
+    forward: Array
+    backward: Array
+
+
+def operator_seconds(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
+    """Return seconds on one of `degrees` ranks for `rows` rows (arrays that broadcast), without collectives."""
+    if operator.kind in PRODUCTS:
+        return _product(operator, roof, degrees, rows)
+    if operator.kind is OperatorKind.ATTENTION:
+        return _attention(operator, roof, degrees, rows)
+    return _memory_bound(operator, roof, degrees, rows)
+
+
+def _product(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
+    """Return seconds of forward C = A B and backward A' = C' Bᵀ and B' = Aᵀ C', with equal FLOPs each.
+
+    A convolution counts as the product of its unfolded input (positions × inner) and its kernel.
+    """
+    half_flops = operator.forward_flops_per_row / 2 * rows / _divisor(operator, degrees)
+    height = operator.positions_per_row * rows
+    outputs = rows * operator.output_elements_per_row / _divisor(operator, degrees, Split.COLUMN, Split.WHOLE)
+    inputs = rows * operator.input_elements_per_row / _divisor(operator, degrees, Split.ROW, Split.WHOLE)
+    width, inner = outputs / height, half_flops / outputs
+    if operator.kind is OperatorKind.BATCHED_MATMUL:  # A and B are both among the inputs
+        second = inner * width * rows
+        second = np.where(second < inputs, second, inputs / 2)
+        first = inputs - second
+    else:
+        held = operator.weight_elements / _divisor(operator, degrees)
+        second = inner * width * np.maximum(np.floor(held / (inner * width)), 1.0)  # one matrix per expert
+        first = inputs
+    traffic = (first + outputs + second) * roof.value_bytes
+    forward = roof.seconds(roof.product_seconds(height, width, inner), traffic)
+    to_first = roof.seconds(roof.product_seconds(height, first / height, half_flops / first), traffic)
+    to_second = roof.seconds(roof.product_seconds(second / width, width, half_flops / second), traffic)
+    # Gradients accumulate over micro-batches: two reads, one write.
+    accumulation = 3 * operator.weight_elements * roof.value_bytes / _divisor(operator, degrees) / roof.bytes_per_second
+    return OperatorSeconds(forward, to_first + to_second + accumulation)
+
+
+def _attention(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
+    share = rows / _divisor(operator, degrees)
+    compute = operator.forward_flops_per_row * share / roof.attention_flops_per_second
+    traffic = (operator.input_elements_per_row + operator.output_elements_per_row) * share * roof.value_bytes
+    backward = roof.seconds(BACKWARD_ATTENTION_PRODUCTS * compute, 2 * traffic)
+    return OperatorSeconds(roof.seconds(compute, traffic), backward)
+
+
+def _memory_bound(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
+    """Return seconds of an operator that reads its input and writes its output.
+
+    Its backward reads and writes their gradients and reads the saved activations.
+    """
+    share = rows / _divisor(operator, degrees)
+    is_loss = operator.kind is OperatorKind.CROSS_ENTROPY
+    value_bytes = Dtype.FLOAT32.num_bytes if is_loss else roof.value_bytes  # losses are computed in float32
+    kernels = SOFTMAX_KERNELS if operator.kind is OperatorKind.SOFTMAX else 1
+    moved = kernels * (operator.input_elements_per_row + operator.output_elements_per_row) * share * value_bytes
+    kept = (operator.saved_elements_per_row * value_bytes + operator.saved_bytes_per_row) * share
+    written = kept if is_loss else 0.0  # the log-probabilities are neither its input nor its output
+    weights = 3 * operator.weight_elements / _divisor(operator, degrees) * roof.value_bytes
+    return OperatorSeconds(roof.seconds(0.0, moved + written), roof.seconds(0.0, moved + kept + weights))
+
+
+def _divisor(operator: Operator, degrees: Array, *splits: Split) -> Array:
+    """Return the degrees if the operator is split in one of these ways (none given: in any), else 1."""
+    divided = operator.split in splits if splits else operator.split is not Split.NONE
+    return degrees if divided else np.ones_like(degrees)
+
+
 UPDATE_BYTES: Final[dict[Optimizer, int]] = {"adam": 72, "sgd": 32}
-"""Memory traffic of an optimizer's step for each value, all in float32: one kernel after the other, as PyTorch's
-optimizers run by default. Adam: interpolate the first moment (12 bytes), scale (8) and add to (12) the second, its
-root (8), divided (8) and shifted (8), and the weight (16). SGD: scale (8) and add to (12) the momentum, and the weight
-(12). A fused step would move 28 and 20; measured steps of whole frameworks move more, clipping and copies included."""
+"""Memory traffic of an optimizer's step per parameter, all in float32, one kernel after another (PyTorch's default).
+
+Adam: interpolate the first moment (12 bytes), scale (8) and add to (12) the second, its root (8), divided (8) and
+shifted (8), and the weight (16). SGD: scale (8) and add to (12) the momentum, and the weight (12). A fused step would
+move 28 and 20; measured steps of full frameworks move more, clipping and copies included.
+"""
 
 
 def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
@@ -31,16 +176,15 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
     optimizer: Optimizer = "adam",
     tensor_float32: bool = False,
 ) -> Profiles:
-    """Profiles of every layer kind on every accelerator, marked as estimated.
+    """Estimate profiles of every layer kind on every accelerator, marked as estimated.
 
-    Kinds that are not tensor parallel are profiled at degree 1 alone. Collectives are not included.
+    Kinds without tensor parallelism are profiled at degree 1 only; collectives are not included. Profiles carry the
+    accelerators' names as given, which may be aliases. `tensor_float32` lets matrix products of float32 tensors run in
+    TF32 where the device has it; PyTorch's default is off for matrix products (and on for convolutions, which are not
+    distinguished here).
 
-    The profiles carry the accelerators' names as given, which may be aliases. `tensor_float32` says whether matrix
-    products of float32 values may run in TF32 where the device has it; PyTorch leaves that off by default for matrix
-    products (and on for convolutions, which are not told apart here).
-
-    Raises ValueError for an accelerator without a data sheet, naming the nearest that have one, and for a tensor degree
-    that does not divide the model or rows below 1.
+    Raises ValueError for an accelerator without a data sheet, a tensor degree that does not divide the model, and rows
+    below 1.
     """
     if min(rows, default=1) < 1:
         raise ValueError(f"a profile needs at least 1 row, got {min(rows)}")
@@ -59,7 +203,7 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
 
 
 def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Sequence[int]) -> OperatorSeconds:
-    """Forward and backward seconds of a layer, by [degree, rows]: of the device or of the host, whichever is longer."""
+    """Return `[degree, rows]` forward and backward seconds of a layer: the longer of device and host time."""
     by_degree: Array = np.array(degrees, dtype=np.float64)[:, None] * np.ones(len(rows))
     by_rows: Array = np.array(rows, dtype=np.float64)[None, :] * np.ones((len(degrees), 1))
     times = [operator_seconds(operator, roof, by_degree, by_rows) for operator in kind.operators]
@@ -71,7 +215,7 @@ def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Seq
 
 
 def update_seconds(parameters: int, roof: Roof, optimizer: Optimizer) -> float:
-    """Seconds of the optimizer's step on so many values; memory limits it."""
+    """Return seconds of the optimizer's step, which memory limits."""
     return max(parameters * UPDATE_BYTES[optimizer] / roof.bytes_per_second, KERNEL_SECONDS)
 
 

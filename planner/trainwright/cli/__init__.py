@@ -1,4 +1,4 @@
-"""The command line: one file a command.
+"""The command line.
 
 Exit codes: 2 for input that cannot be used (one sentence on standard error), 3 where no plan is feasible, 1 where the
 answer cannot be written, 130 where it was interrupted.
@@ -33,11 +33,28 @@ COMMANDS = {
     "bench": "Rebuild the tables of the papers.",
     "schema": "Print the JSON schema of a document.",
 }
-"""Commands by name, in the order of the help; each lives in a module of its name."""
+"""Help of each command, in listing order."""
+
+MODULES = {
+    "plan": "plan",
+    "estimate": "estimate",
+    "compare": "compare",
+    "explain": "explain",
+    "calibrate": "trials",
+    "trial": "trials",
+    "propose": "propose",
+    "cluster": "hardware",
+    "machines": "hardware",
+    "accelerators": "hardware",
+    "profiles": "profiles",
+    "bench": "bench",
+    "schema": "schema",
+}
+"""Module of each command; commands of one module share its app."""
 
 
 class _Commands(TyperGroup):
-    """Loads a command when it is called, so that help and completion need not load every search."""
+    """Group that imports a command on first use, so that help and completion load no search."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the interface of a group
         return list(COMMANDS)
@@ -45,7 +62,10 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        return get_command(import_module(f"{__name__}.{cmd_name}").app)
+        loaded = get_command(import_module(f"{__name__}.{MODULES[cmd_name]}").app)
+        if isinstance(loaded, TyperGroup) and cmd_name in loaded.commands:
+            return loaded.commands[cmd_name]
+        return loaded
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         names = [TyperCommand(name, help=text) for name, text in COMMANDS.items()]
@@ -53,11 +73,11 @@ class _Commands(TyperGroup):
         listed.format_help(ctx, formatter)
 
     def main(self, *arguments: Any, **more: Any) -> Any:
-        """As Typer does, but what is wrong with the options is told in one sentence, as everything else is."""
+        """Run like Typer, but report wrong options in one sentence."""
         if not more.get("standalone_mode", True):
             return super().main(*arguments, **more)
         for stream in (sys.stdout, sys.stderr):
-            # A terminal that has no sign for × shows another one instead of the answer's end.
+            # A terminal that cannot encode × prints a replacement instead of failing.
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")
         try:

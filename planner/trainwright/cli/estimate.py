@@ -10,27 +10,27 @@ from typing import Annotated
 import typer
 
 from trainwright import documents, report
-from trainwright.cli.answers import Output, OutputOption, show, show_json
-from trainwright.cli.command import command
-from trainwright.cli.inputs import Inputs, read
-from trainwright.cost import amp, galvatron
-from trainwright.cost.estimate import estimate_in
-from trainwright.cost.setting import Setting
+from trainwright.cli.framework import command
+from trainwright.cli.options import Inputs, read
+from trainwright.cli.output import Output, OutputOption, show, show_json
+from trainwright.cost import amp_model, galvatron_model
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
 from trainwright.search import Problem
 
 EXACT = "exact"
-COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, Setting], float]]] = {
-    "amp": ("AMP's Eq. 3–5", amp.estimate_seconds),
-    "galvatron": ("Galvatron's Eq. 8", galvatron.estimate_seconds),
+COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, CostContext], float]]] = {
+    "amp": ("AMP's Eq. 3–5", amp_model.estimate_seconds),
+    "galvatron": ("Galvatron's Eq. 8", galvatron_model.estimate_seconds),
 }
-"""Papers' own estimates of an iteration, beside the exact replay: what they are called and how they are had."""
+"""Title and function of the papers' iteration estimates, the alternatives to the exact replay."""
 
 app = typer.Typer(add_completion=False)
 
 
 def cost_model_names(incomplete: str) -> list[str]:
-    """For the shell's completion."""
+    """Complete a cost model's name in the shell."""
     return [name for name in (EXACT, *COST_MODELS) if name.startswith(incomplete)]
 
 
@@ -54,11 +54,11 @@ def estimate(
         raise ValueError(f"there is no cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
     problem = inputs.problem()
     given = plan_of(plan_file, problem, inputs)
-    found = estimate_in(given, problem.setting)
+    found = estimate_with_context(given, problem.cost_context)
     title, seconds = "the exact replay", found.iteration_seconds
     if cost_model != EXACT:
         title, paper = COST_MODELS[cost_model]
-        seconds = paper(given, problem.setting)
+        seconds = paper(given, problem.cost_context)
     if output is Output.JSON:
         show_json(
             {
@@ -80,7 +80,7 @@ def estimate(
 
 
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
-    """The plan in a file. Raises DocumentError where it is for another batch or another model."""
+    """Read a plan. Raises DocumentError if its batch or its number of layers differs from the problem's."""
     if inputs.searches_batch:
         raise ValueError("the plan has a batch size of its own; --global-batch-size search goes with a planner")
     given: Plan = read(file, Plan)

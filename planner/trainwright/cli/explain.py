@@ -10,14 +10,20 @@ import typer
 from rich.text import Text
 
 from trainwright import documents, report
-from trainwright.cli.answers import Output, OutputOption, screen, show, show_json
-from trainwright.cli.command import command
 from trainwright.cli.estimate import plan_of
-from trainwright.cli.inputs import OURS, Inputs, LimitOptions, PlannerOption, PreferenceOptions, SearchOptions
-from trainwright.cli.plan import bound_sentences, searched, stopped_sentences
-from trainwright.cli.progress import watched
-from trainwright.cost.estimate import estimate_in
-from trainwright.search import ready
+from trainwright.cli.framework import command, show_progress
+from trainwright.cli.options import (
+    DEFAULT_PLANNER,
+    Inputs,
+    LimitOptions,
+    PlannerOption,
+    PreferenceOptions,
+    SearchOptions,
+)
+from trainwright.cli.output import Output, OutputOption, screen, show, show_json
+from trainwright.cli.plan import distance_sentences, find_candidates, stopped_sentences
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.search import preload_search
 
 app = typer.Typer(add_completion=False)
 
@@ -31,27 +37,27 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     preferences: PreferenceOptions,
     search: SearchOptions,
     plan_file: Annotated[Path | None, typer.Option("--plan", help="Explain this plan, not the planner's best.")] = None,
-    planner: PlannerOption = OURS,
+    planner: PlannerOption = DEFAULT_PLANNER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell why a plan takes as long as it does: bottleneck, bubble, communication, memory, and a timeline."""
-    ready(planner)
+    preload_search(planner)
     search.check([planner])
     problem = inputs.problem(limits.limits, preferences.preference)
     behind: list[str] = []
     if plan_file is None:
-        with watched(f"searching with {planner}", search) as control:
-            candidates = searched(planner, inputs, problem, control, 2)
+        with show_progress(f"searching with {planner}", search) as control:
+            candidates = find_candidates(planner, inputs, problem, control, 2)
         plan, estimate = candidates[0].plan, candidates[0].estimate
         behind = [
             *report.runner_up(candidates),
             *report.preference_sentences(candidates, problem),
-            *bound_sentences(planner, candidates, problem, search),
+            *distance_sentences(candidates[0], inputs, problem, control),
             *stopped_sentences(control),
         ]
     else:
         plan = plan_of(plan_file, problem, inputs)
-        estimate = estimate_in(plan, problem.setting)
+        estimate = estimate_with_context(plan, problem.cost_context)
     told = report.Explanation.of(problem, plan, estimate)
     sentences = [*told.sentences(), *behind]
     if output is Output.JSON:

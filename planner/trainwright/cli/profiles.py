@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainwright.cli.answers import note, write_document
-from trainwright.cli.command import command
-from trainwright.cli.inputs import ANY_BATCH, estimated, read, refuse_what_nothing_holds
+from trainwright.cli.framework import command
+from trainwright.cli.options import ANY_BATCH, check_model_size, estimate_from_data_sheets, read
+from trainwright.cli.output import note, write_document
+from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Cluster, Port
 from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
@@ -20,20 +21,22 @@ from trainwright.training import Training
 app = typer.Typer(add_completion=False, help="Import, estimate or merge layer profiles.", invoke_without_command=True)
 
 MAX_ESTIMATED_DEGREE = 64
-"""The largest tensor degree to estimate where no cluster says how many devices there are."""
+"""Maximum tensor degree to estimate where no cluster limits it."""
 
 ModelFile = Annotated[Path, typer.Option("--model", help="The model that the layers belong to.")]
-TargetFile = Annotated[Path | None, typer.Option("--write", help="Write into this file, not to standard output.")]
+TargetFile = Annotated[
+    Path | None, typer.Option("--write", help="Write into this file, not to standard output."), WRITTEN
+]
 
 
 def format_names(incomplete: str) -> list[str]:
-    """For the shell's completion."""
+    """Complete a format's name in the shell."""
     return [name for name in FORMATS if name.startswith(incomplete)]
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the tables do not say themselves."""
+    """Options for what the tables do not state."""
 
     accelerator: Annotated[str, typer.Option(help="What they were measured on, named as in the cluster document.")]
     inside_bandwidth: Annotated[
@@ -129,7 +132,7 @@ def estimate_from_sheets(
         devices = len(given.devices)
     if not names:
         raise ValueError("nothing to estimate for: give --cluster or --accelerator")
-    found = estimated(_training(model), tuple(dict.fromkeys(names)), devices=devices)
+    found = estimate_from_data_sheets(_training(model), tuple(dict.fromkeys(names)), devices=devices)
     note("these profiles are estimated from data sheets, not measured")
     write_document(found, write)
 
@@ -147,7 +150,7 @@ def merge(
     """
     points: dict[tuple[str, str, int, int], LayerProfile] = {}
     too_large: dict[LayerTooLarge, None] = {}
-    fitted: dict[tuple[str, str, int], int] = {}  # the most rows that an earlier file has measured
+    fitted: dict[tuple[str, str, int], int] = {}  # maximum row count that an earlier file measured
     origins: set[str] = set()
     for file in files:
         given: Profiles = read(file, Profiles)
@@ -168,7 +171,7 @@ def _series(one: LayerProfile | LayerTooLarge) -> tuple[str, str, int]:
 
 
 def _training(file: Path) -> Training:
-    """What a layer costs does not depend on the batch, so the file need not name one."""
+    """Read a model, whose file may lack a batch: layer costs do not depend on it."""
     training: Training = read(file, Training, absent=ANY_BATCH)
-    refuse_what_nothing_holds(training)
+    check_model_size(training)
     return training

@@ -9,25 +9,26 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainwright import documents
-from trainwright.cli.answers import Output, OutputOption, refuse_no_place_for, show, show_json, write_document
-from trainwright.cli.command import command
-from trainwright.cli.inputs import OURS, Inputs, LimitOptions, PlannerOption, SearchOptions, read
-from trainwright.cli.progress import watched
-from trainwright.experiment import REGRET_BELOW, Doubts, Proposal, Rule, Study, propose
-from trainwright.fitting import Trials
+from trainwright.calibration import Trials
+from trainwright.cli.framework import command, show_progress
+from trainwright.cli.options import DEFAULT_PLANNER, Inputs, LimitOptions, PlannerOption, SearchOptions, read
+from trainwright.cli.output import Output, OutputOption, check_writable, show, show_json, write_document
+from trainwright.cli.overwriting import WRITTEN
+from trainwright.document_kind import document
 from trainwright.plan import Plan
-from trainwright.report.proposal import proposal_fields, proposal_report
-from trainwright.search import Problem, ready, run
+from trainwright.report.trial_proposal import proposal_fields, proposal_report
+from trainwright.search import Problem, preload_search, run
+from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
 
 MOST_CANDIDATES: Final = 500
-"""Every candidate is estimated a dozen times, and each may depend on every other."""
+"""Maximum number of candidates: each is estimated a dozen times, and every pair may be correlated."""
 
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
 class ListedCandidate:
-    """A candidate as `trainwright plan --output json` lists it; only its plan is used here."""
+    """Candidate as `trainwright plan --output json` lists it; only its plan is used."""
 
     plan: Plan
     rank: int | None = None
@@ -39,22 +40,28 @@ class ListedCandidate:
     operators: tuple[Any, ...] = ()
 
 
+@document("Candidates")
 @dataclass(frozen=True)
 class Candidates:
-    """The answer of `trainwright plan --output json`."""
+    """Output of `trainwright plan --output json`.
+
+    Attributes:
+        lower_bound_seconds, gap: written by earlier releases; not used.
+    """
 
     candidates: tuple[ListedCandidate, ...]
     planner: str | None = None
     search_seconds: float | None = None
     stopped_by_budget: bool = False
+    work_bound_seconds: float | None = None
+    profiles: str | None = None
     lower_bound_seconds: float | None = None
     gap: float | None = None
-    profiles: str | None = None
 
 
 @dataclass(frozen=True)
 class Choosing:
-    """What to choose from, and when to stop."""
+    """Options for the candidates and the stopping rule."""
 
     candidates: Annotated[
         Path | None, typer.Option(help="What `trainwright plan --output json` wrote; without it a planner searches.")
@@ -68,33 +75,38 @@ class Choosing:
         bool,
         typer.Option("--per-device-second", help="Weigh a trial's gain by the devices that it holds and how long."),
     ] = False
-    write_plan: Annotated[Path | None, typer.Option(help="Write the plan to try into this file, too.")] = None
+    write_plan: Annotated[Path | None, typer.Option(help="Write the plan to try into this file, too."), WRITTEN] = None
     output: OutputOption = Output.TABLE
 
 
 @app.command(name="propose")
 @command
 def propose_trial(
-    *, inputs: Inputs, limits: LimitOptions, search: SearchOptions, choosing: Choosing, planner: PlannerOption = OURS
+    *,
+    inputs: Inputs,
+    limits: LimitOptions,
+    search: SearchOptions,
+    choosing: Choosing,
+    planner: PlannerOption = DEFAULT_PLANNER,
 ) -> None:
     """Propose the trial with which the expected regret falls most, or say that none is worth it any more."""
     if inputs.searches_batch:
         raise ValueError("plans of different batches are no rivals; --global-batch-size search goes with `plan`")
-    ready(planner)
+    preload_search(planner)
     search.check([planner])
-    refuse_no_place_for(choosing.write_plan)
+    check_writable(choosing.write_plan)
     problem, rule = inputs.problem(limits.limits), Rule(regret_below=choosing.stop_below)
     trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
     if choosing.candidates is None:
-        with watched(f"searching with {planner}", search) as control:
+        with show_progress(f"searching with {planner}", search) as control:
             found = run(planner, problem, top=min(choosing.top, MOST_CANDIDATES), control=control)
         plans = [candidate.plan for candidate in found]
     else:
         _refuse_limits(limits)
         plans = _listed(choosing.candidates)
     _check_batches(plans, trials, problem)
-    study = Study.of(plans, problem.setting, trials, Doubts())
-    answer = propose(study.known, rule, study.device_seconds if choosing.per_device_second else None)
+    study = TrialHistory.of(plans, problem.cost_context, trials, ModelUncertainty())
+    answer = propose(study.posterior, rule, study.device_seconds if choosing.per_device_second else None)
     if choosing.write_plan is not None:
         _write(answer, study, choosing.write_plan)
     if choosing.output is Output.JSON:
@@ -133,7 +145,7 @@ def _check_batches(plans: list[Plan], trials: Trials | None, problem: Problem) -
         )
 
 
-def _write(answer: Proposal, study: Study, file: Path) -> None:
+def _write(answer: Proposal, study: TrialHistory, file: Path) -> None:
     chosen = answer.best if answer.trial is None else answer.trial
     if chosen is None:
         raise ValueError("there is no plan to write: every plan failed")

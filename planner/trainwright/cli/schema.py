@@ -1,4 +1,4 @@
-"""`trainwright schema`: what may stand in a document."""
+"""`trainwright schema`: the JSON schema of a document."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from trainwright import documents
-from trainwright.cli.answers import show_json
-from trainwright.cli.command import command
+from trainwright.calibration import Trials
+from trainwright.cli.framework import command
+from trainwright.cli.output import show_json
 from trainwright.cluster import Cluster
-from trainwright.fitting import Trials
-from trainwright.operator_specs import SpanSpecs
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
@@ -26,13 +26,13 @@ DOCUMENTS: dict[str, Any] = {
     "trials": Trials,
     "operators": SpanSpecs,
 }
-"""The documents that the command line reads and writes, by the name that people know them under."""
+"""Documents that the command line reads and writes, by their names for users."""
 
 app = typer.Typer(add_completion=False)
 
 
 def document_names(incomplete: str) -> list[str]:
-    """For the shell's completion."""
+    """Complete a document's name in the shell."""
     return [name for name in DOCUMENTS if name.startswith(incomplete)]
 
 

@@ -1,1 +1,1 @@
-"""What a plan costs: seconds of one iteration and bytes on every device. Start at `estimate.estimate`."""
+"""Cost model: seconds of one iteration and peak bytes per device. Entry point: `estimate.estimate`."""

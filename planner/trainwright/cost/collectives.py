@@ -1,4 +1,7 @@
-"""Collectives over groups of devices on their actual links: flat rings, and rings between nodes."""
+"""Collectives over device groups on their actual links: flat rings and hierarchical rings.
+
+An all-reduce takes α + β · bytes; an all-gather or a reduce-scatter takes half of it.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +9,49 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainwright.cost.fabric import Card, Edge, Fabric, Load
+from trainwright.cost.network import Edge, Load, Network, Nic
 from trainwright.runtime import IDEAL_RINGS, CollectiveRatios
 
 Nodes = tuple[str, ...]
-"""The members of a group in the order of their ranks, each by the name of its node."""
+"""Node names of a group's members, in rank order."""
 
 
 @dataclass(frozen=True, slots=True)
-class RingLoad:
-    """How often rings that run at once use every card.
+class ConcurrentRings:
+    """NIC uses of concurrent rings.
 
     Attributes:
-        flat: where each is one ring over all members of its group.
-        between: where each goes over the distinct nodes of its group, which reduced inside the nodes first.
+        flat: uses if each group runs one ring over all its members.
+        inter_node: uses if each group reduces inside its nodes first and then runs a ring over its distinct nodes.
     """
 
     flat: Load = field(default_factory=Load)
-    between: Load = field(default_factory=Load)
+    inter_node: Load = field(default_factory=Load)
 
-    def __add__(self, other: RingLoad) -> RingLoad:
-        """Of rings that run at the same time."""
-        return RingLoad(self.flat.beside(other.flat), self.between.beside(other.between))
+    def __add__(self, other: ConcurrentRings) -> ConcurrentRings:
+        """Combine rings that run at the same time."""
+        return ConcurrentRings(self.flat.concurrent_with(other.flat), self.inter_node.concurrent_with(other.inter_node))
 
-    def __or__(self, other: RingLoad) -> RingLoad:
-        """Of rings that take turns: what either needs at most."""
-        return RingLoad(self.flat.in_turn(other.flat), self.between.in_turn(other.between))
+    def __or__(self, other: ConcurrentRings) -> ConcurrentRings:
+        """Combine rings that alternate: the maximum of both."""
+        return ConcurrentRings(
+            self.flat.alternating_with(other.flat), self.inter_node.alternating_with(other.inter_node)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to all-reduce: α and β of the whole operation.
+class RingAlgorithm:
+    """All-reduce algorithm as α and β of the whole operation.
 
     Attributes:
-        latency_seconds: of all its steps.
-        seconds_per_byte: of the message that is reduced, cards shared among the groups that reduce at once.
-        cards: seconds of work per byte of the message on every card, of all those groups together.
+        latency_seconds: α, over all steps.
+        seconds_per_byte: β per byte of the reduced message, with NICs shared among concurrent groups.
+        nic_seconds_per_byte: busy seconds of every NIC per byte of the message, over all concurrent groups.
     """
 
     latency_seconds: float
     seconds_per_byte: float
-    cards: Mapping[Card, float] = field(default_factory=dict, compare=False)
+    nic_seconds_per_byte: Mapping[Nic, float] = field(default_factory=dict, compare=False)
 
     def seconds(self, message_bytes: float) -> float:
         return self.latency_seconds + self.seconds_per_byte * message_bytes
@@ -54,159 +59,160 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An all-reduce by the same ranks; the runtime takes the fastest way for each message, as NCCL does.
+    """All-reduce of fixed ranks; each message uses the fastest ring algorithm, as NCCL does.
 
     A reduce-scatter or an all-gather is half of it: n - 1 of a ring's 2 (n - 1) steps.
     """
 
-    ways: tuple[Way, ...]
+    algorithms: tuple[RingAlgorithm, ...]
     ratios: CollectiveRatios = IDEAL_RINGS
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.ways, self.ratios)))
+        object.__setattr__(self, "_hash", hash((self.algorithms, self.ratios)))
 
     def __hash__(self) -> int:
-        """Kept: the same few are looked up for every stage of every plan."""
+        """Return the cached hash: the same few collectives are looked up for every stage of every plan."""
         return self._hash
 
-    def way(self, message_bytes: float) -> Way:
-        return min(self.ways, key=lambda way: way.seconds(message_bytes))
+    def fastest_algorithm(self, message_bytes: float) -> RingAlgorithm:
+        return min(self.algorithms, key=lambda way: way.seconds(message_bytes))
 
     def seconds(self, message_bytes: float) -> float:
-        """Seconds of one all-reduce."""
-        return self.ring_seconds(message_bytes) * self.ratios.all_reduce
+        """Return the seconds of one all-reduce."""
+        return self.ideal_ring_seconds(message_bytes) * self.ratios.all_reduce
 
-    def gather_seconds(self, message_bytes: float) -> float:
-        """Seconds of an all-gather of the whole message."""
-        return self.ring_seconds(message_bytes) / 2 * self.ratios.all_gather
+    def all_gather_seconds(self, message_bytes: float) -> float:
+        """Return the seconds of an all-gather that ends with `message_bytes` on every rank."""
+        return self.ideal_ring_seconds(message_bytes) / 2 * self.ratios.all_gather
 
-    def scatter_seconds(self, message_bytes: float) -> float:
-        """Seconds of a reduce-scatter of the whole message."""
-        return self.ring_seconds(message_bytes) / 2 * self.ratios.reduce_scatter
+    def reduce_scatter_seconds(self, message_bytes: float) -> float:
+        """Return the seconds of a reduce-scatter that starts with `message_bytes` on every rank."""
+        return self.ideal_ring_seconds(message_bytes) / 2 * self.ratios.reduce_scatter
 
-    def ring_seconds(self, message_bytes: float) -> float:
-        """Seconds of an all-reduce by an undisturbed ring."""
-        return min(way.seconds(message_bytes) for way in self.ways) if message_bytes > 0 else 0.0
+    def ideal_ring_seconds(self, message_bytes: float) -> float:
+        """Return the seconds of an all-reduce before the runtime's ratios."""
+        return min(way.seconds(message_bytes) for way in self.algorithms) if message_bytes > 0 else 0.0
 
 
-ALONE = Collective((Way(0.0, 0.0),))
-"""The collective of a single rank: nothing to do."""
+NO_COMMUNICATION = Collective((RingAlgorithm(0.0, 0.0),))
+"""Collective of a single rank."""
 
 
 @dataclass
 class Collectives:
-    """The collectives of a cluster; those it has seen are remembered.
+    """Collectives of a cluster, cached by group.
 
     Attributes:
-        ratios: of those over several nodes.
+        ratios: calibrated ratios of collectives that span nodes.
     """
 
-    fabric: Fabric
+    network: Network
     ratios: CollectiveRatios = IDEAL_RINGS
     _seen: dict[tuple[Nodes, ...], Collective] = field(default_factory=dict)
     _rings: dict[Nodes, Load] = field(default_factory=dict)
 
     def all_reduce(self, groups: tuple[Nodes, ...]) -> Collective:
-        """The all-reduce of equally large groups that run at once, each with the same bytes: that of the slowest."""
+        """Return the all-reduce of equally large groups that run at once with equal bytes: the slowest group counts."""
         if len(groups[0]) == 1:
-            return ALONE
+            return NO_COMMUNICATION
         found = self._seen.get(groups)
         if found is None:
-            found = self._seen[groups] = self.beside(groups, self.ring_load(groups))
+            found = self._seen[groups] = self.under_load(groups, self.concurrent_rings(groups))
         return found
 
-    def ring_load(self, groups: Sequence[Nodes]) -> RingLoad:
-        """How often the rings of groups that run at once use every card."""
+    def concurrent_rings(self, groups: Sequence[Nodes]) -> ConcurrentRings:
+        """Return the NIC uses of groups whose rings run at once."""
         rings = Counter(groups)
-        if not self.fabric.knows_hierarchical_rings:
-            return RingLoad(self._uses(rings))
-        return RingLoad(self._uses(rings), self._uses(_between(rings)))
+        if not self.network.supports_hierarchical_rings:
+            return ConcurrentRings(self._uses(rings))
+        return ConcurrentRings(self._uses(rings), self._uses(_inter_node_rings(rings)))
 
-    def beside(self, groups: tuple[Nodes, ...], load: RingLoad) -> Collective:
-        """The same while rings, those of the groups included, use the cards so often.
+    def under_load(self, groups: tuple[Nodes, ...], load: ConcurrentRings) -> Collective:
+        """Return the all-reduce of the groups under a NIC load that includes their own rings.
 
-        All of them go the same way, flat or between the nodes, as one runtime chooses it.
+        All groups use the same algorithm, flat or hierarchical, as one runtime chooses it.
         """
         if len(groups[0]) == 1:
-            return ALONE
+            return NO_COMMUNICATION
         ways = [self._flat(groups, load.flat)]
-        if self.fabric.knows_hierarchical_rings and any(_nests(nodes) for nodes in dict.fromkeys(groups)):
-            ways.append(self._hierarchical(groups, load.between))
+        if self.network.supports_hierarchical_rings and any(_is_hierarchical(nodes) for nodes in dict.fromkeys(groups)):
+            ways.append(self._hierarchical(groups, load.inter_node))
         spans_nodes = any(len(set(nodes)) > 1 for nodes in groups)
         return Collective(tuple(ways), self.ratios if spans_nodes else IDEAL_RINGS)
 
     def _uses(self, rings: Mapping[Nodes, float]) -> Load:
-        """How often rings, each there so many times, use every card."""
+        """Count the NIC uses of rings, each given with its multiplicity."""
         load = Load()
         for nodes, times in rings.items():
             if nodes not in self._rings:
-                self._rings[nodes] = self.fabric.load(_ring(nodes))
+                self._rings[nodes] = self.network.load(_ring_edges(nodes))
             for card, uses in self._rings[nodes].items():
                 load[card] += times * uses
         return load
 
-    def _flat(self, groups: tuple[Nodes, ...], load: Mapping[Card, float]) -> Way:
-        """A ring all-reduce: 2 (n - 1) steps of 1/n of the message, each as long as the slowest edge (AMP Eq. 3)."""
+    def _flat(self, groups: tuple[Nodes, ...], load: Mapping[Nic, float]) -> RingAlgorithm:
+        """Return the flat ring: 2 (n - 1) steps of 1/n of the message, each as slow as the slowest edge (AMP Eq. 3)."""
         size = len(groups[0])
-        edges = {edge for nodes in dict.fromkeys(groups) for edge in _ring(nodes)}
-        per_byte, latency = self._slowest(edges, self.fabric.card_seconds(load))
-        share = _moved(size)
-        own = self.fabric.card_seconds(self._uses(Counter(groups)))
-        return Way(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})
+        edges = {edge for nodes in dict.fromkeys(groups) for edge in _ring_edges(nodes)}
+        per_byte, latency = self._slowest(edges, self.network.nic_seconds(load))
+        share = _ring_bytes_ratio(size)
+        own = self.network.nic_seconds(self._uses(Counter(groups)))
+        return RingAlgorithm(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})
 
-    def _hierarchical(self, groups: tuple[Nodes, ...], load: Mapping[Card, float]) -> Way:
-        """Reduce-scatter inside the nodes, rings between them on the shards, all-gather inside.
+    def _hierarchical(self, groups: tuple[Nodes, ...], load: Mapping[Nic, float]) -> RingAlgorithm:
+        """Return the hierarchical ring: reduce-scatter inside nodes, rings between nodes, all-gather inside nodes.
 
-        The shards of a node's members cross its card at once: together they are one message between nodes, and one flow,
-        as rings enter and leave a node once.
+        The shards of a node's members cross its NIC at once, as one message and one stream between nodes.
         """
         inside = latency_inside = between = latency_between = 0.0
-        cards = self.fabric.card_seconds(load)
+        cards = self.network.nic_seconds(load)
         for nodes in dict.fromkeys(groups):
             members = Counter(nodes)
             for node, count in members.items():
                 if count > 1:
-                    latency, bandwidth = self.fabric.link((node, node))
-                    inside = max(inside, _moved(count) / bandwidth)
+                    latency, bandwidth = self.network.link((node, node))
+                    inside = max(inside, _ring_bytes_ratio(count) / bandwidth)
                     latency_inside = max(latency_inside, 2 * (count - 1) * latency)
             if len(members) > 1:
-                per_byte, latency = self._slowest(set(_ring(tuple(members))), cards)
-                between = max(between, _moved(len(members)) * per_byte)
+                per_byte, latency = self._slowest(set(_ring_edges(tuple(members))), cards)
+                between = max(between, _ring_bytes_ratio(len(members)) * per_byte)
                 latency_between = max(latency_between, 2 * (len(members) - 1) * latency)
-        moved = {nodes: times * _moved(len(nodes)) for nodes, times in _between(Counter(groups)).items()}
-        own = self.fabric.card_seconds(self._uses(moved))
-        return Way(latency_inside + latency_between, inside + between, own)
+        moved = {
+            nodes: times * _ring_bytes_ratio(len(nodes)) for nodes, times in _inter_node_rings(Counter(groups)).items()
+        }
+        own = self.network.nic_seconds(self._uses(moved))
+        return RingAlgorithm(latency_inside + latency_between, inside + between, own)
 
-    def _slowest(self, edges: set[Edge], cards: Mapping[Card, float]) -> tuple[float, float]:
-        """Seconds per byte on the slowest edge or card, and the largest latency."""
+    def _slowest(self, edges: set[Edge], cards: Mapping[Nic, float]) -> tuple[float, float]:
+        """Return seconds per byte on the slowest edge or NIC, and the maximum latency."""
         per_byte = latency = 0.0
         for edge in edges:
-            latency = max(latency, self.fabric.link(edge)[0])
-            per_byte = max(per_byte, 1 / self.fabric.flow(edge))
-            for card in self.fabric.cards(edge):
+            latency = max(latency, self.network.link(edge)[0])
+            per_byte = max(per_byte, 1 / self.network.flow_bytes_per_second(edge))
+            for card in self.network.nics(edge):
                 per_byte = max(per_byte, cards.get(card, 0.0))
         return per_byte, latency
 
 
-def _ring(nodes: Nodes) -> Counter[Edge]:
-    """The ring over the members in ascending order of rank: each sends to the one before it, as gloo does."""
+def _ring_edges(nodes: Nodes) -> Counter[Edge]:
+    """Return the ring over the members: each rank sends to the rank before it, as in gloo."""
     return Counter(zip((*nodes[1:], nodes[0]), nodes, strict=True))
 
 
-def _between(rings: Mapping[Nodes, int]) -> Counter[Nodes]:
-    """The rings over the distinct nodes of these, in the order of their first members."""
+def _inter_node_rings(rings: Mapping[Nodes, int]) -> Counter[Nodes]:
+    """Return the rings over the distinct nodes of these rings, in the order of their first members."""
     found: Counter[Nodes] = Counter()
     for nodes, times in rings.items():
         found[tuple(dict.fromkeys(nodes))] += times
     return found
 
 
-def _moved(members: int) -> float:
-    """Share of the message that an all-reduce moves over each edge of a ring: 2 (n - 1) / n."""
+def _ring_bytes_ratio(members: int) -> float:
+    """Return the share of the message that an all-reduce moves over each ring edge: 2 (n - 1) / n."""
     return 2 * (members - 1) / members
 
 
-def _nests(nodes: Nodes) -> bool:
-    """Whether a group spans nodes with several members on one of them."""
+def _is_hierarchical(nodes: Nodes) -> bool:
+    """Return whether a group spans several nodes and has several members on one of them."""
     return 1 < len(set(nodes)) < len(nodes)

@@ -1,4 +1,4 @@
-"""The estimate of a plan: an exact replay of its iteration, and the memory of every device."""
+"""Estimate of a plan: exact replay of one iteration, and the peak memory of every device."""
 
 from __future__ import annotations
 
@@ -6,39 +6,64 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainwright.cluster import Cluster, Device
-from trainwright.cost.checks import check_plan
-from trainwright.cost.finish import Last, StageEnd, last_steps, stage_update_seconds
-from trainwright.cost.memory import MemoryParts, in_flight, stage_memory
-from trainwright.cost.pace import Paces, StageKey
-from trainwright.cost.pipelines import StageTimes, replay_pipelines
-from trainwright.cost.setting import Setting
-from trainwright.cost.stage_pace import StagePace
-from trainwright.cost.syncs import gradient_syncs
+from trainwright.cost.context import CostContext
+from trainwright.cost.gradient_sync import gradient_reductions
+from trainwright.cost.memory import MemoryParts, in_flight_micro_batches, stage_memory
+from trainwright.cost.optimizer_step import OptimizerStep, StageEnd, optimizer_steps, stage_update_seconds
+from trainwright.cost.pipeline_replay import StageReplayTimes, replay_pipelines
+from trainwright.cost.stage_times import PlanTimes, StageKey, StageTimes
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
-from trainwright.quantity import size
+from trainwright.quantity import format_bytes
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
 
 
+def check_plan(plan: Plan, context: CostContext) -> None:
+    """Raise ValueError if the plan does not match the model or the cluster."""
+    model = context.model
+    if plan.model_layers != len(model.layers):
+        raise ValueError(f"the plan is for a model of {plan.model_layers} layers, but this one has {len(model.layers)}")
+    _check_devices(plan, context)
+    several = len(plan.pipelines) > 1
+    for index, pipeline in enumerate(plan.pipelines):
+        for number, stage in enumerate(pipeline.stages):
+            for run in stage.layers:
+                if model.max_tensor_degree % run.tensor:
+                    raise ValueError(
+                        f"{f'pipeline {index}, ' if several else ''}stage {number}, layers {run.first}…"
+                        f"{run.end - 1}: tensor degree {run.tensor} does not divide the model, which "
+                        f"allows {model.max_tensor_degree}"
+                    )
+
+
+def _check_devices(plan: Plan, context: CostContext) -> None:
+    largest: dict[str, int] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for device in stage.devices:
+                if not 0 <= device.slot <= largest.get(device.node, -1):
+                    context.cluster.accelerator_of(device)
+                    largest[device.node] = device.slot
+
+
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the time of the critical device goes, the one that ends last; the parts add up to the iteration.
+    """Iteration seconds of the critical device, which ends last, by cause; the parts add up to the iteration.
 
     Attributes:
         compute_seconds: forwards and backwards.
-        tensor_sync_seconds: tensor all-reduces inside them.
-        sharding_seconds: collecting sharded weights, as far as computation does not hide it.
-        redistribution_seconds: moving rows between layers of a stage that are arranged differently.
-        point_to_point_seconds: waiting while a message from a neighbouring stage is on its way.
-        bubble_seconds: waiting before that message was even sent.
-        gradient_sync_seconds: by how much sums of gradients lengthen the last backward, and from its end until they
-            are done, waiting for slower replicas included.
-        shared_weight_sync_seconds: from there until those of tied weights are summed over their owners, waiting
-            for the other owners included.
-        update_seconds: the optimizer.
-        constant_seconds: what the runtime takes for every iteration.
+        tensor_sync_seconds: tensor all-reduces of forwards and backwards.
+        sharding_seconds: all-gathers of sharded weights that computation does not hide.
+        redistribution_seconds: moving rows between layer runs of a stage with different rank layouts.
+        point_to_point_seconds: waiting while a message from a neighbouring stage is in transit.
+        bubble_seconds: waiting before that message is sent.
+        gradient_sync_seconds: increase of the last backward by gradient reductions, and time from its end until they end,
+            including the wait for slower replicas.
+        shared_weight_sync_seconds: time from there until the gradients of tied weights are reduced, including the wait for
+            their other owners.
+        constant_seconds: the runtime's constant time per iteration.
     """
 
     compute_seconds: float
@@ -55,16 +80,16 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a plan costs.
+    """Predicted cost of a plan.
 
     Attributes:
         iteration_seconds: from the barrier to the end of the slowest device's update.
-        peak_memory_bytes: of the device that holds most.
-        feasible: whether every device has the memory.
-        reason: which device lacks how much, where it is not feasible; else None.
-        critical_device: the one whose time `breakdown` tells.
-        memory_by_device: peak bytes in the order of the plan's devices.
-        memory_parts: what they are made of, in the same order.
+        peak_memory_bytes: maximum over all devices.
+        feasible: whether the plan fits into the memory of every device.
+        reason: device with the largest shortfall, and the shortfall; None if the plan is feasible.
+        critical_device: device that `breakdown` describes.
+        memory_by_device: peak bytes, in the order of the plan's devices.
+        memory_parts: parts of these bytes, in the same order.
     """
 
     iteration_seconds: float
@@ -86,31 +111,31 @@ def estimate(  # noqa: PLR0913 - what a cost depends on
     optimizer: Optimizer = "adam",
     runtime: Runtime | None = None,
 ) -> Estimate:
-    """What the plan costs on this cluster, by these profiles.
+    """Estimate the plan's cost on this cluster with these profiles.
 
-    Raises ValueError for a plan that does not belong to model or cluster, or that lacks a profile.
+    Raises ValueError if the plan does not match the model or the cluster, or if a profile is missing.
     """
-    return estimate_in(plan, Setting(model, cluster, profiles, optimizer, runtime or Runtime()))
+    return estimate_with_context(plan, CostContext(model, cluster, profiles, optimizer, runtime or Runtime()))
 
 
-def estimate_in(plan: Plan, setting: Setting) -> Estimate:
-    """The same as `estimate`, for callers that hold a setting."""
-    paces, parts = _with_memory(plan, setting)
+def estimate_with_context(plan: Plan, context: CostContext) -> Estimate:
+    """Estimate the plan's cost in a shared context."""
+    plan_times, parts = _times_and_memory(plan, context)
     by_device = _by_device(plan, parts)
-    return _estimate(paces, parts, by_device, lacking_memory(by_device, setting))
+    return _estimate(plan_times, parts, by_device, memory_shortfalls(by_device, context))
 
 
-def fitting_estimate(plan: Plan, setting: Setting) -> Estimate | None:
-    """The same where every device has the memory; None, and sooner, where one has not."""
-    paces, parts = _with_memory(plan, setting)
+def estimate_if_feasible(plan: Plan, context: CostContext) -> Estimate | None:
+    """Estimate the plan's cost if it fits into memory; return None, without a replay, if it does not."""
+    plan_times, parts = _times_and_memory(plan, context)
     by_device = _by_device(plan, parts)
-    return _estimate(paces, parts, by_device, None) if lacking_memory(by_device, setting) is None else None
+    return _estimate(plan_times, parts, by_device, None) if memory_shortfalls(by_device, context) is None else None
 
 
 def _estimate(
-    paces: Paces, parts: tuple[MemoryParts, ...], by_device: tuple[tuple[Device, int], ...], reason: str | None
+    plan_times: PlanTimes, parts: tuple[MemoryParts, ...], by_device: tuple[tuple[Device, int], ...], reason: str | None
 ) -> Estimate:
-    end = _slowest(paces)
+    end = _slowest(plan_times)
     return Estimate(
         iteration_seconds=end.seconds,
         peak_memory_bytes=max(held for _, held in by_device),
@@ -123,141 +148,145 @@ def _estimate(
     )
 
 
-def memory_by_device(plan: Plan, setting: Setting) -> tuple[tuple[Device, int], ...]:
-    """Peak bytes of every device, in the order of the plan's devices."""
-    _, parts = _with_memory(plan, setting)
+def memory_by_device(plan: Plan, context: CostContext) -> tuple[tuple[Device, int], ...]:
+    """Return the peak bytes of every device, in the order of the plan's devices."""
+    _, parts = _times_and_memory(plan, context)
     return _by_device(plan, parts)
 
 
-def _with_memory(plan: Plan, setting: Setting) -> tuple[Paces, tuple[MemoryParts, ...]]:
-    check_plan(plan, setting)
-    paces = Paces(plan, setting)
-    return paces, _memory_parts(paces)
+def _times_and_memory(plan: Plan, context: CostContext) -> tuple[PlanTimes, tuple[MemoryParts, ...]]:
+    check_plan(plan, context)
+    plan_times = PlanTimes(plan, context)
+    return plan_times, _memory_parts(plan_times)
 
 
 def _by_device(plan: Plan, parts: tuple[MemoryParts, ...]) -> tuple[tuple[Device, int], ...]:
-    # Many devices have the same parts: they are added up once.
+    # Many devices share one parts object, so each is added up once.
     totals = {number: part.total_bytes for number, part in {id(part): part for part in parts}.items()}
     return tuple(zip(plan.devices, (totals[id(part)] for part in parts), strict=True))
 
 
-def _memory_parts(paces: Paces) -> tuple[MemoryParts, ...]:
-    plan = paces.plan
+def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
+    plan = plan_times.plan
     found: list[MemoryParts] = []
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
-            kept = in_flight(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
-            seats = paces.seats[index, number]
+            kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
+            seats = plan_times.layouts[index, number]
             found += stage_memory(
                 stage,
                 seats,
-                paces.setting,
-                kept=kept,
+                plan_times.context,
+                in_flight_count=kept,
                 micro_batches=pipeline.micro_batches,
-                unlike_layers=paces.unlike_layers,
+                mixed_sharding_layers=plan_times.mixed_sharding_layers,
             )
     return tuple(found)
 
 
-def lacking_memory(by_device: tuple[tuple[Device, int], ...], setting: Setting) -> str | None:
-    """Which device lacks most memory and how much, in words; None where all fit."""
-    memory, cluster = setting.memory_of_node, setting.cluster
+def memory_shortfalls(by_device: tuple[tuple[Device, int], ...], context: CostContext) -> str | None:
+    """Describe the device with the largest memory shortfall; return None if the plan fits."""
+    memory, cluster = context.memory_of_node, context.cluster
     if all(held <= memory[device.node] for device, held in by_device):
         return None
     device, held = max(by_device, key=lambda item: item[1] - memory[item[0].node])
     accelerator = cluster.accelerator_of(device)
     return (
-        f"device {device} ({accelerator.name}) lacks {_told(held - accelerator.memory_bytes)}: the plan needs {_told(held)} there, "
-        f"it has {_told(accelerator.memory_bytes)}"
+        f"device {device} ({accelerator.name}) lacks {_format_shortfall(held - accelerator.memory_bytes)}: the plan needs {_format_shortfall(held)} there, "
+        f"it has {_format_shortfall(accelerator.memory_bytes)}"
     )
 
 
-def _told(num_bytes: int) -> str:
-    # With one decimal more than elsewhere: what lacks is often little.
-    return size(num_bytes, decimals=2)
+def _format_shortfall(num_bytes: int) -> str:
+    # One decimal more than elsewhere: a shortfall is often small.
+    return format_bytes(num_bytes, decimals=2)
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    """The end of the iteration for the devices of one worker with one accelerator."""
+class _DeviceEnd:
+    """End of the iteration on the devices of one worker with one accelerator."""
 
     seconds: float
-    paces: Paces
+    plan_times: PlanTimes
     key: StageKey
     worker: int
     accelerator: str
-    times: StageTimes
-    last: Last
+    times: StageReplayTimes
+    optimizer_step: OptimizerStep
     update_seconds: float
 
     def breakdown(self) -> Breakdown:
-        stage, number = self.paces.stages[self.key], self.worker
+        stage, number = self.plan_times.stages[self.key], self.worker
         worker = stage.workers[number]
-        batches = self.paces.plan.pipelines[self.key[0]].micro_batches
+        batches = self.plan_times.plan.pipelines[self.key[0]].micro_batches
         both = (worker.forward, worker.backward)
         ended = self.times.ends[number]
-        summed = max(ended, self.last.gradients_end)
+        summed = max(ended, self.optimizer_step.gradients_end)
         return Breakdown(
             compute_seconds=batches * sum(one.compute_seconds for one in both),
             tensor_sync_seconds=batches * sum(one.sync_seconds for one in both),
-            sharding_seconds=batches * sum(one.sharding_seconds for one in both) + self.last.gather_seconds,
+            sharding_seconds=batches * sum(one.sharding_seconds for one in both)
+            + self.optimizer_step.all_gather_seconds,
             redistribution_seconds=batches * sum(one.redistribution_seconds for one in both),
-            point_to_point_seconds=self.times.transit[number],
-            bubble_seconds=self.times.idle[number],
+            point_to_point_seconds=self.times.transit_seconds[number],
+            bubble_seconds=self.times.idle_seconds[number],
             gradient_sync_seconds=summed - ended + worker.last_backward_seconds - worker.backward.seconds,
-            shared_weight_sync_seconds=max(summed, self.last.shared_end) - summed,
+            shared_weight_sync_seconds=max(summed, self.optimizer_step.tied_gradients_end) - summed,
             update_seconds=self.update_seconds,
-            constant_seconds=self.paces.setting.runtime.constant_seconds,
+            constant_seconds=self.plan_times.context.runtime.constant_seconds,
         )
 
     def device(self) -> Device:
-        """The first of them in the plan."""
-        stage = self.paces.stages[self.key]
-        accelerator_of = self.paces.setting.accelerator_of_node
-        seats = stage.seats[0]
+        """Return the first of these devices in the plan."""
+        stage = self.plan_times.stages[self.key]
+        accelerator_of = self.plan_times.context.accelerator_of_node
+        seats = stage.layouts[0]
         return next(
             device
             for index, device in enumerate(stage.stage.devices)
-            if stage.worker_of(seats.place(index)[0]) == self.worker and accelerator_of[device.node] == self.accelerator
+            if stage.worker_index(seats.replica_and_tensor_rank(index)[0]) == self.worker
+            and accelerator_of[device.node] == self.accelerator
         )
 
 
-def _slowest(paces: Paces) -> _End:
-    """The first of those that end last, in the order of the plan's devices."""
-    times, last = stage_moments(paces)
-    return max(_ends(paces, times, last), key=lambda end: end.seconds)
+def _slowest(plan_times: PlanTimes) -> _DeviceEnd:
+    """Return the end of the devices that end last; the first of equals, in plan order."""
+    times, last = stage_end_times(plan_times)
+    return max(_ends(plan_times, times, last), key=lambda end: end.seconds)
 
 
-def stage_moments(paces: Paces) -> tuple[dict[StageKey, StageTimes], dict[StageKey, Last]]:
-    """When the workers of every stage are done, and when what the stage does behind that is."""
-    times = replay_pipelines(paces)
-    ends = {key: _stage_end(paces.stages[key], found) for key, found in times.items()}
-    return times, last_steps(paces, gradient_syncs(paces), ends)
+def stage_end_times(plan_times: PlanTimes) -> tuple[dict[StageKey, StageReplayTimes], dict[StageKey, OptimizerStep]]:
+    """Return the times of every stage's workers, and its optimizer step."""
+    times = replay_pipelines(plan_times)
+    ends = {key: _stage_end(plan_times.stages[key], found) for key, found in times.items()}
+    return times, optimizer_steps(plan_times, gradient_reductions(plan_times), ends)
 
 
-def _stage_end(stage: StagePace, times: StageTimes) -> StageEnd:
-    both = list(zip(times.computed, stage.workers, strict=True))
+def _stage_end(stage: StageTimes, times: StageReplayTimes) -> StageEnd:
+    both = list(zip(times.replay_ends, stage.workers, strict=True))
     return StageEnd(
         max(times.ends),
         max(end - worker.last_backward_seconds for end, worker in both),
-        max(end + worker.left_seconds for end, worker in both),
+        max(end + worker.unfinished_reduce_seconds for end, worker in both),
     )
 
 
-def _ends(paces: Paces, times: dict[StageKey, StageTimes], last: dict[StageKey, Last]) -> Iterator[_End]:
-    constant = paces.setting.runtime.constant_seconds
-    accelerator_of = paces.setting.accelerator_of_node
-    for key, stage in paces.stages.items():
-        after, ends = last[key], times[key].ends
+def _ends(
+    plan_times: PlanTimes, times: dict[StageKey, StageReplayTimes], optimizer_steps: dict[StageKey, OptimizerStep]
+) -> Iterator[_DeviceEnd]:
+    constant = plan_times.context.runtime.constant_seconds
+    accelerator_of = plan_times.context.accelerator_of_node
+    for key, stage in plan_times.stages.items():
+        after, ends = optimizer_steps[key], times[key].ends
         slowest: dict[str, int] = {}
-        for replica, nodes in enumerate(stage.seats[0].replicas):
-            worker = stage.worker_of(replica)
+        for replica, nodes in enumerate(stage.layouts[0].tensor_group_nodes):
+            worker = stage.worker_index(replica)
             for node in nodes:
                 other = slowest.setdefault(accelerator_of[node], worker)
                 if ends[worker] > ends[other]:
                     slowest[accelerator_of[node]] = worker
         for accelerator, worker in slowest.items():
-            update = stage_update_seconds(paces, key, accelerator)
-            summed = max(ends[worker], after.gradients_end, after.shared_end)
-            seconds = summed + update + after.gather_seconds + constant
-            yield _End(seconds, paces, key, worker, accelerator, times[key], after, update)
+            update = stage_update_seconds(plan_times, key, accelerator)
+            summed = max(ends[worker], after.gradients_end, after.tied_gradients_end)
+            seconds = summed + update + after.all_gather_seconds + constant
+            yield _DeviceEnd(seconds, plan_times, key, worker, accelerator, times[key], after, update)

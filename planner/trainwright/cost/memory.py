@@ -1,4 +1,4 @@
-"""Bytes that a device holds at its peak."""
+"""Peak memory of a device, by part."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trainwright.cost.seats import Seats
-from trainwright.cost.setting import Setting
-from trainwright.cost.shared_weights import HeldValues, holdings
+from trainwright.cost.context import CostContext
+from trainwright.cost.seats import RankLayout
+from trainwright.cost.tied_weights import ResidentParameters, tied_weight_owners
 from trainwright.layer import Dtype, OperatorKind
 from trainwright.model import Model
 from trainwright.plan import Schedule, Sharding, Stage
 from trainwright.training import Optimizer
 
 _MOMENTS_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
-"""For each value: two float32 moments, or one."""
+"""Bytes per parameter: two float32 moments, or one."""
 
-RECEIVED_AHEAD = 3
-"""Boundary tensors of one side beside the activations: one received ahead, two whose sending may not be over."""
+PREFETCHED_BOUNDARIES = 3
+"""Boundary tensors per side besides the saved activations: one received ahead, two whose send may be unfinished."""
 
-LOSS_WORKSPACE = 2
-"""Beside the logarithms that the cross-entropy keeps, as many values twice while the loss turns round: their gradient
-and that of the logits. Measured on CPU: without it the last stage is predicted 26-46 % short of the peak, other layers
-need none (within 3 %).
+LOSS_COPIES = 2
+"""Copies of the logits during the loss, besides the log-probabilities that the cross-entropy saves: the gradients of
+both. Measured on CPU: without them the prediction for the last stage is 26-46 % below the peak; other layers need none
+(within 3 %).
 """
 
 GATHERED_AT_ONCE = 2
-"""Layers whose sharded weights are whole at a time: the one that computes and the one gathered ahead."""
+"""Layers whose sharded weights are unsharded at once: the one that computes and the one gathered ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """What a device holds at its peak; the parts add up.
+    """Parts of a device's peak memory; they add up to it.
 
     Attributes:
-        weights_bytes: the rank's part of the weights.
-        gradients_bytes: whole until the last micro-batch, whatever the sharding, where there is more than one.
+        weights_bytes: the rank's shard of the weights.
+        gradients_bytes: unsharded until the last micro-batch under every sharding, unless there is only one.
         optimizer_bytes: optimizer state, and float32 master weights in half-precision training.
-        activations_bytes: of the micro-batches in flight, boundary tensors on their way included.
-        workspace_bytes: logits and their gradient, and sharded weights while they are whole.
+        activations_bytes: saved activations of the micro-batches in flight, and boundary tensors in transit.
+        workspace_bytes: logits and their gradient, and sharded weights while they are unsharded.
         constant_bytes: the runtime's own.
     """
 
@@ -57,124 +57,134 @@ class MemoryParts:
 
 
 def optimizer_bytes(model: Model, optimizer: Optimizer) -> int:
-    """Bytes of optimizer state for each held value; with the float32 copy of it that half-precision training keeps."""
+    """Return the bytes of optimizer state per resident parameter, including the master weight of half-precision training."""
     return _MOMENTS_BYTES[optimizer] + (0 if model.dtype is Dtype.FLOAT32 else 4)
 
 
 def parameter_bytes(model: Model, optimizer: Optimizer, gradient_dtype: Dtype) -> int:
-    """Bytes for each held value where nothing is sharded: weight, gradient, master weight and optimizer state."""
+    """Return the bytes per resident parameter without sharding: weight, gradient, master weight and optimizer state."""
     return model.dtype.num_bytes + gradient_dtype.num_bytes + optimizer_bytes(model, optimizer)
 
 
-def in_flight(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:
-    """Micro-batches whose activations a stage holds at once: 1F1B at most one for each stage from here on, GPipe all."""
+def in_flight_micro_batches(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:
+    """Return the micro-batches in flight at a stage: under 1F1B at most one per stage from this one on, under GPipe all."""
     return micro_batches if schedule is Schedule.GPIPE else min(micro_batches, stages - stage)
 
 
-def boundary_bytes(model: Model, first: int, end: int, rows: tuple[int, int], kept: int) -> int:
-    """Bytes of boundary tensors: outputs kept until their gradient is there, and messages on their way.
+def boundary_bytes(model: Model, first: int, end: int, rows: tuple[int, int], in_flight_count: int) -> int:
+    """Return the bytes of boundary tensors: outputs saved until their gradient arrives, and messages in transit.
 
-    `rows` are those that the rank takes in and those that it passes on.
+    `rows` are those that the rank receives and those that it sends.
     """
     incoming = rows[0] * model.output_bytes_per_row(first - 1) if first > 0 else 0
     outgoing = rows[1] * model.output_bytes_per_row(end - 1) if end < len(model.layers) else 0
-    return (kept + RECEIVED_AHEAD) * outgoing + RECEIVED_AHEAD * incoming
+    return (in_flight_count + PREFETCHED_BOUNDARIES) * outgoing + PREFETCHED_BOUNDARIES * incoming
 
 
 def stage_memory(  # noqa: PLR0913 (what memory depends on)
     stage: Stage,
-    seats: tuple[Seats, ...],
-    setting: Setting,
+    layouts: tuple[RankLayout, ...],
+    context: CostContext,
     *,
-    kept: int,
+    in_flight_count: int,
     micro_batches: int,
-    unlike_layers: frozenset[int] = frozenset(),
+    mixed_sharding_layers: frozenset[int] = frozenset(),
 ) -> tuple[MemoryParts, ...]:
-    """Of every device of a stage, in order.
+    """Return the peak memory of every device of a stage, in order.
 
-    `kept` is the number of micro-batches in flight, `unlike_layers` are those that pipelines divide in different ways.
+    `mixed_sharding_layers` are the layers that pipelines split differently.
     """
-    weights, gradients, optimizer = _state_bytes(stage, seats, setting, micro_batches, unlike_layers)
-    gathered = _gathered_bytes(stage, setting)
-    is_last = stage.end == len(setting.model.layers)
-    accelerators = map(setting.accelerator_of_node.__getitem__, seats[0].nodes)
-    # What decides it, by device: most have it in common with others.
-    kinds = list(zip(accelerators, zip(*(one.rows_by_device for one in seats), strict=True), strict=True))
+    weights, gradients, optimizer = _state_bytes(stage, layouts, context, micro_batches, mixed_sharding_layers)
+    gathered = _gathered_bytes(stage, context)
+    is_last = stage.end == len(context.model.layers)
+    accelerators = map(context.accelerator_of_node.__getitem__, layouts[0].nodes)
+    # Devices with equal keys have equal memory; most devices share theirs with others.
+    kinds = list(zip(accelerators, zip(*(one.rows_by_device for one in layouts), strict=True), strict=True))
     found: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
     for accelerator, rows in dict.fromkeys(kinds):
-        activations = _activation_bytes(stage, rows, accelerator, setting, kept)
-        activations += boundary_bytes(setting.model, stage.first, stage.end, (rows[0], rows[-1]), kept)
+        activations = _activation_bytes(stage, rows, accelerator, context, in_flight_count)
+        activations += boundary_bytes(context.model, stage.first, stage.end, (rows[0], rows[-1]), in_flight_count)
         found[accelerator, rows] = MemoryParts(
             weights,
             gradients,
             optimizer,
             round(activations),
-            round(gathered) + (loss_bytes(setting, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
-            setting.runtime.constant_bytes,
+            round(gathered) + (loss_bytes(context, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
+            context.runtime.constant_bytes,
         )
     return tuple(map(found.__getitem__, kinds))
 
 
 def _state_bytes(
-    stage: Stage, seats: Sequence[Seats], setting: Setting, micro_batches: int, unlike_layers: frozenset[int]
+    stage: Stage,
+    layouts: Sequence[RankLayout],
+    context: CostContext,
+    micro_batches: int,
+    mixed_sharding_layers: frozenset[int],
 ) -> tuple[int, int, int]:
-    """Weights, gradients, and optimizer state with master weights, of one rank.
+    """Return the bytes of weights, gradients and optimizer state (with master weights) of one rank.
 
-    Sharded runs divide among their data replicas what their sharding says. zero2 and zero3 sum gradients layer by layer
-    in the last backward and drop the rest: with a single micro-batch one layer's gradients are whole at a time, but for
-    layers that pipelines divide in different ways.
+    zero2 and zero3 reduce gradients layer by layer in the last backward. With one micro-batch, only one layer's gradients
+    are then unsharded at a time, except in layers that pipelines split differently.
     """
-    state = optimizer_bytes(setting.model, setting.optimizer)
-    held, whole = HeldValues.of(stage, holdings(stage, seats, setting), setting)
+    state = optimizer_bytes(context.model, context.optimizer)
+    held, whole = ResidentParameters.of(stage, tied_weight_owners(stage, layouts, context), context)
     weights, gradients, optimizer, at_once = whole, whole, state * whole, 0
     for run, values in zip(stage.layers, held, strict=True):
         part = values if run.sharding is Sharding.NONE else -(-values // run.data)
         weights += part if run.sharding is Sharding.ZERO3 else values
         optimizer += state * part
         by_layer = run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 and micro_batches == 1
-        if by_layer and unlike_layers.isdisjoint(range(run.first, run.end)):
-            largest = max(setting.values_at(kind, run.tensor) for kind, _ in setting.kind_counts(run.first, run.end))
+        if by_layer and mixed_sharding_layers.isdisjoint(range(run.first, run.end)):
+            largest = max(
+                context.parameters_per_rank(kind, run.tensor) for kind, _ in context.kind_counts(run.first, run.end)
+            )
             gradients += part
             at_once = max(at_once, min(values - part, largest))
         else:
             gradients += values
-    return weights * setting.model.dtype.num_bytes, (gradients + at_once) * setting.gradient_dtype.num_bytes, optimizer
+    return weights * context.model.dtype.num_bytes, (gradients + at_once) * context.gradient_dtype.num_bytes, optimizer
 
 
-def _gathered_bytes(stage: Stage, setting: Setting) -> int:
-    """The two neighbouring layers that are largest together, of those whose weights are sharded."""
+def _gathered_bytes(stage: Stage, context: CostContext) -> int:
+    """Return the weight bytes of the two adjacent layers with the largest sum, among layers with sharded weights."""
     sharded = [run.sharding is Sharding.ZERO3 and run.data > 1 for run in stage.layers]
     if not any(sharded):
         return 0
     sizes = [
-        setting.values_at(setting.model.kind_of(layer), run.tensor) * is_sharded
+        context.parameters_per_rank(context.model.kind_of(layer), run.tensor) * is_sharded
         for run, is_sharded in zip(stage.layers, sharded, strict=True)
         for layer in range(run.first, run.end)
     ]
-    return max(sum(pair) for pair in pairwise((0, *sizes))) * setting.model.dtype.num_bytes
+    return max(sum(pair) for pair in pairwise((0, *sizes))) * context.model.dtype.num_bytes
 
 
-def loss_bytes(setting: Setting, tensor: int, rows: int) -> int:
-    """Workspace of the last stage for the loss of so many rows; a divided vocabulary divides the logits."""
-    model = setting.model
+def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:
+    """Return the last stage's workspace bytes for the loss; a tensor-sharded vocabulary divides the logits."""
+    model = context.model
     last = model.kind_of(len(model.layers) - 1)
     logits = sum(one.input_elements_per_row for one in last.operators if one.kind is OperatorKind.CROSS_ENTROPY)
-    ranks = tensor if setting.divides(last, tensor) else 1
-    return round(LOSS_WORKSPACE * rows * logits * model.dtype.num_bytes / ranks)
+    ranks = tensor if context.is_tensor_sharded(last, tensor) else 1
+    return round(LOSS_COPIES * rows * logits * model.dtype.num_bytes / ranks)
 
 
-def _activation_bytes(stage: Stage, rows: Sequence[int], accelerator: str, setting: Setting, kept: int) -> float:
-    """Of all micro-batches in flight; of layers that are recomputed only their inputs, and one such layer at a time."""
-    model = setting.model
+def _activation_bytes(
+    stage: Stage, rows: Sequence[int], accelerator: str, context: CostContext, in_flight_count: int
+) -> float:
+    """Return the activation bytes of all in-flight micro-batches.
+
+    Recomputed layers keep their inputs, plus all activations of one layer at a time.
+    """
+    model = context.model
     total = largest = 0.0
     for run, count in zip(stage.layers, rows, strict=True):
-        for kind, number in setting.kind_counts(run.first, run.end):
-            size = setting.layer_cost(accelerator, kind, run.tensor, count).activation_bytes
+        for kind, number in context.kind_counts(run.first, run.end):
+            size = context.layer_cost(accelerator, kind, run.tensor, count).activation_bytes
             if run.recompute:
                 largest = max(largest, size)
             else:
-                total += kept * number * size
+                total += in_flight_count * number * size
         if run.recompute:
             inputs = range(max(run.first, 1), run.end)
-            total += kept * count * sum(model.output_bytes_per_row(layer - 1) for layer in inputs)
+            total += in_flight_count * count * sum(model.output_bytes_per_row(layer - 1) for layer in inputs)
     return total + largest

@@ -1,4 +1,4 @@
-"""Families of models: from a few numbers to the operators of every layer. One file a family."""
+"""Families of models: from a few numbers to the operators of every layer, one module per family."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from trainwright.families.bert import Bert
+from trainwright.families.blocks import BLOCK, EMBEDDING, HEAD
 from trainwright.families.custom import Custom, CustomKind
-from trainwright.families.ends import BLOCK, EMBEDDING, HEAD
 from trainwright.families.gpt import Gpt
 from trainwright.families.llama import Llama
 from trainwright.families.moe import Moe
@@ -22,7 +22,7 @@ Family = Annotated[
     Gpt | Llama | Bert | Vit | Swin | T5 | Moe | WideResnet | TransGan | Custom,
     Field(discriminator="family"),
 ]
-"""The families a model can be built from; in a document the field `family` tells which it is."""
+"""Families that a model can be of; in a document the field `family` selects one."""
 
 __all__ = [
     "BLOCK",

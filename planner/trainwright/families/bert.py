@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from trainwright.families.attention import Heads, attention_branch
-from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, layer
-from trainwright.families.feed_forward import feed_forward_branch
+from trainwright.families.blocks import (
+    BLOCK,
+    EMBEDDING,
+    HEAD,
+    AttentionShape,
+    attention_branch,
+    feed_forward_branch,
+    layer,
+)
 from trainwright.families.operators import (
+    all_reduced_segment,
     check_layers,
     check_multiple,
     check_positive,
@@ -19,23 +26,22 @@ from trainwright.families.operators import (
     layer_norm,
     lookup,
     matmul,
-    reduced,
     residual,
 )
-from trainwright.layer import Attention, LayerKind, Stack
+from trainwright.layer import Attention, LayerKind, LayerList
 
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """BERT, trained to fill in masked tokens and (where `next_sentence`) to tell whether two sentences follow.
+    """BERT, trained on masked tokens and (with `next_sentence`) on whether two sentences follow each other.
 
     Attributes:
-        sequence_length: tokens in a row; every one has a learned position.
-        intermediate_size: width of the feed-forward; 4 × hidden_size where not given.
-        token_types: segments that a token may belong to.
-        next_sentence: whether there is a pooler with that second head.
-        dropout: whether values are dropped behind the embedding, the softmax and every branch, as when the model was
-            published. It costs memory: what was dropped is kept, and where attention is stored a second copy of it.
+        sequence_length: tokens per row, each with a learned position.
+        intermediate_size: width of the feed-forward; by default 4 × hidden_size.
+        token_types: number of segments that a token may belong to.
+        next_sentence: add a pooler with that second head.
+        dropout: drop out after the embedding, the softmax and every branch, as published. It costs memory: masks are
+            saved, and with stored attention a second copy of its scores.
     """
 
     layers: int
@@ -57,14 +63,13 @@ class Bert:
 
     @property
     def feed_forward_size(self) -> int:
-        """Width of the feed-forward."""
         return self.intermediate_size or 4 * self.hidden_size
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, block × layers, head]`; the head's projection is the token embedding."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, block × layers, head]`; the head's projection is the token embedding."""
         layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
         largest = gcd(self.heads, self.feed_forward_size)
-        return Stack((self._embedding(), self._block(attention), self._head()), layers, largest)
+        return LayerList((self._embedding(), self._block(attention), self._head()), layers, largest)
 
     def _embedding(self) -> LayerKind:
         tokens, hidden = self.sequence_length, self.hidden_size
@@ -84,14 +89,16 @@ class Bert:
         return LayerKind(
             name=BLOCK,
             segments=(
-                reduced(
-                    *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention, drops=self.dropout),
+                all_reduced_segment(
+                    *attention_branch(
+                        AttentionShape.of_itself(tokens, hidden, self.heads), attention, drops=self.dropout
+                    ),
                     *((dropout("attention_dropout", tokens, hidden),) if self.dropout else ()),
                     residual("attention_residual", tokens, hidden, bias=True),
                     layer_norm("attention_normalisation", tokens, hidden),
                     elements=tokens * hidden,
                 ),
-                reduced(
+                all_reduced_segment(
                     *feed_forward_branch(tokens, hidden, self.feed_forward_size),
                     *((dropout("feed_forward_dropout", tokens, hidden),) if self.dropout else ()),
                     residual("feed_forward_residual", tokens, hidden, bias=True),
@@ -103,7 +110,7 @@ class Bert:
         )
 
     def _head(self) -> LayerKind:
-        """Masked tokens: a dense layer, GELU, a normalisation and the projection; every position is projected."""
+        """Return the head: dense layer, GELU, normalisation and projection of every position, and the pooler if any."""
         tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         masked = (
             matmul("transform", tokens, hidden, hidden),
@@ -113,7 +120,7 @@ class Bert:
             cross_entropy(tokens, vocabulary),
         )
         pooled = (
-            # It reads the first position of what the transform keeps already.
+            # It reads the first position of a tensor that the transform saves already.
             matmul("pooler", 1, hidden, hidden, keeps=False),
             element_wise("pooler_activation", 1, hidden),
             matmul("next_sentence", 1, hidden, 2),

@@ -1,4 +1,4 @@
-"""A user's own model: what its layers hold, compute and keep is counted from the model itself, not from a formula."""
+"""User's own model, whose sizes are counted from the model itself, not by a formula."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trainwright.families.operators import LARGEST_SIZE, MOST_LAYERS
-from trainwright.layer import Attention, LayerKind, Operator, OperatorKind, Segment, Stack
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
 _ENTRYPOINT: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
 class CustomKind:
-    """What layers that are alike hold, compute, keep and hand on.
+    """Sizes of a user model's uniform layers.
 
     Attributes:
         name: unique in its model.
-        parameters: values of one layer's weights.
+        parameters: of one layer.
         forward_flops_per_row: 2 for each multiply-add of its products.
-        output_elements_per_row: values of the tensors that it hands on; 1 behind the last layer.
-        saved_elements_per_row: values of the model's number format that its forward keeps for its backward, its input
-            included.
-        saved_bytes_per_row: what it keeps in other formats (indices, masks).
+        output_elements_per_row: of the tensors that it passes on; 1 after the last layer.
+        saved_elements_per_row: in the model's dtype, saved by the forward for the backward, including its input.
+        saved_bytes_per_row: saved in other formats (indices, masks).
     """
 
     name: str
@@ -47,9 +46,9 @@ class CustomKind:
                 )
 
     def layer_kind(self) -> LayerKind:
-        """Its products as one of the same FLOPs and weights, and one operator that reads what is kept.
+        """Return the kind as one product of the same FLOPs and weights, and one operator that reads the saved tensors.
 
-        Measured profiles need no more. Those that are estimated from data sheets take the product for a square one.
+        Measured profiles need no more; estimates from data sheets assume a square product.
         """
         flops, kept = self.forward_flops_per_row, self.saved_elements_per_row
         operators = []
@@ -84,12 +83,12 @@ class CustomKind:
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """A model of the user's own, as `python -m trainwright_worker.describe` tells it. No tensor degree divides its layers.
+    """User's own model, as `python -m trainwright_worker.describe` reports it; no tensor degree splits its layers.
 
     Attributes:
         entrypoint: `package.module:function` on the worker's PYTHONPATH, which makes the layers.
         kinds: of layers, each once.
-        layers: the kind's name of every layer, in order.
+        layers: name of each layer's kind, in order.
     """
 
     entrypoint: str
@@ -115,6 +114,5 @@ class Custom:
                 f"custom.kinds gives {min(unused)}, but no layer is of that kind; describe the model again"
             )
 
-    def stack(self, attention: Attention) -> Stack:  # noqa: ARG002 - what it keeps was counted
-        """The layers as they were described."""
-        return Stack(tuple(kind.layer_kind() for kind in self.kinds), self.layers, 1)
+    def stack(self, attention: Attention) -> LayerList:  # noqa: ARG002 - what it keeps was counted
+        return LayerList(tuple(kind.layer_kind() for kind in self.kinds), self.layers, 1)

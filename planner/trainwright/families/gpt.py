@@ -5,21 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainwright.families.attention import attention_segment
-from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, token_embedding_layer, token_head_layer
-from trainwright.families.feed_forward import feed_forward_segment
+from trainwright.families.blocks import (
+    BLOCK,
+    EMBEDDING,
+    HEAD,
+    attention_segment,
+    feed_forward_segment,
+    token_embedding_layer,
+    token_head_layer,
+)
 from trainwright.families.operators import check_layers, check_multiple, check_positive, layer_norm
-from trainwright.layer import Attention, LayerKind, Stack
+from trainwright.layer import Attention, LayerKind, LayerList
 
 
 @dataclass(frozen=True, slots=True)
 class Gpt:
-    """GPT-2: learned positions, pre-normalisation, tied embeddings.
+    """GPT-2; the unit of a batch is one row, a sequence.
 
     Attributes:
-        sequence_length: tokens in a row; the unit of a batch is one row.
-        dropout: whether values are dropped behind the embedding, the softmax and every branch, as when the model was
-            published. It costs memory: what was dropped is kept, and where attention is stored a second copy of it.
+        sequence_length: tokens per row.
+        dropout: drop out after the embedding, the softmax and every branch, as published. It costs memory: masks are
+            saved, and with stored attention a second copy of its scores.
     """
 
     layers: int
@@ -35,8 +41,8 @@ class Gpt:
         check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size")
         check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, block × layers, head]`; the head is the final normalisation and the tied projection."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, block × layers, head]`; the head is the final normalisation and the tied projection."""
         tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         block = LayerKind(
             name=BLOCK,
@@ -51,4 +57,4 @@ class Gpt:
         )
         final = layer_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=True)
-        return Stack((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), self.heads)
+        return LayerList((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), self.heads)

@@ -6,34 +6,42 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from trainwright.families.attention import Heads, attention_branch
-from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, token_embedding_layer, token_head_layer
-from trainwright.families.feed_forward import gated_branch
+from trainwright.families.blocks import (
+    BLOCK,
+    EMBEDDING,
+    HEAD,
+    AttentionShape,
+    attention_branch,
+    gated_branch,
+    token_embedding_layer,
+    token_head_layer,
+)
 from trainwright.families.operators import (
+    all_reduced_segment,
     check_layers,
     check_multiple,
     check_positive,
     element_wise,
-    reduced,
     residual,
     rms_norm,
 )
-from trainwright.layer import Attention, LayerKind, Segment, Split, Stack
+from trainwright.layer import Attention, LayerKind, LayerList, Segment, Split
 
 INTERMEDIATE_MULTIPLE = 256
-"""Llama rounds the width of its feed-forward up to a multiple of this."""
+"""Multiple to which Llama rounds up the width of its feed-forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """Llama 1–3, Mistral and their like.
+    """Llama 1–3, Mistral and similar models.
 
     Attributes:
-        sequence_length: tokens in a row.
-        intermediate_size: width of the gated feed-forward; 8/3 of hidden_size, rounded up to 256, where not given.
-        key_value_heads: heads of keys and values, each shared by equally many queries' heads; as many as heads where
-            not given.
-        tied_embeddings: whether the projection onto the vocabulary is the token embedding.
+        sequence_length: tokens per row.
+        intermediate_size: width of the gated feed-forward; by default 8/3 of hidden_size, rounded up to a multiple of
+            256.
+        key_value_heads: heads of keys and values, each shared by equally many query heads; by default one per query
+            head.
+        tied_embeddings: the projection onto the vocabulary is the token embedding.
     """
 
     layers: int
@@ -56,18 +64,17 @@ class Llama:
 
     @property
     def feed_forward_size(self) -> int:
-        """Width of the gated feed-forward."""
         return self.intermediate_size or gated_size(self.hidden_size)
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, block × layers, head]`."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, block × layers, head]`."""
         tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         groups = self.key_value_heads or self.heads
         block = LayerKind(
             name=BLOCK,
             segments=(
                 rotary_attention_segment(tokens, hidden, self.heads, groups, attention),
-                reduced(
+                all_reduced_segment(
                     rms_norm("feed_forward_normalisation", tokens, hidden),
                     *gated_branch(tokens, hidden, self.feed_forward_size),
                     residual("feed_forward_residual", tokens, hidden, bias=False),
@@ -80,23 +87,23 @@ class Llama:
         final = rms_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
         largest = gcd(groups, self.feed_forward_size)
-        return Stack((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), largest)
+        return LayerList((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), largest)
 
 
 def gated_size(hidden: int) -> int:
-    """Llama's width of a gated feed-forward: as many parameters as two products of 4 × hidden would have."""
+    """Return Llama's width of a gated feed-forward: about the parameters of two products of 4 × hidden."""
     return -(-(8 * hidden // 3) // INTERMEDIATE_MULTIPLE) * INTERMEDIATE_MULTIPLE
 
 
 def rotary_attention_segment(tokens: int, hidden: int, heads: int, groups: int, attention: Attention) -> Segment:
-    """RMSNorm, self-attention with rotated queries and keys, and the residual.
+    """Return RMSNorm, self-attention with rotated queries and keys, and the residual.
 
-    A rotation keeps nothing of a row: its gradient needs the angles alone. Queries, keys and values are projected
-    apart, so that what is rotated is freed.
+    A rotation saves nothing: its gradient needs only the angles. Queries, keys and values are projected separately, so
+    that queries and keys are freed once rotated.
     """
-    shape = Heads(tokens, tokens, tokens, heads, hidden, hidden // heads * groups)
+    shape = AttentionShape(tokens, tokens, tokens, heads, hidden, hidden // heads * groups)
     projection, *rest = attention_branch(shape, attention, bias=False)
-    return reduced(
+    return all_reduced_segment(
         rms_norm("attention_normalisation", tokens, hidden),
         projection,
         element_wise("rotary", tokens, shape.width + shape.key_width, split=Split.WHOLE),

@@ -1,4 +1,4 @@
-"""A mixture of experts: Llama's attention, and a router before several feed-forwards (Mixtral, Switch)."""
+"""Mixture of experts: Llama's attention, and a router before several feed-forwards (Mixtral, Switch)."""
 
 from __future__ import annotations
 
@@ -6,38 +6,45 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Final, Literal
 
-from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, token_embedding_layer, token_head_layer
-from trainwright.families.feed_forward import gated_branch, relu_branch
+from trainwright.families.blocks import (
+    BLOCK,
+    EMBEDDING,
+    HEAD,
+    gated_branch,
+    relu_branch,
+    token_embedding_layer,
+    token_head_layer,
+)
 from trainwright.families.llama import gated_size, rotary_attention_segment
 from trainwright.families.operators import (
     INDEX_BYTES,
+    all_reduced_segment,
     check_layers,
     check_multiple,
     check_positive,
     matmul,
-    reduced,
     residual,
     rms_norm,
 )
-from trainwright.layer import Attention, LayerKind, Operator, OperatorKind, Segment, Stack
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
 EXPERT_BLOCK: Final = "expert_block"
 
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Mixtral, and Switch Transformers' kind with one expert a token.
+    """Mixtral, and Switch Transformers with one expert per token.
 
-    Tokens are taken to be spread evenly over the experts and none to be dropped. A tensor degree divides every
-    expert's width; experts are not spread over devices.
+    Tokens are assumed to be spread evenly over the experts, with none dropped. A tensor degree splits every expert's
+    width; there is no expert parallelism.
 
     Attributes:
-        sequence_length: tokens in a row.
-        experts_per_token: experts that each token passes through, the best of the router's (k).
-        expert_every: every so manieth block has experts, the others one plain feed-forward; 1: all of them.
-        intermediate_size: width of one expert (and of a plain feed-forward); Llama's rule where not given.
-        key_value_heads: heads of keys and values; as many as heads where not given.
-        gated: whether an expert is a SwiGLU of three products, or two products with a ReLU between them.
+        sequence_length: tokens per row.
+        experts_per_token: experts that each token passes through, the router's best k.
+        expert_every: interval of the blocks with experts, the others having one plain feed-forward; 1: all blocks.
+        intermediate_size: width of one expert (and of a plain feed-forward); by default Llama's rule.
+        key_value_heads: heads of keys and values; by default one per query head.
+        gated: experts are SwiGLUs of three products; otherwise two products with a ReLU between them.
     """
 
     layers: int
@@ -71,8 +78,8 @@ class Moe:
         """Width of one expert."""
         return self.intermediate_size or gated_size(self.hidden_size)
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, block | expert_block × layers, head]`."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, block | expert_block × layers, head]`."""
         tokens, hidden, vocabulary = self.sequence_length, self.hidden_size, self.vocabulary_size
         groups = self.key_value_heads or self.heads
         attend = rotary_attention_segment(tokens, hidden, self.heads, groups, attention)
@@ -83,12 +90,12 @@ class Moe:
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
         names = [EXPERT_BLOCK if number % self.expert_every == 0 else BLOCK for number in range(1, self.layers + 1)]
         kinds = (embedding, *([plain] if BLOCK in names else []), expert, head)
-        return Stack(kinds, (EMBEDDING, *names, HEAD), gcd(groups, self.feed_forward_size))
+        return LayerList(kinds, (EMBEDDING, *names, HEAD), gcd(groups, self.feed_forward_size))
 
     def _feed_forward(self) -> Segment:
         tokens, hidden = self.sequence_length, self.hidden_size
         branch = gated_branch if self.gated else relu_branch
-        return reduced(
+        return all_reduced_segment(
             rms_norm("feed_forward_normalisation", tokens, hidden),
             *branch(tokens, hidden, self.feed_forward_size),
             residual("feed_forward_residual", tokens, hidden, bias=False),
@@ -96,14 +103,14 @@ class Moe:
         )
 
     def _experts(self) -> Segment:
-        """Router, the experts' products on the tokens that each got, and their weighted sum.
+        """Return the router, the experts' products on their tokens, and the weighted sum.
 
-        Backward, a tensor group sums the gradients of the tokens and of the router's weights.
+        In the backward, a tensor group reduces the gradients of the tokens and of the router's weights.
         """
         tokens, hidden, chosen = self.sequence_length, self.hidden_size, self.experts_per_token
         branch = gated_branch if self.gated else relu_branch
         experts = (_of_all(part, self.experts) for part in branch(tokens * chosen, hidden, self.feed_forward_size))
-        return reduced(
+        return all_reduced_segment(
             rms_norm("feed_forward_normalisation", tokens, hidden),
             matmul("router", tokens, hidden, self.experts, bias=False),
             _choice(tokens, self.experts, chosen),
@@ -117,7 +124,7 @@ class Moe:
 
 
 def _of_all(part: Operator, experts: int) -> Operator:
-    """The same operator with a weight for each expert; every token still meets one of them at a time."""
+    """Return the operator with a weight for each expert; every token still uses one of them at a time."""
     return Operator(
         name=f"experts_{part.name}",
         kind=part.kind,
@@ -132,9 +139,9 @@ def _of_all(part: Operator, experts: int) -> Operator:
 
 
 def _choice(tokens: int, experts: int, chosen: int) -> Operator:
-    """Softmax over the experts, the best k of them, and their weights made to sum to one.
+    """Return the softmax over the experts, the choice of the best k, and the normalisation of their weights.
 
-    Keeps the probabilities and the indices of the best k; and for the division their weights and the weights' sum.
+    It saves the probabilities and the indices of the best k, and for the normalisation their weights and sum.
     """
     return Operator(
         name="choice",
@@ -149,7 +156,7 @@ def _choice(tokens: int, experts: int, chosen: int) -> Operator:
 
 
 def _dispatch(tokens: int, hidden: int, chosen: int) -> Operator:
-    """Copies each token to its experts; keeps the order, of (token, expert) pairs."""
+    """Return the copy of each token to its experts, which saves the order of (token, expert) pairs."""
     return Operator(
         name="dispatch",
         kind=OperatorKind.ROUTING,
@@ -162,7 +169,7 @@ def _dispatch(tokens: int, hidden: int, chosen: int) -> Operator:
 
 
 def _combination(tokens: int, hidden: int, chosen: int) -> Operator:
-    """Weighs what the experts made and adds it up by token; keeps both factors, each weight in the pairs' order."""
+    """Return the weighted sum of expert outputs by token, which saves both factors and the pairs' order."""
     return Operator(
         name="combination",
         kind=OperatorKind.ROUTING,

@@ -1,8 +1,8 @@
 """Operators that families share: products, convolutions, normalisations, look-ups, and the checks of their sizes.
 
-Products count 2 FLOPs for each multiply-add; normalisation, look-ups and element-wise work count none, since memory
-limits them. A tensor that two operators keep counts at the one that reads it, so that a layer keeps its own input and
-not what it hands on.
+Products count 2 FLOPs per multiply-add; normalisations, look-ups and element-wise operators count none, since memory
+bounds them. A tensor that two operators save counts at the one that reads it, so that a layer counts its own input, not
+its output.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from trainwright.layer import Operator, OperatorKind, Segment, Split
 
 INDEX_BYTES = 8
-"""Of a token, a target or a place, as torch holds them (int64)."""
+"""Bytes of a token, target or position index (int64)."""
 
 STATISTIC_BYTES = 4
-"""Of a mean, an inverse deviation or a sum of exponentials, which are float32 in every number format."""
+"""Bytes of a mean, an inverse deviation or a sum of exponentials, which are float32 in every number format."""
 
 LARGEST_SIZE = 10**30
-"""Beyond any size; up to here no product of sizes overflows."""
+"""Maximum of any size; up to it no product of sizes overflows."""
 
 MOST_LAYERS = 100_000
-"""So many layers of one kind are written down without harm; what is planned has far fewer."""
+"""Maximum number of layers of one kind, far above what is planned."""
 
 
 def check_positive(family: object, *names: str) -> None:
-    """Raises ValueError naming the first of these fields (a number, or several) that is not a size."""
+    """Raise ValueError naming the first of these fields (a number, or several) that is not a size."""
     for name in names:
         value = getattr(family, name)
         for size in value if isinstance(value, tuple) else (value,):
@@ -33,7 +33,7 @@ def check_positive(family: object, *names: str) -> None:
 
 
 def check_layers(family: object, name: str, *, least: int = 1) -> None:
-    """Raises ValueError where that number of layers (or one of several) cannot be."""
+    """Raise ValueError if a number of layers (or one of several) is out of range."""
     value = getattr(family, name)
     for layers in value if isinstance(value, tuple) else (value,):
         if not least <= layers <= MOST_LAYERS:
@@ -41,7 +41,7 @@ def check_layers(family: object, name: str, *, least: int = 1) -> None:
 
 
 def check_multiple(family: object, name: str, of: str, why: str) -> None:
-    """Raises ValueError where one field is not a multiple of another."""
+    """Raise ValueError if one field is not a multiple of another."""
     value, divisor = getattr(family, name), getattr(family, of)
     if value % divisor:
         tag = _tag(family)
@@ -66,7 +66,7 @@ def matmul(  # noqa: PLR0913 - the shape of a matrix product
     split: Split = Split.NONE,
     keeps: bool = True,
 ) -> Operator:
-    """A product of activations [positions, inner] with a weight [inner, outer]; keeps its input unless told otherwise."""
+    """Return a product of activations [positions, inner] with a weight [inner, outer]; `keeps`: it saves its input."""
     return Operator(
         name=name,
         kind=OperatorKind.MATMUL,
@@ -90,7 +90,7 @@ def convolution(  # noqa: PLR0913 - the shape of a convolution
     input_positions: int,
     bias: bool = False,
 ) -> Operator:
-    """`filters` of kernel × kernel × channels, from `input_positions` pixels to `positions`; keeps its input."""
+    """Return `filters` of kernel × kernel × channels, from `input_positions` pixels to `positions`; it saves its input."""
     weights = kernel * kernel * channels * filters
     return Operator(
         name=name,
@@ -119,17 +119,17 @@ def _normalisation(name: str, positions: int, width: int, parameters: int, stati
 
 
 def layer_norm(name: str, positions: int, width: int) -> Operator:
-    """Weight and bias; keeps its input, and the mean and inverse deviation of each position."""
+    """Return a norm with weight and bias; it saves its input, and the mean and inverse deviation of each position."""
     return _normalisation(name, positions, width, 2 * width, 2 * positions)
 
 
 def rms_norm(name: str, positions: int, width: int) -> Operator:
-    """A weight alone; keeps its input and one statistic of each position, as the fused kernel does."""
+    """Return a norm with weight only; it saves its input and one statistic per position, as the fused kernel does."""
     return _normalisation(name, positions, width, width, positions)
 
 
 def batch_norm(name: str, positions: int, channels: int) -> Operator:
-    """Weight and bias; keeps its input (its statistics are by the channel, not by the row)."""
+    """Return a norm with weight and bias; it saves its input (its statistics are per channel, not per row)."""
     return _normalisation(name, positions, channels, 2 * channels, 0)
 
 
@@ -143,7 +143,7 @@ def element_wise(  # noqa: PLR0913 - what it reads, writes and keeps
     keeps: int = 0,
     split: Split = Split.NONE,
 ) -> Operator:
-    """An operator that reads `inputs` tensors of [positions, width], writes one and keeps `keeps` of them."""
+    """Return an operator that reads `inputs` tensors of [positions, width], writes one and saves `keeps` of them."""
     return Operator(
         name=name,
         kind=OperatorKind.ELEMENT_WISE,
@@ -158,15 +158,14 @@ def element_wise(  # noqa: PLR0913 - what it reads, writes and keeps
 
 
 def residual(name: str, positions: int, width: int, *, bias: bool) -> Operator:
-    """The sum of a branch and what went around it; the bias of the branch's last product, which no rank divides."""
+    """Return the sum of a branch and its shortcut, with the unsplit bias of the branch's last product."""
     return element_wise(name, positions, width, inputs=2, weight_elements=width if bias else 0)
 
 
 def dropout(name: str, positions: int, width: int, *, copies: bool = False, split: Split = Split.NONE) -> Operator:
-    """Keeps one byte for each value: whether it was dropped.
+    """Return a dropout, which saves a mask of one byte per element.
 
-    Where the operator before it keeps the same values already and the one behind it keeps what is left of them
-    (`copies`), there are two of them.
+    With `copies` it saves its output, too: the operator before saves the same tensor without dropout.
     """
     return Operator(
         name=name,
@@ -182,7 +181,7 @@ def dropout(name: str, positions: int, width: int, *, copies: bool = False, spli
 
 
 def lookup(name: str, positions: int, width: int, entries: int, *, indexed: bool = True) -> Operator:
-    """Rows of a table [entries, width] by index; keeps the indices unless they are the positions themselves."""
+    """Return a look-up in a table [entries, width]; it saves the indices unless they are the positions themselves."""
     return Operator(
         name=name,
         kind=OperatorKind.EMBEDDING,
@@ -196,9 +195,9 @@ def lookup(name: str, positions: int, width: int, entries: int, *, indexed: bool
 
 
 def position_biases(parameters: int, *, split: Split) -> Operator:
-    """A table of biases by relative position, which scores are given.
+    """Return a table of score biases by relative position.
 
-    It is looked up once for each micro-batch, whatever its rows, so nothing but the table itself is counted.
+    It is looked up once per micro-batch, regardless of its rows, so only the table itself counts.
     """
     return Operator(
         name="position_biases",
@@ -212,7 +211,7 @@ def position_biases(parameters: int, *, split: Split) -> Operator:
 
 
 def cross_entropy(positions: int, classes: int, *, name: str = "cross_entropy") -> Operator:
-    """The loss over [positions, classes]; keeps the logarithms of the probabilities, and the targets."""
+    """Return the loss over [positions, classes]; it saves the log-probabilities and the targets."""
     return Operator(
         name=name,
         kind=OperatorKind.CROSS_ENTROPY,
@@ -225,6 +224,6 @@ def cross_entropy(positions: int, classes: int, *, name: str = "cross_entropy") 
     )
 
 
-def reduced(*operators: Operator, elements: int, backward_elements: int | None = None) -> Segment:
-    """A segment at whose ends a tensor group sums so many elements of a row (backward: as many, unless told)."""
+def all_reduced_segment(*operators: Operator, elements: int, backward_elements: int | None = None) -> Segment:
+    """Return a segment at whose ends a tensor group reduces `elements` per row (backward: `backward_elements`)."""
     return Segment(operators, elements, elements if backward_elements is None else backward_elements)

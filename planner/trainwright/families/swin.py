@@ -1,4 +1,4 @@
-"""Swin Transformer: stages of window attention over ever fewer and wider patches."""
+"""Swin Transformer: stages of window attention over patches that become fewer and wider."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from trainwright.families.attention import Heads, attention_branch
-from trainwright.families.ends import EMBEDDING, HEAD, classifier, layer, patches
-from trainwright.families.feed_forward import feed_forward_segment
+from trainwright.families.blocks import (
+    EMBEDDING,
+    HEAD,
+    AttentionShape,
+    attention_branch,
+    classifier,
+    feed_forward_segment,
+    layer,
+    patches,
+)
 from trainwright.families.operators import (
+    all_reduced_segment,
     check_layers,
     check_multiple,
     check_positive,
@@ -17,24 +25,23 @@ from trainwright.families.operators import (
     layer_norm,
     matmul,
     position_biases,
-    reduced,
     residual,
 )
-from trainwright.layer import Attention, LayerKind, Split, Stack
+from trainwright.layer import Attention, LayerKind, LayerList, Split
 
 
 @dataclass(frozen=True, slots=True)
 class Swin:
-    """Swin Transformer that classifies images. A row is one image.
+    """Swin Transformer that classifies images; a row is one image.
 
-    Between two stages each square of four patches becomes one of twice the width. Every block has a table of biases
-    for the places that two patches of a window can have to each other.
+    Between two stages each square of four patches becomes one of twice the width. Every block has a table of biases for
+    the relative positions of two patches in a window.
 
     Attributes:
         layers: blocks of each stage.
-        hidden_size: width in the first stage.
-        heads: attention heads of each stage; 32 values each where not given.
-        image_size, patch_size, window_size: sides; the window's counts patches.
+        hidden_size: width of the first stage.
+        heads: attention heads of each stage; by default one per 32 of the width.
+        image_size, patch_size, window_size: sides; the window's in patches.
     """
 
     layers: tuple[int, ...]
@@ -79,15 +86,15 @@ class Swin:
         return int(self.hidden_size * 2**stage)
 
     def _side(self, stage: int) -> int:
-        """Patches along the image's side."""
+        """Return the patches along the image's side."""
         return int(self.image_size // self.patch_size // 2**stage)
 
     def _window(self, stage: int) -> int:
-        """No window is larger than what is left of the image."""
+        """Limit the window to the image's side."""
         return min(self.window_size, self._side(stage))
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, block 0 × layers 0, merge 0, block 1 × …, head]`."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, block 0 × layers 0, merge 0, block 1 × …, head]`."""
         last = len(self.layers) - 1
         kinds, names = [self._embedding()], [EMBEDDING]
         for stage, count in enumerate(self.layers):
@@ -97,8 +104,8 @@ class Swin:
                 kinds.append(self._merge(stage))
                 names.append(kinds[-1].name)
         kinds.append(self._head())
-        # Each head's width divides 4 × the stage's width, so heads alone decide what a tensor degree may be.
-        return Stack(tuple(kinds), (*names, HEAD), gcd(*self._heads))
+        # The heads of a stage divide its width and so 4 × its width: heads alone limit the tensor degree.
+        return LayerList(tuple(kinds), (*names, HEAD), gcd(*self._heads))
 
     def _embedding(self) -> LayerKind:
         positions, hidden = self._side(0) ** 2, self.hidden_size
@@ -112,11 +119,11 @@ class Swin:
     def _block(self, stage: int, attention: Attention) -> LayerKind:
         positions, hidden, heads = self._side(stage) ** 2, self._width(stage), self._heads[stage]
         window = self._window(stage)
-        shape = Heads.of_itself(positions, hidden, heads, span=window**2)
+        shape = AttentionShape.of_itself(positions, hidden, heads, span=window**2)
         return LayerKind(
             name=f"block_{stage}",
             segments=(
-                reduced(
+                all_reduced_segment(
                     layer_norm("attention_normalisation", positions, hidden),
                     element_wise("into_windows", positions, hidden),
                     *attention_branch(shape, attention),
@@ -131,7 +138,7 @@ class Swin:
         )
 
     def _merge(self, stage: int) -> LayerKind:
-        """Four neighbours beside each other, a normalisation and a product that halves their joint width."""
+        """Return the concatenation of four neighbours, a normalisation and a product that halves their joint width."""
         positions, joint = self._side(stage + 1) ** 2, 4 * self._width(stage)
         return layer(
             f"merge_{stage}",

@@ -1,4 +1,4 @@
-"""T5: an encoder, and a decoder that attends to what the encoder made."""
+"""T5: an encoder, and a decoder that attends to the encoder's output."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Final, Literal
 
-from trainwright.families.attention import Heads, attention_branch
-from trainwright.families.ends import EMBEDDING, HEAD, layer, token_embedding_layer
-from trainwright.families.feed_forward import relu_branch
+from trainwright.families.blocks import (
+    EMBEDDING,
+    HEAD,
+    AttentionShape,
+    attention_branch,
+    layer,
+    relu_branch,
+    token_embedding_layer,
+)
 from trainwright.families.operators import (
+    all_reduced_segment,
     check_layers,
     check_multiple,
     check_positive,
@@ -19,11 +26,10 @@ from trainwright.families.operators import (
     lookup,
     matmul,
     position_biases,
-    reduced,
     residual,
     rms_norm,
 )
-from trainwright.layer import Attention, LayerKind, Operator, Segment, Split, Stack
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, Segment, Split
 
 ENCODER: Final = "encoder"
 DECODER: Final = "decoder"
@@ -32,22 +38,22 @@ DECODER_EMBEDDING: Final = "decoder_embedding"
 
 @dataclass(frozen=True, slots=True)
 class T5:
-    """T5 1.0: RMSNorm, no biases, ReLU; the embedding serves encoder, decoder and the projection at the end.
+    """T5 1.0: RMSNorm, no biases, ReLU, and one embedding for encoder, decoder and final projection.
 
-    The encoder's blocks share one table of relative positions, and so do the decoder's. Behind the encoder a boundary
-    holds two tensors: the decoder's state, and the encoder's output, which every decoder block attends to and hands on.
+    The encoder's blocks share one table of relative positions, and so do the decoder's. After the encoder a boundary
+    has two tensors: the decoder's state, and the encoder's output, which every decoder block attends to and passes on.
     A row is one pair of sequences.
 
     Attributes:
         layers: blocks of the encoder.
-        decoder_layers: blocks of the decoder; as many as the encoder's where not given.
-        sequence_length: tokens of a row that the encoder reads.
-        decoder_sequence_length: those that the decoder reads; as many where not given.
-        intermediate_size: width of the feed-forward; 4 × hidden_size where not given.
-        position_buckets: classes of distances that have a bias of their own.
-        tied_embeddings: whether the projection onto the vocabulary is the token embedding.
-        dropout: whether values are dropped behind the embedding, the softmax and every branch and product, as when the model was
-            published. It costs memory: what was dropped is kept, and where attention is stored a second copy of it.
+        decoder_layers: blocks of the decoder; by default as many as the encoder's.
+        sequence_length: tokens per row of the encoder.
+        decoder_sequence_length: tokens per row of the decoder; by default the encoder's.
+        intermediate_size: width of the feed-forward; by default 4 × hidden_size.
+        position_buckets: classes of distances with a bias each.
+        tied_embeddings: the projection onto the vocabulary is the token embedding.
+        dropout: drop out after the embedding, the softmax and every branch and product, as published. It costs memory:
+            masks are saved, and with stored attention a second copy of its scores.
     """
 
     layers: int
@@ -73,28 +79,27 @@ class T5:
 
     @property
     def feed_forward_size(self) -> int:
-        """Width of the feed-forward."""
         return self.intermediate_size or 4 * self.hidden_size
 
     @property
     def decoder_tokens(self) -> int:
-        """Tokens of a row that the decoder reads."""
+        """Tokens per row of the decoder."""
         return self.decoder_sequence_length or self.sequence_length
 
     @property
     def _boundary(self) -> int:
-        """Elements of the decoder's state and of the encoder's output."""
+        """Elements per row of the decoder's state and of the encoder's output."""
         return (self.decoder_tokens + self.sequence_length) * self.hidden_size
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, encoder × layers, decoder_embedding, decoder × decoder_layers, head]`."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, encoder × layers, decoder_embedding, decoder × decoder_layers, head]`."""
         embedding = token_embedding_layer(
             self.sequence_length, self.hidden_size, self.vocabulary_size, tied=True, drops=self.dropout
         )
         kinds = (embedding, self._encoder(attention), self._turn(), self._decoder(attention), self._head())
         decoders = self.decoder_layers or self.layers
         layers = (EMBEDDING, *[ENCODER] * self.layers, DECODER_EMBEDDING, *[DECODER] * decoders, HEAD)
-        return Stack(kinds, layers, gcd(self.heads, self.feed_forward_size))
+        return LayerList(kinds, layers, gcd(self.heads, self.feed_forward_size))
 
     def _dropout(self, name: str, tokens: int) -> tuple[Operator, ...]:
         return (dropout(name, tokens, self.hidden_size),) if self.dropout else ()
@@ -110,7 +115,7 @@ class T5:
         )
 
     def _turn(self) -> LayerKind:
-        """Where the encoder ends and the decoder begins: the one's final normalisation, the other's tokens."""
+        """Return the layer between both: the encoder's final normalisation and the decoder's embedding."""
         hidden, vocabulary = self.hidden_size, self.vocabulary_size
         return layer(
             DECODER_EMBEDDING,
@@ -138,10 +143,12 @@ class T5:
 
     def _self_attention(self, tokens: int, attention: Attention) -> Segment:
         hidden = self.hidden_size
-        return reduced(
+        return all_reduced_segment(
             rms_norm("attention_normalisation", tokens, hidden),
-            *attention_branch(Heads.of_itself(tokens, hidden, self.heads), attention, bias=False, drops=self.dropout),
-            # Every rank holds the whole table, which stages share as well.
+            *attention_branch(
+                AttentionShape.of_itself(tokens, hidden, self.heads), attention, bias=False, drops=self.dropout
+            ),
+            # Every rank has the full table, which stages share as well.
             position_biases(self.position_buckets * self.heads, split=Split.NONE),
             *self._dropout("attention_dropout", tokens),
             residual("attention_residual", tokens, hidden, bias=False),
@@ -149,10 +156,10 @@ class T5:
         )
 
     def _cross_attention(self, attention: Attention) -> Segment:
-        """Backward, a tensor group sums the gradients of the decoder's state and of the encoder's output."""
+        """Return cross-attention; its backward reduces gradients of the decoder's state and of the encoder's output."""
         tokens, sources, hidden = self.decoder_tokens, self.sequence_length, self.hidden_size
-        shape = Heads(tokens, sources, sources, self.heads, hidden, hidden)
-        return reduced(
+        shape = AttentionShape(tokens, sources, sources, self.heads, hidden, hidden)
+        return all_reduced_segment(
             rms_norm("cross_attention_normalisation", tokens, hidden),
             matmul("cross_query", tokens, hidden, hidden, bias=False, split=Split.COLUMN),
             matmul("cross_key_value", sources, hidden, 2 * hidden, bias=False, split=Split.COLUMN),
@@ -166,7 +173,7 @@ class T5:
 
     def _feed_forward(self, tokens: int) -> Segment:
         hidden = self.hidden_size
-        return reduced(
+        return all_reduced_segment(
             rms_norm("feed_forward_normalisation", tokens, hidden),
             *relu_branch(tokens, hidden, self.feed_forward_size, drops=self.dropout),
             *self._dropout("feed_forward_dropout", tokens),
@@ -175,9 +182,9 @@ class T5:
         )
 
     def _head(self) -> LayerKind:
-        """The decoder's final normalisation, the projection and the loss; the encoder's output ends here."""
+        """Return the decoder's final normalisation, the projection and the loss; the encoder's output ends here."""
         tokens, hidden, vocabulary = self.decoder_tokens, self.hidden_size, self.vocabulary_size
-        scale = element_wise("scale", tokens, hidden)  # by 1/√hidden, as a tied projection asks for
+        scale = element_wise("scale", tokens, hidden)  # by 1/√hidden, which a tied projection requires
         return layer(
             HEAD,
             rms_norm("final_normalisation", tokens, hidden),

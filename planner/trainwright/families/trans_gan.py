@@ -5,39 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainwright.families.attention import Heads, attention_branch
-from trainwright.families.ends import EMBEDDING, HEAD, layer
-from trainwright.families.feed_forward import feed_forward_segment
+from trainwright.families.blocks import EMBEDDING, HEAD, AttentionShape, attention_branch, feed_forward_segment, layer
 from trainwright.families.operators import (
+    all_reduced_segment,
     check_layers,
     check_positive,
     convolution,
     element_wise,
     layer_norm,
     matmul,
-    reduced,
     residual,
 )
-from trainwright.layer import Attention, LayerKind, Stack
+from trainwright.layer import Attention, LayerKind, LayerList
 
 IMAGE_CHANNELS = 3
 FIRST_NARROWER = 3
-"""From this stage on, a stage has a quarter of the width before it: pixels take the place of channels."""
+"""First stage with a quarter of the width before it: pixel shuffling trades channels for positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransGan:
-    """The generator, trained alone as AMP does (appendix §6.5.3). A row is one image.
+    """Generator, trained alone as AMP does (appendix §6.5.3); a row is one image.
 
-    Its stages are transformer blocks, each stage on an image of twice the side of the one before. The second and third stage interpolate and keep the width; every further one shuffles pixels into its four times
-    as many positions, which leaves a quarter of the width. Where the image is larger than a window, attention stays
-    in windows. The loss is the squared distance to an image. Where the papers leave something open, blocks are GPT-2's.
+    Its stages are transformer blocks, each on an image of twice the side of the one before. The second and third stage
+    interpolate and keep the width; every further one shuffles pixels into four times as many positions, which leaves a
+    quarter of the width. On images larger than a window, attention stays within windows. The loss is the squared
+    distance to an image. Where the papers leave something open, blocks are GPT-2's.
 
     Attributes:
         layers: blocks of each stage. AMP: 12 in the first stage (1024 wide) and 12 in the sixth (16 wide).
         hidden_size: width of the first stage.
         bottom_width: side of the first stage's image.
-        latent_size: values that the image is made from.
+        latent_size: size of the vector that the image is made from.
         window_size: side of a window.
     """
 
@@ -76,8 +75,8 @@ class TransGan:
     def _width(self, stage: int) -> int:
         return int(self.hidden_size // 4 ** max(0, stage + 1 - FIRST_NARROWER))
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, block_0 × layers 0, grow_1, block_1 × layers 1, …, head]`; a stage may have no blocks."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, block_0 × layers 0, grow_1, block_1 × layers 1, …, head]`; a stage may have no blocks."""
         kinds, names = [self._embedding()], [EMBEDDING]
         for stage, count in enumerate(self.layers):
             if stage:
@@ -87,7 +86,7 @@ class TransGan:
                 kinds.append(self._block(stage, attention))
                 names += [kinds[-1].name] * count
         kinds.append(self._head())
-        return Stack(tuple(kinds), (*names, HEAD), self.heads)
+        return LayerList(tuple(kinds), (*names, HEAD), self.heads)
 
     def _embedding(self) -> LayerKind:
         boundary = self._positions(0) * self.hidden_size
@@ -101,12 +100,12 @@ class TransGan:
     def _block(self, stage: int, attention: Attention) -> LayerKind:
         positions, width = self._positions(stage), self._width(stage)
         window = min(self.window_size, self._side(stage))
-        shape = Heads.of_itself(positions, width, self.heads, span=window**2)
+        shape = AttentionShape.of_itself(positions, width, self.heads, span=window**2)
         windows = () if window == self._side(stage) else (element_wise("windows", positions, width, inputs=2),)
         return LayerKind(
             name=f"block_{stage}",
             segments=(
-                reduced(
+                all_reduced_segment(
                     layer_norm("attention_normalisation", positions, width),
                     *windows,
                     *attention_branch(shape, attention),
@@ -119,7 +118,7 @@ class TransGan:
         )
 
     def _grow(self, stage: int) -> LayerKind:
-        """To twice the side; the stage's own learned positions are added."""
+        """Return the layer that doubles the image's side and adds the stage's own learned positions."""
         positions, width = self._positions(stage), self._width(stage)
         return layer(
             f"grow_{stage}",

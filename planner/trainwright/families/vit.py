@@ -6,21 +6,28 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Literal
 
-from trainwright.families.attention import attention_segment
-from trainwright.families.ends import BLOCK, EMBEDDING, HEAD, classifier, layer, patches
-from trainwright.families.feed_forward import feed_forward_segment
+from trainwright.families.blocks import (
+    BLOCK,
+    EMBEDDING,
+    HEAD,
+    attention_segment,
+    classifier,
+    feed_forward_segment,
+    layer,
+    patches,
+)
 from trainwright.families.operators import check_layers, check_multiple, check_positive, element_wise, layer_norm
-from trainwright.layer import Attention, LayerKind, Operator, OperatorKind, Stack
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind
 
 
 @dataclass(frozen=True, slots=True)
 class Vit:
-    """Vision Transformer, pre-normalised, that classifies by a class token. A row is one image.
+    """Pre-normalised Vision Transformer that classifies by a class token; a row is one image.
 
     Attributes:
         image_size, patch_size: side of the square image and of a patch, in pixels.
         channels: of the image.
-        intermediate_size: width of the feed-forward; 4 × hidden_size where not given.
+        intermediate_size: width of the feed-forward; by default 4 × hidden_size.
     """
 
     layers: int
@@ -42,11 +49,11 @@ class Vit:
 
     @property
     def sequence_length(self) -> int:
-        """Positions in a row: the patches and the class token."""
+        """Positions per row: the patches and the class token."""
         return (self.image_size // self.patch_size) ** 2 + 1
 
-    def stack(self, attention: Attention) -> Stack:
-        """`[embedding, block × layers, head]`."""
+    def stack(self, attention: Attention) -> LayerList:
+        """Return `[embedding, block × layers, head]`."""
         positions, hidden = self.sequence_length, self.hidden_size
         embedding = layer(
             EMBEDDING,
@@ -71,11 +78,11 @@ class Vit:
             *classifier(hidden, self.classes),
             boundary=1,
         )
-        return Stack((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), gcd(self.heads, inner))
+        return LayerList((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), gcd(self.heads, inner))
 
 
 def _class_token(positions: int, hidden: int) -> Operator:
-    """A view of the first position; the projection that reads it there keeps all the others alive."""
+    """Return a view of the first position; the projection that reads it keeps all other positions alive."""
     return Operator(
         name="class_token",
         kind=OperatorKind.ELEMENT_WISE,

@@ -6,30 +6,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trainwright.families.ends import EMBEDDING, HEAD, classifier, layer
+from trainwright.families.blocks import EMBEDDING, HEAD, classifier, layer
 from trainwright.families.operators import INDEX_BYTES, batch_norm, check_positive, convolution, element_wise
-from trainwright.layer import Attention, LayerKind, Operator, OperatorKind, Stack
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Blocks of each stage, by ResNet's depth."""
 
 EXPANSION = 4
-"""A block's output is so much wider than a plain ResNet's inner convolutions."""
+"""Ratio of a block's output channels to a plain ResNet's inner channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class WideResnet:
-    """Wide-ResNet with bottlenecks, as Alpa trains it. A row is one image.
+    """Wide-ResNet with bottlenecks, as Alpa trains it; a row is one image.
 
-    As the image shrinks from stage to stage, weights grow and activations become fewer: layers are uneven. No tensor
-    degree divides them.
+    From stage to stage the image shrinks, weights grow and activations become fewer: layers are uneven. No tensor
+    degree splits them.
 
     Attributes:
         depth: ResNet's: 50, 101 or 152.
-        width_factor: how much wider the inner convolutions are than ResNet's.
-        widened: `both`: what both inner convolutions make (Wide-ResNet-50-2 has 68.9 M parameters); `second`: only
-            what the 3 × 3 makes, which gives the sizes of Alpa's table 8.
-        base_channels: inner width of the first stage before it is widened; twice as much in each further one.
+        width_factor: ratio of the inner convolutions' width to ResNet's.
+        widened: `both`: the outputs of both inner convolutions (Wide-ResNet-50-2 has 68.9 M parameters); `second`: only
+            that of the 3 × 3, which gives the sizes of Alpa's table 8.
+        base_channels: inner width of the first stage before widening; doubled in each further stage.
     """
 
     depth: Literal[50, 101, 152] = 50
@@ -49,21 +49,21 @@ class WideResnet:
             raise ValueError(f"wide_resnet.image_size must be a multiple of 32, got {self.image_size}: it halves 5 ×")
 
     def _side(self, stage: int) -> int:
-        """Pixels along the image's side."""
+        """Return the pixels along the image's side."""
         return int(self.image_size // 4 // 2**stage)
 
     def _width(self, stage: int) -> int:
-        """Channels behind a stage's blocks."""
+        """Return the output channels of a stage's blocks."""
         return int(EXPANSION * self.base_channels * 2**stage)
 
-    def stack(self, attention: Attention) -> Stack:  # noqa: ARG002 - there is none
-        """`[embedding, first_0, block_0 × …, first_1, …, head]`; a stage's first block shrinks and widens."""
+    def stack(self, attention: Attention) -> LayerList:  # noqa: ARG002 - there is none
+        """Return `[embedding, first_0, block_0 × …, first_1, …, head]`; a stage's first block shrinks and widens."""
         kinds, names = [self._stem()], [EMBEDDING]
         for stage, blocks in enumerate(BLOCKS[self.depth]):
             kinds += [self._block(stage, first=True), self._block(stage, first=False)]
             names += [kinds[-2].name, *[kinds[-1].name] * (blocks - 1)]
         kinds.append(self._head())
-        return Stack(tuple(kinds), (*names, HEAD), 1)
+        return LayerList(tuple(kinds), (*names, HEAD), 1)
 
     def _stem(self) -> LayerKind:
         width, half = self.base_channels, (self.image_size // 2) ** 2
@@ -85,9 +85,9 @@ class WideResnet:
         )
 
     def _convolutions(self, stage: int, *, first: bool) -> Iterator[Operator]:
-        """1 × 1, 3 × 3 and 1 × 1, each normalised; a first block also projects what goes around them.
+        """Yield normalised 1 × 1, 3 × 3 and 1 × 1 convolutions; a first block also projects its shortcut.
 
-        ReLU keeps its output alone, which is the next convolution's input. The 3 × 3 is the one that skips pixels.
+        ReLU saves only its output, which is the next convolution's input. The 3 × 3 has the stride.
         """
         pixels, width = self._side(stage) ** 2, self._width(stage)
         inner = self.base_channels * 2**stage
@@ -113,12 +113,12 @@ class WideResnet:
 
     def _head(self) -> LayerKind:
         pixels, width = self._side(3) ** 2, self._width(3)
-        # The mean keeps nothing: its gradient is the same for every pixel.
+        # The mean saves nothing: its gradient is equal for all pixels.
         return layer(HEAD, element_wise("mean", pixels, width), *classifier(width, self.classes), boundary=1)
 
 
 def _projection(pixels: int, before: int, entering: int, width: int) -> Operator:
-    """The 1 × 1 convolution around a first block; its input is kept by the block's first convolution already."""
+    """Return the 1 × 1 convolution of a first block's shortcut; the block's first convolution saves its input already."""
     around = convolution("projection", pixels, entering, width, 1, input_positions=before)
     return Operator(
         name=around.name,
@@ -132,7 +132,7 @@ def _projection(pixels: int, before: int, entering: int, width: int) -> Operator
 
 
 def _pool(before: int, pixels: int, width: int) -> Operator:
-    """The largest of 3 × 3 pixels, at every second; keeps its input, and where the largest stood."""
+    """Return 3 × 3 max pooling with stride 2; it saves its input and the positions of the maxima."""
     return Operator(
         name="pool",
         kind=OperatorKind.ELEMENT_WISE,

@@ -1,4 +1,4 @@
-"""Layer profiles in the formats of other tools: one file a format, all called alike."""
+"""Layer profiles in the formats of other tools: one module per format, with one signature."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from types import MappingProxyType
 from typing import Protocol
 
 from trainwright.model import Model
-from trainwright.profile_imports.amp import import_amp
-from trainwright.profile_imports.metis import import_metis
-from trainwright.profile_imports.options import ImportOptions
-from trainwright.profile_imports.sailor import import_sailor
+from trainwright.profile_imports.amp_tables import import_amp
+from trainwright.profile_imports.metis_tables import import_metis
+from trainwright.profile_imports.reading import ImportOptions
+from trainwright.profile_imports.sailor_tables import import_sailor
 from trainwright.profiles import Profiles
 
 
 class Importer(Protocol):
-    """Tables of one accelerator as profiles of a model; several paths are several tables or degrees.
+    """Importer of one accelerator's tables as profiles of a model; several paths are several tables or degrees.
 
     Raises ValueError with one sentence that names the file, the place in it and what to change.
     """
@@ -27,6 +27,6 @@ class Importer(Protocol):
 
 
 FORMATS: Mapping[str, Importer] = MappingProxyType({"sailor": import_sailor, "metis": import_metis, "amp": import_amp})
-"""By the name that `trainwright profiles import --format` knows them under."""
+"""Importers by their name in `trainwright profiles import --format`."""
 
 __all__ = ["FORMATS", "ImportOptions", "Importer"]

@@ -1,19 +1,47 @@
-"""Files of other tools as plain data: bounded, and with errors that name the file, the key and what to change."""
+"""Bounded reading of foreign files, with errors that name file, key and remedy."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from trainwright.cluster import Port
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """Options of an import, all optional.
+
+    Attributes:
+        inside: port between the devices that measured tensor degrees above 1. Those times include the layers'
+            all-reduces, which the cost model adds itself; with the port they are subtracted exactly.
+        memory_table: Sailor's `layers.json`, with activation and parameter bytes.
+        blocks: AMP: half-open ranges of entries that are the model's tensor-parallel layers, in order.
+        tensor_degrees: AMP: the tensor degree of every file, in order, if the file names do not end with it.
+    """
+
+    inside: Port | None = None
+    memory_table: Path | None = None
+    blocks: tuple[tuple[int, int], ...] = ()
+    tensor_degrees: tuple[int, ...] = ()
+
+    def check(self, table_format: str, *known: str) -> None:
+        """Raise ValueError for a given option that the format does not read."""
+        for field in fields(self):
+            if field.name not in {"inside", *known} and getattr(self, field.name) != field.default:
+                raise ValueError(f"the format {table_format} has no use for {field.name}; leave it out")
+
+
 MAX_FILE_BYTES = 16 * 2**20
 MAX_NUMBER = 1e15
-"""Beyond any seconds, milliseconds or bytes of a layer."""
+"""Maximum of any seconds, milliseconds or bytes of a layer."""
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises ValueError where it cannot be read or is far too large."""
+    """Read a file. Raises ValueError if it is unreadable or far too large."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -25,7 +53,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """The mapping in a JSON file."""
+    """Read the mapping in a JSON file."""
     try:
         data = json.loads(read_bytes(path))
     except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -34,14 +62,13 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
 
 
 def mapping(data: Any, where: str) -> Mapping[str, Any]:
-    """The data as a mapping that holds something."""
+    """Check that the data is a mapping and not empty."""
     if not isinstance(data, dict) or not data:
         raise ValueError(f"{where}: expected a mapping with at least one entry, got {shown(data)}")
     return data
 
 
 def member(data: Any, key: str, where: str) -> Any:
-    """One member of a mapping."""
     found = mapping(data, where)
     if key not in found:
         raise ValueError(f"{where}: the key {key} is missing; add it")
@@ -49,28 +76,28 @@ def member(data: Any, key: str, where: str) -> Any:
 
 
 def numbers(data: Any, where: str) -> tuple[float, ...]:
-    """A list of numbers that measure something: finite and not negative."""
+    """Check a list of finite numbers of at least 0, which must not be empty."""
     if not isinstance(data, Sequence) or isinstance(data, str) or not data:
         raise ValueError(f"{where}: expected a list of numbers, got {shown(data)}")
     return tuple(number(value, f"{where}[{index}]") for index, value in enumerate(data))
 
 
 def number(value: Any, where: str) -> float:
-    """A number that measures something: finite and not negative."""
+    """Check a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
         raise ValueError(f"{where}: expected a number from 0 to {MAX_NUMBER:g}, got {shown(value)}")
     return float(value)
 
 
 def positive_integer(key: str, where: str) -> int:
-    """A key that counts something."""
+    """Parse a key that counts something."""
     if not (key.isascii() and key.isdigit() and len(key) <= 6 and int(key) > 0):
         raise ValueError(f"{where}: expected a whole number of at least 1 as a key, got {shown(key)}")
     return int(key)
 
 
 def shown(value: Any) -> str:
-    """A value in an error message, short whatever it is."""
+    """Shorten a value for an error message."""
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
         return "a far larger number"
     if isinstance(value, str | int | float) or value is None:

@@ -1,36 +1,41 @@
-"""What people read: tables of candidates, of an estimate's parts, of searches side by side; a plan explained."""
+"""Text for people: tables of candidates, estimates and compared searches, and explanations of plans."""
 
 from __future__ import annotations
 
-from trainwright.report.comparison import Answer, comparison_fields, comparison_table, runner_up
+from trainwright.report.comparison import (
+    ComparisonRow,
+    comparison_fields,
+    comparison_table,
+    enumeration_sentence,
+    preference_fields,
+    preference_sentences,
+    runner_up,
+    work_bound_fields,
+    work_bound_sentences,
+)
 from trainwright.report.explanation import Explanation
-from trainwright.report.fitted import fit_account
-from trainwright.report.front import front_plot
-from trainwright.report.gaps import Gaps
-from trainwright.report.measured import chrome_trace, measured_timeline
-from trainwright.report.origin import origin_fields, origin_words
-from trainwright.report.preferences import preference_fields, preference_sentences
-from trainwright.report.sheets import accelerator_table, machine_table, sheet_lines
-from trainwright.report.tables import breakdown_table, candidate_table
-from trainwright.report.timeline import timeline
-from trainwright.report.trial import trial_fields, trial_table
+from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
+from trainwright.report.iteration_chart import timeline
+from trainwright.report.measured_timeline import chrome_trace, measured_timeline
+from trainwright.report.tables import breakdown_table, candidate_table, origin_fields, origin_words, pareto_plot
+from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
 
 __all__ = [
-    "Answer",
+    "ComparisonRow",
     "Explanation",
-    "Gaps",
     "accelerator_table",
     "breakdown_table",
+    "calibration_report",
     "candidate_table",
     "chrome_trace",
     "comparison_fields",
     "comparison_table",
-    "fit_account",
-    "front_plot",
+    "enumeration_sentence",
     "machine_table",
     "measured_timeline",
     "origin_fields",
     "origin_words",
+    "pareto_plot",
     "preference_fields",
     "preference_sentences",
     "runner_up",
@@ -38,4 +43,6 @@ __all__ = [
     "timeline",
     "trial_fields",
     "trial_table",
+    "work_bound_fields",
+    "work_bound_sentences",
 ]

@@ -1,4 +1,4 @@
-"""Searches side by side."""
+"""Comparison of searches: plans side by side, distance to the work bound, preference trade-offs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from rich.console import Group
 from rich.text import Text
 
 from trainwright import documents
-from trainwright.plan import Plan
-from trainwright.report import degrees, units
-from trainwright.report.gaps import Gaps
-from trainwright.report.origin import origin_fields, origin_words
-from trainwright.report.tables import add_row, new_table, rows_per_second, titled
-from trainwright.search import Candidate
+from trainwright.cost.work_bound import work_bound_seconds
+from trainwright.plan import Plan, Schedule
+from trainwright.report import plan_summary, tables
+from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, rows_per_second, titled
+from trainwright.search import Candidate, Limits, Problem
+from trainwright.search.preference.state_migration import migration_bytes, migration_seconds
 
 ALIKE = 0.0005
-"""A share that would be told as 0.0%."""
+"""Relative difference below which a percentage prints as 0.0%."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What one planner found; without a candidate, why.
+class ComparisonRow:
+    """Result of one search; without a candidate, the reason.
 
     Attributes:
-        stopped: whether it was told that its budget was spent.
+        stopped: the search ended because its budget was spent.
+        enumerated: the search covered every plan that `enumeration_sentence` names.
     """
 
     planner: str
@@ -34,10 +35,44 @@ class Answer:
     candidate: Candidate | None
     reason: str | None = None
     stopped: bool = False
+    enumerated: bool = False
+
+
+def work_bound_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
+    """Return the work bound of the candidate's batch for JSON output."""
+    return {"work_bound_seconds": _work_bound(candidate, problem)}
+
+
+def work_bound_sentences(candidate: Candidate, problem: Problem, *, which: str = "this plan") -> list[str]:
+    """Return one sentence on the candidate's distance from the work bound; none where no layer takes time."""
+    bound = _work_bound(candidate, problem)
+    if bound <= 0:
+        return []
+    times = candidate.estimate.iteration_seconds / bound
+    least = f"With every device computing all the time an iteration takes at least {tables.seconds(bound)}"
+    return [f"{least}; {which} takes {times:.2f} times that."]
+
+
+def _work_bound(candidate: Candidate, problem: Problem) -> float:
+    return work_bound_seconds(problem.cost_context, problem.nodes, candidate.plan.global_batch_size)
+
+
+def enumeration_sentence(plan: Plan, problem: Problem) -> str:
+    """Return what a complete enumeration proves about the fastest plan found."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    is_enumerated = plan.schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and all(
+        len({(run.tensor, run.rows, run.order) for run in stage.layers}) == 1 for stage in stages
+    )
+    plans = "1F1B plans with one tensor degree, row split and rank order per stage"
+    if problem.limits != Limits():
+        plans += ", within the limits"
+    if is_enumerated:
+        return f"This plan is the fastest of all {plans}."
+    return f"This plan is at least as fast as all {plans}."
 
 
 def runner_up(candidates: Sequence[Candidate]) -> list[str]:
-    """By how much the second candidate is behind the first, in words; nothing where there is no second."""
+    """Return a sentence on how much longer the second candidate takes than the first; none without a second."""
     if len(candidates) < 2:
         return []
     first, second = candidates[:2]
@@ -52,29 +87,29 @@ def runner_up(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _in_words(plan: Plan) -> tuple[str, str, str]:
-    """Degrees with what saves memory, layers by stage, batches: each in one line."""
-    told = (degrees.degrees(plan), degrees.layers(plan), degrees.batches(plan))
+    """Return degrees with memory savings, layers by stage, and batches, each on one line."""
+    told = (plan_summary.degrees(plan), plan_summary.layers(plan), plan_summary.batches(plan))
     one, layers, batches = (text.replace("\n", " + ") for text in told)
-    savings = degrees.savings(plan)
+    savings = plan_summary.savings(plan)
     return f"{one} ({savings})" if savings else one, layers, batches
 
 
-def baseline_of(answers: Sequence[Answer]) -> Answer | None:
-    """The first that found a plan: what the others are measured against."""
+def baseline_of(answers: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """Return the first row with a candidate, which the others are compared with."""
     return next((answer for answer in answers if answer.candidate is not None), None)
 
 
-def comparison_fields(answers: Sequence[Answer], gaps: Gaps) -> dict[str, Any]:
-    """For programs; relative_seconds are those of a row, over the baseline's."""
-    baseline, problem = baseline_of(answers), gaps.problem
+def comparison_fields(answers: Sequence[ComparisonRow], problem: Problem) -> dict[str, Any]:
+    """Return the comparison for JSON output; `relative_seconds` are seconds per batch row over the baseline's."""
+    baseline = baseline_of(answers)
     return {
         "baseline": None if baseline is None else baseline.planner,
         **origin_fields(problem),
-        "planners": [_fields(answer, baseline, gaps) for answer in answers],
+        "planners": [_fields(answer, baseline, problem) for answer in answers],
     }
 
 
-def _fields(answer: Answer, baseline: Answer | None, gaps: Gaps) -> dict[str, Any]:
+def _fields(answer: ComparisonRow, baseline: ComparisonRow | None, problem: Problem) -> dict[str, Any]:
     candidate = answer.candidate
     head = {"planner": answer.planner, "search_seconds": answer.search_seconds, "reason": answer.reason}
     if answer.stopped:
@@ -87,13 +122,13 @@ def _fields(answer: Answer, baseline: Answer | None, gaps: Gaps) -> dict[str, An
         "relative_seconds": _relative(answer, baseline),
         "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
         "price_per_row": candidate.price_per_row,
-        **gaps.fields(candidate),
+        **work_bound_fields(candidate, problem),
         "plan": documents.dump(candidate.plan),
     }
 
 
-def _relative(answer: Answer, baseline: Answer | None) -> float:
-    """Seconds of a row, over the baseline's."""
+def _relative(answer: ComparisonRow, baseline: ComparisonRow | None) -> float:
+    """Return seconds per batch row over the baseline's."""
     assert answer.candidate is not None
     assert baseline is not None
     assert baseline.candidate is not None
@@ -101,10 +136,9 @@ def _relative(answer: Answer, baseline: Answer | None) -> float:
     return rows_per_second(other.plan, other.estimate) / rows_per_second(own.plan, own.estimate)
 
 
-def comparison_table(answers: Sequence[Answer], gaps: Gaps) -> Group:
-    """A row for each planner; beneath it, why some found nothing."""
-    baseline, problem = baseline_of(answers), gaps.problem
-    bounded = any(answer.candidate is not None and gaps.gap(answer.candidate) is not None for answer in answers)
+def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Group:
+    """Return a table with one row per search, then the work bound and why some searches found nothing."""
+    baseline = baseline_of(answers)
     priced = all(answer.candidate is None or answer.candidate.price_per_row is not None for answer in answers)
     batches = {answer.candidate.plan.global_batch_size for answer in answers if answer.candidate is not None}
     batch_differs = not batches <= {problem.global_batch_size}
@@ -114,7 +148,6 @@ def comparison_table(answers: Sequence[Answer], gaps: Gaps) -> Group:
             ("iteration", "right"),
             *([("batch", "right")] if batch_differs else []),
             ("time", "right"),
-            *([("gap", "right")] if bounded else []),
             *([("cost/1000", "right")] if priced else []),
             ("memory", "right"),
             ("degrees", "whole"),
@@ -124,25 +157,22 @@ def comparison_table(answers: Sequence[Answer], gaps: Gaps) -> Group:
     for answer in answers:
         found = answer.candidate
         if found is None:
-            blank = [""] * (3 + batch_differs + priced + bounded)
+            blank = [""] * (3 + batch_differs + priced)
             add_row(table, answer.planner, "no plan", *blank, _searched(answer), style="dim")
             continue
         add_row(
             table,
             answer.planner,
-            units.seconds(found.estimate.iteration_seconds),
+            tables.seconds(found.estimate.iteration_seconds),
             *([str(found.plan.global_batch_size)] if batch_differs else []),
             f"{_relative(answer, baseline):.1%}",
-            *([gaps.told(found)] if bounded else []),
-            *([units.money(1000 * (found.price_per_row or 0.0))] if priced else []),
-            units.size(found.estimate.peak_memory_bytes),
-            degrees.lines(found.plan, problem.cluster)[0],
+            *([tables.money(1000 * (found.price_per_row or 0.0))] if priced else []),
+            tables.format_bytes(found.estimate.peak_memory_bytes),
+            plan_summary.lines(found.plan, problem.cluster)[0],
             _searched(answer),
         )
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
-    caption += f"; {degrees.DEGREES}"
-    if bounded:
-        caption += "; gap: to what no plan can beat"
+    caption += f"; {plan_summary.DEGREES}"
     if priced:
         caption += "; cost: of 1000 rows, in the cluster's currency"
     refusals = [Text(f"{answer.planner}: {answer.reason}") for answer in answers if answer.reason is not None]
@@ -151,8 +181,49 @@ def comparison_table(answers: Sequence[Answer], gaps: Gaps) -> Group:
         for answer in answers
         if answer.stopped
     ]
-    return Group(titled(f"Planners compared{origin_words(problem)}", table, caption), *refusals, *cut_short)
+    told = [Text(line) for line in _distances(answers, baseline, problem)]
+    return Group(titled(f"Planners compared{origin_words(problem)}", table, caption), *told, *refusals, *cut_short)
 
 
-def _searched(answer: Answer) -> str:
-    return units.seconds(answer.search_seconds) + (" (stopped)" if answer.stopped else "")
+def _distances(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None, problem: Problem) -> list[str]:
+    """Return the fastest plan's distance from the work bound, and what complete enumerations prove."""
+    answered = [answer for answer in answers if answer.candidate is not None]
+    fastest = min(answered, key=lambda answer: _relative(answer, baseline), default=None)
+    found: list[str] = []
+    if fastest is not None and fastest.candidate is not None:
+        found += work_bound_sentences(fastest.candidate, problem, which=f"the plan of {fastest.planner}")
+    for answer in answered:
+        if answer.enumerated and answer.candidate is not None:
+            found.append(f"{answer.planner}: {enumeration_sentence(answer.candidate.plan, problem)}")
+    return found
+
+
+def _searched(answer: ComparisonRow) -> str:
+    return tables.seconds(answer.search_seconds) + (" (stopped)" if answer.stopped else "")
+
+
+def preference_sentences(candidates: Sequence[Candidate], problem: Problem) -> list[str]:
+    """Return what was traded for the first candidate, and what state moves to change to it."""
+    first, keep = candidates[0], problem.preference.keep
+    told = [] if first.traded is None else [f"The first plan is preferred: it is {first.traded}."]
+    if keep is None:
+        return told
+    if first.plan == keep:
+        return [*told, "It is the plan that runs now: nothing moves."]
+    moved = migration_bytes(keep, first.plan, problem.cost_context)
+    seconds = migration_seconds(keep, first.plan, problem.cost_context)
+    if not moved:
+        return [*told, "To change to it no state moves."]
+    return [
+        *told,
+        f"To change to it {tables.format_bytes(moved)} of state move, which takes {tables.seconds(seconds)}.",
+    ]
+
+
+def preference_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:
+    """Return the preference for JSON output: only what was requested and what happened."""
+    keep = problem.preference.keep
+    return {
+        **({} if candidate.traded is None else {"traded": candidate.traded}),
+        **({} if keep is None else {"moved_bytes": migration_bytes(keep, candidate.plan, problem.cost_context)}),
+    }

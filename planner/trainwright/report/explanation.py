@@ -1,4 +1,4 @@
-"""Why a plan takes as long as it does, in words and by stage."""
+"""Explanation of a plan's iteration time, as sentences and by stage."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from rich.console import Group
 from trainwright.cost.estimate import Estimate
 from trainwright.cost.memory import MemoryParts
 from trainwright.plan import Plan, Stage
-from trainwright.report import degrees, units
-from trainwright.report.origin import origin_words
-from trainwright.report.tables import add_row, new_table, rows_per_second, titled
-from trainwright.report.tracks import Track, tracks_of
+from trainwright.report import plan_summary, tables
+from trainwright.report.iteration_chart import Track, stage_tracks
+from trainwright.report.tables import add_row, new_table, origin_words, rows_per_second, titled
 from trainwright.search import Problem
 
 MOST_PIPELINES = 6
-"""The shares of so many pipelines are told."""
+"""Maximum number of pipelines whose shares are listed."""
 
 
 @dataclass(frozen=True, slots=True)
-class StageMemory:
-    """The device of a stage with the least memory to spare."""
+class StageMemoryRow:
+    """Device of a stage with the least free memory."""
 
     device: str
     held_bytes: int
@@ -35,13 +34,13 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan, its estimate, and what each of its stages does and holds."""
+    """Plan with its estimate, and the activity and memory of each stage."""
 
     problem: Problem
     plan: Plan
     estimate: Estimate
     tracks: tuple[Track, ...]
-    memory: tuple[StageMemory, ...]
+    memory: tuple[StageMemoryRow, ...]
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan, estimate: Estimate) -> Explanation:
@@ -50,19 +49,19 @@ class Explanation:
         memory = []
         for stage in _stages(plan):
             found = [
-                StageMemory(str(device), held[device], cluster.accelerator_of(device).memory_bytes)
+                StageMemoryRow(str(device), held[device], cluster.accelerator_of(device).memory_bytes)
                 for device in stage.devices
             ]
             memory.append(min(found, key=lambda one: one.spare_bytes))
-        return cls(problem, plan, estimate, tracks_of(plan, problem.setting), tuple(memory))
+        return cls(problem, plan, estimate, stage_tracks(plan, problem.cost_context), tuple(memory))
 
     @property
     def bottleneck(self) -> int:
-        """Number of the stage, over all pipelines, that is busy longest."""
+        """Number of the longest-busy stage, counted over all pipelines."""
         return max(range(len(self.tracks)), key=lambda number: self.tracks[number].busy_seconds)
 
     def sentences(self) -> list[str]:
-        """Bottleneck, bubble, communication, memory, devices: what holds for this plan."""
+        """Return the sentences on bottleneck, bubble, communication, memory and unused devices."""
         return [
             self._whole(),
             *self._pipelines(),
@@ -75,11 +74,11 @@ class Explanation:
 
     def _whole(self) -> str:
         seconds = self.estimate.iteration_seconds
-        rate = units.rate(rows_per_second(self.plan, self.estimate))
-        saved = degrees.savings(self.plan)
+        rate = tables.rate(rows_per_second(self.plan, self.estimate))
+        saved = plan_summary.savings(self.plan)
         return (
-            f"{degrees.degrees(self.plan)}: an iteration of {self.plan.global_batch_size} rows takes "
-            f"{units.seconds(seconds)}, {rate} rows a second{origin_words(self.problem)}."
+            f"{plan_summary.degrees(self.plan)}: an iteration of {self.plan.global_batch_size} rows takes "
+            f"{tables.seconds(seconds)}, {rate} rows a second{origin_words(self.problem)}."
             + (f" It saves memory by {saved}." if saved else "")
         )
 
@@ -88,7 +87,7 @@ class Explanation:
             return []
         rows = [one.micro_batches * one.micro_batch_size for one in self.plan.pipelines]
         parts = [
-            f"{count} rows ({units.share(count, sum(rows))}) on {_counted(len(one.devices), 'device')}"
+            f"{count} rows ({tables.share(count, sum(rows))}) on {_counted(len(one.devices), 'device')}"
             for count, one in zip(rows, self.plan.pipelines, strict=True)
         ]
         told = ", ".join(parts[:MOST_PIPELINES]) + (", …" if len(parts) > MOST_PIPELINES else "")
@@ -97,14 +96,14 @@ class Explanation:
     def _pace(self) -> str:
         track, stage = self.tracks[self.bottleneck], _stages(self.plan)[self.bottleneck]
         whole = self.estimate.iteration_seconds
-        where = f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self.carriers(stage)})"
-        busy = f"{units.seconds(track.busy_seconds)}, {units.share(track.busy_seconds, whole)} of the iteration"
+        where = f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self.format_accelerators(stage)})"
+        busy = f"{tables.seconds(track.busy_seconds)}, {tables.share(track.busy_seconds, whole)} of the iteration"
         if len(self.tracks) == 1:
             return f"There is one stage, so nothing waits in a pipeline: {where} is busy for {busy}."
         others = [one.busy_seconds for number, one in enumerate(self.tracks) if number != self.bottleneck]
         return (
             f"{where[0].upper()}{where[1:]} sets the pace: it is busy for {busy}; the others for "
-            f"{units.share(min(others), whole)} to {units.share(max(others), whole)}."
+            f"{tables.share(min(others), whole)} to {tables.share(max(others), whole)}."
         )
 
     def _bubble(self) -> list[str]:
@@ -117,10 +116,10 @@ class Explanation:
         pipeline = max(deep, key=lambda one: (len(one.stages) - 1) / (one.micro_batches + len(one.stages) - 1))
         stages, batches = len(pipeline.stages), pipeline.micro_batches
         told = (
-            f"Bubble: a stage waits {units.share(idle + transit, whole)} of the iteration, on average: "
-            f"{units.share(idle, whole)} for work and {units.share(transit, whole)} for messages on their way. Filling and "
+            f"Bubble: a stage waits {tables.share(idle + transit, whole)} of the iteration, on average: "
+            f"{tables.share(idle, whole)} for work and {tables.share(transit, whole)} for messages on their way. Filling and "
             f"draining {stages} equal stages with {_counted(batches, 'micro-batch')} would take "
-            f"{units.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages, of messages on their "
+            f"{tables.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages, of messages on their "
             "way and of what follows the last backward."
         )
         return [told]
@@ -135,7 +134,7 @@ class Explanation:
             ("sums of gradients", parts.gradient_sync_seconds),
             ("sums over the stages that share a weight", parts.shared_weight_sync_seconds),
         )
-        told = [f"{units.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
+        told = [f"{tables.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
         device = self.estimate.critical_device
         if not told:
             return f"Communication costs {device}, the device that ends last, no time."
@@ -149,8 +148,8 @@ class Explanation:
         held = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(least.device)]
         told = (
             f"Memory: {least.device} in {_place(self.tracks[number], self.plan)} has least to spare: it holds "
-            f"{units.size(least.held_bytes)} of {units.size(least.memory_bytes)}, "
-            f"{units.share(least.spare_bytes, least.memory_bytes)} is free; most of it is {_most(held)}."
+            f"{tables.format_bytes(least.held_bytes)} of {tables.format_bytes(least.memory_bytes)}, "
+            f"{tables.share(least.spare_bytes, least.memory_bytes)} is free; most of it is {_largest_parts(held)}."
         )
         return [told]
 
@@ -163,13 +162,12 @@ class Explanation:
         are = "is" if len(unused) == 1 else "are"
         return [f"Of the cluster's {every} devices, {len(unused)} {are} not used: {which}."]
 
-    def carriers(self, stage: Stage) -> str:
-        """`4 × Tesla-T4`, several accelerators joined."""
+    def format_accelerators(self, stage: Stage) -> str:
+        """Format the stage's devices by accelerator: `4 × Tesla-T4`, joined by `and`."""
         counts = Counter(self.problem.cluster.accelerator_of(device).name for device in stage.devices)
         return " and ".join(f"{count} × {name}" for name, count in counts.items())
 
     def stage_table(self) -> Group:
-        """A row for every stage."""
         table = new_table(
             [
                 ("stage", "left"),
@@ -189,12 +187,12 @@ class Explanation:
                 table,
                 f"{track.pipeline}.{track.stage}" if several else str(track.stage),
                 str(stage.end - stage.first),
-                degrees.strategies(stage),
-                self.carriers(stage),
-                units.share(track.busy_seconds, whole),
-                units.share(track.idle_seconds + track.transit_seconds, whole),
-                units.size(memory.held_bytes),
-                units.share(memory.spare_bytes, memory.memory_bytes),
+                plan_summary.strategies(stage),
+                self.format_accelerators(stage),
+                tables.share(track.busy_seconds, whole),
+                tables.share(track.idle_seconds + track.transit_seconds, whole),
+                tables.format_bytes(memory.held_bytes),
+                tables.share(memory.spare_bytes, memory.memory_bytes),
                 style="bold" if number == self.bottleneck else "",
             )
         return titled("Stages", table)
@@ -212,10 +210,10 @@ def _place(track: Track, plan: Plan) -> str:
     return f"stage {track.stage}" + (f" of pipeline {track.pipeline}" if len(plan.pipelines) > 1 else "")
 
 
-def _most(parts: MemoryParts) -> str:
-    """The two largest parts, in words."""
+def _largest_parts(parts: MemoryParts) -> str:
+    """Name the two largest parts with their bytes."""
     named = {field.name.removesuffix("_bytes"): getattr(parts, field.name) for field in fields(MemoryParts)}
     largest = sorted(named, key=lambda name: -named[name])[:2]
     return " and ".join(
-        f"{name.replace('optimizer', 'optimizer state')} ({units.size(named[name])})" for name in largest
+        f"{name.replace('optimizer', 'optimizer state')} ({tables.format_bytes(named[name])})" for name in largest
     )

@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Terminal tables of candidates, units, origin marks and the Pareto plot."""
 
 from __future__ import annotations
 
@@ -15,20 +15,100 @@ from rich.text import Text
 
 from trainwright.cost.estimate import Breakdown, Estimate
 from trainwright.plan import Plan
-from trainwright.report import degrees, units
-from trainwright.report.origin import origin_words
+from trainwright.quantity import format_bytes
+from trainwright.report import plan_summary
 from trainwright.search import Candidate, Objective, Problem
 
+
+def origin_words(problem: Problem) -> str:
+    """Return a suffix for titles, ` (device times emulated, profiles estimated)`; empty if neither applies."""
+    marks = [
+        *(["device times emulated"] if problem.cluster.is_emulated else []),
+        *(["profiles estimated"] if problem.profiles.origin == "estimated" else []),
+    ]
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def origin_fields(problem: Problem) -> dict[str, str]:
+    """Return the origin of the profiles for JSON output; empty unless they are estimated."""
+    return {"profiles": problem.profiles.origin} if problem.profiles.origin == "estimated" else {}
+
+
+__all__ = ["format_bytes", "money", "rate", "seconds", "share"]
+
+
+def seconds(value: float) -> str:
+    """Format with four significant digits, in milliseconds below a second."""
+    return f"{value:.4g} s" if value >= 1 or value == 0 else f"{1000 * value:.4g} ms"
+
+
+def share(part: float, whole: float) -> str:
+    """Format as a percentage; 0.0% if the whole is zero."""
+    return f"{part / whole if whole else 0.0:.1%}"
+
+
+def rate(value: float) -> str:
+    """Format with three significant digits, from 100 on as a whole number with thousands separators."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def money(value: float) -> str:
+    """Format with four significant digits, without a currency sign: the cluster's prices define the currency."""
+    return f"{value:.4g}"
+
+
+HEIGHT, WIDEST, NARROWEST = 10, 60, 20
+MARKS = "123456789abcdefghijklmnopqrstuvwxyz"
+"""Marks of the ranks; further ranks are stars."""
+
+
+def pareto_plot(candidates: Sequence[Candidate], width: int) -> Text:
+    """Draw each candidate's rank at its iteration time (x) and the cost of 1000 rows (y).
+
+    A better rank hides a worse one at the same place. Raises ValueError where a candidate has no price.
+    """
+    points = [(one.estimate.iteration_seconds, _cost(one)) for one in candidates]
+    times, costs = ([point[axis] for point in points] for axis in (0, 1))
+    top, bottom = money(max(costs)), money(min(costs))
+    margin = max(len(top), len(bottom))
+    cells = max(min(WIDEST, width - margin - 2), NARROWEST)
+    grid = [[" "] * cells for _ in range(HEIGHT)]
+    for rank, (iteration_seconds, cost) in reversed(list(enumerate(points))):
+        column = _place(iteration_seconds, times, cells)
+        grid[HEIGHT - 1 - _place(cost, costs, HEIGHT)][column] = MARKS[rank] if rank < len(MARKS) else "*"
+    picture = Text("cost of 1000 rows, in the cluster's currency\n", style="dim")
+    for number, row in enumerate(grid):
+        label = top if number == 0 else bottom if number == HEIGHT - 1 else ""
+        picture.append(f"{label:>{margin}} │", style="dim")
+        picture.append("".join(row).rstrip() + "\n")
+    first, last = seconds(min(times)), seconds(max(times))
+    picture.append(f"{'':>{margin}} └{'─' * cells}\n", style="dim")
+    picture.append(f"{'':>{margin}}  {first}{last:>{max(cells - len(first), len(last) + 1)}}\n", style="dim")
+    picture.append(f"{'':>{margin}}  {'iteration':^{cells}}".rstrip(), style="dim")
+    return picture
+
+
+def _place(value: float, values: Sequence[float], cells: int) -> int:
+    least, most = min(values), max(values)
+    return round((value - least) / (most - least) * (cells - 1)) if most > least else 0
+
+
+def _cost(candidate: Candidate) -> float:
+    if candidate.price_per_row is None:
+        raise ValueError("a front of time and cost needs the price of every accelerator that a candidate uses")
+    return 1000 * candidate.price_per_row
+
+
 WIDEST_WHOLE = 32
-"""Lines of layers up to so many characters are not broken where others stand beside them."""
+"""Maximum width of layer lines that stay unbroken to line up with the lines of other columns."""
 NARROWEST_BROKEN = 12
-"""A column that may be broken keeps so many characters in a terminal that is too narrow for the table."""
+"""Minimum width of a breakable column in a terminal that is too narrow for the table."""
 _WIDEST = 10_000
-"""Of a terminal."""
+"""Console width for measuring a table's minimum width."""
 
 
 class _Whole(Table):
-    """A table that is wider than a terminal which is too narrow for its columns: Rich would drop some of them."""
+    """Table that may exceed a narrow terminal's width, where Rich would drop columns."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         needed = Measurement.get(console, options.update(width=_WIDEST), self).minimum
@@ -36,9 +116,9 @@ class _Whole(Table):
 
 
 def new_table(columns: Sequence[tuple[str, str]]) -> Table:
-    """A plain table; columns are (heading, `left`, `right` or `whole`: left and never broken).
+    """Return an empty table with columns (heading, `left`, `right` or `whole`: left and never broken).
 
-    Cells are texts, because names may look like markup.
+    Cells are `Text`, because names may look like markup.
     """
     table = _Whole(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading, justify in columns:
@@ -51,7 +131,7 @@ def new_table(columns: Sequence[tuple[str, str]]) -> Table:
 
 
 def titled(title: str, table: Table, caption: str = "") -> Group:
-    """A table between its title and a caption, which may be wider than the table."""
+    """Return the table between its title and a caption, which may be wider than the table."""
     below = [Text(caption, style="dim")] if caption else []
     return Group(Text(title, style="bold"), Text(), table, Text(), *below)
 
@@ -62,7 +142,7 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
 
 
 def _keep_widths(table: Table, cells: Sequence[str]) -> None:
-    """Where a table is wider than the terminal, Rich would cut units off and drop whole columns."""
+    """Set minimum column widths: in a narrow terminal Rich would cut off units and drop columns."""
     for column, cell in zip(table.columns, cells, strict=True):
         if column.no_wrap:
             needed = max(map(cell_len, cell.split("\n")))
@@ -72,15 +152,15 @@ def _keep_widths(table: Table, cells: Sequence[str]) -> None:
 
 
 def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planner: str, searched: float) -> Group:
-    """Candidates, best first; says so where devices are emulated or profiles estimated.
+    """Return candidates as a table, best first, marked where devices are emulated or profiles estimated.
 
-    Columns that say nothing are left out: the batch where it is the one asked for, sharding where nothing is sharded,
-    prices where plans are sought for time alone. Unequal stages stand one below the other.
+    It omits columns without information: the batch if it is the requested one, savings if nothing is saved, prices if
+    the objective is time. Each group of uniform stages takes one line.
     """
     batch_differs = any(candidate.plan.global_batch_size != problem.global_batch_size for candidate in candidates)
-    saves = any(degrees.savings(candidate.plan) for candidate in candidates)
+    saves = any(plan_summary.savings(candidate.plan) for candidate in candidates)
     costs = problem.limits.objective is not Objective.TIME
-    cells_of = [degrees.lines(candidate.plan, problem.cluster) for candidate in candidates]
+    cells_of = [plan_summary.lines(candidate.plan, problem.cluster) for candidate in candidates]
     headings = [
         ("rank", "right"),
         *([("batch", "right")] if batch_differs else []),
@@ -100,42 +180,41 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
         cells = [
             str(number),
             *([str(plan.global_batch_size)] if batch_differs else []),
-            units.seconds(estimate.iteration_seconds),
-            *(["?" if cost is None else units.money(1000 * cost)] if costs else []),
-            units.rate(rows_per_second(plan, estimate)),
-            units.size(estimate.peak_memory_bytes),
+            seconds(estimate.iteration_seconds),
+            *(["?" if cost is None else money(1000 * cost)] if costs else []),
+            rate(rows_per_second(plan, estimate)),
+            format_bytes(estimate.peak_memory_bytes),
             *told,
-            *([degrees.savings(plan)] if saves else []),
+            *([plan_summary.savings(plan)] if saves else []),
         ]
         add_row(table, *cells, style="bold" if number == 1 else "")
     front = problem.limits.objective is Objective.PARETO
     return titled(
         f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}",
         table,
-        f"predicted, not measured; searched for {units.seconds(searched)}; {degrees.DEGREES}; {degrees.BATCHES}",
+        f"predicted, not measured; searched for {seconds(searched)}; {plan_summary.DEGREES}; {plan_summary.BATCHES}",
     )
 
 
 def _layers_column(cells: Sequence[str]) -> str:
-    """Lines that stand beside those of other columns are not broken, unless they are long."""
+    """Return `whole` if the cells' lines must line up with other columns and are not too long."""
     lines = [cell.split("\n") for cell in cells]
     beside = any(len(one) > 1 for one in lines)
     return "whole" if beside and max(map(len, chain.from_iterable(lines))) <= WIDEST_WHOLE else "left"
 
 
 def rows_per_second(plan: Plan, estimate: Estimate) -> float:
-    """Throughput."""
     return plan.global_batch_size / estimate.iteration_seconds if estimate.iteration_seconds else float("inf")
 
 
 def breakdown_table(estimate: Estimate, plan: Plan, problem: Problem) -> Group:
-    """Where the critical device's time goes."""
+    """Return the time of the critical device by part."""
     table = new_table([("part", "left"), ("time", "right"), ("share", "right")])
     for field in fields(Breakdown):
         spent = getattr(estimate.breakdown, field.name)
         name = field.name.removesuffix("_seconds").replace("_", " ")
-        add_row(table, name, units.seconds(spent), units.share(spent, estimate.iteration_seconds))
+        add_row(table, name, seconds(spent), share(spent, estimate.iteration_seconds))
     table.add_section()
-    add_row(table, "iteration", units.seconds(estimate.iteration_seconds), "", style="bold")
-    add_row(table, "peak memory", units.size(estimate.peak_memory_bytes), "")
+    add_row(table, "iteration", seconds(estimate.iteration_seconds), "", style="bold")
+    add_row(table, "peak memory", format_bytes(estimate.peak_memory_bytes), "")
     return titled(f"{plan.summary()} on {estimate.critical_device}{origin_words(problem)}", table)

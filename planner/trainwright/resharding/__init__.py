@@ -1,8 +1,8 @@
-"""Cross-mesh resharding (Alpa §6): a tensor that lies sharded over some devices comes to lie, otherwise, on others."""
+"""Cross-mesh resharding (Alpa §6): moves a sharded tensor to another sharding on other devices."""
 
 from trainwright.resharding.messages import Delivery, Gather, MessagePlan, Part, Round, Send
 from trainwright.resharding.quickest import message_plan, resharding_seconds
-from trainwright.resharding.sharded import MeshAxes, Sharded, Tile, mesh_axes
+from trainwright.resharding.sharded import MeshAxes, ShardedTensor, Tile, mesh_axes
 from trainwright.resharding.stages import StageMessages, stage_messages
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "Part",
     "Round",
     "Send",
-    "Sharded",
+    "ShardedTensor",
     "StageMessages",
     "Tile",
     "mesh_axes",

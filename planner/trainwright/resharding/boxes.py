@@ -1,4 +1,4 @@
-"""Boxes of a tensor: one interval of every dimension, and how they overlap and are cut."""
+"""Boxes of a tensor: one interval per dimension, with their overlaps and cuts."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from math import prod
 from typing import TypeVar
 
 Box = tuple[tuple[int, int], ...]
-"""By dimension: the first index, and the index behind the last."""
+"""First index and stop index of every dimension."""
 
 Tag = TypeVar("Tag")
 
 
 def elements(box: Box) -> int:
-    """How many values a box holds."""
+    """Count the elements of a box."""
     return prod(end - first for first, end in box)
 
 
 def common(one: Box, other: Box) -> Box | None:
-    """The box that both hold; None where they have nothing in common."""
+    """Return the intersection of two boxes; None if it is empty."""
     found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return found if all(first < end for first, end in found) else None
 
 
 def split(box: Box, count: float) -> tuple[Box | None, Box | None]:
-    """A box's head with about `count` values, and the rest; None for a part that is empty.
+    """Split a box into a head of about `count` elements and the rest; None for an empty part.
 
-    Cut is the first dimension that gives exactly so many, else the longest: its slabs are the thinnest.
+    The cut is in the first dimension that gives exactly `count`, else in the longest, whose slabs are the thinnest.
     """
     size = elements(box)
     if round(count) <= 0:
@@ -42,10 +42,10 @@ def split(box: Box, count: float) -> tuple[Box | None, Box | None]:
     return head if middle > first else None, tail if middle < end else None
 
 
-def share_out(boxes: Iterable[tuple[Box, Tag]], weights: Sequence[float]) -> list[list[tuple[Box, Tag]]]:
-    """Boxes laid end to end and cut into shares in proportion to the weights, as exactly as slabs of them allow.
+def split_by_weight(boxes: Iterable[tuple[Box, Tag]], weights: Sequence[float]) -> list[list[tuple[Box, Tag]]]:
+    """Cut boxes, laid end to end, into shares in proportion to the weights, as exactly as slabs allow.
 
-    So at most one box more than there were comes of every share (McNaughton's wrap-around rule).
+    So each share adds at most one box (McNaughton's wrap-around rule).
     """
     waiting = list(boxes)[::-1]
     values, weight = sum(elements(box) for box, _ in waiting), sum(weights)

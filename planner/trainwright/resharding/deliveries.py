@@ -1,4 +1,4 @@
-"""The message plan of one resharding: correspondences, spread over replicas, and a sender for every slice."""
+"""Message plans of one resharding: overlaps of tiles, spread over replicas, with a sender for every slice."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainwright.cluster import Device
-from trainwright.cost.fabric import Fabric
-from trainwright.resharding.boxes import Box, elements, share_out
+from trainwright.cost.network import Network
+from trainwright.resharding.boxes import Box, elements, split_by_weight
 from trainwright.resharding.messages import Delivery, Gather, MessagePlan, Part, Round, Send
 from trainwright.resharding.senders import Job, sender_shares
-from trainwright.resharding.sharded import Sharded, Tile, correspondences
+from trainwright.resharding.sharded import ShardedTensor, Tile, tile_overlaps
 
 Slices = list[tuple[Box, int]]
-"""Boxes, each with the number of the source tile that it is of."""
+"""Boxes, each with the number of its source tile."""
 Held = list[tuple[Device, Slices]]
-"""Devices of one node, and what each of them is sent."""
+"""Devices of one node, each with the slices that it is sent."""
 
 
 def _by_node(tile: Tile) -> dict[str, list[Device]]:
@@ -28,24 +28,24 @@ def _by_node(tile: Tile) -> dict[str, list[Device]]:
 
 @dataclass
 class Deliveries:
-    """One resharding, and the ways to do it.
+    """Resharding of one tensor, and its possible deliveries.
 
-    Slices that somebody on the receiver's node holds are sent there inside the node, whatever the delivery. All others
-    cross between nodes: to every receiver (DIRECT), or once to every node (GATHERED, RELAYED), which is as seldom as any
-    delivery can without relays and with them.
+    Slices that a device on the receiver's node has are sent within the node under any delivery. All others cross
+    between nodes: to every receiver (DIRECT), or once to every node (GATHERED, RELAYED), the minimum without and with
+    relays.
     """
 
-    source: Sharded
-    target: Sharded
-    fabric: Fabric
+    source: ShardedTensor
+    target: ShardedTensor
+    fabric: Network
     bytes_per_element: int
-    _near: list[Send] = field(default_factory=list)
-    _far: dict[int, dict[tuple[str, ...], Slices]] = field(default_factory=dict)
+    _intra_node_sends: list[Send] = field(default_factory=list)
+    _inter_node_slices: dict[int, dict[tuple[str, ...], Slices]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._holders = [_by_node(tile) for tile in self.source.tiles]
         self._receivers = [_by_node(tile) for tile in self.target.tiles]
-        for tile, other, box in correspondences(self.source, self.target):
+        for tile, other, box in tile_overlaps(self.source, self.target):
             far = []
             for node, devices in self._receivers[other].items():
                 near = self._holders[tile].get(node)
@@ -53,17 +53,19 @@ class Deliveries:
                     far.append(node)
                 else:
                     lacking = [device for device in devices if device not in near]
-                    self._near.extend(Send(near[i % len(near)], device, box) for i, device in enumerate(lacking))
+                    self._intra_node_sends.extend(
+                        Send(near[i % len(near)], device, box) for i, device in enumerate(lacking)
+                    )
             if far:
-                self._far.setdefault(other, {}).setdefault(tuple(far), []).append((box, tile))
+                self._inter_node_slices.setdefault(other, {}).setdefault(tuple(far), []).append((box, tile))
 
     def plan(self, delivery: Delivery) -> MessagePlan:
-        """The message plan of that delivery."""
+        """Return the message plan of a delivery."""
         make = {Delivery.DIRECT: self._direct, Delivery.GATHERED: self._gathered, Delivery.RELAYED: self._relayed}
         return MessagePlan(self.source.shape, self.bytes_per_element, delivery, tuple(make[delivery]()))
 
     def plans(self) -> Iterator[MessagePlan]:
-        """Those that differ, the simplest first."""
+        """Yield the message plans that differ, the simplest first."""
         yield self.plan(Delivery.DIRECT)
         if any(len(self._receivers[tile][node]) > 1 for tile, nodes, _ in self._groups() for node in nodes):
             yield self.plan(Delivery.GATHERED)
@@ -71,8 +73,10 @@ class Deliveries:
             yield self.plan(Delivery.RELAYED)
 
     def _groups(self) -> Iterator[tuple[int, tuple[str, ...], Slices]]:
-        """(target tile, its nodes that nobody holds these slices on, slices)."""
-        return ((tile, nodes, slices) for tile, found in self._far.items() for nodes, slices in found.items())
+        """Iterate over (target tile, its nodes where nobody holds these slices, slices)."""
+        return (
+            (tile, nodes, slices) for tile, found in self._inter_node_slices.items() for nodes, slices in found.items()
+        )
 
     def _direct(self) -> Iterator[Round]:
         sent = [
@@ -86,7 +90,7 @@ class Deliveries:
     def _gathered(self) -> Iterator[Round]:
         groups = [
             self._spread(tile, node, [one for nodes, slices in found.items() if node in nodes for one in slices])
-            for tile, found in self._far.items()
+            for tile, found in self._inter_node_slices.items()
             for node in dict.fromkeys(node for nodes in found for node in nodes)
         ]
         sends = self._sends([one for group in groups for one in group])
@@ -97,7 +101,7 @@ class Deliveries:
         relays: list[Send] = []
         brought: dict[tuple[int, str], dict[Device, list[Box]]] = {}
         for tile, nodes, slices in self._groups():
-            shares = share_out(slices, [1.0] * len(nodes))
+            shares = split_by_weight(slices, [1.0] * len(nodes))
             spread = {node: self._spread(tile, node, share) for node, share in zip(nodes, shares, strict=True)}
             first.extend(one for group in spread.values() for one in group)
             for node in nodes:
@@ -107,7 +111,7 @@ class Deliveries:
                 others = [
                     (box, device) for other in nodes if other != node for device, own in spread[other] for box, _ in own
                 ]
-                for device, share in zip(parts, share_out(others, [1.0] * len(parts)), strict=True):
+                for device, share in zip(parts, split_by_weight(others, [1.0] * len(parts)), strict=True):
                     relays.extend(Send(sender, device, box) for box, sender in share)
                     parts[device].extend(box for box, _ in share)
         gathers = [
@@ -118,12 +122,12 @@ class Deliveries:
         yield from self._rounds(self._sends(first), relays, gathers)
 
     def _spread(self, tile: int, node: str, slices: Slices) -> Held:
-        """Every slice once, evenly over the node's replicas of a target tile."""
+        """Spread slices evenly over the node's replicas of a target tile, each slice once."""
         devices = self._receivers[tile][node]
-        return list(zip(devices, share_out(slices, [1.0] * len(devices)), strict=True))
+        return list(zip(devices, split_by_weight(slices, [1.0] * len(devices)), strict=True))
 
     def _sends(self, sent: Held) -> list[Send]:
-        """A sender for everything, shared evenly where several can send; slices are cut where that needs it."""
+        """Choose a sender for every slice, balanced where several can send; slices are cut if that requires it."""
         jobs: dict[tuple[int, str], list[tuple[Box, Device]]] = {}
         for device, slices in sent:
             for box, tile in slices:
@@ -143,20 +147,22 @@ class Deliveries:
             senders = [
                 (device, share[node] / holders[tile][node]) for node in share for device in self._holders[tile][node]
             ]
-            # Another begins every time, so that what rounding leaves over falls on each in turn.
+            # Rotate the first sender, so that the remainders of rounding fall on each in turn.
             turn = turns[tile] % len(senders)
             turns[tile] += 1
             senders = senders[turn:] + senders[:turn]
-            for (device, _), part in zip(senders, share_out(boxes, [weight for _, weight in senders]), strict=True):
+            for (device, _), part in zip(
+                senders, split_by_weight(boxes, [weight for _, weight in senders]), strict=True
+            ):
                 found.extend(Send(device, receiver, box) for box, receiver in part)
         return found
 
     def _rounds(
         self, sends: list[Send], relays: list[Send] | None = None, gathers: list[Gather] | None = None
     ) -> Iterator[Round]:
-        """Those that have something to do."""
+        """Iterate over the rounds that have something to do."""
         rounds = (
-            Round(sends=(*self._near, *sends)),
+            Round(sends=(*self._intra_node_sends, *sends)),
             Round(sends=tuple(relays or ())),
             Round(gathers=tuple(gathers or ())),
         )

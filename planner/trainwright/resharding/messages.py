@@ -1,4 +1,4 @@
-"""Who sends what to whom: the document that a worker can run, and what its messages cost."""
+"""Message plan of a resharding, which a worker can run, and its cost."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from enum import StrEnum
 
 from trainwright.cluster import Device
 from trainwright.cost.collectives import Collectives
-from trainwright.cost.fabric import Card, Edge, Fabric, Message
+from trainwright.cost.network import Edge, Message, Network, Nic
+from trainwright.document_kind import document
 from trainwright.resharding.boxes import Box, elements
 
 
 class Delivery(StrEnum):
-    """How slices reach the replicas of a target tile.
+    """Route of slices to the replicas of a target tile.
 
-    DIRECT: every device is sent all that it lacks (Alpa's Fig. 6b). GATHERED: a node is sent each slice once, spread over its
-    replicas, which gather it inside the node (Fig. 6c, the local all-gather). RELAYED: of the replicas on several nodes
-    each node is sent a part, the nodes exchange the parts, and gather inside.
+    DIRECT: every device is sent all that it lacks (Alpa's Fig. 6b). GATHERED: a node is sent each slice once, spread
+    over its replicas, which all-gather it within the node (Fig. 6c, the local all-gather). RELAYED: if several nodes
+    have replicas, each is sent a part; the nodes exchange the parts, then all-gather within.
     """
 
     DIRECT = "direct"
@@ -28,10 +29,10 @@ class Delivery(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """One message.
+    """Message of one slice.
 
     Attributes:
-        slice: by dimension of the tensor, the first index and the index behind the last.
+        slice: first index and stop index of every dimension.
     """
 
     source: Device
@@ -41,7 +42,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one member brings to a gather: slices that it holds by then, maybe none."""
+    """Contribution of one member to an all-gather: slices that it holds by then, maybe none."""
 
     device: Device
     slices: tuple[Box, ...]
@@ -49,27 +50,28 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """An all-gather: afterwards every member holds the slices of all."""
+    """All-gather, after which every member holds the slices of all."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Messages and gathers that start at once, out of what the devices hold when it begins.
+    """Messages and all-gathers that start together, from what the devices hold when it begins.
 
-    Several messages from one device to the same other one are matched in the order of the list.
+    Several messages between the same two devices are matched in the order of the list.
     """
 
     sends: tuple[Send, ...] = ()
     gathers: tuple[Gather, ...] = ()
 
 
+@document("MessagePlan")
 @dataclass(frozen=True)
 class MessagePlan:
-    """How a tensor comes from one sharding into another; a round begins when the one before it is done.
+    """Rounds of messages that turn one sharding of a tensor into another; a round begins when the previous one ends.
 
-    What a device holds already it keeps: no message brings it.
+    No message brings what a device holds already.
     """
 
     shape: tuple[int, ...]
@@ -78,7 +80,7 @@ class MessagePlan:
     rounds: tuple[Round, ...]
 
     def node_bytes(self) -> Counter[Edge]:
-        """Bytes from node to node by messages; gathers stay inside the nodes."""
+        """Sum the bytes of messages from node to node; all-gathers stay within nodes."""
         found: Counter[Edge] = Counter()
         for one in self.rounds:
             for send in one.sends:
@@ -86,11 +88,11 @@ class MessagePlan:
         return found
 
     def crossing_bytes(self) -> int:
-        """Bytes that leave a node for another."""
+        """Sum the bytes that cross between nodes."""
         return sum(count for (source, target), count in self.node_bytes().items() if source != target)
 
     def sent_bytes(self) -> Counter[Device]:
-        """By device: bytes that it sends to other nodes."""
+        """Sum by device the bytes that it sends to other nodes."""
         found: Counter[Device] = Counter()
         for one in self.rounds:
             for send in one.sends:
@@ -98,24 +100,24 @@ class MessagePlan:
                     found[send.source] += elements(send.slice) * self.bytes_per_element
         return found
 
-    def card_seconds(self, fabric: Fabric) -> Mapping[Card, float]:
-        """For how many seconds its messages keep every network card busy."""
-        return fabric.card_seconds(fabric.load(self.node_bytes()))
+    def card_seconds(self, fabric: Network) -> Mapping[Nic, float]:
+        """Return the seconds for which the messages occupy each NIC."""
+        return fabric.nic_seconds(fabric.load(self.node_bytes()))
 
-    def seconds(self, fabric: Fabric) -> float:
-        """Seconds until every target device holds its tile, while nothing else runs.
+    def seconds(self, fabric: Network) -> float:
+        """Return seconds until every target device holds its tile, while nothing else runs.
 
-        Messages of a round share the cards and links (`Fabric.seconds_at_once`); rounds and gathers do not overlap, as
-        they could in part if slices were cut finer.
+        Messages of a round share NICs and links (`Network.concurrent_send_seconds`); rounds and all-gathers do not
+        overlap, although finer slices would allow it in part.
         """
         return sum(self._round_seconds(one, fabric) for one in self.rounds)
 
-    def _round_seconds(self, one: Round, fabric: Fabric) -> float:
+    def _round_seconds(self, one: Round, fabric: Network) -> float:
         messages: Counter[Message] = Counter(
             (send.source.node, send.target.node, float(elements(send.slice) * self.bytes_per_element))
             for send in one.sends
         )
-        spent = fabric.seconds_at_once(messages)
+        spent = fabric.concurrent_send_seconds(messages)
         sent = max((seconds + fabric.link((a, b))[0] for (a, b, _), seconds in spent.items()), default=0.0)
         gathers = {
             (
@@ -125,9 +127,9 @@ class MessagePlan:
             for gather in one.gathers
         }
         collectives = Collectives(fabric)
-        # A ring takes as long as if every member brought as much as the one with the most.
+        # A ring takes as long as if every member contributed as much as the largest.
         gathered = (
-            collectives.all_reduce((nodes,)).gather_seconds(most * len(nodes) * self.bytes_per_element)
+            collectives.all_reduce((nodes,)).all_gather_seconds(most * len(nodes) * self.bytes_per_element)
             for nodes, most in gathers
         )
         return max(sent, *gathered) if gathers else sent

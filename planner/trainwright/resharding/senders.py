@@ -1,4 +1,4 @@
-"""How much each holder of a slice sends of it, so that no network card has more to do than it must."""
+"""Balance of senders: how much each holder of a slice sends, so that no NIC is busier than necessary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost.fabric import Card, Edge, Fabric
+from trainwright.cost.network import Edge, Network, Nic
 
 Array = NDArray[np.float64]
 
@@ -17,11 +17,11 @@ _ROUNDING = 1e-9
 
 
 class Job(NamedTuple):
-    """Slices of one source tile that go to one node, where nobody holds it.
+    """Slices of one source tile for one node that holds none of it.
 
     Attributes:
-        holders: by node: how many of its devices hold the tile, and any of them may send.
-        target: the node that they go to.
+        holders: number of devices that hold the tile, by node; any of them may send.
+        target: receiving node.
         size: bytes of all slices together.
     """
 
@@ -30,17 +30,17 @@ class Job(NamedTuple):
     size: int
 
 
-def sender_shares(jobs: Sequence[Job], fabric: Fabric) -> list[dict[str, float]]:
-    """By job and node: the share of its bytes that the node's holders send, each of them as much as the other.
+def sender_shares(jobs: Sequence[Job], fabric: Network) -> list[dict[str, float]]:
+    """Return by job and node the share of bytes that the node's holders send, in equal parts.
 
-    Least is, first, the time of the busiest card, out of a node, into it or of a given pair; then, the most that one
-    device sends, of the jobs that the same nodes can do. Slices can be cut anywhere, so both are linear programmes, solved
-    exactly by HiGHS; even shares over all holders are taken without one where no card can be less busy.
+    It minimizes first the time of the busiest NIC (out of a node, into it, or of a listed pair), then the maximum that
+    one device sends among jobs with the same possible senders. Slices can be cut anywhere, so both are linear programs,
+    solved exactly by HiGHS; even shares over all holders need none if no NIC can be less busy.
     """
     even = [{node: count / sum(job.holders.values()) for node, count in job.holders.items()} for job in jobs]
     if all(len(job.holders) == 1 for job in jobs):
         return even
-    per_use = fabric.card_seconds(dict.fromkeys(_cards(jobs, fabric), 1.0))
+    per_use = fabric.nic_seconds(dict.fromkeys(_cards(jobs, fabric), 1.0))
     busiest = max(busy_seconds(jobs, even, fabric).values())
     if busiest <= _least_conceivable(jobs, per_use) * (1 + _ROUNDING):
         return even
@@ -54,46 +54,46 @@ def sender_shares(jobs: Sequence[Job], fabric: Fabric) -> list[dict[str, float]]
     return [shares[key] for key in like]
 
 
-def busy_seconds(jobs: Sequence[Job], shares: Sequence[Mapping[str, float]], fabric: Fabric) -> Mapping[Card, float]:
-    """Seconds of work on every card where the jobs are shared out like that."""
+def busy_seconds(jobs: Sequence[Job], shares: Sequence[Mapping[str, float]], fabric: Network) -> Mapping[Nic, float]:
+    """Return the busy seconds of every NIC under these shares."""
     edges: defaultdict[Edge, float] = defaultdict(float)
     for job, share in zip(jobs, shares, strict=True):
         for node, part in share.items():
             edges[node, job.target] += part * job.size
-    return fabric.card_seconds(fabric.load(edges))
+    return fabric.nic_seconds(fabric.load(edges))
 
 
-def _cards(jobs: Sequence[Job], fabric: Fabric) -> list[Card]:
-    """All that the jobs can use, each once."""
-    used = (card for job in jobs for node in job.holders for card in fabric.cards((node, job.target)))
+def _cards(jobs: Sequence[Job], fabric: Network) -> list[Nic]:
+    """List the NICs that the jobs can use, each once."""
+    used = (card for job in jobs for node in job.holders for card in fabric.nics((node, job.target)))
     return list(dict.fromkeys(used))
 
 
-def _like(job: Job, fabric: Fabric) -> object:
-    """Jobs with the same key use the same cards, but for those into their targets, which no sharing out relieves."""
-    by_pair = any(card[0] == "pair" for node in job.holders for card in fabric.cards((node, job.target)))
+def _like(job: Job, fabric: Network) -> object:
+    """Return a key: jobs with equal keys use the same NICs, except those into their targets, which no share relieves."""
+    by_pair = any(card[0] == "pair" for node in job.holders for card in fabric.nics((node, job.target)))
     return tuple(job.holders.items()), job.target if by_pair else None
 
 
 def _arriving(jobs: Sequence[Job]) -> Counter[str]:
-    """By node: bytes that go there."""
+    """Sum the bytes by receiving node."""
     found: Counter[str] = Counter()
     for job in jobs:
         found[job.target] += job.size
     return found
 
 
-def _least_conceivable(jobs: Sequence[Job], per_use: Mapping[Card, float]) -> float:
-    """What no sharing out can beat: all bytes over all cards that they can leave by, and what arrives at every node."""
+def _least_conceivable(jobs: Sequence[Job], per_use: Mapping[Nic, float]) -> float:
+    """Return a lower bound: all bytes over all NICs that they can leave by, and each node's incoming bytes."""
     leaving = {("out", node) for job in jobs for node in job.holders}
     together = sum(job.size for job in jobs) / sum(1 / per_use[card] for card in leaving)
     return max(together, *(size * per_use["in", node] for node, size in _arriving(jobs).items()))
 
 
 def _programme(
-    jobs: Sequence[Job], fabric: Fabric, per_use: Mapping[Card, float], arriving: float
+    jobs: Sequence[Job], fabric: Network, per_use: Mapping[Nic, float], arriving: float
 ) -> list[dict[str, float]]:
-    """Both programmes; their variables are the jobs' shares by node. Cards are busy for `arriving` seconds anyway."""
+    """Solve both linear programs over the jobs' shares by node; some NIC is busy for `arriving` seconds in any case."""
     from scipy.sparse import coo_array, diags_array  # noqa: PLC0415 - slow to import, and seldom needed
 
     places = [(number, node) for number, job in enumerate(jobs) for node in job.holders]
@@ -101,7 +101,7 @@ def _programme(
     uses = [
         (rows[card], column, jobs[number].size * per_use[card])
         for column, (number, node) in enumerate(places)
-        for card in fabric.cards((node, jobs[number].target))
+        for card in fabric.nics((node, jobs[number].target))
         if card[0] != "in"
     ]
     row, column, seconds = (np.array(values) for values in zip(*uses, strict=True))
@@ -119,12 +119,12 @@ def _programme(
 
 
 def _least_of_the_largest(loads: Any, whole: Any, limit: tuple[Any, float] | None = None) -> tuple[Array, float]:
-    """The x >= 0 with whole · x = 1 (and limit[0] · x <= limit[1]) whose max(loads · x) is least, and that maximum."""
+    """Minimize max(loads · x) over x >= 0 with whole · x = 1 (and limit[0] · x <= limit[1])."""
     from scipy.optimize import LinearConstraint, milp  # noqa: PLC0415 - slow to import, and seldom needed
     from scipy.sparse import block_array  # noqa: PLC0415 - slow to import, and seldom needed
 
     def beside(table: Any, maximum: float) -> Any:
-        """Rows over x and the maximum."""
+        """Append the column of the maximum to a table over x."""
         blocks: Any = [[table, np.full((table.shape[0], 1), maximum)]]
         return block_array(blocks, format="csr")
 

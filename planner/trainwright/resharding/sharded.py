@@ -1,4 +1,4 @@
-"""A tensor that lies sharded over devices: which of them hold which box of it."""
+"""Sharded tensor: which devices hold which box of it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trainwright.cluster import Device
 from trainwright.resharding.boxes import Box, elements
 
 MeshAxes = tuple[int, ...]
-"""Axes of a device mesh that cut one dimension of a tensor, the outer one first: () is the paper's R, (0, 1) its S01."""
+"""Axes of a device mesh that split one dimension of a tensor, outermost first: () is the paper's R, (0, 1) its S01."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A box of a tensor, and the devices that hold it, replicas of each other."""
+    """Box of a tensor and its holders, which are replicas of each other."""
 
     box: Box
     holders: tuple[Device, ...]
 
 
 @dataclass(frozen=True)
-class Sharded:
-    """A tensor of that shape cut into tiles; every value lies in one tile, every device holds at most one."""
+class ShardedTensor:
+    """Tensor cut into tiles: every element lies in one tile, and every device holds at most one."""
 
     shape: tuple[int, ...]
     tiles: tuple[Tile, ...]
@@ -50,22 +50,22 @@ class Sharded:
             twice = next(device for device in self.devices if self.devices.count(device) > 1)
             raise ValueError(f"device {twice} is named twice; it holds one tile")
         held = sum(elements(tile.box) for tile in self.tiles)
-        if held != prod(self.shape) or any(len(self.meeting(tile.box)) > 1 for tile in self.tiles):
+        if held != prod(self.shape) or any(len(self.overlapping_tiles(tile.box)) > 1 for tile in self.tiles):
             raise ValueError(f"the tiles must hold every value of a tensor of shape {list(self.shape)} exactly once")
 
     @classmethod
     def on_mesh(
         cls, shape: Sequence[int], devices: Sequence[Device], mesh: tuple[int, ...], spec: Sequence[MeshAxes]
-    ) -> Sharded:
-        """By Alpa's sharding specs (§4.1): device i stands at mesh position unravel(i), rows of the mesh first.
+    ) -> ShardedTensor:
+        """Shard by Alpa's specs (§4.1): device i is at mesh position unravel(i), rows of the mesh first.
 
         Args:
             shape: of the tensor.
-            devices: as many as the mesh has places.
+            devices: one per position of the mesh.
             mesh: (n0, n1), or any other number of axes.
-            spec: by dimension of the tensor, the axes of the mesh that cut it. Parts differ by at most one index.
+            spec: the mesh axes that split each dimension of the tensor, into parts that differ by at most one index.
 
-        Raises ValueError where the devices do not fill the mesh, an axis cuts two dimensions or is not there, or a
+        Raises ValueError if the devices do not fill the mesh, an axis is unknown or splits two dimensions, or a
         dimension is shorter than its number of parts.
         """
         if prod(mesh) != len(devices):
@@ -89,15 +89,15 @@ class Sharded:
         return cls.of(shape, held)
 
     @classmethod
-    def in_rows(cls, rows: Sequence[int], width: int, holders: Sequence[tuple[Device, ...]]) -> Sharded:
-        """A tensor [row, value] cut into intervals of so many rows, each held whole by a group of devices."""
+    def in_rows(cls, rows: Sequence[int], width: int, holders: Sequence[tuple[Device, ...]]) -> ShardedTensor:
+        """Cut a tensor [row, value] into intervals of `rows`, each held in full by every device of a group."""
         ends = (0, *accumulate(rows))
         tiles = (Tile((interval, (0, width)), group) for interval, group in zip(pairwise(ends), holders, strict=True))
         return cls((ends[-1], width), tuple(tiles))
 
     @classmethod
-    def of(cls, shape: Sequence[int], held: Iterable[tuple[Box, Device]]) -> Sharded:
-        """Tiles by the boxes that the devices hold; devices with the same box are replicas."""
+    def of(cls, shape: Sequence[int], held: Iterable[tuple[Box, Device]]) -> ShardedTensor:
+        """Group the devices' boxes into tiles; devices with the same box are replicas."""
         holders: dict[Box, list[Device]] = {}
         for box, device in held:
             holders.setdefault(box, []).append(device)
@@ -105,26 +105,26 @@ class Sharded:
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """All that hold a tile, tile by tile."""
+        """All holders, tile by tile."""
         return tuple(device for tile in self.tiles for device in tile.holders)
 
-    def meeting(self, box: Box) -> list[int]:
-        """Which tiles have values in common with a box, ascending."""
+    def overlapping_tiles(self, box: Box) -> list[int]:
+        """Return the tiles that overlap a box, ascending."""
         firsts, ends = self._borders
         low, high = np.array(box).T
         return np.flatnonzero(((firsts < high) & (ends > low)).all(axis=1)).tolist()
 
     @cached_property
     def _borders(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """[tile, dimension] first indices, and those behind the last."""
+        """`[tile, dimension]` first indices and stop indices."""
         borders = np.array([tile.box for tile in self.tiles])
         return borders[:, :, 0], borders[:, :, 1]
 
 
 def mesh_axes(words: str) -> tuple[MeshAxes, ...]:
-    """A sharding spec in the paper's words, by dimension, for example `S0 R S1` or `S01 R` (Table 1).
+    """Parse a sharding spec in the paper's notation, for example `S0 R S1` or `S01 R` (Table 1).
 
-    Raises ValueError for any other words.
+    Raises ValueError for anything else.
     """
     parts = words.split()
     if not parts or any(part != "R" and not (part[0] == "S" and part[1:].isdecimal()) for part in parts):
@@ -138,16 +138,16 @@ def _even_parts(size: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(number * size // parts for number in range(parts + 1)))
 
 
-def correspondences(source: Sharded, target: Sharded) -> Iterator[tuple[int, int, Box]]:
-    """(source tile, target tile, what they have in common): the paper's first iteration (§6).
+def tile_overlaps(source: ShardedTensor, target: ShardedTensor) -> Iterator[tuple[int, int, Box]]:
+    """Yield (source tile, target tile, intersection): the paper's first iteration (§6).
 
-    Raises ValueError where the shapes differ.
+    Raises ValueError if the shapes differ.
     """
     if source.shape != target.shape:
         raise ValueError(
             f"a tensor keeps its shape when it is resharded, got {list(source.shape)} and {list(target.shape)}"
         )
     for number, tile in enumerate(source.tiles):
-        for other in target.meeting(tile.box):
+        for other in target.overlapping_tiles(tile.box):
             pairs = zip(tile.box, target.tiles[other].box, strict=True)
             yield number, other, tuple((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)

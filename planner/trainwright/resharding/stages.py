@@ -1,25 +1,27 @@
-"""The boundary between two neighbouring stages of a plan, as messages."""
+"""Messages of the boundary between two neighbouring stages of a plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.cost.fabric import Fabric
+from trainwright.cost.network import Network
+from trainwright.document_kind import document
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Plan, Stage
 from trainwright.resharding.messages import Delivery, MessagePlan
 from trainwright.resharding.quickest import message_plan
-from trainwright.resharding.sharded import Sharded
+from trainwright.resharding.sharded import ShardedTensor
 
 
+@document("StageMessages")
 @dataclass(frozen=True)
 class StageMessages:
-    """What two neighbouring stages exchange for every micro-batch; the tensor is [row, value of the boundary].
+    """Messages of two neighbouring stages per micro-batch; the tensor is [row, value of the boundary].
 
     Attributes:
-        stage: the upper one; it sends the activations forward, and the one below it their gradients backward.
-        backward: every replica of the lower stage holds the whole gradient of its rows, summed over its tensor group, so
-            that messages only move it.
+        stage: the upper one, which sends the activations forward and receives their gradients.
+        backward: every replica of the lower stage holds the full gradient of its rows, reduced over its tensor group,
+            so that messages only move it.
     """
 
     pipeline: int
@@ -29,12 +31,12 @@ class StageMessages:
 
 
 def stage_messages(
-    plan: Plan, model: Model, fabric: Fabric, place: tuple[int, int] = (0, 0), delivery: Delivery | None = None
+    plan: Plan, model: Model, fabric: Network, place: tuple[int, int] = (0, 0), delivery: Delivery | None = None
 ) -> StageMessages:
-    """The messages behind a stage, whatever the degrees and rows on its sides.
+    """Return the messages after a stage, for any degrees and rows on both sides.
 
-    `place` names the pipeline and the upper stage in it; `delivery` says how slices reach the ranks of a tensor group, and
-    where none is given each way takes the quickest. Raises ValueError where there is no such boundary.
+    `place` is the pipeline and its upper stage; `delivery` is how slices reach the ranks of a tensor group, by default
+    the fastest in each direction. Raises ValueError if there is no such boundary.
     """
     pipeline, number = place
     if not (0 <= pipeline < len(plan.pipelines) and 0 <= number < len(plan.pipelines[pipeline].stages) - 1):
@@ -51,6 +53,6 @@ def stage_messages(
     )
 
 
-def stage_rows(stage: Stage, run: LayerRun, width: int) -> Sharded:
-    """A micro-batch as one layer run of a stage holds it: rows by data replica, each whole on the tensor group."""
-    return Sharded.in_rows(run.rows, width, run.tensor_groups(stage.devices))
+def stage_rows(stage: Stage, run: LayerRun, width: int) -> ShardedTensor:
+    """Return a micro-batch as a stage's layer run holds it: rows by data replica, each in full on its tensor group."""
+    return ShardedTensor.in_rows(run.rows, width, run.tensor_groups(stage.devices))

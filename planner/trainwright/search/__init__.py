@@ -1,16 +1,19 @@
-"""Searches by name, and one way to run them."""
+"""Searches for plans, and `run`, which runs one by name and orders its candidates by the problem's preference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainwright.search.needed import NeededProfile, needed_profiles
-from trainwright.search.pareto import pareto
-from trainwright.search.places import PLACES, Named, loaded
-from trainwright.search.preference.order import CHOICES, as_searched, diverse, preferred
-from trainwright.search.protocol import (
+from trainwright.search.cost_objective import MAX_SUBCLUSTERS, cheapest, pareto
+from trainwright.search.degrees import RequiredProfile, required_profiles
+from trainwright.search.preference.candidate_order import (
+    MIN_CANDIDATES,
+    add_distinct_complexities,
+    in_search_order,
+    order_by_preference,
+)
+from trainwright.search.problem import (
     Candidate,
-    Control,
     Limits,
     NoFeasiblePlan,
     Objective,
@@ -18,37 +21,38 @@ from trainwright.search.protocol import (
     Problem,
     Progress,
     Search,
+    SearchControl,
 )
-from trainwright.search.subsets import MAX_SUBSETS, cheapest
+from trainwright.search.registry import SEARCH_MODULES, LazySearch, load_search
 
-SEARCHES: Mapping[str, Search] = {name: Named(place) for name, place in PLACES.items()}
+SEARCHES: Mapping[str, Search] = {name: LazySearch(place) for name, place in SEARCH_MODULES.items()}
 
-LEAVES_DEVICES_OUT = frozenset({"auto"})
-"""Searches that use as few of the devices as is best; to plan for cost they need not be asked about so many parts."""
-FEW_PARTS = 16
+MAY_LEAVE_DEVICES_IDLE = frozenset({"auto"})
+"""Searches that already choose how many devices to use; a search for cost runs them on fewer subclusters."""
+FEW_SUBCLUSTERS = 16
 
 __all__ = [
     "SEARCHES",
     "Candidate",
-    "Control",
     "Limits",
-    "NeededProfile",
     "NoFeasiblePlan",
     "Objective",
     "Preference",
     "Problem",
     "Progress",
+    "RequiredProfile",
     "Search",
-    "needed_profiles",
-    "ready",
+    "SearchControl",
+    "preload_search",
+    "required_profiles",
     "run",
 ]
 
 
-def ready(planner: str) -> None:
-    """Load a planner's search, so that no clock counts it. Raises ValueError for a planner that is not known."""
+def preload_search(planner: str) -> None:
+    """Load a search before its budget starts. Raises ValueError for an unknown name."""
     _check_known(planner)
-    loaded(PLACES[planner])
+    load_search(SEARCH_MODULES[planner])
 
 
 def _check_known(planner: str) -> None:
@@ -56,41 +60,48 @@ def _check_known(planner: str) -> None:
         raise ValueError(f"there is no planner {planner!r}; choose one of {', '.join(SEARCHES)}")
 
 
-def run(planner: str, problem: Problem, *, top: int | None = None, control: Control | None = None) -> list[Candidate]:
-    """The candidates of a planner, best by the problem's objective and preference first, at most `top` of them.
+def run(
+    planner: str, problem: Problem, *, top: int | None = None, control: SearchControl | None = None
+) -> list[Candidate]:
+    """Return at most `top` candidates of a search, best by objective and preference first.
 
-    Where both time and cost are the objective, the front of what is not worse in both; preferences leave it alone.
-    Raises ValueError for a planner that is not known and for devices without a price where cost is the objective,
-    NoFeasiblePlan where nothing can run.
+    If both time and cost are the objective, return their Pareto front; preferences do not apply to it. Raises ValueError for
+    an unknown search or, if cost is an objective, for a device without a price; NoFeasiblePlan if no plan is feasible.
     """
     _check_known(planner)
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    control = control or Control()
-    parts = FEW_PARTS if planner in LEAVES_DEVICES_OUT else MAX_SUBSETS
+    control = control or SearchControl()
+    max_subclusters = FEW_SUBCLUSTERS if planner in MAY_LEAVE_DEVICES_IDLE else MAX_SUBCLUSTERS
     if problem.limits.objective is Objective.PARETO:
-        return pareto(SEARCHES[planner], problem, control, top, most_parts=parts)
+        return pareto(SEARCHES[planner], problem, control, top, max_subclusters=max_subclusters)
     try:
-        found = _searched(planner, as_searched(problem), control, top, parts)
+        found = _run_search(planner, in_search_order(problem), control, top, max_subclusters)
     except NoFeasiblePlan:
-        # What is left of the plan to keep may run where the search finds nothing.
-        if not (kept := preferred([], problem)):
+        # The running plan, adapted to the devices, may be feasible although the search found nothing.
+        if not (adapted := order_by_preference([], problem)):
             raise
-        return kept[:top]
-    return preferred(found, problem)[:top]
+        return adapted[:top]
+    return order_by_preference(found, problem)[:top]
 
 
-def _searched(planner: str, problem: Problem, control: Control, top: int | None, parts: int) -> list[Candidate]:
-    """The search's own candidates, as many as a preference needs to choose among."""
-    search, wanted = SEARCHES[planner], _wanted(planner, problem, top)
+def _run_search(
+    planner: str, problem: Problem, control: SearchControl, top: int | None, max_subclusters: int
+) -> list[Candidate]:
+    """Return the search's own candidates: enough that a preference has some to choose from."""
+    search, count = SEARCHES[planner], _requested_candidates(planner, problem, top)
     if problem.limits.objective is Objective.COST:
-        return cheapest(search, problem, control, wanted, most_parts=parts)
-    found = search(problem, control, wanted)
-    return found if top is None or wanted is not None else diverse(found, max(top, CHOICES), problem)
+        return cheapest(search, problem, control, count, max_subclusters=max_subclusters)
+    found = search(problem, control, count)
+    return (
+        found
+        if top is None or count is not None
+        else add_distinct_complexities(found, max(top, MIN_CANDIDATES), problem)
+    )
 
 
-def _wanted(planner: str, problem: Problem, top: int | None) -> int | None:
-    """How many candidates to ask for, so that a preference has some to choose among."""
-    if top is None or not problem.preference.decides:
+def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:
+    """Return how many candidates to request, so that a preference has some to choose from; None for all."""
+    if top is None or not problem.preference.is_active:
         return top
-    return None if planner in LEAVES_DEVICES_OUT else max(top, CHOICES)
+    return None if planner in MAY_LEAVE_DEVICES_IDLE else max(top, MIN_CANDIDATES)

@@ -1,24 +1,24 @@
-"""The batch size with the best throughput (Galvatron's Algorithm 1, line 2), with any search."""
+"""Batch size with the best throughput (Galvatron's Algorithm 1, line 2), for any search."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem, Search
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
 STEP = 8
-"""Batch sizes are multiples of it, as in the paper's tables."""
-LARGEST = 4096
-"""No larger batch is tried: gradients of larger ones rarely train better, and throughput hardly grows any more."""
-LEAST_GAIN_RATIO = 1.005
-"""A batch twice as large is worth the next one only while throughput grows at least so much."""
-REFINEMENTS = 8
-"""Sizes tried between the best size and its neighbours."""
+"""Step of batch sizes, as in the paper's tables."""
+MAX_BATCH_SIZE = 4096
+"""Maximum batch size: larger batches rarely train better, and throughput hardly grows any more."""
+MIN_GAIN_RATIO = 1.005
+"""Minimum throughput ratio of a doubled batch for which doubling goes on."""
+REFINED_SIZES = 8
+"""Divisor of the best size that gives the step of the refinement around it."""
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The answer: the size, its candidates best first, and samples per second of every size tried, ascending."""
+    """Best batch size, its candidates (best first), and samples per second of every size tried, ascending."""
 
     global_batch_size: int
     candidates: tuple[Candidate, ...]
@@ -28,71 +28,71 @@ class BatchSize:
 def best_batch_size(  # noqa: PLR0913 - a search's arguments and the range
     problem: Problem,
     search: Search,
-    control: Control,
+    control: SearchControl,
     top: int | None = None,
     *,
     step: int = STEP,
-    largest: int = LARGEST,
+    largest: int = MAX_BATCH_SIZE,
 ) -> BatchSize:
-    """The multiple of `step` up to `largest` with the most samples per second; the problem's own batch size is ignored.
+    """Return the multiple of `step` up to `largest` with the most samples per second, whatever the problem's batch size.
 
-    The paper raises the batch by the step until memory is out. As small micro-batches keep large batches in memory,
-    throughput levels off long before: sizes are doubled while that pays, then sizes around the best are tried.
-    Raises NoFeasiblePlan where no size fits.
+    The paper raises the batch by the step until memory is exhausted. Since small micro-batches let large batches fit,
+    throughput levels off long before: sizes double while that pays, then sizes around the best are tried. Raises
+    NoFeasiblePlan if no size fits.
     """
     climb = _Climb(problem, search, control, top)
-    size, last = step, 0.0
+    size, previous_throughput = step, 0.0
     while size <= largest:
         throughput = climb.throughput(size)
-        if climb.must_end or (last > 0 and throughput < last * LEAST_GAIN_RATIO):
+        if climb.should_stop or (previous_throughput > 0 and throughput < previous_throughput * MIN_GAIN_RATIO):
             break
-        size, last = 2 * size, throughput
+        size, previous_throughput = 2 * size, throughput
     if climb.best is None:
-        raise climb.refusal or NoFeasiblePlan(f"no batch size up to {largest} is a multiple of {step}")
-    around = climb.best
-    width = max(step, around // REFINEMENTS // step * step)
-    for size in range(around // 2 + width, min(2 * around, largest + 1), width):
-        if climb.must_end:
+        raise climb.infeasible or NoFeasiblePlan(f"no batch size up to {largest} is a multiple of {step}")
+    best_size = climb.best
+    width = max(step, best_size // REFINED_SIZES // step * step)
+    for size in range(best_size // 2 + width, min(2 * best_size, largest + 1), width):
+        if climb.should_stop:
             break
         if size % step == 0:
             climb.throughput(size)
-    return climb.answer()
+    return climb.result()
 
 
 class _Climb:
-    """Sizes tried so far."""
+    """Sizes tried so far, with their candidates."""
 
-    def __init__(self, problem: Problem, search: Search, control: Control, top: int | None) -> None:
+    def __init__(self, problem: Problem, search: Search, control: SearchControl, top: int | None) -> None:
         self.problem, self.search, self.control, self.top = problem, search, control, top
-        self.found: dict[int, list[Candidate]] = {}
-        self.refusal: NoFeasiblePlan | None = None
+        self.candidates_by_size: dict[int, list[Candidate]] = {}
+        self.infeasible: NoFeasiblePlan | None = None
 
     @property
-    def must_end(self) -> bool:
+    def should_stop(self) -> bool:
         return bool(self.best) and self.control.expired()
 
     @property
     def best(self) -> int | None:
-        """The size with the best throughput; of equal ones the smallest."""
-        fitting = [size for size, candidates in self.found.items() if candidates]
-        return min(fitting, key=lambda size: (-self._rate(size), size), default=None)
+        """Size with the best throughput; the smallest of equals."""
+        fitting = [size for size, candidates in self.candidates_by_size.items() if candidates]
+        return min(fitting, key=lambda size: (-self._throughput_of(size), size), default=None)
 
-    def _rate(self, size: int) -> float:
-        candidates = self.found[size]
+    def _throughput_of(self, size: int) -> float:
+        candidates = self.candidates_by_size[size]
         return size / candidates[0].estimate.iteration_seconds if candidates else 0.0
 
     def throughput(self, size: int) -> float:
-        """Samples per second; 0 where nothing fits."""
-        if size not in self.found:
+        """Return samples per second; 0 if no plan fits."""
+        if size not in self.candidates_by_size:
             try:
                 tried = self.search(replace(self.problem, global_batch_size=size), self.control, self.top)
             except NoFeasiblePlan as refusal:
-                self.refusal = self.refusal or refusal
+                self.infeasible = self.infeasible or refusal
                 tried = []
-            self.found[size] = tried
-        return self._rate(size)
+            self.candidates_by_size[size] = tried
+        return self._throughput_of(size)
 
-    def answer(self) -> BatchSize:
+    def result(self) -> BatchSize:
         assert self.best is not None
-        rates = tuple((size, self._rate(size)) for size in sorted(self.found))
-        return BatchSize(self.best, tuple(self.found[self.best]), rates)
+        rates = tuple((size, self._throughput_of(size)) for size in sorted(self.candidates_by_size))
+        return BatchSize(self.best, tuple(self.candidates_by_size[self.best]), rates)

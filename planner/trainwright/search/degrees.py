@@ -1,11 +1,12 @@
-"""Which degrees and micro-batch sizes there are to choose from."""
+"""Parallel degrees and micro-batch sizes to choose from, and the layer profiles that they require."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trainwright.cluster import Node
 from trainwright.model import Model
 from trainwright.profiles import Profiles
 
@@ -20,22 +21,22 @@ class Degrees:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
+    """Return all divisors, ascending."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def tensor_degrees(model: Model, devices: int, max_tensor_degree: int | None) -> tuple[int, ...]:
-    """Tensor degrees that divide the devices and the model (its heads), ascending.
+    """Return the tensor degrees that divide both the devices and the model (its heads), ascending.
 
-    Plans at a higher degree than a node has devices are slow but valid; the cost model says how slow.
+    Degrees above a node's number of devices are included: they are slow but valid.
     """
     limit = min(model.max_tensor_degree, max_tensor_degree or devices)
     return tuple(d for d in divisors(devices) if d <= limit and model.max_tensor_degree % d == 0)
 
 
-def profiled(model: Model, profiles: Profiles, accelerators: tuple[str, ...], tensor: int) -> bool:
-    """Whether every layer kind was profiled on every accelerator at what this tensor degree needs."""
+def is_profiled(model: Model, profiles: Profiles, accelerators: tuple[str, ...], tensor: int) -> bool:
+    """Return whether every layer kind has a profile on every accelerator at the degree that it needs."""
     return all(
         (tensor if kind.is_tensor_parallel else 1) in profiles.tensor_degrees(accelerator, kind.name)
         for kind in model.kinds
@@ -44,7 +45,7 @@ def profiled(model: Model, profiles: Profiles, accelerators: tuple[str, ...], te
 
 
 def enumerate_degrees(devices: int, tensors: tuple[int, ...], max_pipeline: int) -> Iterator[Degrees]:
-    """Every (pipeline, data, tensor) whose product is the number of devices (Algorithm 1, enumerate_degrees)."""
+    """Yield every (pipeline, data, tensor) whose product is the number of devices (Algorithm 1, enumerate_degrees)."""
     for tensor in tensors:
         for pipeline in divisors(devices // tensor):
             if pipeline <= max_pipeline:
@@ -52,5 +53,48 @@ def enumerate_degrees(devices: int, tensors: tuple[int, ...], max_pipeline: int)
 
 
 def micro_batch_sizes(global_batch_size: int, data: int) -> tuple[int, ...]:
-    """Rows that one replica may take at a time (AMP's mbs): every divisor of its share of the batch; often none."""
+    """Return the rows that one replica may take at a time (AMP's mbs): the divisors of its share of the batch, often none."""
     return divisors(global_batch_size // data) if global_batch_size % data == 0 else ()
+
+
+MAX_PROFILED_ROWS = 8
+"""Rows beyond which a device is saturated: profiles are extrapolated along their last segment."""
+MAX_TENSOR_GROUP_DEVICES = 8
+"""Maximum tensor degree across nodes of a stage that does not use all devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredProfile:
+    """Profiling run: all layer kinds on one accelerator at one tensor degree, for each number of rows."""
+
+    accelerator: str
+    tensor_degree: int
+    rows: tuple[int, ...]
+
+
+def required_profiles(
+    nodes: Sequence[Node], model: Model, global_batch_size: int, max_tensor_degree: int | None = None
+) -> tuple[RequiredProfile, ...]:
+    """Return every accelerator with every tensor degree that a plan on these nodes may use, in the nodes' order.
+
+    Rows are the powers of two that one replica may take at a time, up to MAX_PROFILED_ROWS.
+    """
+    rows = tuple(2**power for power in range(MAX_PROFILED_ROWS.bit_length()) if 2**power <= global_batch_size)
+    degrees = _degrees(nodes, model, max_tensor_degree)
+    return tuple(
+        RequiredProfile(accelerator, tensor, rows)
+        for accelerator in dict.fromkeys(node.accelerator for node in nodes)
+        for tensor in degrees
+    )
+
+
+def _degrees(nodes: Sequence[Node], model: Model, max_tensor_degree: int | None) -> tuple[int, ...]:
+    """Return the tensor degrees of uniform plans, which divide all devices, and of stages on some of the devices.
+
+    Such a stage has a power of two of devices, or all devices of a node.
+    """
+    devices = sum(node.devices for node in nodes)
+    widest = max(min(MAX_TENSOR_GROUP_DEVICES, devices), *(node.devices for node in nodes))
+    powers = (2**power for power in range(widest.bit_length()) if 2**power <= widest)
+    sizes = {devices, *(node.devices for node in nodes), *powers}
+    return tuple(sorted({degree for size in sizes for degree in tensor_degrees(model, size, max_tensor_degree)}))

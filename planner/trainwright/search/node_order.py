@@ -1,103 +1,135 @@
-"""The order in which searches lay ranks over nodes: the same whatever the nodes are called and however they are listed."""
+"""Canonical order of nodes and ranks, independent of the nodes' names and listing."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, permutations
 
 import numpy as np
 
-from trainwright.cluster import Device
-from trainwright.cost.links import Links, links_of, node_classes
-from trainwright.search.protocol import Problem
-from trainwright.search.relisting import relisted
+from trainwright.cluster import Cluster, Device
+from trainwright.cost.network import LinkMatrices, link_matrices, node_classes
+from trainwright.search.problem import Problem
+
+
+def canonical_node_order(cluster: Cluster) -> Cluster:
+    """Return the cluster with its nodes in an order that depends neither on their names nor on their listing.
+
+    Colour refinement distinguishes nodes first by their devices, then repeatedly by their links to nodes of each colour.
+    Nodes of equal colour keep their order, which matters only for clusters of a rare symmetry.
+    """
+    colours = _dense_ranks([(node.accelerator, node.devices) for node in cluster.nodes])
+    classes = len(set(node_classes(cluster)))
+    links, previous_colours = link_matrices(cluster), 0
+    while previous_colours < len(set(colours)) < classes:
+        previous_colours = len(set(colours))
+        colours = _dense_ranks([_neighbour_signature(number, colours, links) for number in range(len(colours))])
+    order = sorted(range(len(colours)), key=lambda number: (colours[number], number))
+    return replace(cluster, nodes=tuple(cluster.nodes[number] for number in order))
+
+
+def _neighbour_signature(number: int, colours: Sequence[int], links: LinkMatrices) -> tuple[Hashable, ...]:
+    columns = (links.bandwidth[number], links.bandwidth[:, number], links.latency[number], links.latency[:, number])
+    others = sorted(zip(colours, *(column.tolist() for column in columns), strict=True))
+    return colours[number], links.bandwidth[number, number], tuple(others)
+
+
+def _dense_ranks(keys: Sequence[tuple[Hashable, ...]]) -> list[int]:
+    rank_of = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+    return [rank_of[key] for key in keys]
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceOrder:
-    """The devices that plans may use, in the order of their ranks.
+    """Devices that plans may use, in rank order.
 
     Attributes:
-        nodes: [device] the number of its node in the cluster.
-        accelerators: [device] the number of its accelerator in `names`.
+        node_numbers: `[device]` index of its node in the cluster.
+        accelerator_numbers: `[device]` index into `accelerator_names`.
     """
 
     devices: tuple[Device, ...]
-    nodes: np.ndarray[tuple[int], np.dtype[np.intp]]
-    accelerators: np.ndarray[tuple[int], np.dtype[np.intp]]
-    names: tuple[str, ...]
+    node_numbers: np.ndarray[tuple[int], np.dtype[np.intp]]
+    accelerator_numbers: np.ndarray[tuple[int], np.dtype[np.intp]]
+    accelerator_names: tuple[str, ...]
 
 
 def device_order(problem: Problem) -> DeviceOrder:
-    """Nodes with the fastest accelerator first, among those the larger ones, among those neighbours by their links.
+    """Return the devices node by node: fastest accelerator first, then larger nodes, then well-connected neighbours.
 
-    Megatron takes nodes as its host file lists them, which may be in any order; here equal accelerators stand
-    together, so that as few groups as possible mix them.
+    Megatron takes nodes in the order of its host file. Here nodes of one accelerator are adjacent, so that few groups mix
+    accelerators.
     """
-    return _laid_out(problem, [number for group in _groups(problem) for number in group])
+    return _build_device_order(problem, [number for group in _node_groups(problem) for number in group])
 
 
-def device_orders(problem: Problem, most: int) -> list[DeviceOrder]:
-    """Orders that are worth a try, `device_order` first: at most so many.
+def device_orders(problem: Problem, max_orders: int) -> list[DeviceOrder]:
+    """Return at most `max_orders` device orders, `device_order` first.
 
-    Every order of the nodes that is not the same but for interchangeable nodes, where there are no more than `most`
-    of them; else every order of the groups of equal nodes; else the first alone.
+    They are all node orders up to interchangeable nodes, if these are few enough; else all orders of the groups of equal
+    nodes, if these are; else the first alone.
     """
-    groups = _groups(problem)
-    first = [number for group in groups for number in group]
+    groups = _node_groups(problem)
+    default_order = [number for group in groups for number in group]
     classes = node_classes(problem.cluster)
-    counts = Counter(classes[number] for number in first)
-    orders = [first]
-    if math.factorial(len(first)) // math.prod(math.factorial(count) for count in counts.values()) <= most:
-        orders += [_with_classes(list(order), first, classes) for order in _arrangements(counts)]
-    elif math.factorial(len(groups)) <= most:
+    counts = Counter(classes[number] for number in default_order)
+    orders = [default_order]
+    if (
+        math.factorial(len(default_order)) // math.prod(math.factorial(count) for count in counts.values())
+        <= max_orders
+    ):
+        orders += [_assign_nodes(list(order), default_order, classes) for order in _multiset_permutations(counts)]
+    elif math.factorial(len(groups)) <= max_orders:
         orders += [[number for group in order for number in group] for order in permutations(groups)]
-    return [_laid_out(problem, list(order)) for order in dict.fromkeys(tuple(order) for order in orders)]
+    return [_build_device_order(problem, list(order)) for order in dict.fromkeys(tuple(order) for order in orders)]
 
 
-def _arrangements(counts: Counter[int]) -> Iterator[tuple[int, ...]]:
-    """Every sequence that names each class so often, ascending."""
+def _multiset_permutations(counts: Counter[int]) -> Iterator[tuple[int, ...]]:
+    """Yield every sequence with `counts[c]` occurrences of each class c, in ascending order."""
     order = sorted(counts.elements())
     while True:
         yield tuple(order)
-        rising = [index for index in range(len(order) - 1) if order[index] < order[index + 1]]
-        if not rising:
+        ascents = [index for index in range(len(order) - 1) if order[index] < order[index + 1]]
+        if not ascents:
             return
-        pivot = rising[-1]
+        pivot = ascents[-1]
         larger = max(index for index in range(pivot + 1, len(order)) if order[index] > order[pivot])
         order[pivot], order[larger] = order[larger], order[pivot]
         order[pivot + 1 :] = reversed(order[pivot + 1 :])
 
 
-def _with_classes(order: list[int], first: list[int], classes: tuple[int, ...]) -> list[int]:
-    """Nodes in an order of classes; those of one class as they stand in the first order."""
-    left: dict[int, list[int]] = {}
-    for number in first:
-        left.setdefault(classes[number], []).append(number)
-    return [left[name].pop(0) for name in order]
+def _assign_nodes(order: list[int], default_order: list[int], classes: tuple[int, ...]) -> list[int]:
+    """Return nodes in an order of classes; nodes of one class keep their default order."""
+    unplaced: dict[int, list[int]] = {}
+    for number in default_order:
+        unplaced.setdefault(classes[number], []).append(number)
+    return [unplaced[name].pop(0) for name in order]
 
 
-def _groups(problem: Problem) -> list[list[int]]:
-    """Numbers of the nodes in use: groups of equal accelerators and sizes, the fastest and largest first."""
+def _node_groups(problem: Problem) -> list[list[int]]:
+    """Return the numbers of used nodes, grouped by accelerator and size; the fastest and largest group first."""
     cluster = problem.cluster
     used = set(problem.nodes)
     number_of = {node.name: number for number, node in enumerate(cluster.nodes)}
-    numbers = [number_of[node.name] for node in relisted(cluster).nodes if node.name in used]
-    names = _by_speed(problem)
+    numbers = [number_of[node.name] for node in canonical_node_order(cluster).nodes if node.name in used]
+    names = _accelerators_by_speed(problem)
 
     def rank(number: int) -> tuple[int, int]:
         node = cluster.nodes[number]
         return names.index(node.accelerator), -node.devices
 
-    links = links_of(cluster)
-    return [list(_chain(list(alike), links, numbers)) for _, alike in groupby(sorted(numbers, key=rank), key=rank)]
+    links = link_matrices(cluster)
+    return [
+        list(_chain_by_bandwidth(list(alike), links, numbers))
+        for _, alike in groupby(sorted(numbers, key=rank), key=rank)
+    ]
 
 
-def _laid_out(problem: Problem, numbers: list[int]) -> DeviceOrder:
-    names = _by_speed(problem)
+def _build_device_order(problem: Problem, numbers: list[int]) -> DeviceOrder:
+    names = _accelerators_by_speed(problem)
     nodes = [problem.cluster.nodes[number] for number in numbers]
     counts = [node.devices for node in nodes]
     return DeviceOrder(
@@ -108,27 +140,29 @@ def _laid_out(problem: Problem, numbers: list[int]) -> DeviceOrder:
     )
 
 
-def _by_speed(problem: Problem) -> tuple[str, ...]:
-    """Names of the accelerators in use, the fastest first."""
+def _accelerators_by_speed(problem: Problem) -> tuple[str, ...]:
+    """Return the names of the used accelerators, fastest first."""
     names = {problem.cluster.node(name).accelerator for name in problem.nodes}
     return tuple(sorted(names, key=lambda name: (_model_seconds(problem, name), name)))
 
 
 def _model_seconds(problem: Problem, accelerator: str) -> float:
-    """Seconds of one row through the whole model on one device."""
-    costs = {kind.name: problem.setting.layer_cost(accelerator, kind, 1, 1) for kind in problem.model.kinds}
+    """Return the seconds of one row through the unsharded model on one device."""
+    costs = {kind.name: problem.cost_context.layer_cost(accelerator, kind, 1, 1) for kind in problem.model.kinds}
     return sum(costs[kind].forward_seconds + costs[kind].backward_seconds for kind in problem.model.layers)
 
 
-def _chain(numbers: list[int], links: Links, everyone: list[int]) -> Iterator[int]:
-    """From the best connected node on, always the one with the best link to the node before it."""
-    mutual = np.minimum(links.bandwidth, links.bandwidth.T)
-    connected = np.sort(np.where(np.isfinite(mutual), mutual, 0.0)[np.ix_(numbers, everyone)], axis=1)
-    # Best connected first, compared from the best link on; equally connected nodes keep the order given.
-    left = [numbers[index] for index in np.lexsort(tuple(-connected.T))]
-    while left:
-        here = left.pop(0)
-        yield here
-        if left and not np.all(mutual[here, left] == mutual[here, left[0]]):
-            best = int(np.argmax(mutual[here, left]))
-            left.insert(0, left.pop(best))
+def _chain_by_bandwidth(numbers: list[int], links: LinkMatrices, all_numbers: list[int]) -> Iterator[int]:
+    """Yield the best connected node, then repeatedly the node with the best link to the previous one."""
+    slower_direction = np.minimum(links.bandwidth, links.bandwidth.T)
+    connected = np.sort(
+        np.where(np.isfinite(slower_direction), slower_direction, 0.0)[np.ix_(numbers, all_numbers)], axis=1
+    )
+    # Best connected first, comparing the best links first; equally connected nodes keep their order.
+    unplaced = [numbers[index] for index in np.lexsort(tuple(-connected.T))]
+    while unplaced:
+        current = unplaced.pop(0)
+        yield current
+        if unplaced and not np.all(slower_direction[current, unplaced] == slower_direction[current, unplaced[0]]):
+            best = int(np.argmax(slower_direction[current, unplaced]))
+            unplaced.insert(0, unplaced.pop(best))

@@ -1,50 +1,50 @@
-"""RS, as AMP compares itself with (§4.5): strategies drawn without heuristics and without a cost model."""
+"""Random search (RS) as in AMP's comparison (§4.5): strategies drawn without heuristics or a cost model."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from trainwright.search.choice import Drafting, check_profiled, degrees_of, why_nothing_fits
+from trainwright.search.candidates import LazyCandidate, best_of
 from trainwright.search.degrees import Degrees, micro_batch_sizes
-from trainwright.search.placement import Placement, megatron_placement
-from trainwright.search.protocol import Candidate, Control, Problem
-from trainwright.search.ranking import Draft, best_of
+from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.search.uniform.plan_space import UniformPlanSpace, check_profiled, infeasibility_error, open_degrees
+from trainwright.search.uniform.stage_tables import Placement, megatron_placement
 
 DRAWS = 50
-_MOST_DRAWS = 1000
-"""Drawn where none of the first DRAWS fits into memory, until one does."""
+_MAX_DRAWS = 1000
+"""Maximum draws, if none of the first DRAWS fits into memory."""
 
 Strategy = tuple[Placement, int, tuple[int, ...]]
-"""Devices by rank, rows, and the ends of the stages."""
+"""Placement, rows, and ends of the stages."""
 
 
-def random_search(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
-    """The feasible ones among 50 draws of degrees, micro-batch size, placement and layer assignment, best first.
+def random_search(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+    """Return the feasible plans among 50 draws of degrees, micro-batch size, placement and layer assignment, best first.
 
-    Every choice is uniform over what is open to it; the placement is any order of the devices. Raises NoFeasiblePlan
-    where no draw fits into memory.
+    Each choice is uniform over its valid values; the placement is a random permutation of the devices. Raises NoFeasiblePlan
+    if no draw fits into memory.
     """
     check_profiled(problem)
-    drafting = Drafting.of(problem)
+    plan_space = UniformPlanSpace.of(problem)
     generator = np.random.default_rng(control.seed)
     choices = [
         (degrees, sizes)
-        for degrees in degrees_of(problem)
+        for degrees in open_degrees(problem)
         if (sizes := micro_batch_sizes(problem.global_batch_size, degrees.data))
     ]
-    drawn: list[Strategy] = []
-    drafts: list[Draft] = []
-    while choices and len(drawn) < (DRAWS if drafts else _MOST_DRAWS):
+    strategies: list[Strategy] = []
+    candidates: list[LazyCandidate] = []
+    while choices and len(strategies) < (DRAWS if candidates else _MAX_DRAWS):
         placement, rows, ends = _draw(generator, choices, len(problem.model.layers))
-        drawn.append((placement, rows, ends))
-        stages = drafting.tables.stages(placement)
-        if drafting.fits(stages, rows, ends):
-            drafts.append(drafting.draft(stages, rows, ends))
-        if drafts and control.expired():
+        strategies.append((placement, rows, ends))
+        stages = plan_space.tables.place_stages(placement)
+        if plan_space.fits(stages, rows, ends):
+            candidates.append(plan_space.lazy_candidate(stages, rows, ends))
+        if candidates and control.expired():
             break
-    if not drafts:
-        raise why_nothing_fits(problem, (drafting.plan(*strategy) for strategy in drawn))
-    return best_of(problem, drafts, control, top)
+    if not candidates:
+        raise infeasibility_error(problem, (plan_space.plan(*strategy) for strategy in strategies))
+    return best_of(problem, candidates, control, top)
 
 
 def _draw(

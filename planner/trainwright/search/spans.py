@@ -1,4 +1,4 @@
-"""Sums over consecutive layers, for all of them at once."""
+"""Sums over all spans of consecutive layers at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def spans(values: Array) -> Array:
-    """[first, end] sums of values[first:end]; meaningless where end < first."""
+def span_sums(values: Array) -> Array:
+    """Return `[first, end]` sums of values[first:end]; meaningless if end < first."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     return sums[None, :] - sums[:, None]

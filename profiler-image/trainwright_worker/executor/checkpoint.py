@@ -1,9 +1,8 @@
-"""Checkpoints that do not depend on the plan: what one plan's ranks write, another plan's ranks read.
+"""Checkpoints independent of the plan: one plan's ranks write them, another plan's ranks read them.
 
-Every tensor of the state lies in the checkpoint under its own name and whole, in chunks that the ranks write without
-asking each other for anything; a rank reads the chunks that meet what it holds. So nobody ever has the whole model.
-Files and their index are torch.distributed.checkpoint's, whose own tools can read them; beside them lies a
-`TrainingState` as JSON.
+A checkpoint stores every tensor of the state unsharded, under its own name, in chunks that ranks write without
+communicating; a rank reads the chunks that overlap its shards, so no process ever holds the full model. The files and
+their index are torch.distributed.checkpoint's and readable by its tools, next to a `TrainingState` as JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -23,166 +23,217 @@ from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.state_dict_saver import save as write
 
 from trainwright import documents
-from trainwright_worker.executor.chunks import CheckpointError, Reading, Writing
-from trainwright_worker.executor.holdings import held, written
-from trainwright_worker.executor.iteration import Executor
-from trainwright_worker.executor.training_state import TrainingState
-from trainwright_worker.failures import one_line
+from trainwright.document_kind import document
+from trainwright.families import Family
+from trainwright_worker.executor.checkpoint_chunks import (
+    CheckpointError,
+    TileLoadPlanner,
+    TileSavePlanner,
+    resident_tiles,
+    written_tiles,
+)
+from trainwright_worker.executor.executor import PlanExecutor
+from trainwright_worker.gang.errors import one_line
+
+
+@document("TrainingState")
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Document stored next to a checkpoint's tensors.
+
+    Attributes:
+        family: model family; a checkpoint loads only into the same model.
+        iteration: completed iterations, i.e. the index of the next one.
+        updates: iterations that updated the weights (float16 gradients may overflow).
+        loss_scale: float16 loss scale; None if unscaled.
+        quiet_iterations: iterations since the loss scale last changed.
+    """
+
+    family: Family
+    optimizer: str
+    iteration: int
+    updates: int
+    loss_scale: float | None = None
+    quiet_iterations: int = 0
+
+    def mismatch(self, family: Family, optimizer: str) -> str | None:
+        """Return why training that model with that optimizer cannot resume here, as text; None if it can."""
+        if self.family.family != family.family:
+            return f"it holds a model of family {self.family.family}, but this run trains {family.family}"
+        for field in fields(family):
+            saved, current = getattr(self.family, field.name), getattr(family, field.name)
+            if saved != current:
+                return (
+                    f"{family.family}.{field.name} is {_format_value(saved)} in the checkpoint's model, but {_format_value(current)} in "
+                    "this run's; load it into the model that it was saved from"
+                )
+        if self.optimizer != optimizer:
+            return (
+                f"it was saved by optimizer {self.optimizer}, and the state of {optimizer} is not in it; "
+                f"go on with {self.optimizer}"
+            )
+        return None
+
+
+def _format_value(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
 
 STATE_FILE = "training.json"
-CHUNK_VALUES = 4 * 2**20
-"""At most so many values in a chunk, 16 MiB: who needs a part of a chunk reads all of it."""
+MAX_CHUNK_VALUES = 4 * 2**20
+"""Maximum values per chunk, 16 MiB: whoever needs a part of a chunk reads all of it."""
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-def save(executor: Executor, folder: Path, iteration: int) -> None:
-    """Write the training's state, of which `iteration` iterations are done, to a new folder. All ranks call this.
+def save(executor: PlanExecutor, folder: Path, iteration: int) -> None:
+    """Write the training state after `iteration` iterations to a new folder. All ranks call this.
 
-    The folder appears at once, when it is complete; until then the files lie beside it, in `<folder>.partial`. It must
-    be on storage that all ranks share. Each rank's collectives wait for the slowest rank's files, so their timeout must
-    be longer than that takes.
+    The folder appears atomically when it is complete; until then files are in `<folder>.partial`. It must be on storage
+    that all ranks share. Collectives wait for the slowest rank's files, so their timeout must exceed that time.
 
     Raises:
-        CheckpointError: on all ranks, with one sentence; nothing is left under the folder's name.
+        CheckpointError: on all ranks, with one sentence; the folder is not created.
     """
-    partial = folder.with_name(folder.name + ".partial")
+    temporary = folder.with_name(folder.name + ".partial")
     executor.beat(f"saving a checkpoint to {folder}")
-    _together(executor, folder, lambda: _begin(executor, folder, partial, iteration))
-    writing = Writing(list(written(executor, CHUNK_VALUES)), executor.beat)
-    with _one_sentence(executor, folder):
+    _run_on_all_ranks(executor, folder, lambda: _start_saving(executor, folder, temporary, iteration))
+    planner = TileSavePlanner(list(written_tiles(executor, MAX_CHUNK_VALUES)), executor.beat)
+    with _raise_first_error(executor, folder):
         index = write(
             {},
-            storage_writer=FileSystemWriter(partial),
-            planner=writing,
-            process_group=_group(executor),
-            no_dist=_is_alone(executor),
+            storage_writer=FileSystemWriter(temporary),
+            planner=planner,
+            process_group=_process_group(executor),
+            no_dist=_is_single_rank(executor),
         )
-    _together(executor, folder, lambda: _complete(executor, folder, partial, index))
+    _run_on_all_ranks(executor, folder, lambda: _finish_saving(executor, folder, temporary, index))
 
 
-def load(executor: Executor, folder: Path) -> int:
-    """Put a checkpoint's state in the place of the executor's. All ranks call this, between two iterations.
+def load(executor: PlanExecutor, folder: Path) -> int:
+    """Load a checkpoint into the executor. All ranks call this, between two iterations.
 
-    The plan that wrote it may have been any. Weights of another number format follow from the float32 ones. The index
-    of torch.distributed.checkpoint is a pickle, which can run code: load what you trust.
+    Any plan may have written it. Weights of another dtype are cast from the float32 master weights. The index of
+    torch.distributed.checkpoint is a pickle, which can run code: load only trusted checkpoints.
 
     Returns:
-        How many iterations are done: the number of the next one.
+        Completed iterations, i.e. the index of the next one.
 
     Raises:
-        CheckpointError: on all ranks, with one sentence, where the checkpoint is not there, not complete, or another
-            model's or optimizer's. What the executor holds is then undefined if reading has begun.
+        CheckpointError: on all ranks, with one sentence, if the checkpoint is missing, incomplete, or another model's or
+            optimizer's. The executor's state is undefined if reading has begun.
     """
     executor.beat(f"loading the checkpoint {folder}")
-    state = _together(executor, folder, lambda: _fitting(executor, folder))
-    reading = Reading(list(held(executor)), folder, executor.beat)
-    with _one_sentence(executor, folder):
+    state = _run_on_all_ranks(executor, folder, lambda: _read_training_state(executor, folder))
+    planner = TileLoadPlanner(list(resident_tiles(executor)), folder, executor.beat)
+    with _raise_first_error(executor, folder):
         read(
             {},
             storage_reader=FileSystemReader(folder),
-            planner=reading,
-            process_group=_group(executor),
-            no_dist=_is_alone(executor),
+            planner=planner,
+            process_group=_process_group(executor),
+            no_dist=_is_single_rank(executor),
         )
     executor.beat("publishing the loaded weights")
-    for unit in executor.stage.units:
-        unit.publish()
+    for flat_parameter in executor.stage.flat_parameters:
+        flat_parameter.publish_update()
     executor.optimizer.resume(state.updates)
     executor.loss_scale.resume(state.loss_scale, state.quiet_iterations)
     return state.iteration
 
 
-def _begin(executor: Executor, folder: Path, partial: Path, iteration: int) -> None:
-    if not _speaks(executor):
+def _start_saving(executor: PlanExecutor, folder: Path, temporary: Path, iteration: int) -> None:
+    if not _is_first_rank(executor):
         return
     if folder.exists():
         raise CheckpointError(f"{folder} is there already; save each checkpoint to a folder of its own")
-    if partial.exists():  # of a run that ended while it wrote
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    scale = executor.loss_scale
+    if temporary.exists():  # left by a run that ended while writing
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    loss_scale = executor.loss_scale
     state = TrainingState(
         executor.model.family,
         executor.training.optimizer,
         iteration,
         executor.optimizer.updates,
-        scale.factor if scale.active else None,
-        scale.quiet_iterations,
+        loss_scale.factor if loss_scale.active else None,
+        loss_scale.quiet_iterations,
     )
-    (partial / STATE_FILE).write_text(documents.dumps(state), encoding="utf-8")
+    (temporary / STATE_FILE).write_text(documents.dumps(state), encoding="utf-8")
 
 
-def _complete(executor: Executor, folder: Path, partial: Path, index: Metadata) -> None:
-    if not _speaks(executor):
+def _finish_saving(executor: PlanExecutor, folder: Path, temporary: Path, index: Metadata) -> None:
+    if not _is_first_rank(executor):
         return
     files = {chunk.relative_path for chunk in index.storage_data.values()}
-    if lacking := sorted(name for name in files if not (partial / name).exists()):
+    if missing := sorted(name for name in files if not (temporary / name).exists()):
         raise CheckpointError(
-            f"{partial} lacks {lacking[0]}, which another rank wrote; save to storage that all nodes share"
+            f"{temporary} lacks {missing[0]}, which another rank wrote; save to storage that all nodes share"
         )
-    partial.rename(folder)
+    temporary.rename(folder)
 
 
-def _fitting(executor: Executor, folder: Path) -> TrainingState:
-    """The checkpoint's document. Raises CheckpointError where this run cannot carry on from there."""
+def _read_training_state(executor: PlanExecutor, folder: Path) -> TrainingState:
+    """Return the checkpoint's training state. Raises CheckpointError if this run cannot resume from it."""
     try:
         text = (folder / STATE_FILE).read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{folder} is no checkpoint that can be read: {STATE_FILE}: {error.strerror}") from error
     state: TrainingState = documents.loads(text, TrainingState, source=str(folder / STATE_FILE))
-    if problem := state.misfit(executor.model.family, executor.training.optimizer):
+    if problem := state.mismatch(executor.model.family, executor.training.optimizer):
         raise CheckpointError(f"{folder}: {problem}")
     return state
 
 
-def _group(executor: Executor) -> dist.ProcessGroup | None:
-    return executor.groups.of(executor.mesh.ranks)
+def _process_group(executor: PlanExecutor) -> dist.ProcessGroup | None:
+    return executor.groups.group_of(executor.plan_ranks.ranks)
 
 
-def _speaks(executor: Executor) -> bool:
-    """Whether this rank does what one of them has to do for all."""
-    return executor.rank == executor.mesh.ranks[0]
+def _is_first_rank(executor: PlanExecutor) -> bool:
+    """Return whether this rank acts for all."""
+    return executor.rank == executor.plan_ranks.ranks[0]
 
 
-def _is_alone(executor: Executor) -> bool:
-    return len(executor.mesh.ranks) == 1
+def _is_single_rank(executor: PlanExecutor) -> bool:
+    return len(executor.plan_ranks.ranks) == 1
 
 
-def _together(executor: Executor, folder: Path, step: Callable[[], _Found]) -> _Found:
-    """Do a step on every rank. Raises CheckpointError on all of them where it fails on one."""
-    problem, found = "", None
+def _run_on_all_ranks(executor: PlanExecutor, folder: Path, step: Callable[[], _Result]) -> _Result:
+    """Run a step on every rank. Raises CheckpointError on all of them if it fails on one."""
+    problem, result = "", None
     try:
-        found = step()
+        result = step()
     except OSError as error:
         problem = f"{folder}: {one_line(str(error))}"
     except ValueError as error:
         problem = one_line(str(error))
-    problems = [problem] * len(executor.mesh.ranks)
-    if not _is_alone(executor):
-        dist.all_gather_object(problems, problem, _group(executor))
+    problems = [problem] * len(executor.plan_ranks.ranks)
+    if not _is_single_rank(executor):
+        dist.all_gather_object(problems, problem, _process_group(executor))
     for first in filter(None, problems):
         raise CheckpointError(first)
-    return cast("_Found", found)
+    return cast("_Result", result)
 
 
 @contextmanager
-def _one_sentence(executor: Executor, folder: Path) -> Iterator[None]:
-    """Tell what torch.distributed.checkpoint gathers from all ranks as the first rank's one sentence."""
+def _raise_first_error(executor: PlanExecutor, folder: Path) -> Iterator[None]:
+    """Re-raise the failures that torch.distributed.checkpoint gathers as the first rank's error, in one sentence."""
     try:
-        with _unwarned() if _is_alone(executor) else nullcontext():
+        with _without_warnings() if _is_single_rank(executor) else nullcontext():
             yield
     except CheckpointException as error:
-        place, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        rank_index, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         if isinstance(cause, CheckpointError):
             raise cause from None
-        words = one_line(str(cause)).split(". ")[0] or type(cause).__name__  # torch's advice is for its own developers
-        raise CheckpointError(f"{folder}: rank {executor.mesh.ranks[place]}: {words}") from error
+        message = (
+            one_line(str(cause)).split(". ")[0] or type(cause).__name__
+        )  # torch's advice is for its own developers
+        raise CheckpointError(f"{folder}: rank {executor.plan_ranks.ranks[rank_index]}: {message}") from error
 
 
 @contextmanager
-def _unwarned() -> Iterator[None]:
-    """One rank needs no group; torch.distributed.checkpoint warns that it has none."""
+def _without_warnings() -> Iterator[None]:
+    """Silence torch.distributed.checkpoint's warning that a single rank has no process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield

@@ -1,54 +1,58 @@
-"""Updates of the weights by their summed gradients, unit by unit."""
+"""Optimizer update, gradient norm, clipping and loss scaling."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from trainwright_worker.executor.unit import Unit
+from trainwright_worker.executor.flat_parameter import FlatParameter
 
 
 class Optimizer(ABC):
-    """Updates each unit's part in place by torch's fused operations: every value is read and written once.
+    """Optimizer that updates each rank's master shards in place with torch's fused kernels.
 
-    They compute what torch.optim computes. That one loads torch's compiler when it is made, which costs seconds a
-    process.
+    The results equal torch.optim's, whose construction loads torch's compiler: seconds per process.
 
     Attributes:
-        state_names: what lives of a unit from one update to the next.
-        states: the tensors of these names, of each unit.
-        updates: how many there were.
+        state_names: names of the state tensors of one flat parameter.
+        states: `[flat parameter][state name]` tensors.
+        updates: number of updates so far.
     """
 
     state_names: ClassVar[tuple[str, ...]]
 
-    def __init__(self, units: Sequence[Unit], learning_rate: float) -> None:
+    def __init__(self, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> None:
         self.learning_rate = learning_rate
-        self.units = tuple(units)
-        self.states = [[torch.zeros_like(unit.master) for _ in self.state_names] for unit in units]
+        self.flat_parameters = tuple(flat_parameters)
+        self.states = [
+            [torch.zeros_like(flat_parameter.master_shard) for _ in self.state_names]
+            for flat_parameter in flat_parameters
+        ]
         self.updates = 0
 
     def resume(self, updates: int) -> None:
-        """Go on behind so many updates, of which `states` are what they left."""
+        """Continue after `updates` updates, whose results `states` already holds."""
         self.updates = updates
 
     @property
-    def held_tensors(self) -> list[Tensor]:
-        """Weights, gradients and optimizer state: what lives between iterations."""
-        held = [tensor for unit in self.units for tensor in unit.held_tensors]
-        return held + [state for states in self.states for state in states]
+    def resident_tensors(self) -> list[Tensor]:
+        """Weights, gradients and optimizer state: tensors that persist between iterations."""
+        tensors = [tensor for flat_parameter in self.flat_parameters for tensor in flat_parameter.resident_tensors]
+        return tensors + [state for states in self.states for state in states]
 
     @abstractmethod
     def step(self) -> None:
-        """Update every unit's master weights by its summed gradient."""
+        """Update the master weights with the reduced gradients."""
 
 
 class Sgd(Optimizer):
-    """Stochastic gradient descent with momentum 0.9: one further value a parameter."""
+    """Stochastic gradient descent with momentum 0.9: one state value per parameter."""
 
     state_names = ("momentum",)
     _MOMENTUM = 0.9
@@ -56,10 +60,10 @@ class Sgd(Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         self.updates += 1
-        for unit, states in zip(self.units, self.states, strict=True):
+        for flat_parameter, states in zip(self.flat_parameters, self.states, strict=True):
             torch._fused_sgd_(
-                [unit.master],
-                [summed(unit)],
+                [flat_parameter.master_shard],
+                [require_summed_gradient(flat_parameter)],
                 states,
                 lr=self.learning_rate,
                 momentum=self._MOMENTUM,
@@ -72,15 +76,15 @@ class Sgd(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015, Algorithm 1): two further values a parameter."""
+    """Adam (Kingma and Ba, 2015, Algorithm 1): two state values per parameter."""
 
     state_names = ("mean", "square")
     _DECAYS = (0.9, 0.999)
     _EPSILON = 1e-8
 
-    def __init__(self, units: Sequence[Unit], learning_rate: float) -> None:
-        super().__init__(units, learning_rate)
-        self.steps = [torch.zeros((), device=unit.master.device) for unit in units]
+    def __init__(self, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> None:
+        super().__init__(flat_parameters, learning_rate)
+        self.steps = [torch.zeros((), device=flat_parameter.master_shard.device) for flat_parameter in flat_parameters]
 
     def resume(self, updates: int) -> None:
         super().resume(updates)
@@ -90,11 +94,11 @@ class Adam(Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         self.updates += 1
-        for unit, (mean, square), steps in zip(self.units, self.states, self.steps, strict=True):
+        for flat_parameter, (mean, square), steps in zip(self.flat_parameters, self.states, self.steps, strict=True):
             steps.add_(1)
             torch._fused_adam_(
-                [unit.master],
-                [summed(unit)],
+                [flat_parameter.master_shard],
+                [require_summed_gradient(flat_parameter)],
                 [mean],
                 [square],
                 [],
@@ -109,12 +113,95 @@ class Adam(Optimizer):
             )
 
 
-def make_optimizer(name: str, units: Sequence[Unit], learning_rate: float) -> Optimizer:
-    return Adam(units, learning_rate) if name == "adam" else Sgd(units, learning_rate)
+def make_optimizer(name: str, flat_parameters: Sequence[FlatParameter], learning_rate: float) -> Optimizer:
+    return Adam(flat_parameters, learning_rate) if name == "adam" else Sgd(flat_parameters, learning_rate)
 
 
-def summed(unit: Unit) -> Tensor:
-    """The unit's summed gradient. Raises RuntimeError where it was not summed in this iteration."""
-    if unit.gradient is None:
+def require_summed_gradient(flat_parameter: FlatParameter) -> Tensor:
+    """Return the reduced gradient. Raises RuntimeError if it was not reduced in this iteration."""
+    if flat_parameter.gradient_shard is None:
         raise RuntimeError("an update came before the gradients were summed")
-    return unit.gradient
+    return flat_parameter.gradient_shard
+
+
+@dataclass(frozen=True)
+class SquaredNorm:
+    """Flat parameter and the values that this rank counts in the norm, such that over all ranks each value counts once.
+
+    Attributes:
+        includes_split: whether it counts values that the tensor degree splits.
+        includes_unsplit: whether it counts the others, which every rank of a tensor group holds.
+    """
+
+    flat_parameter: FlatParameter
+    includes_split: bool
+    includes_unsplit: bool
+
+    def square_sum(self) -> Tensor:
+        """Return the square sum of this rank's shard of the reduced gradient, shape ()."""
+        gradient = require_summed_gradient(self.flat_parameter)
+        split_end = min(max(self.flat_parameter.split_size - self.flat_parameter.shard_start, 0), len(gradient))
+        total = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        for counts, values in (
+            (self.includes_split, gradient[:split_end]),
+            (self.includes_unsplit, gradient[split_end:]),
+        ):
+            if counts:
+                total += values.double().square().sum()
+        return total
+
+
+class LossScale:
+    """Dynamic loss scale for float16: halves on overflow, doubles after iterations without one.
+
+    It is equal on all ranks, since all of them see the same norm.
+
+    Attributes:
+        quiet_iterations: iterations since the factor last changed.
+    """
+
+    INITIAL_FACTOR = 2.0**16
+    GROWTH_INTERVAL = 2000
+
+    def __init__(self, *, active: bool) -> None:
+        self.active = active
+        self.factor = self.INITIAL_FACTOR if active else 1.0
+        self.quiet_iterations = 0
+
+    def resume(self, factor: float | None, quiet_iterations: int) -> None:
+        """Continue with an earlier run's scale; None if that run did not scale."""
+        if self.active and factor is not None:
+            self.factor, self.quiet_iterations = factor, quiet_iterations
+
+    def update(self, *, overflowed: bool) -> None:
+        """Adjust the factor after an iteration."""
+        if not self.active:
+            return
+        self.quiet_iterations = 0 if overflowed else self.quiet_iterations + 1
+        if overflowed:
+            self.factor = max(1.0, self.factor / 2)
+        elif self.quiet_iterations == self.GROWTH_INTERVAL:
+            self.factor, self.quiet_iterations = self.factor * 2, 0
+
+
+class GradientNorm:
+    """Norm of all reduced gradients over all ranks of a plan."""
+
+    def __init__(
+        self, squared_norms: Sequence[SquaredNorm], group: dist.ProcessGroup | None, device: torch.device
+    ) -> None:
+        self._squared_norms, self._group, self._device = squared_norms, group, device
+
+    def compute(self) -> float:
+        """Return the norm of the gradients as they are, scaled or not; infinite or NaN if a gradient is."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for one in self._squared_norms:
+            total += one.square_sum()
+        if self._group is not None:
+            dist.all_reduce(total, group=self._group)
+        return float(total.sqrt())
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply every gradient by the factor."""
+        for one in self._squared_norms:
+            require_summed_gradient(one.flat_parameter).mul_(factor)

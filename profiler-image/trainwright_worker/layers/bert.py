@@ -1,4 +1,4 @@
-"""BERT's layers: embedding, post-normalised encoder block, and the heads of its pre-training."""
+"""Layers of BERT: embedding, post-normalised encoder block, and pre-training heads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Bert
-from trainwright.families.ends import TOKEN_EMBEDDING
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.heads import projected_by_head, side_by_side
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
-from trainwright_worker.layers.losses import mean_by_row
-from trainwright_worker.layers.masked_tokens import UNMASKED, masked_sentences
-from trainwright_worker.layers.stacked import StackedLayers
+from trainwright.families.blocks import TOKEN_EMBEDDING
+from trainwright_worker.layers.layer import (
+    Boundary,
+    Data,
+    Layer,
+    Output,
+    SharedWeights,
+    StackedLayers,
+    normal,
+    summed_row_losses,
+)
 from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
-from trainwright_worker.layers.token_ends import shared_table
-from trainwright_worker.layers.weights import normal
+from trainwright_worker.layers.token_models import shared_table
+from trainwright_worker.layers.transformer_parts import join_heads, project_by_head
+from trainwright_worker.synthetic_data import UNMASKED, masked_sentences, weight_generator
 
 EPSILON = 1e-12
 
@@ -32,7 +37,7 @@ def _token_table(bert: Bert, seed: int, shared: SharedWeights) -> nn.Parameter:
 
 
 class Embedding(Layer):
-    """Tokens and their types, (rows, sequence) each, to hidden states (rows, sequence, hidden), normalised."""
+    """Embedding of tokens and token types, (rows, sequence) each, into normalised hidden states (rows, sequence, hidden)."""
 
     reads = ("tokens", "token_types")
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
@@ -54,14 +59,14 @@ class Embedding(Layer):
 
 
 class Block(Layer):
-    """Attention to all positions and a feed-forward with GELU; each ends in one all-reduce, then the normalisation.
+    """Bidirectional attention and a GELU feed-forward; each ends in one all-reduce, then a normalisation.
 
-    Split as Megatron-LM splits: heads and the feed-forward's width; biases behind an all-reduce and normalisations are
-    whole on every rank.
+    Split as in Megatron-LM: heads and the feed-forward's inner width; normalisations and biases after an all-reduce are
+    replicated.
     """
 
     split_dimensions: ClassVar = BLOCK_SPLIT
-    parts_sequence = True
+    supports_sequence_parallel = True
 
     qkv_weight: nn.Parameter
     qkv_bias: nn.Parameter
@@ -94,34 +99,34 @@ class Block(Layer):
             "feed_forward_norm_weight": torch.ones(hidden),
             "feed_forward_norm_bias": torch.zeros(hidden),
         }
-        shard.register(self, whole)
+        shard.register_shards(self, whole)
         self.shard = shard
         self.heads = bert.heads // shard.degree
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         (hidden,) = boundary
-        attended = hidden + self.shard.leave(self._attention(hidden)) + self.attention_bias
+        attended = hidden + self.shard.reduce_from_tensor_group(self._attention(hidden)) + self.attention_bias
         hidden = _layer_norm(attended, self.attention_norm_weight, self.attention_norm_bias)
-        fed = hidden + self.shard.leave(self._feed_forward(hidden)) + self.contract_bias
+        fed = hidden + self.shard.reduce_from_tensor_group(self._feed_forward(hidden)) + self.contract_bias
         return Output((_layer_norm(fed, self.feed_forward_norm_weight, self.feed_forward_norm_bias),))
 
     def _attention(self, hidden: Tensor) -> Tensor:
-        entered = self.shard.enter(hidden)
-        query, key, value = projected_by_head(entered, self.qkv_weight, self.heads, self.qkv_bias)
+        entered = self.shard.copy_to_tensor_group(hidden)
+        query, key, value = project_by_head(entered, self.qkv_weight, self.heads, self.qkv_bias)
         mixed = functional.scaled_dot_product_attention(query, key, value)
-        return functional.linear(side_by_side(mixed), self.attention_weight)
+        return functional.linear(join_heads(mixed), self.attention_weight)
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
-        expanded = functional.linear(self.shard.enter(hidden), self.expand_weight, self.expand_bias)
+        expanded = functional.linear(self.shard.copy_to_tensor_group(hidden), self.expand_weight, self.expand_bias)
         return functional.linear(functional.gelu(expanded), self.contract_weight)
 
 
 class MaskedHead(Layer):
-    """Says which tokens were masked: a dense layer with GELU, a normalisation, the product with the token embedding.
+    """Masked-token head: a dense layer with GELU, a normalisation, the product with the token embedding.
 
-    Every position is projected; `targets` (rows, sequence) are negative where nothing was masked, and a row's loss is
-    the mean over its masked positions.
+    Every position is projected; `targets` (rows, sequence) are negative at unmasked positions, and a row's loss is the mean
+    over its masked positions.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("targets",)
@@ -139,7 +144,7 @@ class MaskedHead(Layer):
         self._add_heads(bert, generator)
 
     def _add_heads(self, bert: Bert, generator: torch.Generator) -> None:
-        """Further heads' weights."""
+        """Add the weights of further heads."""
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         (hidden,) = boundary
@@ -156,7 +161,7 @@ class MaskedHead(Layer):
 
 
 class PretrainingHead(MaskedHead):
-    """The same, and from the first position whether the row's second sentence follows its first (`next_sentence`)."""
+    """Masked-token head and, on the first position, whether the second sentence follows the first (`next_sentence`)."""
 
     reads = ("targets", "next_sentence")
 
@@ -172,11 +177,11 @@ class PretrainingHead(MaskedHead):
         masked = self._masked_loss(hidden, data["targets"])
         pooled = torch.tanh(functional.linear(hidden[:, 0], self.pooler_weight, self.pooler_bias))
         follows = functional.linear(pooled, self.follows_weight, self.follows_bias)
-        return Output((), masked + mean_by_row(follows, data["next_sentence"]))
+        return Output((), masked + summed_row_losses(follows, data["next_sentence"]))
 
 
 class BertLayers(StackedLayers):
-    """BERT by its family's numbers."""
+    """Layers of BERT."""
 
     def __init__(self, bert: Bert) -> None:
         super().__init__(bert)
@@ -195,6 +200,6 @@ class BertLayers(StackedLayers):
                 raise ValueError(f"family bert has no layer kind {kind!r}")
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """`tokens`, `token_types` and `targets`, each (count, sequence), and `next_sentence` (count,)."""
+        """Return `tokens`, `token_types` and `targets`, each (count, sequence), and `next_sentence` (count,)."""
         found = masked_sentences(self.bert, seed=seed, iteration=iteration, first=first, count=count)
         return {field: found[field] for field in fields}

@@ -1,4 +1,4 @@
-"""A user's own model as layers: plain torch modules in a row, each computed whole.
+"""User model as layers: plain torch modules in sequence, each replicated over its tensor group.
 
 An entry point is a function without arguments, written `package.module:function`, that returns a `CustomModel`:
 
@@ -17,38 +17,37 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainwright_worker.batches import weight_generator
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.synthetic_data import weight_generator
 
 TARGETS = "targets"
 _PROBED_ROWS = 2
-"""Not 1: a size that is 1 by chance is told from the number of rows, and one row is too few for batch normalisation."""
+"""Rows of a probe: with 1 a dimension of size 1 could pass for the rows, and batch normalisation needs more than one."""
 
 
 class Rows(Protocol):
-    """Training data."""
+    """Training data of a user model."""
 
     def __call__(self, *, seed: int, iteration: int, first: int, count: int) -> Mapping[str, Tensor]:
-        """Rows `first … first + count - 1` of an iteration's batch, by field; first dimension `count`.
+        """Return rows `first … first + count - 1` of an iteration's batch, by field; first dimension `count`.
 
-        They must follow from seed, iteration and row alone, so that every plan trains on the same rows.
+        They must depend only on seed, iteration and row, so that every plan trains on the same rows.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class CustomModel:
-    """What an entry point returns.
+    """Model that an entry point returns.
 
     Attributes:
-        layers: functions without arguments (classes, partials, lambdas), each of which makes one layer, a torch module
-            of its own. A layer takes the tensor or the tensors of the tuple that the one before it returned, as
-            arguments. The first takes all fields of the rows but `targets`, in their order; the last takes `targets`
-            too, as its last argument, and returns each row's mean loss, shape (rows,). Only float tensors whose first
-            dimension counts the rows can pass from layer to layer. A layer is made after torch's random numbers on the
-            CPU were set from the seed and the layer's place: so weights are the same under every plan as long as they
-            are drawn from those, and no layer is made where it is not needed.
-        rows: the training data; `targets` is one of its fields.
+        layers: functions without arguments (classes, partials, lambdas), each of which builds one layer, a separate torch
+            module. A layer takes the tensor, or the tensors of the tuple, that the previous layer returned. The first layer
+            takes all fields of the rows except `targets`, in their order; the last takes `targets` as an additional last
+            argument and returns each row's mean loss, shape (rows,). Only float tensors whose first dimension counts the
+            rows can pass between layers. Before a layer is built, torch's CPU random numbers are seeded from the seed and
+            the layer's index: weights drawn from them are the same under every plan, and each rank builds only its layers.
+        rows: training data; `targets` is one of its fields.
     """
 
     layers: Sequence[Callable[[], nn.Module]]
@@ -56,16 +55,16 @@ class CustomModel:
 
 
 class CustomLayer(Layer):
-    """A user's module, whole on every rank of a tensor group.
+    """User module, replicated on every rank of a tensor group.
 
     Attributes:
-        reads: fields that follow the boundary as the module's arguments.
+        reads: fields passed to the module after the boundary.
     """
 
     def __init__(self, module: nn.Module, reads: tuple[str, ...], *, is_last: bool) -> None:
         super().__init__()
         self.module = module
-        self.reads = reads  # type: ignore[misc] # a user's fields are known when his model is
+        self.reads = reads  # type: ignore[misc] # known when the user's model is built
         self.is_last = is_last
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -76,10 +75,10 @@ class CustomLayer(Layer):
 
 
 class CustomLayers:
-    """The layers of a user's model; `len` counts them.
+    """Layers of a user model.
 
     Attributes:
-        parameters: values of every layer's weights.
+        parameters: number of parameter values, by layer.
     """
 
     def __init__(self, name: str, model: CustomModel) -> None:
@@ -88,13 +87,15 @@ class CustomLayers:
         self._check_layers()
         probed = self._rows(seed=0, iteration=0, first=0, count=_PROBED_ROWS)
         if TARGETS not in probed:
-            raise self._wrong(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
+            raise self._error(f"rows() has no field {TARGETS!r} (it has {', '.join(probed)}); add one")
         self._check_rows(probed)
         self._inputs = tuple(field for field in probed if field != TARGETS)
         self.parameters: tuple[int, ...] = ()
         try:
             self._shapes = self._probe(probed, "meta")
-        except ValueError:  # not every operation can do without values: what fails on the CPU, too, is the user's
+        except (
+            ValueError
+        ):  # some operations do not support the meta device; what also fails on the CPU is the user's error
             self._shapes = self._probe(probed, "cpu")
 
     def __len__(self) -> int:
@@ -104,125 +105,125 @@ class CustomLayers:
         del shard, shared
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(weight_generator(seed, f"layer {layer}").initial_seed())
-            return self._made(layer)
+            return self._make_layer(layer)
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
         return self._shapes[layer]
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """These fields of the user's rows."""
+        """Return these fields of the user's rows."""
         found = self._rows(seed=seed, iteration=iteration, first=first, count=count)
         return {field: found[field] for field in fields}
 
-    def _wrong(self, what: str) -> ValueError:
-        return _wrong(self.name, what)
+    def _error(self, what: str) -> ValueError:
+        return _model_error(self.name, what)
 
     def _check_layers(self) -> None:
         layers = self.model.layers
         if not isinstance(layers, Sequence) or not layers:
-            raise self._wrong(f"layers must be a list of at least one function, got {layers!r}")
+            raise self._error(f"layers must be a list of at least one function, got {layers!r}")
         for place, make in enumerate(layers):
             if isinstance(make, nn.Module):
                 kind = type(make).__name__
-                raise self._wrong(
+                raise self._error(
                     f"layer {place} is a module ({kind}), whose weights do not follow from the seed; "
                     f"give a function that makes it, such as lambda: {kind}(…)"
                 )
             if not callable(make):
-                raise self._wrong(f"layer {place} must be a function that makes a module, got {make!r}")
+                raise self._error(f"layer {place} must be a function that makes a module, got {make!r}")
 
     def _rows(self, *, seed: int, iteration: int, first: int, count: int) -> Mapping[str, Tensor]:
         try:
             found = self.model.rows(seed=seed, iteration=iteration, first=first, count=count)
         except Exception as error:
-            raise self._wrong(f"rows() fails for {count} rows: {_told(error)}; correct it") from error
+            raise self._error(f"rows() fails for {count} rows: {_format_error(error)}; correct it") from error
         if not isinstance(found, Mapping):
-            raise self._wrong(f"rows() must return a dict of tensors, got {type(found).__name__}")
+            raise self._error(f"rows() must return a dict of tensors, got {type(found).__name__}")
         for field, value in found.items():
             if not isinstance(value, Tensor) or value.shape[:1] != (count,):
-                raise self._wrong(
+                raise self._error(
                     f"field {field!r} of rows() must be a tensor whose first dimension is the count "
-                    f"{count}, got {_shown(value)}"
+                    f"{count}, got {_format_value(value)}"
                 )
         return found
 
     def _check_rows(self, probed: Mapping[str, Tensor]) -> None:
-        """Which rows a rank asks for together is the plan's choice, so that a row must not depend on it."""
-        alone = self._rows(seed=0, iteration=0, first=1, count=1)
+        """Check that a row's values do not depend on which rows are requested together, since plans choose that."""
+        single_row = self._rows(seed=0, iteration=0, first=1, count=1)
         for field, value in probed.items():
-            if field not in alone or not torch.equal(alone[field], value[1:2]):
-                raise self._wrong(
+            if field not in single_row or not torch.equal(single_row[field], value[1:2]):
+                raise self._error(
                     f"field {field!r} of rows() has other values for row 1 when that is asked for alone; make each row "
                     "from seed, iteration and its own number (first, first + 1, …)"
                 )
 
-    def _made(self, layer: int) -> CustomLayer:
+    def _make_layer(self, layer: int) -> CustomLayer:
         try:
             module = self.model.layers[layer]()
         except Exception as error:
-            raise self._wrong(f"layer {layer} cannot be made: {_told(error)}; correct it") from error
+            raise self._error(f"layer {layer} cannot be made: {_format_error(error)}; correct it") from error
         if not isinstance(module, nn.Module):
-            raise self._wrong(f"layer {layer} must be made as a torch module, got {type(module).__name__}")
+            raise self._error(f"layer {layer} must be made as a torch module, got {type(module).__name__}")
         is_last = layer == len(self) - 1
         reads = (self._inputs if layer == 0 else ()) + ((TARGETS,) if is_last else ())
         return CustomLayer(module, reads, is_last=is_last)
 
     def _probe(self, rows: Mapping[str, Tensor], device: str) -> list[tuple[tuple[int, ...], ...]]:
-        """Shapes behind every layer, of one row, by running all layers one after another; each is dropped again."""
+        """Return the boundary shapes for one row after every layer, by running the layers in sequence; each is then freed."""
         data = {field: value.to(device) for field, value in rows.items()}
         boundary: Boundary = ()
         shapes, parameters = [], []
         with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
             for layer in range(len(self)):
-                made = self._made(layer)
-                self._check_fresh(layer, made)
-                arguments = (*boundary, *(data[field] for field in made.reads))
+                layer_module = self._make_layer(layer)
+                self._check_weights_are_new(layer, layer_module)
+                arguments = (*boundary, *(data[field] for field in layer_module.reads))
                 try:
-                    result = made.module(*arguments)
+                    result = layer_module.module(*arguments)
                 except Exception as error:
-                    given = ", ".join(_shown(argument) for argument in arguments)
-                    raise self._wrong(
-                        f"layer {layer} fails on {given}: {_told(error)}; correct it or the one before it"
+                    argument_text = ", ".join(_format_value(argument) for argument in arguments)
+                    raise self._error(
+                        f"layer {layer} fails on {argument_text}: {_format_error(error)}; correct it or the one before it"
                     ) from error
-                if made.is_last:
+                if layer_module.is_last:
                     self._check_losses(result)
                     boundary = ()
                 else:
-                    boundary = self._checked(layer, result)
+                    boundary = self._check_boundary(layer, result)
                 shapes.append(tuple(tuple(value.shape[1:]) for value in boundary))
-                parameters.append(sum(parameter.numel() for parameter in made.parameters()))
+                parameters.append(sum(parameter.numel() for parameter in layer_module.parameters()))
         self.parameters = tuple(parameters)
         return shapes
 
-    def _check_fresh(self, layer: int, made: CustomLayer) -> None:
-        """Weights that exist already do not follow from the seed, and may be another layer's too."""
+    def _check_weights_are_new(self, layer: int, made: CustomLayer) -> None:
+        """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
         known = {id(parameter) for parameter in made.parameters()}
-        if any(id(parameter) in known for parameter in self._made(layer).parameters()):
-            raise self._wrong(
+        if any(id(parameter) in known for parameter in self._make_layer(layer).parameters()):
+            raise self._error(
                 f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
                 "(weights that layers share are not supported yet)"
             )
 
-    def _checked(self, layer: int, result: Any) -> Boundary:
+    def _check_boundary(self, layer: int, result: Any) -> Boundary:
         boundary = result if isinstance(result, tuple) else (result,)
         for value in boundary:
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape[:1] != (_PROBED_ROWS,):
-                raise self._wrong(
+                raise self._error(
                     f"layer {layer} must return float tensors whose first dimension is that of the rows "
-                    f"({_PROBED_ROWS} here), got {_shown(value)}"
+                    f"({_PROBED_ROWS} here), got {_format_value(value)}"
                 )
         return boundary
 
     def _check_losses(self, result: Any) -> None:
         if not isinstance(result, Tensor) or not result.is_floating_point() or result.shape != (_PROBED_ROWS,):
-            raise self._wrong(
+            raise self._error(
                 "the last layer must return each row's mean loss, a float tensor of shape "
-                f"({_PROBED_ROWS},) for {_PROBED_ROWS} rows, got {_shown(result)}"
+                f"({_PROBED_ROWS},) for {_PROBED_ROWS} rows, got {_format_value(result)}"
             )
 
 
 def custom_layers(entrypoint: str) -> CustomLayers:
-    """The layers of the model behind an entry point; raises ValueError naming what of it has to be changed."""
+    """Return the layers of an entry point's model; raises ValueError that states what to change."""
     module_name, _, name = entrypoint.partition(":")
     if not module_name or not name:
         raise ValueError(f"entry point {entrypoint!r} must be written package.module:function")
@@ -232,36 +233,38 @@ def custom_layers(entrypoint: str) -> CustomLayers:
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             what = f"{module_name} imports {error.name}, which this worker has not; install that in the worker's image"
-            raise _wrong(where, what) from error
-        raise _wrong(
+            raise _model_error(where, what) from error
+        raise _model_error(
             where,
             f"this worker has no module {error.name}; bring it into the worker's image or into a volume that is on "
             "its PYTHONPATH, or change the name before the colon",
         ) from error
     except Exception as error:
-        raise _wrong(where, f"importing {module_name} fails: {_told(error)}; correct that module") from error
+        raise _model_error(
+            where, f"importing {module_name} fails: {_format_error(error)}; correct that module"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise _wrong(where, f"module {module_name} has no function {name}; change the name behind the colon")
+        raise _model_error(where, f"module {module_name} has no function {name}; change the name behind the colon")
     try:
         model = function()
     except Exception as error:
-        raise _wrong(where, f"{name}() fails: {_told(error)}; correct it") from error
+        raise _model_error(where, f"{name}() fails: {_format_error(error)}; correct it") from error
     if not isinstance(model, CustomModel):
-        raise _wrong(where, f"{name}() must return a CustomModel, got {type(model).__name__}")
+        raise _model_error(where, f"{name}() must return a CustomModel, got {type(model).__name__}")
     return CustomLayers(where, model)
 
 
-def _wrong(where: str, what: str) -> ValueError:
+def _model_error(where: str, what: str) -> ValueError:
     return ValueError(f"{where}: {what}")
 
 
-def _told(error: Exception) -> str:
-    """An error in one line."""
+def _format_error(error: Exception) -> str:
+    """Format an error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

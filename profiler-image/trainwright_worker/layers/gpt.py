@@ -1,4 +1,4 @@
-"""GPT-2's layers: embedding, block, head (tied to the embedding), each whole or as one tensor-parallel part."""
+"""Layers of GPT-2: embedding, block, head (tied to the embedding), each unsharded or as one tensor-parallel part."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Gpt
-from trainwright.families.ends import TOKEN_EMBEDDING
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.heads import side_by_side
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
-from trainwright_worker.layers.losses import mean_by_row
+from trainwright.families.blocks import TOKEN_EMBEDDING
+from trainwright_worker.layers.layer import (
+    SCALE,
+    Boundary,
+    Data,
+    Layer,
+    Output,
+    SharedWeights,
+    normal,
+    summed_row_losses,
+)
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_ends import NextTokenLayers, shared_table
-from trainwright_worker.layers.weights import SCALE, normal
+from trainwright_worker.layers.token_models import NextTokenLayers, shared_table
+from trainwright_worker.layers.transformer_parts import join_heads
+from trainwright_worker.synthetic_data import weight_generator
 
 
 def _token_table(gpt: Gpt, seed: int, shared: SharedWeights) -> nn.Parameter:
@@ -25,7 +32,7 @@ def _token_table(gpt: Gpt, seed: int, shared: SharedWeights) -> nn.Parameter:
 
 
 class Embedding(Layer):
-    """Tokens (rows, sequence) to hidden states (rows, sequence, hidden): token plus learned position."""
+    """Embedding of tokens (rows, sequence) into hidden states (rows, sequence, hidden): token plus learned position."""
 
     reads = ("tokens",)
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
@@ -42,15 +49,15 @@ class Embedding(Layer):
 
 
 class Block(PreNormBlock):
-    """Attention to the positions before, and a feed-forward of 4 × hidden, each ending in one all-reduce."""
+    """Causal attention and a feed-forward of 4 × hidden, each ending in one all-reduce."""
 
     def __init__(self, gpt: Gpt, seed: int, layer: int, shard: TensorShard) -> None:
-        narrow = SCALE / (2 * gpt.layers) ** 0.5  # GPT-2: outputs into the residual stream start smaller
-        shape = BlockShape(gpt.hidden_size, gpt.heads, 4 * gpt.hidden_size, narrow=narrow)
+        residual_scale = SCALE / (2 * gpt.layers) ** 0.5  # GPT-2: smaller initial weights into the residual stream
+        shape = BlockShape(gpt.hidden_size, gpt.heads, 4 * gpt.hidden_size, residual_scale=residual_scale)
         super().__init__(shape, weight_generator(seed, f"layer {layer}"), shard)
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return side_by_side(functional.scaled_dot_product_attention(query, key, value, is_causal=True))
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return join_heads(functional.scaled_dot_product_attention(query, key, value, is_causal=True))
 
 
 class Head(Layer):
@@ -69,11 +76,11 @@ class Head(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         (hidden,) = boundary
         normed = functional.layer_norm(hidden, self.width, self.norm_weight, self.norm_bias)
-        return Output((), mean_by_row(functional.linear(normed, self.tokens), data["targets"]))
+        return Output((), summed_row_losses(functional.linear(normed, self.tokens), data["targets"]))
 
 
 class GptLayers(NextTokenLayers):
-    """GPT-2 by its family's numbers."""
+    """Layers of GPT-2."""
 
     def __init__(self, gpt: Gpt) -> None:
         super().__init__(gpt)

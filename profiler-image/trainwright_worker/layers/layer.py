@@ -1,4 +1,4 @@
-"""What a layer is to the executor: boundary tensors in, boundary tensors out, and now and then a loss."""
+"""Contract of a layer in the executor, initial weights, and losses."""
 
 from __future__ import annotations
 
@@ -8,88 +8,122 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from trainwright.families import Bert, Gpt, Llama, Moe, Vit
+from trainwright.layer import Attention
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 Boundary = tuple[Tensor, ...]
-"""What passes from one layer to the next: tensors whose first dimension counts the rows of the micro-batch."""
+"""Boundary between two layers: tensors whose first dimension counts the rows (samples) of the micro-batch."""
 
 Data = Mapping[str, Tensor]
-"""Fields of the batch (tokens, targets, images, …) for the rows at hand; the first dimension counts them."""
+"""Fields of the batch (tokens, targets, images, …) for some rows; the first dimension counts them."""
 
 SharedWeights = dict[str, nn.Parameter]
-"""Weights that layers of one rank have in common, by name; filled by the first layer that holds one."""
+"""Weights tied between layers of one rank, by name; the first layer that holds one adds it."""
 
 
 class Output(NamedTuple):
-    """What a forward gives.
+    """Result of a layer's forward.
 
     Attributes:
-        boundary: for the next layer; empty behind the last one.
-        loss: summed over the rows, each row's own mean; None where the layer adds none. Being a plain sum over rows, it
-            does not depend on how a plan cuts the batch; the executor divides it by the rows of the whole batch.
+        boundary: input of the next layer; empty after the last one.
+        loss: sum over the rows of each row's mean loss; None if the layer has no loss. A plain sum over rows does not depend
+            on how a plan splits the batch; the executor divides it by the rows of the whole batch.
     """
 
     boundary: Boundary
     loss: Tensor | None = None
 
     def backward(self, gradients: Boundary, loss_gradient: float = 1.0) -> None:
-        """Gradients of all that this was computed from; `gradients` are those of the boundary, one for each tensor."""
-        asked = [pair for pair in zip(self.boundary, gradients, strict=True) if pair[0].requires_grad]
+        """Compute the gradients of all inputs and weights, given those of the boundary's tensors."""
+        differentiable = [pair for pair in zip(self.boundary, gradients, strict=True) if pair[0].requires_grad]
         if self.loss is not None:
-            asked.append((self.loss, torch.full_like(self.loss, loss_gradient)))
-        torch.autograd.backward([tensor for tensor, _ in asked], [gradient for _, gradient in asked])
+            differentiable.append((self.loss, torch.full_like(self.loss, loss_gradient)))
+        torch.autograd.backward([tensor for tensor, _ in differentiable], [gradient for _, gradient in differentiable])
 
 
-def on_device(data: Data, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The fields on a device, in the model's number format but for indices."""
+def to_device(data: Data, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Move the fields to a device, and floating-point ones to the model's dtype."""
     return {field: value.to(device, dtype if value.is_floating_point() else None) for field, value in data.items()}
 
 
 class Layer(nn.Module, ABC):
-    """One layer on one rank: whole, or its tensor part.
+    """Layer on one rank, unsharded or as its tensor-parallel part.
 
-    A boundary is whole on every rank of a tensor group, and so is its gradient; but where its shard is sequence
-    parallel, a layer gets and gives but this rank's part of the sequence, in both directions.
+    Boundaries and their gradients are replicated over a tensor group; but under sequence parallelism a layer receives and
+    returns only this rank's part of the sequence, in both directions.
 
     Attributes:
         reads: fields of the batch that the forward needs.
-        split_dimensions: the dimension in which a tensor degree divides a parameter, by the parameter's name; those
-            not named here are whole on every rank, and so are their gradients.
-        partial_gradients: names of whole parameters of whose gradient each rank of a tensor group has only a part.
-        shared_weights: the name that a parameter has in the whole model where other layers hold it too.
-        parts_sequence: whether the layer can be sequence parallel: its boundary tensors are (rows, sequence, width), it
-            has no loss, and outside of its shard's `enter` … `leave` every position is computed by itself. Each rank
-            then has a part of the gradients of all whole parameters.
-        shard: its own; the default where no tensor degree divides the layer.
+        split_dimensions: dimension that the tensor degree splits, by parameter name; other parameters and their gradients
+            are replicated over the tensor group.
+        partial_gradients: replicated parameters of whose gradient each rank of a tensor group computes only one summand.
+        shared_weights: model-wide name of each tied parameter.
+        supports_sequence_parallel: whether the layer can run sequence parallel: its boundary tensors are (rows, sequence,
+            width), it has no loss, and outside of `copy_to_tensor_group` … `reduce_from_tensor_group` every position is
+            computed independently. Each rank then computes one summand of the gradients of all replicated parameters.
+        shard: this rank's tensor shard; the default if no tensor degree splits the layer.
     """
 
     reads: ClassVar[tuple[str, ...]] = ()
     split_dimensions: ClassVar[Mapping[str, int]] = {}
     partial_gradients: ClassVar[frozenset[str]] = frozenset()
     shared_weights: ClassVar[Mapping[str, str]] = {}
-    parts_sequence: bool = False
+    supports_sequence_parallel: bool = False
     shard: TensorShard = TensorShard()
 
     def has_partial_gradient(self, name: str) -> bool:
-        """Whether each rank of a tensor group has only a part of a parameter's gradient."""
+        """Return whether each rank of a tensor group computes only one summand of a parameter's gradient."""
         if name in self.partial_gradients:
             return True
         return self.shard.sequence_parallel and name not in self.split_dimensions
 
     @abstractmethod
     def forward(self, boundary: Boundary, data: Data) -> Output:
-        """The layer's output for some rows; `data` holds what `reads` names."""
+        """Compute the layer's output for some rows; `data` holds the fields in `reads`."""
 
 
 class FamilyLayers(Protocol):
-    """A model's layers: how to make each of them, what lies between them, and what it is trained on."""
+    """Layers of a model: their construction, the boundaries between them, and the training data."""
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
-        """The layer with that index, in float32. Its whole weights follow from seed and index alone."""
+        """Build the layer with that index, in float32. Its full weights depend only on seed and index."""
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the boundary tensors behind that layer, of one row; empty behind the last."""
+        """Return the shapes for one row of the boundary tensors after a layer; empty after the last one."""
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """Rows `first … first + count - 1` of an iteration's batch; they follow from seed, iteration and row alone."""
+        """Return rows `first … first + count - 1` of an iteration's batch; they depend only on seed, iteration and row."""
+
+
+def summed_row_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return cross-entropy of logits (rows, …, classes) against targets (rows, …): mean within each row, sum over rows.
+
+    It is computed in float32, since a half-precision sum over a vocabulary loses digits.
+    """
+    positions = targets[0].numel()
+    flat = logits.flatten(0, -2).float()
+    return functional.cross_entropy(flat, targets.flatten(), reduction="sum") / positions
+
+
+class StackedLayers:
+    """Kinds of a family's layers, all with the same boundary between them."""
+
+    def __init__(self, family: Gpt | Llama | Bert | Moe | Vit) -> None:
+        self.kinds = family.stack(Attention.FUSED).layers
+        self.hidden = family.sequence_length, family.hidden_size
+
+    def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes for one row of the boundary after a layer; empty after the last one."""
+        return () if layer == len(self.kinds) - 1 else (self.hidden,)
+
+
+SCALE = 0.02
+"""Standard deviation of the normal initial values of GPT-2 and BERT."""
+
+
+def normal(generator: torch.Generator, *shape: int, scale: float = SCALE) -> Tensor:
+    """Return normal values with mean zero."""
+    return torch.randn(*shape, generator=generator) * scale

@@ -1,4 +1,4 @@
-"""Llama's layers: embedding, block, head, each whole or as one tensor-parallel part."""
+"""Layers of Llama: embedding, block, head, each unsharded or as one tensor-parallel part."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import torch
 from torch import nn
 
 from trainwright.families import Llama, Moe
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.feed_forward import gated
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
-from trainwright_worker.layers.norms import rms_norm
-from trainwright_worker.layers.rotary_attention import RotaryAttentionLayer
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, normal
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_ends import RotaryLayers
-from trainwright_worker.layers.weights import normal
+from trainwright_worker.layers.token_models import RotaryLayers
+from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, rms_norm, swiglu
+from trainwright_worker.synthetic_data import weight_generator
 
 
 class Block(RotaryAttentionLayer):
-    """Rotary attention and a SwiGLU, each behind an RMSNorm and ending in one all-reduce; no biases."""
+    """Rotary attention and a SwiGLU, each after an RMSNorm and ending in one all-reduce; no biases."""
 
     split_dimensions: ClassVar = {
         **RotaryAttentionLayer.split_dimensions,
@@ -40,17 +37,19 @@ class Block(RotaryAttentionLayer):
             "expand_weight": normal(generator, 2, inner, hidden),
             "contract_weight": normal(generator, hidden, inner),
         }
-        shard.register(self, whole)
+        shard.register_shards(self, whole)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
-        hidden = self.attended(boundary[0])
-        normed = self.shard.enter(rms_norm(hidden, self.feed_forward_norm_weight))
-        return Output((hidden + self.shard.leave(gated(normed, self.expand_weight, self.contract_weight)),))
+        hidden = self.attend(boundary[0])
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight))
+        return Output(
+            (hidden + self.shard.reduce_from_tensor_group(swiglu(normed, self.expand_weight, self.contract_weight)),)
+        )
 
 
 class LlamaLayers(RotaryLayers):
-    """Llama by its family's numbers."""
+    """Layers of Llama."""
 
     def __init__(self, llama: Llama) -> None:
         super().__init__(llama)

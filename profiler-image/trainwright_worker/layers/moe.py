@@ -1,4 +1,4 @@
-"""A mixture of experts (Mixtral, Switch): Llama's attention, and a router before several feed-forwards."""
+"""Layers of a mixture of experts (Mixtral, Switch): Llama's attention, and a router before several feed-forwards."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from torch.nn import functional
 
 from trainwright.families import Moe
 from trainwright.families.moe import EXPERT_BLOCK
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.feed_forward import gated, rectified
-from trainwright_worker.layers.joint_entry import enter_together
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, normal
 from trainwright_worker.layers.llama import Block
-from trainwright_worker.layers.norms import rms_norm
-from trainwright_worker.layers.rotary_attention import RotaryAttentionLayer
-from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_ends import RotaryLayers
-from trainwright_worker.layers.weights import normal
+from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
+from trainwright_worker.layers.token_models import RotaryLayers
+from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, relu_feed_forward, rms_norm, swiglu
+from trainwright_worker.synthetic_data import weight_generator
 
-BALANCE = 0.01
-"""Share of the balance loss in the loss (Switch Transformers' α)."""
+BALANCE_LOSS_WEIGHT = 0.01
+"""Weight of the balance loss (Switch Transformers' α)."""
 
 
 class RectifiedBlock(RotaryAttentionLayer):
@@ -47,22 +43,29 @@ class RectifiedBlock(RotaryAttentionLayer):
             "expand_weight": normal(generator, inner, hidden),
             "contract_weight": normal(generator, hidden, inner),
         }
-        shard.register(self, whole)
+        shard.register_shards(self, whole)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
-        hidden = self.attended(boundary[0])
-        normed = self.shard.enter(rms_norm(hidden, self.feed_forward_norm_weight))
-        return Output((hidden + self.shard.leave(rectified(normed, self.expand_weight, self.contract_weight)),))
+        hidden = self.attend(boundary[0])
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight))
+        return Output(
+            (
+                hidden
+                + self.shard.reduce_from_tensor_group(
+                    relu_feed_forward(normed, self.expand_weight, self.contract_weight)
+                ),
+            )
+        )
 
 
 class ExpertBlock(RotaryAttentionLayer):
-    """Rotary attention and a mixture of experts, in which every token meets its best k; none is dropped.
+    """Rotary attention and a mixture of experts: every token uses its top k experts; none is dropped.
 
-    A tensor degree divides every expert's width, so each rank computes a part of every expert. The router is whole on
-    every rank, which makes all ranks of a tensor group choose the same experts. The sum of a token's experts is
-    weighted by the router's probabilities, made to sum to one (Mixtral); where k is one, by the probability itself
-    (Switch), for a weight that is always one would teach the router nothing.
+    The tensor degree splits every expert's inner width, so each rank computes a part of every expert. The router is
+    replicated, so all ranks of a tensor group choose the same experts. A token's experts are weighted by the router's
+    probabilities, normalised to sum 1 (Mixtral); for k = 1 by the probability itself (Switch), since a constant weight of 1
+    would not train the router.
     """
 
     split_dimensions: ClassVar = {
@@ -70,7 +73,7 @@ class ExpertBlock(RotaryAttentionLayer):
         "expand_weight": 2,
         "contract_weight": 2,
     }
-    parts_sequence = False  # its loss needs all of a row's choices
+    supports_sequence_parallel = False  # the loss needs all of a row's choices
 
     feed_forward_norm_weight: nn.Parameter
     router_weight: nn.Parameter
@@ -88,47 +91,49 @@ class ExpertBlock(RotaryAttentionLayer):
             "expand_weight": normal(generator, moe.experts, products, inner, hidden),
             "contract_weight": normal(generator, moe.experts, hidden, inner),
         }
-        shard.register(self, whole)
-        self.experts, self.chosen = moe.experts, moe.experts_per_token
-        self.gated = moe.gated
+        shard.register_shards(self, whole)
+        self.experts, self.experts_per_token = moe.experts, moe.experts_per_token
+        self.is_gated = moe.gated
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
-        hidden = self.attended(boundary[0])
+        hidden = self.attend(boundary[0])
         normed = rms_norm(hidden, self.feed_forward_norm_weight)
-        # In float32: among half-precision probabilities many are equal, and which of those is chosen is arbitrary.
+        # In float32: half-precision probabilities often tie, and ties are broken arbitrarily.
         probabilities = functional.softmax(functional.linear(normed, self.router_weight), -1, dtype=torch.float32)
-        weights, experts = probabilities.topk(self.chosen, -1)
-        mixture = self.shard.leave(self._mixture(normed, weights, experts))
+        weights, experts = probabilities.topk(self.experts_per_token, -1)
+        mixture = self.shard.reduce_from_tensor_group(self._mixture(normed, weights, experts))
         return Output((hidden + mixture.view_as(hidden),), self._balance_loss(probabilities, experts))
 
     def _mixture(self, normed: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """This rank's part of every token's weighted sum, (rows × sequence, hidden).
+        """Return this rank's part of every token's weighted sum, (rows × sequence, hidden).
 
         Args:
             normed: (rows, sequence, hidden).
             weights: probabilities of each token's choices, (rows, sequence, k).
             experts: the choices, (rows, sequence, k).
         """
-        if self.chosen > 1:
+        if self.experts_per_token > 1:
             weights = weights / weights.sum(-1, keepdim=True)
-        normed, weights = enter_together(self.shard, normed, weights.to(normed.dtype))
-        order = experts.flatten().argsort(stable=True)  # of (token, choice) pairs, expert by expert
+        normed, weights = copy_jointly_to_tensor_group(self.shard, normed, weights.to(normed.dtype))
+        order = experts.flatten().argsort(stable=True)  # order of (token, choice) pairs, by expert
         counts = experts.flatten().bincount(minlength=self.experts).tolist()
-        sent = normed.flatten(0, 1).index_select(0, order // self.chosen)
-        made = torch.cat([self._expert(number, part) for number, part in enumerate(torch.split(sent, counts))])
-        by_token = made.index_select(0, order.argsort()).view(-1, self.chosen, normed.shape[-1])
+        dispatched = normed.flatten(0, 1).index_select(0, order // self.experts_per_token)
+        expert_outputs = torch.cat(
+            [self._expert(number, part) for number, part in enumerate(torch.split(dispatched, counts))]
+        )
+        by_token = expert_outputs.index_select(0, order.argsort()).view(-1, self.experts_per_token, normed.shape[-1])
         return (by_token * weights.flatten(0, 1).unsqueeze(-1)).sum(1)
 
     def _expert(self, number: int, tokens: Tensor) -> Tensor:
         expand, contract = self.expand_weight[number], self.contract_weight[number]
-        return gated(tokens, expand, contract) if self.gated else rectified(tokens, expand[0], contract)
+        return swiglu(tokens, expand, contract) if self.is_gated else relu_feed_forward(tokens, expand[0], contract)
 
     def _balance_loss(self, probabilities: Tensor, experts: Tensor) -> Tensor:
-        """Experts × Σ_e (share of a row's choices that went to e) × (mean probability of e in the row), over the rows.
+        """Return experts × Σ_e (share of a row's choices for e) × (mean probability of e in the row), summed over rows.
 
-        Switch Transformers' loss takes both means over the batch. That is a product of sums over rows, whose value
-        would depend on which rows a plan puts into one micro-batch or on one replica; by the row, it is a plain sum.
+        Switch Transformers' loss takes both means over the batch: a product of sums over rows, which would depend on how a plan
+        groups rows into micro-batches and replicas. Per row, it is a plain sum.
 
         Args:
             probabilities: (rows, sequence, experts).
@@ -139,11 +144,11 @@ class ExpertBlock(RotaryAttentionLayer):
             1, choices, torch.ones_like(choices, dtype=probabilities.dtype)
         )
         share = share / choices.shape[1]
-        return BALANCE * self.experts * (share * probabilities.mean(1)).sum()
+        return BALANCE_LOSS_WEIGHT * self.experts * (share * probabilities.mean(1)).sum()
 
 
 class MoeLayers(RotaryLayers):
-    """A mixture of experts by its family's numbers."""
+    """Layers of a mixture of experts."""
 
     def __init__(self, moe: Moe) -> None:
         super().__init__(moe)

@@ -1,4 +1,4 @@
-"""Swin's layers: embedding of patches, blocks of window attention, merges of patches, classifier."""
+"""Layers of Swin: patch embedding, window attention blocks, patch merging, classifier."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, Swin
 from trainwright.layer import Attention
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.images import Classifier, LabelledImages, Patches
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.image_models import Classifier, LabelledImages, Patches, Windows
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.weights import normal
-from trainwright_worker.layers.windows import Windows
+from trainwright_worker.synthetic_data import weight_generator
 
 HEAD_WIDTH = 32
-"""Values of a head where the family does not give the heads."""
+"""Head size if the family does not state the heads."""
 
 
 class Embedding(Layer):
-    """Images to normalised patches (rows, patches, hidden)."""
+    """Embedding of images into normalised patches (rows, patches, hidden)."""
 
     reads = ("images",)
 
@@ -40,10 +38,10 @@ class Embedding(Layer):
 
 
 class Block(PreNormBlock):
-    """Attention in windows, with a learned bias for each place that two patches of a window can have to each other.
+    """Window attention with a learned bias per relative position of two patches.
 
-    Where the windows are shifted, patches from opposite edges of the image share windows, but do not attend to each
-    other. Heads, and with them the biases, are divided by a tensor degree.
+    If windows are shifted, patches from opposite edges of the image share windows but do not attend to each other. The
+    tensor degree splits heads, and with them the biases.
     """
 
     split_dimensions: ClassVar = {**PreNormBlock.split_dimensions, "position_biases": 1}
@@ -56,39 +54,39 @@ class Block(PreNormBlock):
         self, shape: BlockShape, windows: Windows, largest: int, generator: torch.Generator, shard: TensorShard
     ) -> None:
         super().__init__(shape, generator, shard)
-        shard.register(self, {"position_biases": normal(generator, (2 * largest - 1) ** 2, shape.heads)})
-        self.register_buffer("places", windows.relative_places(largest), persistent=False)
-        self.register_buffer("apart", windows.apart() if windows.shift else None, persistent=False)
+        shard.register_shards(self, {"position_biases": normal(generator, (2 * largest - 1) ** 2, shape.heads)})
+        self.register_buffer("places", windows.relative_position_index(largest), persistent=False)
+        self.register_buffer("apart", windows.shift_mask() if windows.shift else None, persistent=False)
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Where windows are shifted: (rows, window², windows, width), as fused attention lays its result out."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return (rows, window², windows, width) if windows are shifted, as fused attention lays out its result."""
         biases = functional.embedding(self.places, self.position_biases).permute(2, 0, 1)
         if self.apart is None:
             mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=biases[None])
             return mixed.transpose(1, 2).flatten(2)
-        # Every window has a mask of its own, the same in all rows. With the windows beside the heads, where attention
-        # mixes nothing either, that mask need not be written out (and kept) for each row.
+        # Each window has its own mask, equal in all rows. If windows are merged into the heads dimension, which attention does
+        # not mix either, the mask need not be materialised (and stored) per row.
         masked = biases.masked_fill(self.apart[:, None], float("-inf")).flatten(0, 1)[None]
         windows = len(self.apart)
         query, key, value = (_windows_beside_heads(part, windows) for part in (query, key, value))
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=masked)
         return torch.unflatten(mixed.transpose(1, 2), 2, (windows, -1)).flatten(3)
 
-    def join(self, made: Tensor) -> Tensor:
-        return super().join(made if self.apart is None else made.transpose(1, 2).flatten(0, 1))
+    def join_windows(self, made: Tensor) -> Tensor:
+        return super().join_windows(made if self.apart is None else made.transpose(1, 2).flatten(0, 1))
 
 
 def _windows_beside_heads(part: Tensor, windows: int) -> Tensor:
-    """From (rows × windows, heads, window², size) to (rows, windows × heads, window², size).
+    """Rearrange (rows × windows, heads, window², size) into (rows, windows × heads, window², size).
 
-    In memory a row's positions come first, so that attention's result, laid out likewise, is read without a copy.
+    In memory a row's positions come first, so that attention's result, in the same layout, is read without a copy.
     """
     positions_first = torch.unflatten(part, 0, (-1, windows)).permute(0, 3, 1, 2, 4)
     return positions_first.flatten(2, 3).transpose(1, 2)
 
 
-class Merge(Layer):
-    """Each square of four patches beside each other, normalised, and made half as wide: (rows, patches / 4, 2 × width)."""
+class PatchMerging(Layer):
+    """Merge of each square of four patches, normalised, into one of twice the width: (rows, patches / 4, 2 × width)."""
 
     def __init__(self, side: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -108,7 +106,7 @@ class Merge(Layer):
 
 
 class SwinLayers:
-    """Swin by its family's numbers."""
+    """Layers of Swin."""
 
     def __init__(self, swin: Swin) -> None:
         self.swin = swin
@@ -126,7 +124,7 @@ class SwinLayers:
             return Classifier(self._width(len(swin.layers) - 1), swin.classes, generator, mean=True)
         stage = int(number)
         if name == "merge":
-            return Merge(self._side(stage), self._width(stage), generator)
+            return PatchMerging(self._side(stage), self._width(stage), generator)
         if name == "block":
             windows = self._windows(stage, layer - self.kinds.index(kind))
             width = self._width(stage)
@@ -135,7 +133,7 @@ class SwinLayers:
         raise ValueError(f"family swin has no layer kind {kind!r}")
 
     def _windows(self, stage: int, number: int) -> Windows:
-        """Of the stage's block with that number: every second one is shifted, if there is more than one window."""
+        """Return the windows of a stage's block: every second block's are shifted if there are several."""
         side = self._side(stage)
         window = min(self.swin.window_size, side)
         return Windows(side, window, window // 2 if number % 2 and window < side else 0)
@@ -157,5 +155,5 @@ class SwinLayers:
         return ((self._side(stage) ** 2, self._width(stage)),)
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """`images` (count, channels, side, side) and their classes as `targets` (count)."""
+        """Return `images` (count, channels, side, side) and their classes as `targets` (count)."""
         return self.images.rows(fields, seed=seed, iteration=iteration, first=first, count=count)

@@ -1,6 +1,6 @@
-"""T5's layers: embedding, encoder block, the turn to the decoder, decoder block, head.
+"""Layers of T5: embedding, encoder block, decoder input, decoder block, head.
 
-Behind the encoder a boundary is (decoder's state, encoder's output); every decoder block hands the second on as it is.
+After the encoder a boundary is (decoder state, encoder output); every decoder block passes the latter on unchanged.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, T5
-from trainwright.families.ends import TOKEN_EMBEDDING
+from trainwright.families.blocks import TOKEN_EMBEDDING
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING, ENCODER
 from trainwright.layer import Attention
-from trainwright_worker.batches import token_rows, weight_generator
-from trainwright_worker.layers.feed_forward import rectified
-from trainwright_worker.layers.heads import by_head, projected_by_head, side_by_side
-from trainwright_worker.layers.joint_entry import enter_together
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
-from trainwright_worker.layers.norms import rms_norm
-from trainwright_worker.layers.position_biases import biases, classes_by_distance
-from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_ends import RmsHead, TiedRmsHead, TiedTokenEmbedding, shared_table
-from trainwright_worker.layers.weights import normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal
+from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
+from trainwright_worker.layers.token_models import RmsHead, TiedRmsHead, TiedTokenEmbedding, shared_table
+from trainwright_worker.layers.transformer_parts import (
+    by_head,
+    gather_biases,
+    join_heads,
+    project_by_head,
+    relative_position_buckets,
+    relu_feed_forward,
+    rms_norm,
+)
+from trainwright_worker.synthetic_data import token_rows, weight_generator
 
 ENCODER_BIASES = "encoder_position_biases"
 DECODER_BIASES = "decoder_position_biases"
 
 
 class Encoder(Layer):
-    """Self-attention with biases by relative position, and a feed-forward with a ReLU; RMSNorm before each, no biases.
+    """Self-attention with relative position biases, and a ReLU feed-forward; RMSNorm before each, no biases.
 
-    A tensor degree divides heads and the feed-forward's width. The table of position biases, which all blocks of the
-    encoder share, is whole on every rank; each uses its own heads' columns of it. Scores are not divided by √size;
-    the first values of the queries' weights are smaller instead.
+    The tensor degree splits heads and the feed-forward's inner width. The table of position biases, tied between all blocks of
+    the encoder, is replicated; each rank uses its own heads' columns. Scores are not divided by √size; the initial
+    query weights are smaller instead.
     """
 
     split_dimensions: ClassVar = {"qkv_weight": 1, "attention_weight": 1, "expand_weight": 0, "contract_weight": 1}
     partial_gradients: ClassVar = frozenset({"position_biases"})
     shared_weights: ClassVar = {"position_biases": ENCODER_BIASES}
-    causal: ClassVar = False
-    parts_sequence = True
+    is_causal: ClassVar = False
+    supports_sequence_parallel = True
 
     attention_norm_weight: nn.Parameter
     qkv_weight: nn.Parameter
@@ -56,8 +59,8 @@ class Encoder(Layer):
         super().__init__()
         self.shard = shard
         self.heads = t5.heads // shard.degree
-        self.columns = slice(shard.index * self.heads, (shard.index + 1) * self.heads)
-        shard.register(self, self._whole(t5, weight_generator(seed, f"layer {layer}")))
+        self.head_columns = slice(shard.index * self.heads, (shard.index + 1) * self.heads)
+        shard.register_shards(self, self._full_weights(t5, weight_generator(seed, f"layer {layer}")))
         self.position_biases = shared_table(
             self.shared_weights["position_biases"],
             (t5.position_buckets, t5.heads),
@@ -65,12 +68,12 @@ class Encoder(Layer):
             shared=shared,
             scale=t5.hidden_size**-0.5,
         )
-        tokens = t5.decoder_tokens if self.causal else t5.sequence_length
-        by_distance = classes_by_distance(tokens, tokens, t5.position_buckets, both_ways=not self.causal)
+        tokens = t5.decoder_tokens if self.is_causal else t5.sequence_length
+        by_distance = relative_position_buckets(tokens, tokens, t5.position_buckets, bidirectional=not self.is_causal)
         self.register_buffer("by_distance", by_distance, persistent=False)
 
-    def _whole(self, t5: T5, generator: torch.Generator) -> dict[str, Tensor]:
-        """Whole weights, their first values as T5's."""
+    def _full_weights(self, t5: T5, generator: torch.Generator) -> dict[str, Tensor]:
+        """Return full weights with T5's initial values."""
         hidden, inner = t5.hidden_size, t5.feed_forward_size
         scale = hidden**-0.5
         queries = scale * (hidden // t5.heads) ** -0.5
@@ -87,32 +90,32 @@ class Encoder(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
-        hidden = boundary[0] + self.shard.leave(self._attention(boundary[0]))
-        return Output((hidden + self.shard.leave(self._feed_forward(hidden)),))
+        hidden = boundary[0] + self.shard.reduce_from_tensor_group(self._attention(boundary[0]))
+        return Output((hidden + self.shard.reduce_from_tensor_group(self._feed_forward(hidden)),))
 
     def _attention(self, hidden: Tensor) -> Tensor:
-        normed = self.shard.enter(rms_norm(hidden, self.attention_norm_weight))
-        query, key, value = projected_by_head(normed, self.qkv_weight, self.heads)
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight))
+        query, key, value = project_by_head(normed, self.qkv_weight, self.heads)
         mixed = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=self._biases(normed.shape[1]), scale=1.0
         )
-        return functional.linear(side_by_side(mixed), self.attention_weight)
+        return functional.linear(join_heads(mixed), self.attention_weight)
 
     def _biases(self, tokens: int) -> Tensor:
-        """Of this rank's heads, (1, heads, tokens, tokens); minus infinity where a decoder may not look."""
-        found = biases(self.position_biases[:, self.columns], self.by_distance, tokens)
-        if not self.causal:
-            return found
-        later = torch.ones(tokens, tokens, dtype=torch.bool, device=found.device).triu(1)
-        return found.masked_fill(later, float("-inf"))
+        """Return the biases of this rank's heads, (1, heads, tokens, tokens); −∞ for future positions in a decoder."""
+        biases_by_head = gather_biases(self.position_biases[:, self.head_columns], self.by_distance, tokens)
+        if not self.is_causal:
+            return biases_by_head
+        is_future = torch.ones(tokens, tokens, dtype=torch.bool, device=biases_by_head.device).triu(1)
+        return biases_by_head.masked_fill(is_future, float("-inf"))
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
-        normed = self.shard.enter(rms_norm(hidden, self.feed_forward_norm_weight))
-        return rectified(normed, self.expand_weight, self.contract_weight)
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight))
+        return relu_feed_forward(normed, self.expand_weight, self.contract_weight)
 
 
-class Turn(Layer):
-    """The encoder ends and the decoder begins: (encoder's state) to (decoder's tokens embedded, encoder's output)."""
+class DecoderInput(Layer):
+    """Transition from encoder to decoder: (encoder state) to (embedded decoder tokens, encoder output)."""
 
     reads = ("decoder_tokens",)
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
@@ -128,10 +131,10 @@ class Turn(Layer):
 
 
 class Decoder(Encoder):
-    """Causal self-attention, attention to the encoder's output, and the feed-forward.
+    """Causal self-attention, cross-attention to the encoder's output, and the feed-forward.
 
-    What a tensor group's ranks make of the encoder's output differs, so its gradient is summed over the group with
-    that of the decoder's state, in one all-reduce.
+    Ranks of a tensor group compute different gradients of the encoder's output, which are summed with those of the decoder
+    state in one all-reduce.
     """
 
     split_dimensions: ClassVar = {
@@ -141,18 +144,18 @@ class Decoder(Encoder):
         "cross_attention_weight": 1,
     }
     shared_weights: ClassVar = {"position_biases": DECODER_BIASES}
-    causal: ClassVar = True
+    is_causal: ClassVar = True
 
     cross_norm_weight: nn.Parameter
     cross_query_weight: nn.Parameter
     cross_key_value_weight: nn.Parameter
     cross_attention_weight: nn.Parameter
 
-    def _whole(self, t5: T5, generator: torch.Generator) -> dict[str, Tensor]:
+    def _full_weights(self, t5: T5, generator: torch.Generator) -> dict[str, Tensor]:
         hidden = t5.hidden_size
         scale = hidden**-0.5
         return {
-            **super()._whole(t5, generator),
+            **super()._full_weights(t5, generator),
             "cross_norm_weight": torch.ones(hidden),
             "cross_query_weight": normal(generator, hidden, hidden, scale=scale * (hidden // t5.heads) ** -0.5),
             "cross_key_value_weight": normal(generator, 2, hidden, hidden, scale=scale),
@@ -162,20 +165,20 @@ class Decoder(Encoder):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         state, encoded = boundary
-        state = state + self.shard.leave(self._attention(state))
-        state = state + self.shard.leave(self._cross_attention(state, encoded))
-        return Output((state + self.shard.leave(self._feed_forward(state)), encoded))
+        state = state + self.shard.reduce_from_tensor_group(self._attention(state))
+        state = state + self.shard.reduce_from_tensor_group(self._cross_attention(state, encoded))
+        return Output((state + self.shard.reduce_from_tensor_group(self._feed_forward(state)), encoded))
 
     def _cross_attention(self, state: Tensor, encoded: Tensor) -> Tensor:
-        normed, encoded = enter_together(self.shard, rms_norm(state, self.cross_norm_weight), encoded)
+        normed, encoded = copy_jointly_to_tensor_group(self.shard, rms_norm(state, self.cross_norm_weight), encoded)
         query = by_head(functional.linear(normed, self.cross_query_weight), self.heads)
-        key, value = projected_by_head(encoded, self.cross_key_value_weight, self.heads)
+        key, value = project_by_head(encoded, self.cross_key_value_weight, self.heads)
         mixed = functional.scaled_dot_product_attention(query, key, value, scale=1.0)
-        return functional.linear(side_by_side(mixed), self.cross_attention_weight)
+        return functional.linear(join_heads(mixed), self.cross_attention_weight)
 
 
 class T5Layers:
-    """T5 by its family's numbers."""
+    """Layers of T5."""
 
     def __init__(self, t5: T5) -> None:
         self.t5 = t5
@@ -188,7 +191,7 @@ class T5Layers:
             case kind if kind == ENCODER:
                 return Encoder(self.t5, seed, layer, shard, shared)
             case kind if kind == DECODER_EMBEDDING:
-                return Turn(self._tokens(seed, shared))
+                return DecoderInput(self._tokens(seed, shared))
             case kind if kind == DECODER:
                 return Decoder(self.t5, seed, layer, shard, shared)
             case kind if kind == HEAD:
@@ -197,7 +200,7 @@ class T5Layers:
                 raise ValueError(f"family t5 has no layer kind {kind!r}")
 
     def _tokens(self, seed: int, shared: SharedWeights) -> nn.Parameter:
-        """The embedding; its first values are of T5's size, since the projection is scaled."""
+        """Return the token embedding, with T5's initial scale of 1 since the projection is scaled."""
         shape = (self.t5.vocabulary_size, self.t5.hidden_size)
         return shared_table(TOKEN_EMBEDDING, shape, seed=seed, shared=shared, scale=1.0)
 
@@ -217,16 +220,16 @@ class T5Layers:
         return ((self.t5.decoder_tokens, self.t5.hidden_size), encoded)
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """`tokens` (count, sequence); `targets`, which repeat them, and before each the last `decoder_tokens`.
+        """Return `tokens` (count, sequence), `targets`, which repeat them, and `decoder_tokens`, which are shifted targets.
 
-        The decoder's two are (count, decoder's sequence); what they repeat is cut off, or begins again, at its length.
+        `targets` and `decoder_tokens` are (count, decoder sequence): tokens are truncated or repeated to that length.
         """
         length, vocabulary = self.t5.sequence_length, self.t5.vocabulary_size
         tokens, _ = token_rows(length, vocabulary, seed=seed, iteration=iteration, first=first, count=count)
         targets = tokens[:, torch.arange(self.t5.decoder_tokens) % length]
         found = {
             "tokens": tokens,
-            "decoder_tokens": functional.pad(targets[:, :-1], (1, 0)),  # token 0 begins, as T5's padding does
+            "decoder_tokens": functional.pad(targets[:, :-1], (1, 0)),  # token 0 starts, like T5's padding
             "targets": targets,
         }
         return {field: found[field] for field in fields}

@@ -1,4 +1,4 @@
-"""The layers of TransGAN's generator: embedding of latents, blocks, growing images, and the distance to an image."""
+"""Layers of TransGAN's generator: latent embedding, blocks, upsampling, and the distance to an image."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, TransGan
 from trainwright.layer import Attention
-from trainwright_worker.batches import each_row, weight_generator
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.image_models import Windows
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.weights import normal
-from trainwright_worker.layers.windows import Windows
+from trainwright_worker.synthetic_data import draw_rows, weight_generator
 
 IMAGE_CHANNELS = 3
-FIRST_SHUFFLED = 3
-"""From this stage on, pixels take the place of channels; before it, images are interpolated."""
+FIRST_PIXEL_SHUFFLE_STAGE = 3
+"""Stage from which on upsampling shuffles channels into pixels instead of interpolating."""
 
 
 class Embedding(Layer):
-    """Latents (rows, latent) to a small image (rows, positions, hidden): a product, and learned positions."""
+    """Embedding of latents (rows, latent) into a small image (rows, positions, hidden), plus learned positions."""
 
     reads = ("latents",)
 
@@ -39,31 +38,31 @@ class Embedding(Layer):
         return Output((torch.unflatten(made, 1, self.positions.shape) + self.positions,))
 
 
-class Grow(Layer):
-    """From (rows, side², width) to twice the side, plus learned positions.
+class Upsample(Layer):
+    """Upsampling of (rows, side², width) to twice the side, plus learned positions.
 
-    Interpolated (bicubic) it keeps its width; shuffled, a quarter of it is left, the rest having become pixels.
+    Bicubic interpolation keeps the width; pixel shuffle leaves a quarter of it.
     """
 
     def __init__(self, side: int, width: int, generator: torch.Generator, *, shuffles: bool) -> None:
         super().__init__()
         self.positions = nn.Parameter(normal(generator, 4 * side**2, width // 4 if shuffles else width))
-        self.side, self.shuffles = side, shuffles
+        self.side, self.uses_pixel_shuffle = side, shuffles
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         (hidden,) = boundary
         image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
-        if self.shuffles:
+        if self.uses_pixel_shuffle:
             grown = functional.pixel_shuffle(image, 2)
         else:
             grown = functional.interpolate(image, scale_factor=2, mode="bicubic")
-        # In this order the sum lies in memory as the positions do, and is sent without a copy.
+        # This order gives the sum the memory layout of the positions, so it is sent without a copy.
         return Output((self.positions + grown.flatten(2).transpose(1, 2),))
 
 
 class Head(Layer):
-    """Each position's pixel (rows, 3, side, side), and its squared distance to the wanted image's, the row's mean."""
+    """Projection of each position to a pixel (rows, 3, side, side), and each row's mean squared distance to the target image."""
 
     reads = ("images",)
 
@@ -78,12 +77,12 @@ class Head(Layer):
         image = torch.unflatten(hidden.transpose(1, 2), 2, (self.side, self.side))
         made = functional.conv2d(image, self.image_weight, self.image_bias)
         distances = functional.mse_loss(made, data["images"], reduction="none")
-        # The sum over an image's pixels leaves what float16 can hold.
+        # The sum over an image's pixels overflows float16.
         return Output((), distances.sum(dtype=torch.float32) / distances[0].numel())
 
 
 class TransGanLayers:
-    """TransGAN's generator by its family's numbers."""
+    """Layers of TransGAN's generator."""
 
     def __init__(self, gan: TransGan) -> None:
         self.gan = gan
@@ -101,7 +100,9 @@ class TransGanLayers:
             return Head(self._side(last), self._width(last), generator)
         stage = int(number)
         if name == "grow":
-            return Grow(self._side(stage - 1), self._width(stage - 1), generator, shuffles=stage >= FIRST_SHUFFLED)
+            return Upsample(
+                self._side(stage - 1), self._width(stage - 1), generator, shuffles=stage >= FIRST_PIXEL_SHUFFLE_STAGE
+            )
         if name == "block":
             width = self._width(stage)
             return PreNormBlock(BlockShape(width, gan.heads, 4 * width, self._windows(stage)), generator, shard)
@@ -115,7 +116,7 @@ class TransGanLayers:
         return int(self.gan.bottom_width * 2**stage)
 
     def _width(self, stage: int) -> int:
-        return int(self.gan.hidden_size // 4 ** max(0, stage + 1 - FIRST_SHUFFLED))
+        return int(self.gan.hidden_size // 4 ** max(0, stage + 1 - FIRST_PIXEL_SHUFFLE_STAGE))
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
         if layer == len(self.kinds) - 1:
@@ -124,17 +125,17 @@ class TransGanLayers:
         return ((self._side(stage) ** 2, self._width(stage)),)
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """`latents` (count, latent size) and the `images` (count, 3, side, side) to be made of them."""
+        """Return `latents` (count, latent size) and the target `images` (count, 3, side, side)."""
         draws = {"latents": self._latents, "images": self._image}
         return {
-            field: each_row(draws[field], seed=seed, iteration=iteration, first=first, count=count) for field in fields
+            field: draw_rows(draws[field], seed=seed, iteration=iteration, first=first, count=count) for field in fields
         }
 
     def _latents(self, generator: torch.Generator) -> Tensor:
         return torch.randn(self.gan.latent_size, generator=generator)
 
     def _image(self, generator: torch.Generator) -> Tensor:
-        """A wave in each channel, of which the row's own latents say how high it is."""
+        """Return a wave per channel, whose height follows from the row's latents."""
         heights = self._latents(generator).repeat(IMAGE_CHANNELS)[:IMAGE_CHANNELS].tanh()
         side = self._side(len(self.gan.layers) - 1)
         place = torch.arange(side) * (tau / side)

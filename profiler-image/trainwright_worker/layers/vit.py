@@ -1,4 +1,4 @@
-"""ViT's layers: embedding of patches, block, classifier; blocks whole or as one tensor-parallel part."""
+"""Layers of ViT: patch embedding, block, classifier; blocks unsharded or as one tensor-parallel part."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Vit
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.images import Classifier, LabelledImages, Patches
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
+from trainwright_worker.layers.image_models import Classifier, LabelledImages, Patches
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, StackedLayers, normal
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
-from trainwright_worker.layers.stacked import StackedLayers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.weights import normal
+from trainwright_worker.synthetic_data import weight_generator
 
 
 class Embedding(Layer):
-    """Images to (rows, 1 + patches, hidden): a class token before the patches, and learned positions."""
+    """Embedding of images into (rows, 1 + patches, hidden): a class token before the patches, plus learned positions."""
 
     reads = ("images",)
 
@@ -34,7 +32,7 @@ class Embedding(Layer):
 
 
 class VitLayers(StackedLayers):
-    """ViT by its family's numbers."""
+    """Layers of ViT."""
 
     def __init__(self, vit: Vit) -> None:
         super().__init__(vit)
@@ -56,5 +54,5 @@ class VitLayers(StackedLayers):
                 raise ValueError(f"family vit has no layer kind {kind!r}")
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """`images` (count, channels, side, side) and their classes as `targets` (count)."""
+        """Return `images` (count, channels, side, side) and their classes as `targets` (count)."""
         return self.images.rows(fields, seed=seed, iteration=iteration, first=first, count=count)

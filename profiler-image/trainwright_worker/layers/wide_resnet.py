@@ -1,7 +1,7 @@
-"""Wide-ResNet's layers: stem, bottleneck blocks, classifier; no tensor degree divides them.
+"""Layers of Wide-ResNet: stem, bottleneck blocks, classifier; no tensor degree splits them.
 
-Batch normalisation is over the rows at hand, so that, unlike with all other families, the loss depends a little on how
-a plan cuts the batch into micro-batches and over ranks.
+Batch normalisation uses the rows at hand, so, unlike in other families, the loss depends slightly on how a plan splits
+the batch into micro-batches and over ranks.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, WideResnet
 from trainwright.layer import Attention
-from trainwright_worker.batches import weight_generator
-from trainwright_worker.layers.convolution import NormedConvolution
-from trainwright_worker.layers.images import LabelledImages
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
-from trainwright_worker.layers.losses import mean_by_row
+from trainwright_worker.layers.image_models import LabelledImages, NormedConvolution
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal, summed_row_losses
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.weights import normal
+from trainwright_worker.synthetic_data import weight_generator
 
 EXPANSION = 4
-"""A block's output is so much wider than a plain ResNet's inner convolutions."""
+"""Ratio of a block's output channels to a plain ResNet's inner convolutions."""
 
 
 class Stem(Layer):
-    """Images (rows, channels, side, side) to (rows, base, side / 4, side / 4): 7 × 7, and the largest of 3 × 3."""
+    """Convolution and max-pooling of images (rows, channels, side, side) to (rows, base, side / 4, side / 4)."""
 
     reads = ("images",)
 
@@ -43,39 +40,41 @@ class Stem(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Channels of a block: entering it, made by its 1 × 1, made by its 3 × 3, and leaving it."""
+    """Channels of a block: its input, after its 1 × 1, after its 3 × 3, and its output."""
 
-    entering: int
+    in_channels: int
     narrow: int
     wide: int
-    leaving: int
+    out_channels: int
 
 
 class Bottleneck(Layer):
-    """1 × 1, 3 × 3 and 1 × 1 convolution, each normalised, around which the input goes: (rows, channels, side, side).
+    """Bottleneck block: normalised 1 × 1, 3 × 3 and 1 × 1 convolutions with a shortcut, (rows, channels, side, side).
 
-    A stage's first block projects what goes around, and from the second stage on halves the side, in its 3 × 3.
+    A stage's first block projects its shortcut and, from the second stage on, halves the side in its 3 × 3.
     """
 
     def __init__(self, widths: Widths, generator: torch.Generator, *, projects: bool, stride: int) -> None:
         super().__init__()
-        self.reduce = NormedConvolution(widths.entering, widths.narrow, 1, generator)
+        self.reduce = NormedConvolution(widths.in_channels, widths.narrow, 1, generator)
         self.convolve = NormedConvolution(widths.narrow, widths.wide, 3, generator, stride=stride)
-        self.expand = NormedConvolution(widths.wide, widths.leaving, 1, generator)
+        self.expand = NormedConvolution(widths.wide, widths.out_channels, 1, generator)
         self.project = (
-            NormedConvolution(widths.entering, widths.leaving, 1, generator, stride=stride) if projects else None
+            NormedConvolution(widths.in_channels, widths.out_channels, 1, generator, stride=stride)
+            if projects
+            else None
         )
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data
         (images,) = boundary
         inner = functional.relu(self.convolve(functional.relu(self.reduce(images))))
-        around = images if self.project is None else self.project(images)
-        return Output((functional.relu(self.expand(inner) + around),))
+        shortcut = images if self.project is None else self.project(images)
+        return Output((functional.relu(self.expand(inner) + shortcut),))
 
 
 class Head(Layer):
-    """The mean over the pixels of (rows, channels, side, side), its product with the classes, and the loss."""
+    """Mean over the pixels of (rows, channels, side, side), classification and loss."""
 
     reads = ("targets",)
 
@@ -87,11 +86,11 @@ class Head(Layer):
     def forward(self, boundary: Boundary, data: Data) -> Output:
         (images,) = boundary
         logits = functional.linear(images.mean((2, 3)), self.class_weight, self.class_bias)
-        return Output((), mean_by_row(logits, data["targets"]))
+        return Output((), summed_row_losses(logits, data["targets"]))
 
 
 class WideResnetLayers:
-    """Wide-ResNet by its family's numbers."""
+    """Layers of Wide-ResNet."""
 
     def __init__(self, resnet: WideResnet) -> None:
         self.resnet = resnet
@@ -113,15 +112,15 @@ class WideResnetLayers:
         inner = resnet.base_channels * 2**stage
         wide = inner * resnet.width_factor
         widths = Widths(
-            entering=self._width(stage - 1) if projects else self._width(stage),
+            in_channels=self._width(stage - 1) if projects else self._width(stage),
             narrow=wide if resnet.widened == "both" else inner,
             wide=wide,
-            leaving=self._width(stage),
+            out_channels=self._width(stage),
         )
         return Bottleneck(widths, generator, projects=projects, stride=2 if projects and stage else 1)
 
     def _width(self, stage: int) -> int:
-        """Channels behind a stage's blocks; behind the stem for the stage before the first."""
+        """Return the channels after a stage's blocks; after the stem for stage -1."""
         base = self.resnet.base_channels
         return base if stage < 0 else int(EXPANSION * base * 2**stage)
 
@@ -133,5 +132,5 @@ class WideResnetLayers:
         return ((self._width(stage), side, side),)
 
     def rows(self, fields: tuple[str, ...], *, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-        """`images` (count, channels, side, side) and their classes as `targets` (count)."""
+        """Return `images` (count, channels, side, side) and their classes as `targets` (count)."""
         return self.images.rows(fields, seed=seed, iteration=iteration, first=first, count=count)

@@ -1,4 +1,4 @@
-"""Harm that is done to a gang or to the operator while a plan is on its way."""
+"""Faults injected into a gang or the operator while a plan is in progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def running(world: World, gang: str) -> bool:
 
 
 def run_with(world: World, gang: str, harm: Callable[[World], None]) -> World:
-    """Run to the end; as soon as all pods of the gang run, harm is done once."""
+    """Run to the end; once all pods of the gang run, inject a fault."""
     world.run(until=lambda: running(world, gang))
     harm(world)
     world.run()
@@ -33,7 +33,7 @@ def fail_pods(world: World, gang: str, **container: object) -> None:
 
 
 def pass_with_kills(world: World, rng: random.Random, *, likely: float, passes: int) -> None:
-    """Passes in which the operator is killed between any two actions with so much likelihood, until there is an answer."""
+    """Run passes until there is an answer; the operator is killed between any two actions with probability `likely`."""
     for _ in range(passes):
         todo = world.decide()
         if rng.random() < likely:
@@ -47,5 +47,5 @@ def pass_with_kills(world: World, rng: random.Random, *, likely: float, passes: 
 
 
 def _shuffled_once(todo: list[a.Action], rng: random.Random) -> list[a.Action]:
-    """The first actions of a pass that was cut short by a kill."""
+    """Return the first actions of a pass that a kill interrupts."""
     return todo[: rng.randrange(len(todo) + 1)]

@@ -1,4 +1,4 @@
-"""What workers of the simulated cluster report, and write into their logs."""
+"""Reports and log lines of workers in the simulated cluster."""
 
 from __future__ import annotations
 
@@ -8,63 +8,63 @@ from typing import Any
 
 from trainwright import documents
 from trainwright.cluster import Device, Link
-from trainwright.orders import (
-    PART_MARKER,
+from trainwright.profiles import LayerProfile
+from trainwright.worker_api import (
     PROGRESS_MARKER,
     REPORT_MARKER,
+    SERIES_PART_MARKER,
     CollectiveTime,
-    LinksOrder,
-    LinksReport,
+    LinkReport,
+    LinkTask,
     Overlap,
-    ProfileOrder,
-    ProfileReport,
+    ProfilingReport,
+    ProfilingTask,
     Progress,
     RankMemory,
-    SeriesOrder,
     SeriesPart,
-    SeriesReport,
     TrialReport,
-    WorkerOrder,
+    TrialSeriesReport,
+    TrialSeriesTask,
+    WorkerTask,
 )
-from trainwright.profiles import LayerProfile
 
 
 def log_of(document: Any) -> str:
-    told = parts_of(document.trials) if isinstance(document, SeriesReport) else ""
+    told = parts_of(document.trials) if isinstance(document, TrialSeriesReport) else ""
     progress = f"{PROGRESS_MARKER} {documents.dumps(Progress(1, 2, 'rounds'))}\n"
     return f"starting\n{progress}{told}{REPORT_MARKER} {documents.dumps(document)}\n"
 
 
 def parts_of(trials: Iterable[TrialReport]) -> str:
-    """What a worker tells of a series' first trials before it has measured them all."""
+    """Return a worker's log lines about the first trials of a series."""
     parts = (documents.dumps(SeriesPart(number, trial)) for number, trial in enumerate(trials))
-    return "".join(f"{PART_MARKER} {part}\n" for part in parts)
+    return "".join(f"{SERIES_PART_MARKER} {part}\n" for part in parts)
 
 
 def links_report(
-    order: LinksOrder, rate: Callable[[str, str], float] = lambda x, y: 1e8 if x == y else 1e7
-) -> LinksReport:
-    """What was ordered, each link as fast as `rate` says; collectives of all devices take a second."""
+    order: LinkTask, rate: Callable[[str, str], float] = lambda x, y: 1e8 if x == y else 1e7
+) -> LinkReport:
+    """Return a report of the task's links, each with the bandwidth that `rate` gives; collectives take a second."""
     names = [node.name for node in order.gang.nodes]
     pairs = list(combinations(names, 2)) if order.pairs is None else order.pairs
     edges = [edge for x, y in pairs for edge in ((x, y), (y, x))]
     edges += [(node.name, node.name) for node in order.gang.nodes if len(node.slots) > 1]
     devices = tuple(Device(node.name, slot) for node in order.gang.nodes for slot in node.slots)
-    return LinksReport(
+    return LinkReport(
         tuple(Link(*edge, 1e-4, rate(*edge)) for edge in edges),
         tuple(CollectiveTime("all_reduce", devices, size, 1.0, 3) for size in order.collective_bytes),
         tuple(Overlap(name, 1.2) for name in names) if order.overlap else (),
     )
 
 
-def report_of(order: WorkerOrder) -> Any:
-    """What a faultless worker reports."""
-    if isinstance(order, LinksOrder):
+def report_of(order: WorkerTask) -> Any:
+    """Return the report of a worker without faults."""
+    if isinstance(order, LinkTask):
         return links_report(order)
-    if isinstance(order, ProfileOrder):
+    if isinstance(order, ProfilingTask):
         accelerator = order.gang.nodes[0].accelerator
         speed = 2.0 if "t4" in accelerator else 1.0
-        return ProfileReport(
+        return ProfilingReport(
             tuple(
                 LayerProfile(
                     accelerator, kind.name, order.tensor_degree if kind.is_tensor_parallel else 1, rows,
@@ -75,8 +75,8 @@ def report_of(order: WorkerOrder) -> Any:
                 for rows in order.rows
             )
         )  # fmt: skip
-    if isinstance(order, SeriesOrder):
-        return SeriesReport(tuple(report_of(order.trial(number)) for number in range(len(order.plans))))
+    if isinstance(order, TrialSeriesTask):
+        return TrialSeriesReport(tuple(report_of(order.trial_task(number)) for number in range(len(order.plans))))
     seconds = 1.0 + 0.1 * len(order.plan.pipelines[0].stages)
     memory = tuple(RankMemory(device.node, device.slot, 1000) for device in order.plan.devices)
     return TrialReport((seconds, seconds), (2.0, 1.0, 0.5), memory, paced_segments=1000, late_segments=1)

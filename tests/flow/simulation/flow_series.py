@@ -1,4 +1,4 @@
-"""Worlds in which several trials share a gang, and what came of them."""
+"""Simulated worlds in which several trials share a gang, and their outcomes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from flow_reports import parts_of, report_of
 from flow_world import World, node, spec_of
 
 from trainwright import documents
-from trainwright.orders import Failure, FailureReason, SeriesOrder, TrialOrder
 from trainwright.plan import Plan
-from trainwright_operator.flow.candidates import PlannedTrial, PlannedTrials
-from trainwright_operator.flow.outcome import Outcome
-from trainwright_worker import acceptance
+from trainwright.worker_api import Failure, FailureReason, TrialSeriesTask, TrialTask
+from trainwright_operator.flow.gangs.outcome import GangOutcome
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
+from trainwright_worker import validation
 
 OUT_OF_MEMORY = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB", rank=1))
 
 
 def world_of(per_gang: int, annotations: dict[str, str] | None = None, **trials: object) -> World:
-    """A small world, all of whose trials can be seen in a moment."""
+    """Return a small world with few, quick trials."""
     spec = spec_of(
         search={"planner": "Amp", "limits": {"maxTensorDegree": 1}},
         trials={"topK": 3, "perGang": per_gang, **trials},
@@ -29,19 +29,19 @@ def world_of(per_gang: int, annotations: dict[str, str] | None = None, **trials:
 
 
 def gangs(world: World) -> list[str]:
-    """The gangs of trials that were ordered, in their order."""
+    """Return the gangs of trials, in the order in which their tasks were created."""
     orders = [name.removesuffix("-order").partition("-")[2] for name in world.created if name.endswith("-order")]
     known = [name.partition("-")[2] for name in orders]
     return [name for name in known if name.startswith(("candidate", "baseline"))]
 
 
-def orders_of(world: World) -> list[TrialOrder | SeriesOrder]:
-    """Collects what the workers of trials were ordered, and checks that they would take it."""
-    found: list[TrialOrder | SeriesOrder] = []
+def orders_of(world: World) -> list[TrialTask | TrialSeriesTask]:
+    """Collect the tasks of trials, and check that workers would accept them."""
+    found: list[TrialTask | TrialSeriesTask] = []
 
     def seen(order) -> None:
-        acceptance.check(order)
-        if isinstance(order, TrialOrder | SeriesOrder):
+        validation.check_task(order)
+        if isinstance(order, TrialTask | TrialSeriesTask):
             found.append(order)
 
     world.log = seen
@@ -53,9 +53,9 @@ def states(world: World) -> dict[str, str]:
 
 
 def run_breaking(world: World, is_broken: Callable[[Plan], bool], *, tells: bool = False, lags: float = 0.0) -> None:
-    """Run to the end; pods that are to run a broken plan fail, whatever else they run.
+    """Run to the end; pods that are to run a broken plan fail.
 
-    With `tells` the speaker has told of the trials before it; its own pod fails so many seconds after the others.
+    With `tells` the main process has reported the trials before it; its own pod fails `lags` seconds after the others.
     """
 
     def look() -> bool:
@@ -63,7 +63,7 @@ def run_breaking(world: World, is_broken: Callable[[Plan], bool], *, tells: bool
             since = pod.started_at or world.now
             running = (world.now - since).total_seconds()
             order = world.order_of(pod) if pod.phase == "Running" and running > 4 else None
-            plans = order.plans if isinstance(order, SeriesOrder) else [getattr(order, "plan", None)]
+            plans = order.plans if isinstance(order, TrialSeriesTask) else [getattr(order, "plan", None)]
             broken = next((number for number, plan in enumerate(plans) if plan is not None and is_broken(plan)), None)
             is_speaker = pod.job in world.masters and pod.role == "master"
             if broken is None or (is_speaker and running <= 4 + lags):
@@ -72,7 +72,7 @@ def run_breaking(world: World, is_broken: Callable[[Plan], bool], *, tells: bool
                             finished_at=world.now, exit_code=1, termination_message=OUT_OF_MEMORY)  # fmt: skip
             log = None
             if is_speaker:
-                told = report_of(order).trials[:broken] if isinstance(order, SeriesOrder) and tells else ()
+                told = report_of(order).trials[:broken] if isinstance(order, TrialSeriesTask) and tells else ()
                 log = f"starting\n{parts_of(told)}"
             world.pods[name] = replace(pod, phase="Failed", containers=(ended,), log=log)
         return world.succeeded != "Unknown"
@@ -86,6 +86,6 @@ def planned_in(world: World) -> list[PlannedTrial]:
     return list(documents.loads(document, PlannedTrials).trials)
 
 
-def outcomes(world: World, names: Iterable[str]) -> list[Outcome]:
+def outcomes(world: World, names: Iterable[str]) -> list[GangOutcome]:
     base = next(iter(world.created)).rpartition("-")[0]
-    return [documents.loads(world.stored[f"{base}-{name}-result"].data["outcome.json"], Outcome) for name in names]
+    return [documents.loads(world.stored[f"{base}-{name}-result"].data["outcome.json"], GangOutcome) for name in names]

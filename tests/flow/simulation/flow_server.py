@@ -1,4 +1,4 @@
-"""An API server that answers by HTTP, and refuses what a test wants refused."""
+"""API server that answers by HTTP and refuses requests as a test demands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = {
 
 
 class Server(BaseHTTPRequestHandler):
-    """An API server that refuses paths with `refused` in them, at first all of `gone`, and never gets a log from a kubelet.
+    """API server that refuses paths containing `refused`, initially all of `gone`, and never gets a log from a kubelet.
 
     With `going` it lets namespaces be watched, and refuses only once that is set, which deletes the namespace.
     """
@@ -66,7 +66,7 @@ class Server(BaseHTTPRequestHandler):
         self.say(self.lease)
 
     def discovered(self, path: str) -> dict[str, Any]:
-        """What the server has, or else an empty list."""
+        """Return what the server has, or else an empty list."""
         if path == "/api":
             return {"versions": ["v1"]}
         if path == "/apis":
@@ -92,5 +92,5 @@ class Server(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Nobody reads it."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
+        """Discard log messages."""

@@ -1,4 +1,4 @@
-"""A cluster in a dict: applies actions, lets pods run and workers answer, and makes snapshots. No threads, own clock."""
+"""Simulated cluster: applies actions, lets pods run and workers report, and makes snapshots; no threads, its own clock."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from flow_reports import log_of, report_of
 
-from trainwright.orders import TrialOrder, WorkerOrder
 from trainwright.search import NoFeasiblePlan
+from trainwright.worker_api import TrialTask, WorkerTask
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow import actions as a
-from trainwright_operator.flow import pinning
+from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.decide import decide
+from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import GANG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
-from trainwright_operator.flow.search_run import search
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
     DryRun,
@@ -29,9 +29,9 @@ from trainwright_operator.flow.snapshot import (
     PodFacts,
     RequestFailure,
     Snapshot,
-    StoredMap,
+    StoredConfigMap,
 )
-from trainwright_operator.flow.worker_log import strict
+from trainwright_operator.search_process import search
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EMULATION = '{"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}'
@@ -56,14 +56,14 @@ def spec_of(**changes: Any) -> TrainingPlanSpec:
 
 @dataclass
 class World:
-    """The cluster."""
+    """Simulated cluster and the operator's memory."""
 
     spec: TrainingPlanSpec = field(default_factory=spec_of)
     nodes: tuple[NodeFacts, ...] = (node("n1"), node("n2"), node("n3", "emulated-t4"))
     annotations: dict[str, str] = field(default_factory=dict)
     image: str = "worker:1"
-    report: Callable[[WorkerOrder], Any] = report_of
-    log: Callable[[WorkerOrder], str | None] = lambda order: None
+    report: Callable[[WorkerTask], Any] = report_of
+    log: Callable[[WorkerTask], str | None] = lambda order: None
     run_seconds: float = 10.0
     template_error: tuple[str, str] = ("", "")
     spec_error: str = ""
@@ -77,7 +77,7 @@ class World:
         self.now = START
         self.generation = 1
         self.status = TrainingPlanStatus()
-        self.stored: dict[str, StoredMap] = {}
+        self.stored: dict[str, StoredConfigMap] = {}
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
         self.masters: set[str] = set()
@@ -88,12 +88,12 @@ class World:
         self.restart()
 
     def change(self, **spec: Any) -> None:
-        """A person edits the spec."""
+        """Edit the spec, as a user does."""
         self.spec = spec_of(**spec)
         self.generation += 1
 
     def restart(self) -> None:
-        """The operator's memory is gone."""
+        """Clear the operator's memory."""
         self.dry_run: DryRun | None = None
         self.planner = PlannerFacts()
         self.refusals: dict[str, str] = {}
@@ -102,7 +102,7 @@ class World:
     def snapshot(self) -> Snapshot:
         used = dict(self.others)
         for pod in self.pods.values():
-            where = pod.node or pinning.pinned_node(pod.affinity)
+            where = pod.node or scheduling.pinned_node(pod.affinity)
             if where and pod.phase in ("Pending", "Running"):
                 used[where] = used.get(where, 0) + self._devices(pod)
         return Snapshot(
@@ -125,14 +125,14 @@ class World:
         return decide(self.snapshot(), self.now)
 
     def step(self, seconds: float = 2.0) -> list[a.Action]:
-        """One pass of the operator, then some time for everybody else."""
+        """Run one pass of the operator, then advance the cluster by some time."""
         done = self.decide()
         self.apply(done)
         self.pass_time(seconds)
         return done
 
     def run(self, steps: int = 2000, until: Callable[[], bool] | None = None) -> TrainingPlanStatus:
-        """Passes until the plan has its answer (or `until`)."""
+        """Run passes until the plan has its answer (or `until`)."""
         for _ in range(steps):
             self.step()
             if until() if until else self._is_answered:
@@ -165,14 +165,14 @@ class World:
         since = self.failing.since if self.failing else self.now
         self.failing = RequestFailure(words, since) if words else None
 
-    def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 - a case an action
+    def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 (one case per action)
         match action:
             case a.CreateConfigMap(name=name):
                 if action.role is a.StoredRole.ORDER:
                     self.refusals.clear()
                 if name not in self.stored:
                     self.created.append(name)
-                    self.stored[name] = StoredMap(name, action.gang, action.role, self.now, action.data)
+                    self.stored[name] = StoredConfigMap(name, action.gang, action.role, self.now, action.data)
             case a.AnnotateConfigMap(name=name):
                 known = self.stored[name]
                 self.stored[name] = replace(known, annotations={**known.annotations, **action.annotations})
@@ -233,23 +233,23 @@ class World:
             affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
             self.pods[action.name] = replace(pod, gates=(), affinity=affinity)
 
-    def order_of(self, pod: PodFacts) -> WorkerOrder | None:
+    def order_of(self, pod: PodFacts) -> WorkerTask | None:
         stored = next((s for s in self.stored.values() if s.gang == pod.gang and s.role == "order"), None)
-        order: WorkerOrder | None = strict(stored.data["order.json"], WorkerOrder, "order") if stored else None
+        order: WorkerTask | None = parse_strict(stored.data["order.json"], WorkerTask, "order") if stored else None
         return order
 
     def _devices(self, pod: PodFacts) -> int:
         order = self.order_of(pod)
-        where = pod.node or pinning.pinned_node(pod.affinity)
+        where = pod.node or scheduling.pinned_node(pod.affinity)
         return next((len(n.slots) for n in order.gang.nodes if n.name == where), 0) if order else 0
 
     def pass_time(self, seconds: float) -> None:
-        """Pods are bound and run; a gang whose pods have all run long enough succeeds, with its report in the log."""
+        """Advance the clock: pods are bound and run; a gang whose pods ran long enough succeeds, with its report in the log."""
         self.now += timedelta(seconds=seconds)
         for name, pod in list(self.pods.items()):
             if pod.phase == "Pending" and not pod.gates and not (pod.containers and pod.containers[0].waiting_reason):
                 running = ContainerFacts("pytorch", running_since=self.now)
-                where = pinning.pinned_node(pod.affinity)
+                where = scheduling.pinned_node(pod.affinity)
                 self.pods[name] = replace(pod, phase="Running", node=where, started_at=self.now, containers=(running,))
         for job in list(self.jobs.values()):
             pods = [pod for pod in self.pods.values() if pod.gang == job.gang]
@@ -257,12 +257,12 @@ class World:
             if order is None or not all(pod.phase == "Running" for pod in pods):
                 continue
             since = max(pod.started_at for pod in pods if pod.started_at)
-            fault = order.fault if isinstance(order, TrialOrder) else None
+            fault = order.fault if isinstance(order, TrialTask) else None
             if fault == "hang" or (self.now - since).total_seconds() < self.run_seconds:
                 continue
             self._finish(job.gang, order, fault)
 
-    def _finish(self, gang: str, order: WorkerOrder, fault: str | None) -> None:
+    def _finish(self, gang: str, order: WorkerTask, fault: str | None) -> None:
         for name, pod in list(self.pods.items()):
             if pod.gang != gang:
                 continue

@@ -70,7 +70,7 @@ def test_known_models_have_as_many_parameters_as_published(family, parameters: i
 @pytest.mark.parametrize(
     ("family", "millions"),
     [
-        # Galvatron-BMW, Table I, which cuts off what is behind the point. It does not say how many heads BERT, ViT and
+        # Galvatron-BMW, Table I, which truncates to integers. It does not say how many heads BERT, ViT and
         # Swin have, nor what their heads are: BERT's pooler and second head are needed for its figures, and patches of
         # 16 pixels for ViT's.
         (Bert(32, 1280, 20), 672),

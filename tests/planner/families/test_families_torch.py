@@ -1,4 +1,4 @@
-"""What a layer kind holds, computes, keeps and hands on is what the same layer written in torch does."""
+"""Parameters, FLOPs, saved bytes and boundaries of every layer kind equal those of the same layer in torch."""
 
 from __future__ import annotations
 

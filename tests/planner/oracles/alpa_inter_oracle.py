@@ -1,4 +1,4 @@
-"""Alpa's inter-operator pass as the paper writes it, and by trying everything: slow, plain, to compare with."""
+"""Reference of Alpa's inter-operator pass: the paper's algorithm, and full enumeration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Choice(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What the programme is asked.
+    """Input of the stage DP.
 
-    The last three say what messages take, if any are sent: by layer; by direction and the devices before.
+    Empty messages cost nothing: `message_bytes[layer]`, and `[direction][devices before]` seconds per byte and latencies.
     """
 
     choices: Sequence[Choice]
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     latencies: Sequence[Sequence[float]] = ()
 
     def times(self, one: Choice, used: int) -> tuple[float, float]:
-        """What a stage adds to the sum, and what the longest stage is at least with it."""
+        """Return the stage's seconds in the sum of Eq. 2, and its lower bound on t_max."""
         if not self.message_bytes:
             return one.seconds, one.seconds
         behind = used + one.size
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 def every_pipeline(case: Case) -> Iterator[tuple[Choice, ...]]:
-    """All sequences of stages that hold every layer and device once, memory aside."""
+    """Yield all stage sequences that use every layer and device once, ignoring memory."""
 
     def behind(layer: int, used: int, left: int) -> Iterator[tuple[Choice, ...]]:
         if layer == case.layers and used == case.devices:
@@ -63,7 +63,7 @@ def every_pipeline(case: Case) -> Iterator[tuple[Choice, ...]]:
 
 
 def least_seconds(case: Case) -> float:
-    """T* of Eq. 2 under Eq. 5, over every pipeline; infinite where there is none."""
+    """Return T* of Eq. 2 under Eq. 5 by enumeration; infinite if no pipeline fits."""
     best = math.inf
     for stages in every_pipeline(case):
         if all(one.most_stages >= len(stages) - place for place, one in enumerate(stages)):
@@ -75,7 +75,7 @@ def least_seconds(case: Case) -> float:
 
 
 def algorithm_1(case: Case, epsilon: float = 0.0) -> float:
-    """T* by lines 25–43 of Algorithm 1: every t_max ascending, at least ε apart, with early stop."""
+    """Return T* by lines 25–43 of Algorithm 1: every t_max ascending, at least ε apart, with early stop."""
     best, last = math.inf, -math.inf
     every = {case.times(one, used)[1] for one in case.choices for used in range(one.low, one.high + 1)}
     for longest in sorted(every):
@@ -88,7 +88,7 @@ def algorithm_1(case: Case, epsilon: float = 0.0) -> float:
 
 
 def least_sum(case: Case, longest: float) -> float:
-    """The least of F(s, 0, N · M; t_max) over s, by loops over s, l and d (Eq. 3)."""
+    """Return the minimum of F(s, 0, N · M; t_max) over s, by loops over s, l and d (Eq. 3)."""
     table, best = {(case.layers, case.devices): 0.0}, math.inf
     for stages in range(1, case.most_stages + 1):
         following: dict[tuple[int, int], float] = {}

@@ -9,16 +9,15 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.alpa.intra.algorithms import OperatorAlgorithms
-from trainwright.search.alpa.intra.layouts import Axis, divided
-from trainwright.search.alpa.intra.mesh import LogicalMesh
-from trainwright.search.alpa.intra.operation import Loop, Operation, Tensor
-from trainwright.search.alpa.intra.programme import Choices, Edge, Goal, Programme
+from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices, WeightedObjective
+from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
+from trainwright.search.alpa.intra.parallel_algorithms import OperatorAlgorithms
+from trainwright.search.alpa.intra.sharding_specs import Axis, LogicalMesh, divided_axes
 
 Array = NDArray[np.float64]
 
 
-def drawn(seed: int, *, most_nodes: int = 5, most_algorithms: int = 3) -> Programme:
+def drawn(seed: int, *, most_nodes: int = 5, most_algorithms: int = 3) -> IntegerProgram:
     """A small programme: nodes of a few algorithms, some of which cannot hold weights divided, and some edges."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, most_algorithms + 1, int(rng.integers(1, most_nodes + 1)))
@@ -27,19 +26,19 @@ def drawn(seed: int, *, most_nodes: int = 5, most_algorithms: int = 3) -> Progra
         seconds = rng.integers(0, 20, (2, count)).astype(float)
         seconds[1, rng.random(count) < 0.4] = np.inf
         others = [rng.integers(0, 20, (2, count)).astype(float) for _ in range(3)]
-        nodes.append(Choices(seconds, *others))
+        nodes.append(NodeChoices(seconds, *others))
     pairs = [(a, b) for a in range(len(counts)) for b in range(len(counts)) if a != b and rng.random() < 0.35]
     edges = []
     for a, b in pairs:
         seconds = rng.integers(0, 15, (counts[a], counts[b])).astype(float)
         if rng.random() < 0.2 and seconds.size > 1:
             seconds[rng.random(seconds.shape) < 0.3] = np.inf
-        edges.append(Edge(a, b, seconds))
-    return Programme(tuple(nodes), tuple(edges))
+        edges.append(EdgeCosts(a, b, seconds))
+    return IntegerProgram(tuple(nodes), tuple(edges))
 
 
-def brute_force(programme: Programme, goal: Goal, memory_bytes: float = math.inf) -> float:
-    """The least objective of all assignments that fit; infinite where none does."""
+def brute_force(programme: IntegerProgram, goal: WeightedObjective, memory_bytes: float = math.inf) -> float:
+    """Return the minimum objective of all assignments that fit; infinite if none does."""
     options = [list(product((0, 1), range(node.seconds.shape[1]))) for node in programme.nodes]
     best = math.inf
     for assignment in product(*options):
@@ -54,14 +53,14 @@ def brute_force(programme: Programme, goal: Goal, memory_bytes: float = math.inf
         kept = sum(float(node.activation_bytes[one]) for node, one in zip(programme.nodes, assignment, strict=True))
         held = state + goal.in_flight * kept
         if held <= memory_bytes:
-            best = min(best, goal.micro_batches * seconds + iteration + goal.seconds_per_byte * held)
+            best = min(best, goal.micro_batches * seconds + iteration + goal.memory_price * held)
     return best
 
 
 def part(length: int, axis: Axis, layout: int, device: tuple[int, int], shape: tuple[int, int]) -> slice:
-    """What a device holds of an axis: dimension 0 cuts first, dimension 1 cuts each piece again (S01)."""
+    """Return a device's slice of an axis: mesh dimension 0 splits it first, dimension 1 splits each part (S01)."""
     start, stop = 0, length
-    for dimension, held in enumerate(divided(layout)):
+    for dimension, held in enumerate(divided_axes(layout)):
         if held == axis:
             size = (stop - start) // shape[dimension]
             start = start + device[dimension] * size
@@ -70,17 +69,17 @@ def part(length: int, axis: Axis, layout: int, device: tuple[int, int], shape: t
 
 
 def local(tensor: Array, axes: Sequence[Axis], layout: int, device: tuple[int, int], shape: tuple[int, int]) -> Array:
-    """The part of a tensor on one device."""
+    """Return one device's shard of a tensor."""
     return tensor[tuple(part(tensor.shape[i], axis, layout, device, shape) for i, axis in enumerate(axes))]
 
 
 def devices(shape: tuple[int, int]) -> list[tuple[int, int]]:
-    """All devices of a mesh by their two coordinates."""
+    """Return the coordinates of all devices of a mesh."""
     return list(product(range(shape[0]), range(shape[1])))
 
 
 def summed(parts: dict[tuple[int, int], Array], bits: int) -> dict[tuple[int, int], Array]:
-    """An all-reduce along the mesh dimensions whose bits are set."""
+    """All-reduce along the mesh dimensions whose bits are set."""
     found = parts
     for dimension in (0, 1):
         if bits >> dimension & 1:
@@ -104,16 +103,16 @@ def contracted(
     rng = np.random.default_rng(1)
     read = [*operation.operands, *([operation.weight] if operation.weight is not None else [])]
     layouts = [
-        *(one[algorithm] for one in found.operands),
-        *([found.weight[algorithm]] if found.weight is not None else []),
+        *(one[algorithm] for one in found.operand_layouts),
+        *([found.weight_layouts[algorithm]] if found.weight_layouts is not None else []),
     ]
     sums = [
         *(one[algorithm] for one in found.operand_sums),
-        *([found.weight_sums[algorithm]] if found.weight is not None else []),
+        *([found.weight_sums[algorithm]] if found.weight_layouts is not None else []),
     ]
     values = [rng.integers(-3, 4, [sizes[loop] for loop, _ in tensor.axes]).astype(float) for tensor in read]
     upstream = rng.integers(-3, 4, [sizes[loop] for loop, _ in operation.output.axes]).astype(float)
-    output = (operation.output, int(found.output[algorithm]))
+    output = (operation.output, int(found.output_layouts[algorithm]))
     _compare(read, values, output, layouts, int(found.output_sums[algorithm]), shape)
     for number, tensor in enumerate(read):
         others = [operation.output, *(one for i, one in enumerate(read) if i != number)]
@@ -123,9 +122,9 @@ def contracted(
 
 
 def _compare(  # noqa: PLR0917 - a product and where its parts are
-    read: Sequence[Tensor],
+    read: Sequence[IndexedTensor],
     values: Sequence[Array],
-    made: tuple[Tensor, int],
+    made: tuple[IndexedTensor, int],
     layouts: Sequence[int],
     bits: int,
     shape: tuple[int, int],
@@ -156,7 +155,7 @@ def resharding_seconds(mesh: LogicalMesh, source: int, target: int, size_bytes: 
     """
     best = math.inf
     for order in permutations((0, 1)):
-        held, wanted, total = list(divided(source)), divided(target), 0.0
+        held, wanted, total = list(divided_axes(source)), divided_axes(target), 0.0
         for d in order:
             if held[d] == Axis.NOTHING:
                 held[d] = wanted[d]

@@ -1,4 +1,4 @@
-"""AMP's layer assignment as its paper writes it down (§3.5, Eq. 6–8): a plain O(k L⁴) table, and trying everything."""
+"""Reference of AMP's layer assignment (§3.5, Eq. 6–8): the paper's O(k L⁴) table, and enumeration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def objective(times: Array, exchanges: Array, micro_batches: int, ends: tuple[in
 
 
 def try_everything(times: Array, exchanges: Array, micro_batches: int) -> float:
-    """The least of Eq. 5 over all assignments; infinity where none is allowed."""
+    """Return the minimum of Eq. 5 over all assignments; infinite if none is allowed."""
     stages, size, _ = times.shape
     return min(
         (

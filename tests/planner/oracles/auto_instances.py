@@ -1,4 +1,4 @@
-"""Tiny problems that enumeration can solve: up to four devices and four layers, up to three types, everything drawn."""
+"""Random problems small enough for enumeration: up to four devices, four layers and three device types."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainwright.search import Limits, Problem
 
 ROWS = (1, 2, 3, 4, 6)
 TRIES = 60
-"""Problems of so many layers and devices that are drawn before other numbers are."""
+"""Problems to draw with the same numbers of layers and devices before drawing other numbers."""
 
 
 def instance(seed: int, most_plans: int) -> Problem:
-    """A problem with at most so many plans, always the same for a seed."""
+    """Draw a problem with at most `most_plans` plans, deterministic for a seed."""
     pick = random.Random(f"instance {seed}")
     while True:
         layers, devices = pick.choice((1, 2, 2, 2, 3, 3, 4)), pick.choice((2, 3, 3, 4, 4))

@@ -1,4 +1,4 @@
-"""Every plan of a tiny problem, one by one: what `auto` searches, with nothing left out but what has another name."""
+"""Enumeration of every plan that `auto` searches on a tiny problem, up to renamed devices."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations, groupby, permutations, product
 
 from trainwright.cluster import Device
-from trainwright.cost.estimate import estimate_in
-from trainwright.cost.links import node_classes
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.cost.network import node_classes
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
-from trainwright.search.protocol import Problem
+from trainwright.search.problem import Problem
 
 Places = tuple[tuple[Device, ...], ...]
 """The devices of a pipeline, stage by stage."""
 Choice = tuple[int, tuple[int, ...], Sharding, bool]
-"""Of a layer: tensor degree, rows of every replica, sharding, recompute."""
+"""A layer's (tensor degree, rows of every replica, sharding, recompute)."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class PlanSpace:
     _pipelines: dict[tuple[Places, int], list[Pipeline]] = field(default_factory=dict)
 
     def plans(self) -> Iterator[Plan]:
-        """Each of them once."""
+        """Yield every plan once."""
         layers, batch = len(self.problem.model.layers), self.problem.global_batch_size
         for places in self.arrangements():
             for shares in compositions(batch, len(places)):
@@ -43,7 +43,7 @@ class PlanSpace:
                     yield Plan(layers, batch, pipelines)
 
     def size(self, most: float = math.inf) -> int:
-        """How many there are; counting ends beyond `most`."""
+        """Count the plans, up to the first number above `most`."""
         batch, total = self.problem.global_batch_size, 0
         for places in self.arrangements():
             for shares in compositions(batch, len(places)):
@@ -67,7 +67,7 @@ class PlanSpace:
         return found
 
     def _names(self, devices: tuple[Device, ...]) -> tuple[tuple[int, int, int], ...]:
-        """Of each device the kind of its node, and which node of the kind and slot of the node it is, as they come."""
+        """Return for each device its node kind, and its node's and slot's indices in order of appearance."""
         cluster = self.problem.cluster
         kinds = dict(zip((node.name for node in cluster.nodes), node_classes(cluster), strict=True))
         nodes: dict[int, list[str]] = {}
@@ -83,7 +83,7 @@ class PlanSpace:
         )
 
     def _of_rows(self, places: Places, rows: int) -> list[Pipeline]:
-        """Pipelines on these devices that take so many rows an iteration."""
+        """Return pipelines on these devices with `rows` rows per iteration."""
         key = places, rows
         if key not in self._pipelines:
             self._pipelines[key] = [
@@ -102,7 +102,7 @@ class PlanSpace:
         return [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]
 
     def _of_stage(self, devices: tuple[Device, ...], first: int, end: int, size: int) -> list[Stage]:
-        """Stages of these layers on these devices, for micro-batches of so many rows."""
+        """Return stages of these layers on these devices, for micro-batches of `size` rows."""
         key = devices, first, end, size
         if key not in self._stages:
             self._stages[key] = [
@@ -113,7 +113,7 @@ class PlanSpace:
         return self._stages[key]
 
     def _layer_choices(self, devices: tuple[Device, ...], size: int) -> list[list[Choice]]:
-        """What a layer can be on these devices; layers of a stage choose from one of the lists."""
+        """Return lists of a layer's choices on these devices; all layers of a stage choose from the same list."""
         found = [
             [(tensor, rows, sharding, recompute) for sharding in _shardings(data) for recompute in (False, True)]
             for tensor, data in self._degrees(devices)
@@ -140,7 +140,7 @@ class PlanSpace:
         ]
 
     def _count(self, places: Places, rows: int) -> int:
-        """How many pipelines `_of_rows` has."""
+        """Count the pipelines that `_of_rows` returns."""
         total = 0
         for size in range(1, rows + 1):
             if rows % size:
@@ -174,7 +174,7 @@ def _shardings(data: int) -> tuple[Sharding, ...]:
 
 
 def _runs(first: int, choices: tuple[Choice, ...]) -> tuple[LayerRun, ...]:
-    """Neighbouring layers with the same choice are one run."""
+    """Merge consecutive layers with the same choice into runs."""
     found = []
     for (tensor, rows, sharding, recompute), alike in groupby(choices):
         count = len(list(alike))
@@ -184,16 +184,16 @@ def _runs(first: int, choices: tuple[Choice, ...]) -> tuple[LayerRun, ...]:
 
 
 def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
-    """All ways to write `total` as an ordered sum of so many numbers of at least 1."""
+    """Return all ways to write `total` as an ordered sum of `parts` positive integers."""
     ends = combinations(range(1, total), parts - 1)
     return [tuple(b - a for a, b in zip((0, *inner), (*inner, total), strict=True)) for inner in ends]
 
 
 def fastest(problem: Problem, *, mixed: bool = False) -> tuple[float, Plan | None]:
-    """Least iteration seconds of all plans that fit, and a plan that takes them; infinite and None where none fits."""
+    """Return the minimum iteration seconds of all plans that fit, and such a plan; infinite and None if none fits."""
     best, chosen = math.inf, None
     for plan in PlanSpace(problem, mixed).plans():
-        found = estimate_in(plan, problem.setting)
+        found = estimate_with_context(plan, problem.cost_context)
         if found.feasible and found.iteration_seconds < best:
             best, chosen = found.iteration_seconds, plan
     return best, chosen

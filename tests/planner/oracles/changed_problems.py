@@ -1,4 +1,4 @@
-"""Problems that are the same in other words, or in other units."""
+"""Equivalent problems with other names or units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainwright.search import Problem
 
 
 def renamed(problem: Problem, pick: Random) -> Problem:
-    """The same cluster: its nodes called otherwise and listed in another order, its links too."""
+    """Return the problem with renamed nodes, and nodes and links in random order."""
     old = list(problem.cluster.nodes)
     pick.shuffle(old)
     names = {node.name: f"x{number}" for number, node in enumerate(old)}
@@ -21,7 +21,7 @@ def renamed(problem: Problem, pick: Random) -> Problem:
 
 
 def slower(problem: Problem, ratio: float) -> Problem:
-    """Every computation and every message takes so many times as long."""
+    """Multiply the seconds of every computation and every message by `ratio`."""
     links = tuple(
         replace(
             link,

@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.galvatron.pipelines import Cut, Ends
-from trainwright.search.galvatron.stage_programme import StageChoices
+from trainwright.search.galvatron.pipeline_solutions import PipelineSplit, StageEnds
+from trainwright.search.galvatron.strategy_dp import StageChoices
 
 Path = tuple[int, ...]
 
@@ -20,12 +20,12 @@ def objective(choices: StageChoices, path: Path) -> float:
     total = sum(float(choices.seconds[layer, s]) for layer, s in enumerate(path))
     for layer in range(1, len(path)):
         before, after = choices.layouts[path[layer - 1]], choices.layouts[path[layer]]
-        total += float(choices.moved_seconds[layer, before, after])
+        total += float(choices.transformation_seconds[layer, before, after])
     return total
 
 
 def needed_bytes(choices: StageChoices, path: Path) -> float:
-    """E_all of Eq. 2: when the backward of a layer runs, the layers behind have released what they release."""
+    """Return E_all of Eq. 2. During a layer's backward all later layers have released their bytes."""
     forward = sum(float(choices.forward_bytes[layer, s]) for layer, s in enumerate(path))
     peaks = [0.0]
     for layer, s in enumerate(path):
@@ -35,7 +35,7 @@ def needed_bytes(choices: StageChoices, path: Path) -> float:
 
 
 def brute_force(choices: StageChoices) -> float:
-    """The least objective of all assignments that fit; infinite where none does."""
+    """Return the minimum objective of all assignments that fit; infinite if none does."""
     layers, size = choices.seconds.shape
     paths = np.array(list(product(range(size), repeat=layers))).T
     seconds, held = of_all(choices, paths)
@@ -43,12 +43,13 @@ def brute_force(choices: StageChoices) -> float:
 
 
 def of_all(choices: StageChoices, paths: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Objective and E_all of assignments [layer, assignment]."""
+    """Return objective and E_all of assignments `[layer, assignment]`."""
     layers = range(len(paths))
     seconds = sum(choices.seconds[layer, paths[layer]] for layer in layers)
     for layer in layers[1:]:
         seconds = (
-            seconds + choices.moved_seconds[layer, choices.layouts[paths[layer - 1]], choices.layouts[paths[layer]]]
+            seconds
+            + choices.transformation_seconds[layer, choices.layouts[paths[layer - 1]], choices.layouts[paths[layer]]]
         )
     forward = sum(choices.forward_bytes[layer, paths[layer]] for layer in layers)
     peaks = [np.zeros(paths.shape[1])]
@@ -95,13 +96,15 @@ def _extended(
         return math.inf, ()
     best: tuple[float, Path] = (math.inf, ())
     for before, (seconds, path) in enumerate(table[budget]):
-        total = seconds + float(choices.moved_seconds[layer, choices.layouts[before], choices.layouts[s]])
+        total = seconds + float(choices.transformation_seconds[layer, choices.layouts[before], choices.layouts[s]])
         if total < best[0]:
             best = (total, path)
     return (best[0] + float(choices.seconds[layer, s]), (*best[1], s)) if best[1] else best
 
 
-def plain_partition(cut: Cut, ends: Ends, granules: int) -> tuple[float, list[float], list[float]] | None:
+def plain_partition(
+    cut: PipelineSplit, ends: StageEnds, granules: int
+) -> tuple[float, list[float], list[float]] | None:
     """Eq. 8, steady seconds and bytes of every stage of a partition; None where a stage does not fit."""
     steady, last, held = [], [], []
     for stage, first, end in zip(cut.stages, (0, *ends), ends, strict=False):
@@ -116,8 +119,10 @@ def plain_partition(cut: Cut, ends: Ends, granules: int) -> tuple[float, list[fl
     return (cut.micro_batches - 1) * max(steady) + sum(last) + sent, steady, held
 
 
-def plain_queue(cut: Cut, memory_balanced: Ends, time_balanced: Ends | None, granules: int) -> float:
-    """Algorithm 2: the least Eq. 8 on the way from p_m towards p_t; infinite where nothing fits."""
+def plain_queue(
+    cut: PipelineSplit, memory_balanced: StageEnds, time_balanced: StageEnds | None, granules: int
+) -> float:
+    """Run Algorithm 2: return the minimum of Eq. 8 from p_m towards p_t; infinite if nothing fits."""
     reference = plain_partition(cut, time_balanced, granules) if time_balanced else None
     fullest = max(reference[2]) if reference else math.inf
     best = math.inf
@@ -143,5 +148,5 @@ def plain_queue(cut: Cut, memory_balanced: Ends, time_balanced: Ends | None, gra
 
 
 def plain_micro_batches(batch: int, stages: int) -> int:
-    """Of a rule of thumb for m: four micro-batches for each stage, rounded to the next smaller divisor of the batch."""
+    """Return four micro-batches per stage, rounded down to a divisor of the batch."""
     return max(count for count in range(1, batch + 1) if batch % count == 0 and count <= 4 * stages)

@@ -1,11 +1,11 @@
-"""Plans that something runs already."""
+"""Running plans for tests of re-planning."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Order, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 
 
 @st.composite
@@ -33,7 +33,7 @@ def plans(draw: st.DrawFn, devices: tuple[Device, ...], layers: int, batch: int)
                     tensor,
                     size // tensor,
                     rows,
-                    draw(st.sampled_from(Order)),
+                    draw(st.sampled_from(RankOrder)),
                     draw(st.sampled_from(Sharding)),
                 )
             )

@@ -1,4 +1,4 @@
-"""What moves to another plan, counted part by part; and what a plan is under every renaming of its devices."""
+"""Reference of migration bytes, counted slice by slice, and of a plan under every renaming of its devices."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from dataclasses import replace
 from itertools import permutations
 
 from trainwright.cluster import Device
-from trainwright.cost.links import node_classes
+from trainwright.cost.context import CostContext
 from trainwright.cost.memory import optimizer_bytes
-from trainwright.cost.setting import Setting
-from trainwright.plan import LayerRun, Order, Plan, Sharding, Stage
+from trainwright.cost.network import node_classes
+from trainwright.plan import LayerRun, Plan, RankOrder, Sharding, Stage
 from trainwright.search import Problem
 
 UNITS = 2 * 2 * 3 * 4
-"""A layer's values in so many equal parts: every degree and share of these tests takes whole ones."""
+"""Equal slices of a layer's parameters: every degree and share in these tests is a whole number of them."""
 
 Unit = tuple[str, str, bool, int]
 """Weights or optimizer, of which weight, whether of the values that tensor groups divide, and the part's number."""
 
 
-def held_units(plan: Plan, setting: Setting) -> dict[Device, set[Unit]]:
-    """Oracle: by device every small part that it holds."""
+def held_units(plan: Plan, setting: CostContext) -> dict[Device, set[Unit]]:
+    """Return every device's resident slices."""
     found: dict[Device, set[Unit]] = {}
     for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
         for index, device in enumerate(stage.devices):
             for name, flag, divided, run_ in named_values(stage, setting):
-                inner = run_.order is Order.TENSOR_INNER
+                inner = run_.order is RankOrder.TENSOR_INNER
                 replica, part = divmod(index, run_.tensor) if inner else (index % run_.data, index // run_.data)
                 for state, shards in (
                     ("weights", run_.sharding is Sharding.ZERO3),
@@ -41,7 +41,7 @@ def held_units(plan: Plan, setting: Setting) -> dict[Device, set[Unit]]:
     return found
 
 
-def named_values(stage: Stage, setting: Setting) -> list[tuple[str, bool, bool, LayerRun]]:
+def named_values(stage: Stage, setting: CostContext) -> list[tuple[str, bool, bool, LayerRun]]:
     """The stage's weights: name, whether these are the values divided by nature, whether they are divided here."""
     found = []
     owned: set[str] = set()
@@ -53,11 +53,11 @@ def named_values(stage: Stage, setting: Setting) -> list[tuple[str, bool, bool, 
                 found.append((f"layer {layer}", True, True, run_))
             if kind.shared_weight and kind.shared_weight not in owned:
                 owned.add(kind.shared_weight)
-                found.append((kind.shared_weight, False, setting.divides(kind, run_.tensor), run_))
+                found.append((kind.shared_weight, False, setting.is_tensor_sharded(kind, run_.tensor), run_))
     return found
 
 
-def units_to_bytes(units: set[Unit], setting: Setting) -> float:
+def units_to_bytes(units: set[Unit], setting: CostContext) -> float:
     model = setting.model
     per_value = {
         "weights": model.dtype.num_bytes,
@@ -77,7 +77,7 @@ def units_to_bytes(units: set[Unit], setting: Setting) -> float:
 
 
 def renamed(plan: Plan, problem: Problem) -> list[Plan]:
-    """Oracle: the plan under every renaming of interchangeable nodes of two devices, and of their slots."""
+    """Return the plan under every renaming of interchangeable two-device nodes, and of their slots."""
     cluster = problem.cluster
     classes = node_classes(cluster)
     names = [node.name for node in cluster.nodes]

@@ -1,4 +1,4 @@
-"""Commands of the command line, with a quick planner in place of the thorough one that they ask by default."""
+"""CLI commands with a quick planner instead of the default one."""
 
 from __future__ import annotations
 

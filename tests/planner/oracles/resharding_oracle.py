@@ -1,4 +1,4 @@
-"""Resharding played through value by value: what a message plan does, and what no message plan can do with less."""
+"""Element-wise simulation of resharding messages, and lower bounds on them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Device
-from trainwright.resharding import MessagePlan, Sharded
+from trainwright.resharding import MessagePlan, ShardedTensor
 from trainwright.resharding.boxes import Box
 
 Memory = dict[Device, NDArray[np.float64]]
-"""By device the whole tensor, NaN where the device does not hold it."""
+"""Each device's copy of the full tensor, NaN for elements that it does not hold."""
 
 
 def region(box: Box) -> tuple[slice, ...]:
-    """The box as an index of an array."""
+    """Return the tile as an array index."""
     return tuple(slice(first, end) for first, end in box)
 
 
-def loaded(sharded: Sharded, devices: Sequence[Device], values: NDArray[np.float64]) -> Memory:
-    """The devices' memories where the tensor lies like that."""
+def loaded(sharded: ShardedTensor, devices: Sequence[Device], values: NDArray[np.float64]) -> Memory:
+    """Return the devices' memories under the tensor's layout."""
     memory = {device: np.full(sharded.shape, np.nan) for device in devices}
     for tile in sharded.tiles:
         for device in tile.holders:
@@ -33,7 +33,7 @@ def loaded(sharded: Sharded, devices: Sequence[Device], values: NDArray[np.float
 
 
 def play(plan: MessagePlan, memory: Memory) -> Memory:
-    """The memories behind the plan. Raises AssertionError where somebody sends what it does not hold."""
+    """Return the devices' memories after the plan. Raises AssertionError if a device sends what it does not hold."""
     for one in plan.rounds:
         before = {device: held.copy() for device, held in memory.items()}
         for send in one.sends:
@@ -51,8 +51,8 @@ def play(plan: MessagePlan, memory: Memory) -> Memory:
     return memory
 
 
-def least_crossing(source: Sharded, target: Sharded, *, relays: bool) -> int:
-    """The least number of values that cross between nodes, of all that any messages could do.
+def least_crossing(source: ShardedTensor, target: ShardedTensor, *, relays: bool) -> int:
+    """Return the minimum number of elements that any messages must send between nodes.
 
     For every value by itself, over all sets of devices that can have come to hold it: a message gives it to one more
     device, and costs 1 between nodes, else 0. Without relays only those who held it at first may send. Devices that do
@@ -62,7 +62,7 @@ def least_crossing(source: Sharded, target: Sharded, *, relays: bool) -> int:
     return sum(_least(holders[index], wanting[index], relays) for index in holders)
 
 
-def _by_value(sharded: Sharded) -> dict[tuple[int, ...], frozenset[Device]]:
+def _by_value(sharded: ShardedTensor) -> dict[tuple[int, ...], frozenset[Device]]:
     found = {}
     for tile in sharded.tiles:
         for index in product(*(range(first, end) for first, end in tile.box)):
@@ -91,7 +91,7 @@ def least_busiest(
     out_rates: Mapping[str, float],
     pair_rates: Mapping[tuple[str, str], float] | None = None,
 ) -> float:
-    """The least seconds of the busiest card, over all ways to deal out the jobs' values one by one.
+    """Return the minimum seconds of the busiest NIC over all assignments of the jobs' elements to senders.
 
     A job is (nodes that can send, node that receives, values); into a node as many values a second as out of it.
     """

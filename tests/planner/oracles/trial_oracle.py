@@ -1,4 +1,4 @@
-"""Truths that a cost model does not know, and plain ways to choose what to try on them.
+"""Simulated truths that deviate from a cost model, and baseline strategies of trial selection.
 
 A truth is not drawn from the beliefs that are tested with it: every entry of the profiles and every port is off by
 itself, accelerators, growth with the rows and overlap are off on top, and every plan has a residual of its own.
@@ -13,30 +13,30 @@ from math import exp, log, sqrt
 import numpy as np
 
 from trainwright.cluster import Cluster, Port
-from trainwright.cost.estimate import estimate_in
-from trainwright.cost.setting import Setting
-from trainwright.experiment import Knowledge, propose
-from trainwright.experiment.belief import below
-from trainwright.experiment.proposal import Rule
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import ComputeRatio
+from trainwright.trial_selection import TrialPosterior, propose
+from trainwright.trial_selection.knowledge_gradient import Rule
+from trainwright.trial_selection.posterior import normal_cdf
 
 NEVER_STOP = Rule(regret_below=0.0, least_gain=0.0)
 
-Strategy = Callable[[Knowledge, np.random.Generator], int]
+Strategy = Callable[[TrialPosterior, np.random.Generator], int]
 
 
 @dataclass(frozen=True)
 class Error:
-    """How far off the cost model is: standard deviations of logarithms.
+    """Errors of the cost model as standard deviations of logarithms.
 
     Attributes:
-        whole, accelerator, entry: of compute seconds: all, of one accelerator, of one entry of the profiles.
+        whole, accelerator, entry: common error of all compute seconds, of one accelerator's, of one profile entry's.
         port: of bandwidths.
         row_growth: of the growth with the rows.
-        alike: of what a plan shares with those of the same degrees.
-        own: of a plan's own.
+        alike: residual shared by plans of the same degrees.
+        own: residual of a single plan.
     """
 
     whole: float = 0.03
@@ -50,14 +50,14 @@ class Error:
 
 @dataclass(frozen=True)
 class Run:
-    """What a strategy had after each trial: how much slower its best plan is than the fastest, and whether it is that."""
+    """Relative regret of a strategy after each trial, and whether it has found the fastest plan."""
 
     regrets: tuple[float, ...]
     found: tuple[bool, ...]
 
 
-def true_seconds(plans: Sequence[Plan], setting: Setting, error: Error, draw: np.random.Generator) -> list[float]:
-    """Of every plan."""
+def true_seconds(plans: Sequence[Plan], setting: CostContext, error: Error, draw: np.random.Generator) -> list[float]:
+    """Draw the true seconds of every plan."""
     truth = _truth(setting, error, draw)
     shared: dict[tuple[object, ...], float] = {}
 
@@ -68,10 +68,10 @@ def true_seconds(plans: Sequence[Plan], setting: Setting, error: Error, draw: np
         )
         return shared.setdefault(degrees, draw.normal(0, error.alike)) + draw.normal(0, error.own)
 
-    return [estimate_in(plan, truth).iteration_seconds * exp(residual(plan)) for plan in plans]
+    return [estimate_with_context(plan, truth).iteration_seconds * exp(residual(plan)) for plan in plans]
 
 
-def _truth(setting: Setting, error: Error, draw: np.random.Generator) -> Setting:
+def _truth(setting: CostContext, error: Error, draw: np.random.Generator) -> CostContext:
     whole = draw.normal(0, error.whole)
     ratios = tuple(
         ComputeRatio(accelerator.name, exp(whole + draw.normal(0, error.accelerator)))
@@ -84,7 +84,7 @@ def _truth(setting: Setting, error: Error, draw: np.random.Generator) -> Setting
         overlap_slowdown_ratio=1 + 0.3 * exp(draw.normal(0, 0.3)),
     )
     profiles, cluster = _profiles(setting.profiles, error, draw), _cluster(setting.cluster, error, draw)
-    return Setting(setting.model, cluster, profiles, setting.optimizer, runtime)
+    return CostContext(setting.model, cluster, profiles, setting.optimizer, runtime)
 
 
 def _profiles(profiles: Profiles, error: Error, draw: np.random.Generator) -> Profiles:
@@ -123,8 +123,8 @@ def _cluster(cluster: Cluster, error: Error, draw: np.random.Generator) -> Clust
     return replace(cluster, nodes=nodes, links=links)
 
 
-def run(known: Knowledge, truth: Sequence[float], strategy: Strategy, trials: int, seed: Sequence[int]) -> Run:
-    """That many trials; the plan to train with is then the one that `Knowledge` believes fastest of those measured."""
+def run(known: TrialPosterior, truth: Sequence[float], strategy: Strategy, trials: int, seed: Sequence[int]) -> Run:
+    """Run `trials` trials; after each the answer is the measured plan that `TrialPosterior` believes fastest."""
     noise = np.random.default_rng([*seed, 1]).normal(0, known.noise, len(truth))
     draw = np.random.default_rng([*seed, 2])
     regrets = []
@@ -145,22 +145,22 @@ def run_by_measurement(truth: Sequence[float], noise: float, trials: int, seed: 
     return Run(regrets, tuple(regret == 0 for regret in regrets))
 
 
-def proposed(known: Knowledge, draw: np.random.Generator) -> int:
+def proposed(known: TrialPosterior, draw: np.random.Generator) -> int:
     """Ours."""
     trial = propose(known, NEVER_STOP).trial
     return known.untried[0] if trial is None else trial
 
 
-def at_random(known: Knowledge, draw: np.random.Generator) -> int:
+def at_random(known: TrialPosterior, draw: np.random.Generator) -> int:
     return int(draw.choice(known.untried))
 
 
-def believed_fastest(known: Knowledge, draw: np.random.Generator) -> int:
+def believed_fastest(known: TrialPosterior, draw: np.random.Generator) -> int:
     """Only re-ranking: the untried plan that the calibrated model takes for the fastest."""
     return min(known.untried, key=lambda plan: float(known.seconds.means[plan]))
 
 
-def expected_improvement(known: Knowledge, draw: np.random.Generator) -> int:
+def expected_improvement(known: TrialPosterior, draw: np.random.Generator) -> int:
     """E[(best − plan)⁺] of the two logarithms, jointly normal (Jones, Schonlau and Welch 1998, Eq. 15)."""
     best = known.best
     assert best is not None
@@ -171,7 +171,7 @@ def expected_improvement(known: Knowledge, draw: np.random.Generator) -> int:
     def improvement(plan: int) -> float:
         spread = sqrt(max(covariance[plan, plan] + covariance[best, best] - 2 * covariance[plan, best], 1e-18))
         ahead = float(means[best] - means[plan])
-        return ahead * below(ahead / spread) + spread * exp(-((ahead / spread) ** 2) / 2) / sqrt(2 * np.pi)
+        return ahead * normal_cdf(ahead / spread) + spread * exp(-((ahead / spread) ** 2) / 2) / sqrt(2 * np.pi)
 
     return max(known.untried, key=improvement)
 

@@ -1,6 +1,6 @@
 """Eight processes of one gloo group on loopback, for programs that compare plans with one process.
 
-On GPUs: as many as GANG_WORLD says, with nccl where GANG_BACKEND says so.
+On GPUs, GANG_WORLD sets the number of processes and GANG_BACKEND=nccl the back end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from trainwright_worker.executor.groups import Groups
+from trainwright_worker.executor.process_groups import ProcessGroups
 
 WORLD = int(os.environ.get("GANG_WORLD", "8"))
 BACKEND = os.environ.get("GANG_BACKEND", "gloo")
@@ -22,7 +22,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def start(member: Callable[..., None], arguments: tuple[str, ...], preload: str) -> int:
-    """Run `member(rank, port, *arguments)` in each; 0 where all of them end well. One that fails ends the others."""
+    """Run `member(rank, port, *arguments)` in each process. Returns 0 if all succeed; a failure ends the others."""
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
@@ -39,23 +39,23 @@ def start(member: Callable[..., None], arguments: tuple[str, ...], preload: str)
 
 
 def device_of(rank: int) -> torch.device:
-    """A GPU of its own with nccl, else the CPU."""
+    """Return the rank's own GPU with nccl, else the CPU."""
     return torch.device("cuda", rank) if BACKEND == "nccl" else torch.device("cpu")
 
 
-def join(rank: int, port: int) -> Groups:
-    """Meet the others."""
+def join(rank: int, port: int) -> ProcessGroups:
+    """Join the process group."""
     torch.set_num_threads(1)
     if BACKEND == "nccl":
         torch.cuda.set_device(device_of(rank))
-        torch.backends.cudnn.allow_tf32 = False  # convolutions as exact as the CPU they are compared with
+        torch.backends.cudnn.allow_tf32 = False  # convolutions as exact as on the CPU they are compared with
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=WORLD, timeout=TIMEOUT)
-    return Groups(TIMEOUT)
+    return ProcessGroups(TIMEOUT)
 
 
-def leave(groups: Groups) -> None:
-    """Part from the others, all at once."""
+def leave(groups: ProcessGroups) -> None:
+    """Leave the process group after a barrier."""
     dist.barrier()
     groups.close()
     dist.destroy_process_group()

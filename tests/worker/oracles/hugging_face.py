@@ -1,4 +1,4 @@
-"""A whole model of ours beside another implementation's: the same weights, the same rows, equal losses and gradients."""
+"""Comparison of a full model with another implementation's: equal weights and rows give equal losses and gradients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from trainwright.model import Model
 from trainwright_worker.layers.layer import Data, Layer
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 
 class Same(NamedTuple):
-    """Their parameter, and ours (or the part of it that `part` takes) that holds the same values."""
+    """Parameters of both implementations with equal values; `part` selects the part of ours."""
 
     theirs: nn.Parameter
     ours: nn.Parameter
@@ -27,10 +27,10 @@ class Same(NamedTuple):
 
 
 class WholeModel:
-    """All layers of a family's model, whole; weights are disturbed, so that none is zero or one."""
+    """All layers of a family's model, unsharded; weights are perturbed, so that none is zero or one."""
 
     def __init__(self, family) -> None:
-        self.family = layers_of(Model.of(family))
+        self.family = make_family_layers(Model.of(family))
         shared: dict = {}
         places = range(len(Model.of(family).layers))
         self.layers: list[Layer] = [
@@ -48,7 +48,7 @@ class WholeModel:
         return self.family.rows(tuple(fields), seed=1, iteration=0, first=0, count=count)
 
     def losses(self, rows: Data) -> list[Tensor]:
-        """What the layers add to the loss, in order."""
+        """Return the losses of the layers, in order."""
         boundary: tuple[Tensor, ...] = ()
         found = []
         for layer in self.layers:
@@ -59,7 +59,7 @@ class WholeModel:
 
 
 def assert_same_training(loss: Tensor, expected: Tensor, same: Iterable[Same]) -> None:
-    """Equal losses, and equal gradients of all parameters."""
+    """Assert equal losses, and equal gradients of all parameters."""
     torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
     loss.backward()
     expected.backward()

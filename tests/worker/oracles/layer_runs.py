@@ -1,4 +1,4 @@
-"""A family's layers one after another, and their weights in another library's modules."""
+"""Sequential runs of a family's layers, and copies of their weights into another library's modules."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import nn
 
 from trainwright.model import Model
 from trainwright_worker.layers.layer import Data, Layer
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 
 def made(model: Model, *, seed: int = 1) -> list[Layer]:
-    """All layers of a model, whole, with something in every bias, as after some training."""
-    family, shared = layers_of(model), {}
+    """Return all layers of a model, unsharded, with nonzero biases as after some training."""
+    family, shared = make_family_layers(model), {}
     layers = [family.make(layer, seed=seed, shard=TensorShard(), shared=shared) for layer in range(len(model.layers))]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -24,7 +24,7 @@ def made(model: Model, *, seed: int = 1) -> list[Layer]:
 
 
 def run(layers: list[Layer], rows: Data) -> torch.Tensor:
-    """The sum of the rows' losses."""
+    """Return the sum of the rows' losses."""
     boundary, losses = (), []
     for layer in layers:
         boundary, loss = layer(boundary, rows)
@@ -35,7 +35,7 @@ def run(layers: list[Layer], rows: Data) -> torch.Tensor:
 
 
 def copy_linear(theirs: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Our weight and bias into a linear layer or a convolution."""
+    """Copy our weight and bias into a linear layer or a convolution."""
     theirs.weight.copy_(weight)
     assert (theirs.bias is None) == (bias is None)
     if bias is not None:

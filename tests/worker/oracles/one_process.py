@@ -1,4 +1,4 @@
-"""Training in one process, layer by layer on the whole batch: what every plan must equal."""
+"""Training in one process, layer by layer on the whole batch: the reference for every plan."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright_worker.layers.layer import Layer
-from trainwright_worker.layers.of_model import layers_of
+from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 
 @dataclass
 class OneProcess:
-    """The whole model, and torch's own optimizer."""
+    """Unsharded model with torch's own optimizer."""
 
     model: Model
     seed: int
     layers: list[Layer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.family = layers_of(self.model)
+        self.family = make_family_layers(self.model)
         self.shared: dict = {}
         self.layers = [
             self.family.make(layer, seed=self.seed, shard=TensorShard(), shared=self.shared)
@@ -31,7 +31,7 @@ class OneProcess:
         ]
 
     def named(self) -> dict[str, torch.nn.Parameter]:
-        """Parameters by the names that the executor's units give them."""
+        """Return the parameters by their names in the executor's flat parameters."""
         found = {}
         for number, layer in enumerate(self.layers):
             for name, parameter in layer.named_parameters():
@@ -39,7 +39,7 @@ class OneProcess:
         return found
 
     def loss(self, iteration: int, rows: int, plan: Plan | None = None) -> Tensor:
-        """The mean loss over the batch. With a plan, every layer computes the plan's pieces of rows apart."""
+        """Return the mean loss over the batch. With a plan, every layer computes each replica's rows separately."""
         fields = tuple(dict.fromkeys(name for layer in self.layers for name in layer.reads))
         data = self.family.rows(fields, seed=self.seed, iteration=iteration, first=0, count=rows)
         total = torch.zeros(())
@@ -55,7 +55,7 @@ class OneProcess:
 
 
 def pieces(plan: Plan, layer: int) -> list[tuple[int, int]]:
-    """The rows that each replica computes of each micro-batch of each pipeline at that layer, in order."""
+    """Return the row intervals that each replica computes of each micro-batch of each pipeline at a layer, in order."""
     found, first = [], 0
     for pipeline in plan.pipelines:
         run = next(run for stage in pipeline.stages for run in stage.layers if run.first <= layer < run.end)

@@ -1,4 +1,4 @@
-"""Entry points as a user writes them: other libraries' models, cut into layers."""
+"""Entry points as a user writes them: other libraries' models, split into layers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def resnet18() -> CustomModel:
 
 
 class BertEmbeddings(nn.Module):
-    """Hands on the mask, too."""
+    """BERT's embeddings, which also pass the mask on."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plans drawn from everything that the plan document can say, for a few devices. No torch."""
+"""Random plans that use everything that a plan document can state, for a few devices; without torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 from itertools import pairwise
 
 from trainwright.cluster import Device
-from trainwright.plan import LayerRun, Order, Pipeline, Plan, Schedule, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
 
 MOST_ROWS = 12
 
 
 def random_plan(seed: int, *, layers: int, tensor_degrees: tuple[int, ...], devices: int) -> Plan:
-    """A plan of one to three pipelines on at most so many devices; tensor degrees are some of those given."""
+    """Return a plan of one to three pipelines on at most `devices` devices, with some of the given tensor degrees."""
     draw = random.Random(seed)
     used = draw.randint(1, devices)
     shares = _parts(draw, used, min(draw.choice((1, 1, 1, 2, 2, 3)), used))
@@ -38,7 +38,7 @@ def _pipeline(draw: random.Random, first: int, devices: int, layers: int, tensor
         runs = []
         for (tensor, data), length in zip(stage, _parts(draw, count, len(stage)), strict=True):
             sharding = draw.choice((Sharding.NONE, *Sharding))
-            order, recompute = draw.choice(tuple(Order)), draw.random() < 0.3
+            order, recompute = draw.choice(tuple(RankOrder)), draw.random() < 0.3
             runs.append(
                 LayerRun(layer, length, tensor, data, tuple(_parts(draw, rows, data)), order, sharding, recompute)
             )
@@ -54,6 +54,6 @@ def _way(draw: random.Random, size: int, tensor_degrees: tuple[int, ...]) -> tup
 
 
 def _parts(draw: random.Random, total: int, count: int) -> list[int]:
-    """`count` positive numbers with that sum."""
+    """Return `count` random positive numbers with sum `total`."""
     cuts = sorted(draw.sample(range(1, total), count - 1))
     return [end - start for start, end in pairwise((0, *cuts, total))]

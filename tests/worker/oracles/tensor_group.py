@@ -1,4 +1,4 @@
-"""A tensor group in one process: every rank is a thread, a collective is a meeting of them all."""
+"""Tensor group in one process: every rank is a thread, and collectives use a barrier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Meeting:
         self.parts: list[torch.Tensor | None] = [None] * degree
 
     def exchange(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' tensors, stacked."""
+        """Return all ranks' tensors, stacked."""
         self.parts[index] = tensor.detach().clone()
         self.barrier.wait()
         stacked = torch.stack([part for part in self.parts if part is not None])
@@ -31,7 +31,7 @@ class _Meeting:
 
 @dataclass(frozen=True)
 class Thread:
-    """One rank of the group: `Collectives` as layers know them."""
+    """Collectives of one rank of the group, as layers call them."""
 
     meeting: _Meeting
     index: int
@@ -50,9 +50,9 @@ class Thread:
 
 
 def passes(layer: Layer, boundary: Boundary, data: Data, gradients: Boundary) -> tuple[Boundary, Boundary, dict]:
-    """Forward and backward of one rank: the outputs, the inputs' gradients, the parameters' gradients by name.
+    """Run forward and backward of one rank. Returns outputs, the inputs' gradients and the parameters' gradients by name.
 
-    The loss, where there is one, goes backward with gradient 1.
+    A loss gets gradient 1.
     """
     inputs = tuple(value.detach().clone().requires_grad_(value.is_floating_point()) for value in boundary)
     output = layer(inputs, data)
@@ -69,7 +69,7 @@ def passes(layer: Layer, boundary: Boundary, data: Data, gradients: Boundary) ->
 def run_group(
     make: Callable[[TensorShard], Layer], degree: int, boundary: Boundary, data: Data, gradients: Boundary
 ) -> list[tuple[Layer, Boundary, Boundary, dict]]:
-    """The same passes on every rank of a tensor group: its layer, outputs, inputs' and parameters' gradients."""
+    """Run the same passes on every rank of a tensor group. Returns each rank's layer, outputs and gradients."""
     meeting = _Meeting(degree)
 
     def rank(index: int) -> tuple[Layer, Boundary, Boundary, dict]:
@@ -86,7 +86,7 @@ def run_group(
 
 
 def whole_gradients(ranks: list[tuple[Layer, Boundary, Boundary, dict]]) -> dict[str, torch.Tensor]:
-    """Gradients of the whole parameters, put together from the ranks' parts as the layer's contract says."""
+    """Return the full parameters' gradients, assembled from the ranks' gradients according to the layer's contract."""
     layer = ranks[0][0]
     found = {}
     for name in ranks[0][3]:

@@ -7,15 +7,15 @@ from typing import Annotated
 from pydantic import Field
 
 from trainwright import families
+from trainwright_operator.api.base import ApiModel
 from trainwright_operator.api.families.bounds import ruled
 from trainwright_operator.api.families.family import FamilySpec, in_camel_case
-from trainwright_operator.api.section import Section
 
 KindName = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[float, Field(ge=0, le=1e18)]
 
 
-class CustomKindSpec(Section):
+class CustomKindSpec(ApiModel):
     """What layers of the user's own model that are alike hold, compute, keep and hand on."""
 
     name: KindName

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, cast
 from pydantic.alias_generators import to_camel
 
 from trainwright import families
-from trainwright_operator.api.section import Section
+from trainwright_operator.api.base import ApiModel
 
 
-class FamilySpec(Section):
+class FamilySpec(ApiModel):
     """A family of models: the planner's fields (dropout, which trials do without, left out), and the same defaults."""
 
     noun: ClassVar[Any]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import ConfigDict
 
 from trainwright import families
+from trainwright_operator.api.base import rules
 from trainwright_operator.api.families.bounds import HEADS_RULE, Entries, Heads, Layers, Tokens, Width
 from trainwright_operator.api.families.family import FamilySpec
-from trainwright_operator.api.section import rules
 
 
 class GptSpec(FamilySpec):

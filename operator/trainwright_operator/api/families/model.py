@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trainwright import families
+from trainwright_operator.api.base import ApiModel
 from trainwright_operator.api.families.bert import BertSpec
 from trainwright_operator.api.families.bounds import ruled
 from trainwright_operator.api.families.custom import CustomSpec
@@ -16,12 +17,11 @@ from trainwright_operator.api.families.t5 import T5Spec
 from trainwright_operator.api.families.trans_gan import TransGanSpec
 from trainwright_operator.api.families.vit import VitSpec
 from trainwright_operator.api.families.wide_resnet import WideResnetSpec
-from trainwright_operator.api.section import Section
 
 _NAMES: Final = ("gpt", "llama", "bert", "vit", "swin", "t5", "moe", "wideResNet", "transGan", "custom")
 
 
-class ModelSpec(Section):
+class ModelSpec(ApiModel):
     """The model: exactly one family."""
 
     model_config = ruled(

@@ -1,8 +1,8 @@
-"""The intra-operator pass over what the plan document's degrees can say: one strategy for all layers of a stage.
+"""Intra-operator pass limited to the plan document's degrees: one strategy for all layers of a stage.
 
-Logical mesh shapes are the splits of the submesh into tensor × data; the options are weight-update sharding (ZeRO, which
-the paper gets by rewriting all-reduces) and recomputation. Costs are those of the house's cost model, taken alone: what
-several stages do to each other's links is left to the exact estimate.
+Logical mesh shapes are the splits of the submesh into tensor × data; options are ZeRO stages (weight-update sharding,
+which the paper gets by rewriting all-reduces) and recomputation. Costs ignore contention between stages: the exact
+replay adds it.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ import numpy as np
 
 from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
-from trainwright.cost.compute import layer_seconds
+from trainwright.cost.layer_times import layer_seconds
 from trainwright.layer import LayerKind
-from trainwright.plan import LayerRun, Sharding, even_rows
-from trainwright.search.alpa.layer_spans import LayerSpans
-from trainwright.search.alpa.mesh_devices import MeshDevices
-from trainwright.search.alpa.options import Options, StageStrategy
-from trainwright.search.alpa.submesh import Submesh
-from trainwright.search.degrees import profiled, tensor_degrees
-from trainwright.search.protocol import Problem
+from trainwright.plan import LayerRun, Sharding, split_rows
+from trainwright.search.alpa.layer_clusters import LayerSpans
+from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptions
+from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
+from trainwright.search.degrees import is_profiled, tensor_degrees
+from trainwright.search.problem import Problem
 from trainwright.search.spans import Array
 from trainwright.search.stage_memory import StageMemory
 
 SHARDINGS = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
-"""Of stages with several data replicas. Sharding the update moves as many bytes as summing whole gradients does, and
-needs less memory and time behind it, so NONE is not worth a look.
+"""ZeRO stages tried for several data replicas.
+
+NONE is never better: sharding the update moves the same number of bytes as an all-reduce, and needs less memory and
+less optimizer time.
 """
 
 
 class _Shape(NamedTuple):
-    """A logical mesh shape, and the most rows of a micro-batch on one replica."""
+    """Logical mesh shape, and the most rows of a micro-batch on one replica."""
 
     tensor: int
     data: int
     rows: int
 
 
-class _Way(NamedTuple):
+class _DegreeOption(NamedTuple):
     shape: _Shape
     sharding: Sharding
     recompute: bool
 
 
-class _Costs(NamedTuple):
-    """[first, end] of one way; see Options."""
+class _OptionCosts(NamedTuple):
+    """Costs `[first, end]` of one option, as in `SubmeshOptions`."""
 
     seconds: Array
     iteration_seconds: Array
@@ -58,8 +59,8 @@ class _Costs(NamedTuple):
     activation_bytes: Array
 
 
-class _Passes(NamedTuple):
-    """By layer kind: seconds of a forward and a backward of one micro-batch, tensor all-reduces apart."""
+class _PassSeconds(NamedTuple):
+    """Forward and backward seconds of one micro-batch by layer kind, with tensor all-reduces (`sync`) separate."""
 
     forward: Mapping[str, float]
     backward: Mapping[str, float]
@@ -69,92 +70,96 @@ class _Passes(NamedTuple):
 
 @dataclass
 class DegreeOptions:
-    """Tables of one problem; what submeshes share is computed once."""
+    """Intra-operator pass by degrees for one problem, caching what submeshes share."""
 
     problem: Problem
     spans: LayerSpans
-    devices: MeshDevices
-    _held: dict[int, Array] = field(default_factory=dict)
-    _known: dict[tuple[object, ...], Array] = field(default_factory=dict)
+    devices: RepresentativeDevices
+    _resident: dict[int, Array] = field(default_factory=dict)
+    _span_sums: dict[tuple[object, ...], Array] = field(default_factory=dict)
 
     @cached_property
     def _memory(self) -> StageMemory:
         return StageMemory(self.problem)
 
-    def options(self, submesh: Submesh, rows: int, micro_batches: int) -> Options | None:
-        """Every way that the limits, the profiles and the rows allow; None where there is none."""
-        ways = self._ways(submesh, rows)
+    def options(self, submesh: Submesh, rows: int, micro_batches: int) -> SubmeshOptions | None:
+        """Return every option that limits, profiles and rows allow, None if there is none."""
+        ways = self._enumerate_options(submesh, rows)
         if not ways:
             return None
-        tables = _Tables(self, submesh, micro_batches)
+        tables = _SubmeshTables(self, submesh, micro_batches)
         found = [tables.costs(way) for way in ways]
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
-            return StageStrategy((_layer_run(ways[option], rows, *self.spans.bounds[[first, end]].tolist()),))
+            return StageStrategy((_layer_run(ways[option], rows, *self.spans.boundaries[[first, end]].tolist()),))
 
         seconds, iteration, state, activation = (np.stack(values) for values in zip(*found, strict=True))
         copies = np.array([float(way.shape.tensor) for way in ways])
-        return Options(np.where(self.spans.is_stage, seconds, np.inf), iteration, state, activation, copies, strategy)
+        return SubmeshOptions(
+            np.where(self.spans.is_stage, seconds, np.inf), iteration, state, activation, copies, strategy
+        )
 
-    def _ways(self, submesh: Submesh, rows: int) -> list[_Way]:
+    def _enumerate_options(self, submesh: Submesh, rows: int) -> list[_DegreeOption]:
         problem, limits, size = self.problem, self.problem.limits, submesh.size
         found = []
         for tensor in tensor_degrees(problem.model, size, limits.max_tensor_degree):
             data = size // tensor
             if data > min(rows, limits.max_data_degree or rows):
                 continue
-            if profiled(problem.model, problem.profiles, submesh.accelerators, tensor):
+            if is_profiled(problem.model, problem.profiles, submesh.accelerators, tensor):
                 shape = _Shape(tensor, data, -(-rows // data))
                 shardings = SHARDINGS if data > 1 else (Sharding.NONE,)
-                found += [_Way(shape, sharding, recompute) for sharding in shardings for recompute in (False, True)]
+                found += [
+                    _DegreeOption(shape, sharding, recompute) for sharding in shardings for recompute in (False, True)
+                ]
         return found
 
-    def held(self, tensor: int) -> Array:
-        """[first, end] values that a device holds."""
-        if tensor not in self._held:
-            self._held[tensor] = self.spans.chosen(self._memory.held_parameters(tensor))
-        return self._held[tensor]
+    def resident_parameters(self, tensor: int) -> Array:
+        """Return `[first, end]` the number of parameters on a device."""
+        if tensor not in self._resident:
+            self._resident[tensor] = self.spans.at_boundaries(self._memory.resident_parameters(tensor))
+        return self._resident[tensor]
 
     def boundary_bytes(self, rows: int) -> tuple[Array, Array]:
-        """[first, end] of so many rows: bytes of the boundaries once, and for every micro-batch in flight."""
+        """Return `[first, end]` bytes of stage boundaries for `rows` rows: fixed, and per micro-batch in flight."""
         sent = rows * self._memory.row_bytes
         outgoing = np.append(sent[:-1], 0.0)
-        entering, leaving = sent[self.spans.bounds][:, None], outgoing[self.spans.bounds][None, :]
-        return memory.RECEIVED_AHEAD * (entering + leaving), leaving + 0.0 * entering
+        entering, leaving = sent[self.spans.boundaries][:, None], outgoing[self.spans.boundaries][None, :]
+        return memory.PREFETCHED_BOUNDARIES * (entering + leaving), leaving + 0.0 * entering
 
     def loss_bytes(self, shape: _Shape) -> Array:
-        """[first, end] of the last stage's workspace."""
+        """Return `[first, end]` workspace bytes of the loss, nonzero only for last stages."""
         found = np.zeros_like(self.spans.is_stage, dtype=float)
-        found[:, -1] = memory.loss_bytes(self.problem.setting, shape.tensor, shape.rows)
+        found[:, -1] = memory.loss_bytes(self.problem.cost_context, shape.tensor, shape.rows)
         return found
 
-    def sums(self, key: tuple[object, ...], by_kind: Mapping[str, float]) -> Array:
-        """Sums over spans, remembered by what they depend on."""
-        if key not in self._known:
-            self._known[key] = self.spans.sums(by_kind)
-        return self._known[key]
+    def cached_span_sums(self, key: tuple[object, ...], by_kind: Mapping[str, float]) -> Array:
+        """Return sums over spans, cached by what they depend on."""
+        if key not in self._span_sums:
+            self._span_sums[key] = self.spans.sums(by_kind)
+        return self._span_sums[key]
 
 
 @dataclass
-class _Tables:
-    """The tables of one submesh; what its ways share is computed once."""
+class _SubmeshTables:
+    """Cost tables of one submesh, caching what its options share."""
 
-    of: DegreeOptions
+    degree_options: DegreeOptions
     submesh: Submesh
     micro_batches: int
-    _passes: dict[_Shape, _Passes] = field(default_factory=dict)
+    _passes: dict[_Shape, _PassSeconds] = field(default_factory=dict)
     _activations: dict[tuple[_Shape, bool], tuple[Array, Array]] = field(default_factory=dict)
 
-    def costs(self, way: _Way) -> _Costs:
+    def costs(self, way: _DegreeOption) -> _OptionCosts:
         state, gathered = self._state_bytes(way)
         activations, once = self._activation_bytes(way.shape, recompute=way.recompute)
-        seconds, room = self._seconds(way)
-        iteration = self._iteration_seconds(way, room)
-        return _Costs(seconds, iteration, state + gathered + once, activations)
+        seconds, overlappable = self._seconds(way)
+        iteration = self._iteration_seconds(way, overlappable)
+        return _OptionCosts(seconds, iteration, state + gathered + once, activations)
 
-    def _by_kind(self, shape: _Shape) -> _Passes:
+    def _pass_seconds(self, shape: _Shape) -> _PassSeconds:
         if shape not in self._passes:
-            setting, collective = self.of.problem.setting, self._collectives(shape)[0]
+            setting, collective = self.degree_options.problem.cost_context, self._collectives(shape)[0]
             found = {
                 kind.name: layer_seconds(
                     kind,
@@ -163,11 +168,11 @@ class _Tables:
                     rows=shape.rows,
                     recompute=False,
                     collective=collective,
-                    setting=setting,
+                    context=setting,
                 )
                 for kind in setting.model.kinds
             }
-            self._passes[shape] = _Passes(
+            self._passes[shape] = _PassSeconds(
                 {name: one.forward_seconds for name, one in found.items()},
                 {name: one.backward_seconds for name, one in found.items()},
                 {name: one.forward_sync_seconds for name, one in found.items()},
@@ -176,54 +181,58 @@ class _Tables:
         return self._passes[shape]
 
     def _collectives(self, shape: _Shape) -> tuple[Collective, Collective]:
-        """The all-reduces of its tensor groups and of its data groups."""
-        return self.of.devices.collectives(self.submesh, shape.tensor)
+        """Return the all-reduces of the tensor groups and of the data groups."""
+        return self.degree_options.devices.collectives(self.submesh, shape.tensor)
 
-    def _seconds(self, way: _Way) -> tuple[Array, Array]:
-        """[first, end] of one micro-batch, and the computation of its backward that sums of gradients may hide behind."""
-        passes, spans = self._by_kind(way.shape), self.of.spans
+    def _seconds(self, way: _DegreeOption) -> tuple[Array, Array]:
+        """Return `[first, end]` seconds of one micro-batch, and backward compute seconds that gradient reduction can overlap."""
+        passes, spans = self._pass_seconds(way.shape), self.degree_options.spans
         total: dict[str, float] = {}
         backward: dict[str, float] = {}
-        for kind in self.of.problem.model.kinds:
+        for kind in self.degree_options.problem.model.kinds:
             name = kind.name
             backward[name] = passes.backward[name] + way.recompute * passes.forward[name]
             sync = passes.backward_sync[name] + (1 + way.recompute) * passes.forward_sync[name]
             total[name] = passes.forward[name] + backward[name] + sync
-        seconds, room = spans.sums(total), spans.sums(backward)
+        seconds, overlappable = spans.sums(total), spans.sums(backward)
         if way.sharding is not Sharding.ZERO3:
-            return seconds, room
-        gather = {kind.name: self._gather_seconds(kind, way) for kind in self.of.problem.model.kinds}
-        there, back = self._hidden_gathers(passes.forward, backward, gather)
-        shown = (2 - self.of.problem.runtime.overlap_slowdown_ratio) * (there + back)
-        return seconds + 2 * spans.sums(gather) - shown, np.maximum(room - back, 0.0)
+            return seconds, overlappable
+        gather = {kind.name: self._gather_seconds(kind, way) for kind in self.degree_options.problem.model.kinds}
+        forward_hidden, backward_hidden = self._hidden_gathers(passes.forward, backward, gather)
+        shown = (2 - self.degree_options.problem.runtime.overlap_slowdown_ratio) * (forward_hidden + backward_hidden)
+        return seconds + 2 * spans.sums(gather) - shown, np.maximum(overlappable - backward_hidden, 0.0)
 
     def _hidden_gathers(
         self, forward: Mapping[str, float], backward: Mapping[str, float], gather: Mapping[str, float]
     ) -> tuple[Array, Array]:
-        """[first, end] seconds of gathers in a forward and in a backward that run while the layer before computes."""
-        layers = self.of.problem.model.layers
-        there = [min(forward[a], gather[b]) for a, b in pairwise(layers)]
-        back = [min(backward[b], gather[a]) for a, b in pairwise(layers)]
-        return self.of.spans.sums_of_pairs(np.array(there)), self.of.spans.sums_of_pairs(np.array(back))
+        """Return `[first, end]` seconds of forward and of backward all-gathers that overlap the neighbouring layer's compute."""
+        layers = self.degree_options.problem.model.layers
+        forward_hidden = [min(forward[a], gather[b]) for a, b in pairwise(layers)]
+        backward_hidden = [min(backward[b], gather[a]) for a, b in pairwise(layers)]
+        return self.degree_options.spans.sums_of_pairs(
+            np.array(forward_hidden)
+        ), self.degree_options.spans.sums_of_pairs(np.array(backward_hidden))
 
-    def _gather_seconds(self, kind: LayerKind, way: _Way) -> float:
-        setting = self.of.problem.setting
-        values = setting.values_at(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].gather_seconds(values * setting.model.dtype.num_bytes)
+    def _gather_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
+        setting = self.degree_options.problem.cost_context
+        values = setting.parameters_per_rank(kind, way.shape.tensor)
+        return self._collectives(way.shape)[1].all_gather_seconds(values * setting.model.dtype.num_bytes)
 
-    def _reduce_seconds(self, kind: LayerKind, way: _Way) -> float:
-        setting = self.of.problem.setting
-        values = setting.values_at(kind, way.shape.tensor)
+    def _reduce_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
+        setting = self.degree_options.problem.cost_context
+        values = setting.parameters_per_rank(kind, way.shape.tensor)
         collective = self._collectives(way.shape)[1]
-        return _halves(collective, way)[0] * collective.ring_seconds(values * setting.gradient_dtype.num_bytes)
+        return _reduce_and_gather_ratios(collective, way)[0] * collective.ideal_ring_seconds(
+            values * setting.gradient_dtype.num_bytes
+        )
 
-    def _iteration_seconds(self, way: _Way, room: Array) -> Array:
-        """[first, end] sums of gradients behind the last backward, the update, and weights gathered behind it.
+    def _iteration_seconds(self, way: _DegreeOption, overlappable: Array) -> Array:
+        """Return `[first, end]` exposed gradient reduction, optimizer step and all-gather of updated weights.
 
-        `room` is what sums that run beside the last backward may hide behind.
+        `overlappable`: backward compute seconds of the last micro-batch that gradient reduction can overlap.
         """
-        setting, shape = self.of.problem.setting, way.shape
-        held = self.of.held(shape.tensor)
+        setting, shape = self.degree_options.problem.cost_context, way.shape
+        resident = self.degree_options.resident_parameters(shape.tensor)
         parts = 1 if way.sharding is Sharding.NONE else shape.data
         update = {
             kind.name: max(
@@ -232,41 +241,43 @@ class _Tables:
             )
             for kind in setting.model.kinds
         }
-        seconds = self.of.spans.sums(update) / parts
+        seconds = self.degree_options.spans.sums(update) / parts
         if shape.data == 1:
             return seconds
         collective = self._collectives(shape)[1]
-        there, back = _halves(collective, way)
-        summed = there * _ring_seconds(collective, held * setting.gradient_dtype.num_bytes)
+        there, back = _reduce_and_gather_ratios(collective, way)
+        summed = there * _all_reduce_seconds(collective, resident * setting.gradient_dtype.num_bytes)
         if way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or setting.runtime.overlaps_gradients:
             own = {kind.name: self._reduce_seconds(kind, way) for kind in setting.model.kinds}
-            last = self.of.spans.of_first_layer(own)  # nothing computes behind it
-            hidden = np.clip(summed - last, 0.0, room)
+            last = self.degree_options.spans.first_layer_values(
+                own
+            )  # the first layer's gradients come last and overlap nothing
+            hidden = np.clip(summed - last, 0.0, overlappable)
             summed = summed - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
         if way.sharding is not Sharding.ZERO3:
-            seconds = seconds + back * _ring_seconds(collective, held * setting.model.dtype.num_bytes)
+            seconds = seconds + back * _all_reduce_seconds(collective, resident * setting.model.dtype.num_bytes)
         return seconds + summed
 
-    def _state_bytes(self, way: _Way) -> tuple[Array, Array]:
-        """[first, end] weights, gradients and optimizer state; and weights that are whole for a while."""
-        setting, data = self.of.problem.setting, way.shape.data
-        values = self.of.held(way.shape.tensor)
+    def _state_bytes(self, way: _DegreeOption) -> tuple[Array, Array]:
+        """Return `[first, end]` bytes of weights, gradients and optimizer state, and of weights that are gathered for use."""
+        setting, data = self.degree_options.problem.cost_context, way.shape.data
+        values = self.degree_options.resident_parameters(way.shape.tensor)
         part = values if way.sharding is Sharding.NONE else np.ceil(values / data)
         size, gradient = setting.model.dtype.num_bytes, setting.gradient_dtype.num_bytes
-        sizes = {kind.name: float(setting.values_at(kind, way.shape.tensor)) for kind in setting.model.kinds}
+        sizes = {kind.name: float(setting.parameters_per_rank(kind, way.shape.tensor)) for kind in setting.model.kinds}
         weights, gradients, gathered = values, values, np.zeros_like(values)
         if way.sharding in {Sharding.ZERO2, Sharding.ZERO3} and self.micro_batches == 1:
-            gradients = np.minimum(values, part + self.of.spans.largest(sizes))
+            gradients = np.minimum(values, part + self.degree_options.spans.largest(sizes))
         if way.sharding is Sharding.ZERO3:
-            weights, gathered = part, self.of.spans.largest_pair(sizes) * size
+            weights, gathered = part, self.degree_options.spans.largest_pair(sizes) * size
         optimizer = memory.optimizer_bytes(setting.model, setting.optimizer)
         return weights * size + gradients * gradient + part * optimizer, gathered
 
     def _activation_bytes(self, shape: _Shape, *, recompute: bool) -> tuple[Array, Array]:
-        """[first, end] for every micro-batch in flight, and once."""
+        """Return `[first, end]` bytes per micro-batch in flight, and fixed bytes."""
         key = (shape, recompute)
         if key not in self._activations:
-            setting, spans = self.of.problem.setting, self.of.spans
+            setting, spans = self.degree_options.problem.cost_context, self.degree_options.spans
             kinds = setting.model.kinds
             sizes = {
                 kind.name: max(
@@ -275,35 +286,35 @@ class _Tables:
                 )
                 for kind in kinds
             }
-            once, kept = self.of.boundary_bytes(shape.rows)
-            once = once + self.of.loss_bytes(shape) + setting.runtime.constant_bytes
+            once, in_flight_bytes = self.degree_options.boundary_bytes(shape.rows)
+            once = once + self.degree_options.loss_bytes(shape) + setting.runtime.constant_bytes
             if recompute:
                 model = setting.model
                 inputs = [0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers) - 1))]
-                kept = kept + spans.sums_of_layers(shape.rows * np.array(inputs, dtype=float))
+                in_flight_bytes = in_flight_bytes + spans.sums_of_layers(shape.rows * np.array(inputs, dtype=float))
                 once = once + spans.largest(sizes)
             else:
-                kept = kept + spans.sums(sizes)
-            self._activations[key] = kept, once + 1.0  # the exact memory is rounded to whole bytes
+                in_flight_bytes = in_flight_bytes + spans.sums(sizes)
+            self._activations[key] = in_flight_bytes, once + 1.0  # exact memory is rounded up to whole bytes
         return self._activations[key]
 
 
-def _halves(collective: Collective, way: _Way) -> tuple[float, float]:
-    """What the sum of gradients and what the bringing back of weights take of a ring's all-reduce."""
+def _reduce_and_gather_ratios(collective: Collective, way: _DegreeOption) -> tuple[float, float]:
+    """Return the fractions of an all-reduce that gradient reduction and the all-gather of weights take."""
     ratios = collective.ratios
     if way.sharding is Sharding.NONE:
         return ratios.all_reduce / 2, ratios.all_reduce / 2
     return ratios.reduce_scatter / 2, ratios.all_gather / 2
 
 
-def _ring_seconds(collective: Collective, sizes: Array) -> Array:
-    """Of all-reduces of so many bytes by undisturbed rings, each by the fastest way."""
-    found: Array = np.min([way.latency_seconds + way.seconds_per_byte * sizes for way in collective.ways], axis=0)
+def _all_reduce_seconds(collective: Collective, sizes: Array) -> Array:
+    """Return seconds of all-reduces of `sizes` bytes without contention, each by its fastest algorithm."""
+    found: Array = np.min([way.latency_seconds + way.seconds_per_byte * sizes for way in collective.algorithms], axis=0)
     return np.where(sizes > 0, found, 0.0)
 
 
-def _layer_run(way: _Way, rows: int, first: int, end: int) -> LayerRun:
-    parts = even_rows(rows, way.shape.data)
+def _layer_run(way: _DegreeOption, rows: int, first: int, end: int) -> LayerRun:
+    parts = split_rows(rows, way.shape.data)
     return LayerRun(
         first, end - first, way.shape.tensor, way.shape.data, parts, sharding=way.sharding, recompute=way.recompute
     )

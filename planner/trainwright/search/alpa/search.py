@@ -1,4 +1,4 @@
-"""The search `alpa`: every micro-batch size, every order of device types, the best pipelines re-costed exactly."""
+"""Search `alpa`: every micro-batch size and order of device types, with the best pipelines evaluated by the exact replay."""
 
 from __future__ import annotations
 
@@ -7,50 +7,51 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from trainwright.operator_specs import SpanSpecs
+from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan
-from trainwright.search.alpa.clustering import cluster_ends
 from trainwright.search.alpa.degree_options import DegreeOptions
-from trainwright.search.alpa.layer_spans import LayerSpans
-from trainwright.search.alpa.mesh_devices import MeshDevices
+from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
+from trainwright.search.alpa.micro_batch_search import MicroBatchSearch, MicroBatchSolution
 from trainwright.search.alpa.operator_options import OperatorOptions
-from trainwright.search.alpa.options import Intra
-from trainwright.search.alpa.pipelines import MicroBatch, Solution
-from trainwright.search.alpa.submesh import Line, blocks_of, lines_of
-from trainwright.search.choice import check_profiled, why_nothing_fits
+from trainwright.search.alpa.stage_candidates import IntraOperatorPass
+from trainwright.search.alpa.submeshes import DeviceChain, RepresentativeDevices, device_chains, node_blocks
+from trainwright.search.candidates import LazyCandidate, best_of, fastest_first
 from trainwright.search.degrees import divisors
-from trainwright.search.protocol import Candidate, Control, Problem
-from trainwright.search.ranking import Draft, best_of, in_order
+from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.search.uniform.plan_space import check_profiled, infeasibility_error
 
 GAP_RATIO = 1e-4
-"""How much better a pipeline must be to be looked for; the paper's ε leaves a gap of B · ε."""
-KEEP_RATIO = 0.05
-"""How much worse by Eq. 2 than the best of their size pipelines may be to be costed exactly."""
-ROOM_RATIO = 0.5
-"""How much worse by Eq. 2 than the best of all sizes they may be: Eq. 2 leaves out what stages send each other."""
-COSTED = 8
-"""Pipelines of each micro-batch size that are costed exactly."""
-COSTED_OF_ORDER = 2
-"""And of each order of the device types: Eq. 2 does not know what it takes to sum weights that both ends share."""
+"""Least relative improvement that a pipeline is searched for; the paper's ε leaves a gap of B · ε instead."""
+SAME_SIZE_SLACK_RATIO = 0.05
+"""Relative excess over the best T (Eq. 2) of the same micro-batch size up to which pipelines are evaluated exactly."""
+ALL_SIZES_SLACK_RATIO = 0.5
+"""Relative excess over the best T (Eq. 2) of all micro-batch sizes up to which pipelines are searched for.
+
+It is wide because Eq. 2 ignores how messages of different stages share links.
+"""
+EXACT_EVALUATIONS = 8
+"""Number of pipelines evaluated exactly for each micro-batch size."""
+EXACT_EVALUATIONS_PER_ORDER = 2
+"""Number evaluated besides for each order of device types: Eq. 2 ignores gradient reduction of weights tied between stages."""
 
 
-def alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
-    """Candidates by Alpa's inter-operator pass, best first by the exact replay.
+def alpa(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+    """Return Alpa's plans, fastest first by the exact replay; `top` does not change which ones are evaluated.
 
-    What is costed does not depend on how many are wanted. Raises NoFeasiblePlan, with what comes closest, where nothing
-    fits.
+    Raises:
+        NoFeasiblePlan: Nothing fits; the error names the plans that come closest.
     """
     del top
     return _search(problem, control).run()
 
 
-def brief_alpa(problem: Problem, control: Control, top: int | None) -> list[Candidate]:
-    """The same up to the first micro-batch size whose plans are no better than those of the smaller ones."""
+def brief_alpa(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+    """Return Alpa's plans, stopping at the first micro-batch size that does not improve on the smaller ones."""
     del top
     return _search(problem, control).run(is_brief=True)
 
 
-def _search(problem: Problem, control: Control) -> _Search:
+def _search(problem: Problem, control: SearchControl) -> _Search:
     check_profiled(problem)
     return _Search(problem, control, LayerSpans(problem.model, cluster_ends(problem.model)))
 
@@ -58,89 +59,89 @@ def _search(problem: Problem, control: Control) -> _Search:
 @dataclass
 class _Search:
     problem: Problem
-    control: Control
+    control: SearchControl
     spans: LayerSpans
     found: list[Candidate] = field(default_factory=list)
     best_seconds: float = math.inf
-    """By Eq. 2."""
+    """Least T of Eq. 2 so far."""
 
     def run(self, *, is_brief: bool = False) -> list[Candidate]:
-        """Micro-batch sizes from the smallest on, which need the least memory."""
+        """Search micro-batch sizes in ascending order: the smallest needs the least memory."""
         sizes = divisors(self.problem.global_batch_size)
         for done, rows in enumerate(sizes, start=1):
-            batch = MicroBatch(self.problem, self._degrees, rows, self.spans)
+            batch = MicroBatchSearch(self.problem, self._degree_pass, rows, self.spans)
             solutions = self._solutions(batch)
-            if self._has_graphs and (solutions or not self.found):
-                solutions += self._solutions(batch.beside(self._operators))
+            if self._has_operator_graphs and (solutions or not self.found):
+                solutions += self._solutions(batch.combined_with(self._operator_pass))
             before = self._least_seconds
-            self._cost(solutions)
+            self._evaluate_exactly(solutions)
             if self.found and self.control.expired():
                 break
             if is_brief and before is not None and self._least_seconds == before:
                 break
-            self._step(done, len(sizes) + 1)
+            self._report_progress(done, len(sizes) + 1)
         if not self.found:
-            raise why_nothing_fits(self.problem, self._smallest_plans())
-        self._step(len(sizes) + 1, len(sizes) + 1)
-        return in_order(self.found)
+            raise infeasibility_error(self.problem, self._min_memory_plans())
+        self._report_progress(len(sizes) + 1, len(sizes) + 1)
+        return fastest_first(self.found)
 
     @cached_property
-    def _lines(self) -> tuple[Line, ...]:
-        return lines_of(blocks_of(self.problem))
+    def _chains(self) -> tuple[DeviceChain, ...]:
+        return device_chains(node_blocks(self.problem))
 
     @cached_property
-    def _devices(self) -> MeshDevices:
-        return MeshDevices(self.problem)
+    def _devices(self) -> RepresentativeDevices:
+        return RepresentativeDevices(self.problem)
 
     @cached_property
-    def _degrees(self) -> Intra:
+    def _degree_pass(self) -> IntraOperatorPass:
         return DegreeOptions(self.problem, self.spans, self._devices)
 
     @property
-    def _has_graphs(self) -> bool:
-        """Whether the model begins as its family's does: graphs of layers are wired for what a family puts first."""
+    def _has_operator_graphs(self) -> bool:
+        """Tell whether only the first layer has its kind: that kind's operator graph assumes that no layer precedes it."""
         layers = self.problem.model.layers
         return layers[0] not in layers[1:]
 
     @cached_property
-    def _operators(self) -> Intra:
+    def _operator_pass(self) -> IntraOperatorPass:
         return OperatorOptions(self.problem, self.spans, self._devices)
 
-    def _solutions(self, batch: MicroBatch) -> list[Solution]:
-        """The best of all orders of the blocks, and some of each."""
-        found: list[Solution] = []
-        each: list[Solution] = []
-        for line in self._lines:
-            limit = self.best_seconds * (1 + ROOM_RATIO)
-            solved = batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=KEEP_RATIO)
+    def _solutions(self, batch: MicroBatchSearch) -> list[MicroBatchSolution]:
+        """Return the best pipelines over all block orders, plus the best few of each order."""
+        found: list[MicroBatchSolution] = []
+        each: list[MicroBatchSolution] = []
+        for line in self._chains:
+            limit = self.best_seconds * (1 + ALL_SIZES_SLACK_RATIO)
+            solved = batch.solutions(line, limit, gap_ratio=GAP_RATIO, keep_ratio=SAME_SIZE_SLACK_RATIO)
             self.best_seconds = min([self.best_seconds, *(one.seconds for one in solved)])
             runnable = [one for one in solved if one.can_run]
             found += runnable
-            each += runnable[:COSTED_OF_ORDER]
-        best = sorted(found, key=lambda one: one.seconds)[:COSTED]
+            each += runnable[:EXACT_EVALUATIONS_PER_ORDER]
+        best = sorted(found, key=lambda one: one.seconds)[:EXACT_EVALUATIONS]
         return [*best, *(one for one in each if one not in best)]
 
-    def _cost(self, solutions: list[Solution]) -> None:
+    def _evaluate_exactly(self, solutions: list[MicroBatchSolution]) -> None:
         operators: dict[Plan, tuple[SpanSpecs | None, ...]] = {}
         for one in solutions:
             operators.setdefault(one.plan(self.problem), one.operators)
-        drafts = [Draft(0.0, partial(_given, plan)) for plan in operators]
+        drafts = [LazyCandidate(0.0, partial(_given, plan)) for plan in operators]
         silent = replace(self.control, report=None)
         for candidate in best_of(self.problem, drafts, silent, None):
             self.found.append(replace(candidate, operators=operators[candidate.plan]))
 
-    def _step(self, done: int, total: int) -> None:
-        self.control.step(done, total, self._least_seconds)
+    def _report_progress(self, done: int, total: int) -> None:
+        self.control.report_progress(done, total, self._least_seconds)
 
     @property
     def _least_seconds(self) -> float | None:
-        """None before the first."""
+        """Return the least exact iteration seconds so far, None before the first evaluation."""
         return min((candidate.estimate.iteration_seconds for candidate in self.found), default=None)
 
-    def _smallest_plans(self) -> Iterator[Plan]:
-        """What needs least memory with the smallest micro-batches: what to show when nothing fits."""
-        for line in self._lines:
-            found = MicroBatch(self.problem, self._degrees, 1, self.spans).smallest(line)
+    def _min_memory_plans(self) -> Iterator[Plan]:
+        """Yield the plan of least memory for each block order, at one row per micro-batch, to explain why nothing fits."""
+        for line in self._chains:
+            found = MicroBatchSearch(self.problem, self._degree_pass, 1, self.spans).min_memory_solution(line)
             if found is not None:
                 yield found.plan(self.problem)
 

@@ -1,1 +1,1 @@
-"""Searches of ours: unequal devices by design, never worse than the others."""
+"""Search for unequal devices, seeded by the other searches."""

@@ -1,103 +1,107 @@
-"""What other searches find: `auto` begins with AMP's answer, and descends from the best of all, too."""
+"""Starting plans from other searches: AMP first, then warm starts, and Alpa late."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainwright.cost.links import node_classes
+from trainwright.cost.network import node_classes
 from trainwright.search.alpa.search import alpa, brief_alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
-from trainwright.search.galvatron.bmw import galvatron_bmw
-from trainwright.search.protocol import Candidate, Control, NoFeasiblePlan, Problem, Progress, Search
+from trainwright.search.galvatron.search import galvatron_bmw
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Progress, Search, SearchControl
 
-AMP_DEVICES = 64
-"""Up to so many AMP is asked first."""
-SEEDS: tuple[tuple[Search, int, int], ...] = (
+MAX_AMP_DEVICES = 64
+"""Maximum devices for AMP as a first search."""
+WARM_START_SEARCHES: tuple[tuple[Search, int, int], ...] = (
     (amp_annealing, 64, 64),
     (galvatron_bmw, 16, 64),
     (alpa, 8, 8),
 )
-"""The others whose best plans are descended from, up to so many devices, and up to so many where memory is short."""
-ALPA_DEVICES = 64
-"""Up to so many Alpa is asked last, and briefly: its plans are rarely better than what was found by then."""
-MOST_SEEDED = 3000
-"""Devices × layers up to which others are asked: what they take grows faster than that."""
-VAST_DEVICES, VAST_KINDS = 1000, 4
-"""From so many devices on, of so few kinds of nodes, it is asked again."""
-LATE_STEPS = 8
-"""Of AMP, when time is up: it answers in fewer, but where it has no plan yet."""
-EACH = 2
-"""Candidates that are taken of each."""
+"""(search, maximum devices, maximum devices if memory is short)."""
+MAX_ALPA_DEVICES = 64
+"""Maximum devices for a late, brief Alpa, whose plans rarely beat those found by then."""
+MAX_DEVICES_TIMES_LAYERS = 3000
+"""Maximum devices × layers for other searches, whose time grows faster than the product."""
+HUGE_CLUSTER_DEVICES, HUGE_CLUSTER_KINDS = 1000, 4
+"""Minimum devices and maximum node classes for which AMP is affordable again."""
+MAX_LATE_STEPS = 8
+"""Progress steps granted to AMP after the deadline; more are needed only before its first plan."""
+CANDIDATES_PER_SEARCH = 2
+"""Maximum candidates taken from each search."""
 
 
 class _OutOfTime(Exception):  # noqa: N818 - ends a search, and is no error
     pass
 
 
-def amp_seeds(
-    problem: Problem, control: Control, is_over: Callable[[], bool], tell: Callable[[float], None]
+def amp_candidates(
+    problem: Problem,
+    control: SearchControl,
+    is_out_of_time: Callable[[], bool],
+    on_best_seconds: Callable[[float], None],
 ) -> list[Candidate]:
-    """AMP's best, where it is quick beside ours; when time is up, its best so far. Meanwhile the seconds of that are told."""
+    """Return AMP's best plans where AMP is affordable; each new best is passed to `on_best_seconds`."""
     devices = len(problem.devices)
-    is_vast = devices >= VAST_DEVICES and len(set(node_classes(problem.cluster))) <= VAST_KINDS
-    if not is_vast and (devices > AMP_DEVICES or not _is_moderate(problem)):
+    is_huge = devices >= HUGE_CLUSTER_DEVICES and len(set(node_classes(problem.cluster))) <= HUGE_CLUSTER_KINDS
+    if not is_huge and (devices > MAX_AMP_DEVICES or not _is_affordable(problem)):
         return []
-    return _answer(amp, problem, control, is_over, late_steps=LATE_STEPS, tell=tell)
+    return _run_other_search(
+        amp, problem, control, is_out_of_time, max_late_steps=MAX_LATE_STEPS, on_best_seconds=on_best_seconds
+    )
 
 
-def seeds(problem: Problem, control: Control, *, is_deep: bool, is_over: Callable[[], bool]) -> Iterator[Candidate]:
-    """The best of every other search that is asked; where it is over, the search at hand is broken off at its next step.
-
-    By itself a search goes on until it has a plan of its own, which need not be waited for where there is one already.
-    """
-    for search in _asked(problem, is_deep=is_deep):
-        if is_over():
+def warm_start_candidates(
+    problem: Problem, control: SearchControl, *, is_short_of_memory: bool, is_out_of_time: Callable[[], bool]
+) -> Iterator[Candidate]:
+    """Yield the best plans of each affordable search; after the deadline the running search stops at its next step."""
+    for search in _applicable_searches(problem, is_short_of_memory=is_short_of_memory):
+        if is_out_of_time():
             return
-        yield from _answer(search, problem, control, is_over, late_steps=0)
+        yield from _run_other_search(search, problem, control, is_out_of_time, max_late_steps=0)
 
 
-def last_seeds(problem: Problem, control: Control, is_over: Callable[[], bool]) -> list[Candidate]:
-    """The best of a search that was not asked before, where it is quick beside ours; nothing where the time is over."""
-    asked_before = max((most for search, most, _ in SEEDS if search is alpa), default=0)
-    if not asked_before < len(problem.devices) <= ALPA_DEVICES or is_over():
+def late_candidates(problem: Problem, control: SearchControl, is_out_of_time: Callable[[], bool]) -> list[Candidate]:
+    """Return a brief Alpa's best plans where Alpa was not a warm start; empty after the deadline."""
+    max_searched_devices = max((most for search, most, _ in WARM_START_SEARCHES if search is alpa), default=0)
+    if not max_searched_devices < len(problem.devices) <= MAX_ALPA_DEVICES or is_out_of_time():
         return []
-    return _answer(brief_alpa, problem, control, is_over, late_steps=0)
+    return _run_other_search(brief_alpa, problem, control, is_out_of_time, max_late_steps=0)
 
 
-def _answer(  # noqa: PLR0913 - a search's arguments, and how it ends
+def _run_other_search(  # noqa: PLR0913 - a search's arguments, and how it ends
     search: Search,
     problem: Problem,
-    control: Control,
-    is_over: Callable[[], bool],
+    control: SearchControl,
+    is_out_of_time: Callable[[], bool],
     *,
-    late_steps: int,
-    tell: Callable[[float], None] = lambda _: None,
+    max_late_steps: int,
+    on_best_seconds: Callable[[float], None] = lambda _: None,
 ) -> list[Candidate]:
-    """The best that a search finds; nothing where it has taken so many steps since it is over and goes on."""
-    left = late_steps
+    """Return the search's best plans, or none if it takes more than `max_late_steps` steps after the deadline."""
+    remaining_late_steps = max_late_steps
 
     def watch(progress: Progress) -> None:
-        nonlocal left
+        nonlocal remaining_late_steps
         if progress.best_seconds is not None:
-            tell(progress.best_seconds)
-        if is_over():
-            left -= 1
-            if left < 0:
+            on_best_seconds(progress.best_seconds)
+        if is_out_of_time():
+            remaining_late_steps -= 1
+            if remaining_late_steps < 0:
                 raise _OutOfTime
 
     try:
-        return search(problem, replace(control, report=watch), EACH)[:EACH]
+        return search(problem, replace(control, report=watch), CANDIDATES_PER_SEARCH)[:CANDIDATES_PER_SEARCH]
     except (NoFeasiblePlan, _OutOfTime):
         return []
 
 
-def _asked(problem: Problem, *, is_deep: bool) -> Iterator[Search]:
-    if _is_moderate(problem):
+def _applicable_searches(problem: Problem, *, is_short_of_memory: bool) -> Iterator[Search]:
+    if _is_affordable(problem):
         devices = len(problem.devices)
-        yield from (one for one, most, deep in SEEDS if devices <= (deep if is_deep else most))
+        yield from (one for one, most, deep in WARM_START_SEARCHES if devices <= (deep if is_short_of_memory else most))
 
 
-def _is_moderate(problem: Problem) -> bool:
-    return len(problem.devices) * len(problem.model.layers) <= MOST_SEEDED
+def _is_affordable(problem: Problem) -> bool:
+    return len(problem.devices) * len(problem.model.layers) <= MAX_DEVICES_TIMES_LAYERS

@@ -1,94 +1,301 @@
-"""How a stage may be set up on given devices: its tensor degree, who computes how many rows, what is sharded."""
+"""Stage options over all layer spans, as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost import memory
 from trainwright.plan import Sharding
-from trainwright.runtime import CollectiveRatios
-from trainwright.search.auto.cell import Cell
-from trainwright.search.auto.rows import Share
-
-Counted = tuple[tuple[Cell, int], ...]
-"""Kinds of cells, and how many there are of each."""
-
-
-def means_of(micro_batches: int) -> tuple[Sharding, Sharding, Sharding]:
-    """What tables tell apart of sharding.
-
-    With several micro-batches zero1 and zero2 hold the same, and zero1's sums, behind the last backward, keep no stage
-    before from its own. With one alone zero2 never holds whole gradients.
-    """
-    return Sharding.NONE, Sharding.ZERO2 if micro_batches == 1 else Sharding.ZERO1, Sharding.ZERO3
-
-
-@dataclass(frozen=True, slots=True)
-class Rings:
-    """The rings over a stage's replicas.
-
-    Attributes:
-        nodes: how many nodes the stage spans.
-        members: its devices on one node.
-        inside, between: bytes per second inside a node, and of the slowest step from node to node.
-        flow: of that step where a single ring takes it.
-    """
-
-    nodes: int
-    members: int
-    inside: float
-    between: float
-    flow: float
-
-    def seconds_per_byte(self, tensor: int, devices: int) -> float:
-        """Of an all-reduce of the gradients on one rank, by hierarchical rings; all tensor parts at once."""
-        if devices == tensor:
-            return 0.0
-        found = 0.0
-        local = max(self.members // tensor, 1)
-        if local > 1:
-            found += 2 * (local - 1) / local / self.inside
-        if self.nodes > 1:
-            across = max(self.nodes * self.members // max(tensor, self.members), 2)
-            found += 2 * (across - 1) / across * max(min(tensor, self.members) / self.between, 1 / self.flow)
-        return found
+from trainwright.search.auto.replica_sets import Cell, ReplicaSet, StageOption, sharding_choices
+from trainwright.search.auto.replica_tables import ReplicaTables
+from trainwright.search.spans import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Team:
-    """Cells that may compute a stage together, whatever its rows: made once for all that is alike (`Cells.team`).
+class StageCosts:
+    """`[sharding, option, span]` micro-batch seconds, infinite where it does not fit, and recompute ratios."""
+
+    seconds: Array
+    recompute_ratio: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _OptionCells:
+    """Cells of all options in flat order; equal (cell, rows) pairs share a kind.
 
     Attributes:
-        counts: how many there are of each kind.
-        ring_seconds: of an all-reduce by an undisturbed ring for every byte of a rank's gradients.
-        ratios: of its collectives over such rings.
+        option_numbers: [member] option of the member.
+        first_members: [option] its first member.
+        kind_numbers: [member] its (cell, rows) kind.
+        rows: [kind] rows per micro-batch.
+        device_bytes: [kind] memory of the smallest device.
+        largest_layer_bytes: [kind] stored bytes of the largest layer.
+        loss_bytes: [kind] bytes of the loss.
+        prefix_sums: [forward | backward | update seconds | stored bytes, kind, cut]; see `ReplicaTables.prefix_sums`.
     """
 
-    counts: Counted
-    ring_seconds: float
-    ratios: CollectiveRatios
-
-    @cached_property
-    def tensor(self) -> int:
-        return self.counts[0][0].tensor
-
-    @cached_property
-    def data(self) -> int:
-        return sum(count for _, count in self.counts)
+    option_numbers: NDArray[np.intp]
+    first_members: NDArray[np.intp]
+    kind_numbers: NDArray[np.intp]
+    rows: Array
+    device_bytes: Array
+    largest_layer_bytes: Array
+    loss_bytes: Array
+    prefix_sums: Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StageOption:
-    """A stage on a team's cells.
+@dataclass(frozen=True, eq=False)
+class StageOptions:
+    """Costs of many options; spans are cut pairs first < end in `np.triu_indices` order.
 
     Attributes:
-        shared: rows of a micro-batch for each kind of cell.
+        replica_sets: distinct sets; those with more cells than rows give no option.
+        rows: rows per micro-batch.
     """
 
-    team: Team
-    shared: Mapping[Cell, Share]
+    replica_tables: ReplicaTables
+    replica_sets: Collection[ReplicaSet]
+    rows: int
+    micro_batches: int
+    _costs: dict[int, StageCosts] = field(default_factory=dict)
 
-    @property
-    def tensor(self) -> int:
-        return self.team.tensor
+    @cached_property
+    def option_numbers(self) -> dict[ReplicaSet, int]:
+        """Return each replica set's option number."""
+        return {option.replica_set: number for number, option in enumerate(self.options)}
+
+    @cached_property
+    def options(self) -> list[StageOption]:
+        shared = ((team, self.replica_tables.row_splits(team.counts, self.rows)) for team in self.replica_sets)
+        return [StageOption(team, shares) for team, shares in shared if shares is not None]
+
+    @cached_property
+    def spans(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        first, end = np.triu_indices(len(self.replica_tables.cuts), 1)
+        return first, end
+
+    @cached_property
+    def _option_cells(self) -> _OptionCells:
+        replica_tables = self.replica_tables
+        kind_of: dict[tuple[Cell, int], int] = {}
+        option: list[int] = []
+        kind: list[int] = []
+        for number, one in enumerate(self.options):
+            for cell, share in one.row_splits.items():
+                option.append(number)
+                kind.append(kind_of.setdefault((cell, share.largest), len(kind_of)))
+        return _OptionCells(
+            option_numbers=np.array(option),
+            first_members=np.searchsorted(option, np.arange(len(self.options))),
+            kind_numbers=np.array(kind),
+            rows=np.array([float(rows) for _, rows in kind_of]),
+            device_bytes=np.array(
+                [float(min(replica_tables.device_bytes[name] for name in cell.accelerators)) for cell, _ in kind_of]
+            ),
+            largest_layer_bytes=replica_tables.largest_stored_bytes(list(kind_of)),
+            loss_bytes=np.array([float(replica_tables.loss_bytes(cell.tensor, rows)) for cell, rows in kind_of]),
+            prefix_sums=replica_tables.prefix_sums(list(kind_of)),
+        )
+
+    def _span_sums(self, sums: Array) -> Array:
+        """Return [..., span] differences of prefix sums [..., cut]."""
+        first, end = self.spans
+        result: Array = sums[..., end] - sums[..., first]
+        return result
+
+    def _slowest(self, prefix_sums: Array) -> Array:
+        """Return [option, span] values of the slowest cell from prefix sums [kind, cut]."""
+        members, by_kind = self._option_cells, self._span_sums(prefix_sums)
+        found: Array = by_kind[members.kind_numbers[members.first_members]]
+        counts = np.diff(members.first_members, append=len(members.kind_numbers))
+        for further in range(1, int(counts.max())):
+            longer = np.flatnonzero(counts > further)
+            found[longer] = np.maximum(
+                found[longer], by_kind[members.kind_numbers[members.first_members[longer] + further]]
+            )
+        return found
+
+    @cached_property
+    def backward_seconds(self) -> Array:
+        """Return [option, span] backward seconds without recompute."""
+        return self._slowest(self._option_cells.prefix_sums[1])
+
+    @cached_property
+    def recompute_seconds(self) -> Array:
+        """Return [option, span] seconds added by recomputing all layers."""
+        return self._slowest(self._option_cells.prefix_sums[0])
+
+    @cached_property
+    def resident_values(self) -> Array:
+        """Return [option, span] parameters resident on a rank."""
+        first, end = self.spans
+        number: dict[int, int] = {}
+        numbers = [number.setdefault(option.tensor, len(number)) for option in self.options]
+        by_tensor: Array = np.stack([self.replica_tables.resident_values(tensor)[first, end] for tensor in number])
+        return by_tensor[numbers]
+
+    @cached_property
+    def _ring_seconds_per_byte(self) -> Array:
+        return np.array([option.replica_set.ring_seconds for option in self.options])[:, None]
+
+    def _collective_ratio(self, collective: str) -> Array:
+        """Return [option, 1] ratios of one collective."""
+        return np.array([getattr(option.replica_set.ratios, collective) for option in self.options])[:, None]
+
+    @cached_property
+    def _all_gather_seconds_per_byte(self) -> Array:
+        """Return [option, 1] all-gather seconds per byte of a rank's weights."""
+        return self._ring_seconds_per_byte / 2 * self._collective_ratio("all_gather")
+
+    @cached_property
+    def _data_degrees(self) -> Array:
+        return np.array([float(option.replica_set.data) for option in self.options])[:, None]
+
+    @cached_property
+    def base_seconds(self) -> Array:
+        """Return [sharding, option, span] micro-batch seconds without recompute, all-gathers included."""
+        base = self._slowest(self._option_cells.prefix_sums[0] + self._option_cells.prefix_sums[1])
+        found = np.stack([base, base, base + self._all_gather_overhead(base)])
+        found[1:, self._data_degrees[:, 0] == 1] = np.inf
+        return found
+
+    def _all_gather_overhead(self, forward_backward: Array) -> Array:
+        """Return [option, span] seconds that ZeRO-3 all-gathers add to a micro-batch.
+
+        Each piece between two cuts is gathered while its predecessor (in the backward: its successor) computes.
+        """
+        setting = self.replica_tables.problem.cost_context
+        first, end = self.spans
+        single_cuts = np.flatnonzero(end == first + 1)
+        gather = self.resident_values[:, single_cuts] * (
+            setting.model.dtype.num_bytes * self._all_gather_seconds_per_byte
+        )
+        slowdown = setting.runtime.overlap_slowdown_ratio - 1
+        backward = self.backward_seconds[:, single_cuts]
+        forward = forward_backward[:, single_cuts] - backward
+        zero = np.zeros((len(gather), 1))
+        exposed = zero
+        for concurrent_compute in (np.hstack([zero, forward[:, :-1]]), np.hstack([backward[:, 1:], zero])):
+            hidden = np.minimum(gather, concurrent_compute)
+            exposed = exposed + gather - hidden + slowdown * hidden
+        sums = np.hstack([zero, np.cumsum(exposed, axis=1)])
+        result: Array = sums[:, end] - sums[:, first]
+        return result
+
+    @cached_property
+    def tail_seconds(self) -> Array:
+        """Return [sharding, option, span] approximate seconds after the last backward: reduce, update and all-gather."""
+        setting = self.replica_tables.problem.cost_context
+        update = self._slowest(self._option_cells.prefix_sums[2])
+        ring = self.resident_values * (setting.gradient_dtype.num_bytes * self._ring_seconds_per_byte)
+        all_reduce, reduce_scatter = (
+            ring * self._collective_ratio("all_reduce"),
+            ring / 2 * self._collective_ratio("reduce_scatter"),
+        )
+        all_gather = self.resident_values * (setting.model.dtype.num_bytes * self._all_gather_seconds_per_byte)
+        hidden = np.minimum(reduce_scatter, self.backward_seconds)
+        exposed_reduce_scatter = reduce_scatter - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
+        sharded_update = update / self._data_degrees
+        gradient_tail = reduce_scatter if self.micro_batches > 1 else exposed_reduce_scatter
+        return np.stack(
+            [all_reduce + update, gradient_tail + sharded_update + all_gather, exposed_reduce_scatter + sharded_update]
+        )
+
+    @cached_property
+    def _is_last(self) -> NDArray[np.bool_]:
+        """Return [span] whether it ends with the model."""
+        result: NDArray[np.bool_] = self.spans[1] == len(self.replica_tables.cuts) - 1
+        return result
+
+    @cached_property
+    def _free_bytes(self) -> Array:
+        """Return [sharding, member, span] bytes left for in-flight activations."""
+        setting, model, members = (
+            self.replica_tables.problem.cost_context,
+            self.replica_tables.problem.model,
+            self._option_cells,
+        )
+        first, end = self.spans
+        state = memory.optimizer_bytes(model, setting.optimizer)
+        weight, gradient = float(model.dtype.num_bytes), float(setting.gradient_dtype.num_bytes)
+        row_bytes = self.replica_tables.row_bytes
+        prefetched = memory.PREFETCHED_BOUNDARIES * (np.where(self._is_last, 0.0, row_bytes[end]) + row_bytes[first])
+        by_kind = members.device_bytes[:, None] - setting.runtime.constant_bytes - members.rows[:, None] * prefetched
+        free = (by_kind - members.loss_bytes[:, None] * self._is_last)[members.kind_numbers]
+        resident = self.resident_values[members.option_numbers]
+        shard_ratio = 1 / self._data_degrees[members.option_numbers]
+        gathered = np.array([weight * self.replica_tables.max_gathered_values(one.tensor) for one in self.options])[
+            members.option_numbers
+        ]
+        shardings = sharding_choices(self.micro_batches)
+        found = np.empty((len(shardings), *free.shape))
+        for index, sharding in enumerate(shardings):
+            share = 1.0 if sharding is Sharding.NONE else shard_ratio
+            weights = share if sharding is Sharding.ZERO3 else 1.0
+            gradients = share if self.micro_batches == 1 else 1.0
+            np.subtract(free, resident * (weight * weights + gradient * gradients + state * share), out=found[index])
+            if sharding is Sharding.ZERO3:
+                found[index] -= gathered[:, None]
+        return found
+
+    @cached_property
+    def _in_flight_bytes(self) -> tuple[Array, Array]:
+        """Return [kind, span] bytes stored per micro-batch, and bytes that recompute saves."""
+        members, cells = self._option_cells, self.replica_tables
+        rows = members.rows[:, None]
+        stored = self._span_sums(members.prefix_sums[3])
+        saved = np.maximum(stored - rows * self._span_sums(cells.input_bytes), 1.0)
+        return stored + rows * np.where(self._is_last, 0.0, cells.row_bytes[self.spans[1]]), saved
+
+    @cached_property
+    def _max_in_flight(self) -> Array:
+        """Return [sharding, member] in-flight counts up to which every span fits."""
+        in_flight_bytes, _ = self._in_flight_bytes
+        found: Array = (self._free_bytes / np.maximum(in_flight_bytes, 1.0)[self._option_cells.kind_numbers]).min(
+            axis=2
+        )
+        return found
+
+    def costs(self, in_flight: int) -> StageCosts:
+        """Return the costs with `in_flight` micro-batches."""
+        if in_flight not in self._costs:
+            self._costs[in_flight] = self._compute_costs(in_flight)
+        return self._costs[in_flight]
+
+    def _compute_costs(self, in_flight: int) -> StageCosts:
+        in_flight_bytes, saved_bytes = self._in_flight_bytes
+        largest_layer_bytes, member_option = (
+            self._option_cells.largest_layer_bytes[:, None],
+            self._option_cells.option_numbers,
+        )
+        recompute_ratio = np.zeros_like(self.base_seconds)
+        for sharding_number in range(len(self._max_in_flight)):
+            members_short_of_memory = np.flatnonzero(self._max_in_flight[sharding_number] < in_flight)
+            if not members_short_of_memory.size:
+                continue
+            kind = self._option_cells.kind_numbers[members_short_of_memory]
+            # In place: allocating tables of megabytes takes longer than filling them.
+            shortfall = (in_flight * in_flight_bytes)[kind]
+            shortfall -= (
+                self._free_bytes[sharding_number]
+                if len(members_short_of_memory) == len(member_option)
+                else self._free_bytes[sharding_number, members_short_of_memory]
+            )
+            has_room = shortfall <= 0
+            shortfall += largest_layer_bytes[kind]
+            shortfall /= (in_flight * saved_bytes)[kind]
+            ratio = shortfall
+            np.putmask(ratio, has_room, 0.0)
+            options, starts = np.unique(member_option[members_short_of_memory], return_index=True)
+            recompute_ratio[sharding_number, options] = np.maximum.reduceat(ratio, starts, axis=0)
+        if not recompute_ratio.any():
+            return StageCosts(self.base_seconds, recompute_ratio)
+        seconds = recompute_ratio * self.recompute_seconds
+        seconds += self.base_seconds
+        np.putmask(seconds, recompute_ratio > 1.0, np.inf)
+        return StageCosts(seconds, recompute_ratio)

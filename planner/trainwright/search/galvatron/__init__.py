@@ -1,1 +1,1 @@
-"""Galvatron-Base and Galvatron-BMW: strategies by layer, by decision trees and dynamic programming."""
+"""Galvatron-Base and Galvatron-BMW: one strategy per layer, from decision trees and dynamic programming."""

@@ -1,1 +1,1 @@
-"""Which of the candidates to take: simpler ones within a tolerance, and those that keep what runs where it is."""
+"""Preference among candidates: simpler plans within a tolerance, and plans that move little state."""

@@ -1,6 +1,6 @@
-"""Every layer kind of every family as a torch module: what the planner's counts are compared with.
+"""Torch modules of every layer kind of every family, the reference for the planner's counts.
 
-`reference(family, kind, stored)` gives the module, and the inputs of so many rows.
+`reference(family, kind, stored)` returns the module and a function that makes its inputs.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ _MAKERS = {
 
 
 def reference(family, kind: str, *, stored: bool) -> Reference:
-    """The torch layer of that kind."""
+    """Return the torch layer of that kind."""
     return _MAKERS[family.family](family, kind, stored)

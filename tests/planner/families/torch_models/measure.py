@@ -1,4 +1,4 @@
-"""What a torch layer holds, computes and keeps, measured by running its forward."""
+"""Measurement of a torch layer's parameters, FLOPs and saved bytes by running its forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_models.parts import Reference
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one layer: by the row, but for its parameters."""
+    """Counts of one layer, per row except for its parameters."""
 
     parameters: int
     flops: float

@@ -12,14 +12,14 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Reference:
-    """A layer, and what it reads: `inputs(rows, device, dtype)`."""
+    """Torch layer and a function that makes its inputs: `inputs(rows, device, dtype)`."""
 
     module: nn.Module
     inputs: Callable[[int, str, torch.dtype], tuple[Tensor, ...]]
 
 
 def hidden(*shape: int) -> Callable[[int, str, torch.dtype], Tensor]:
-    """An activation that wants a gradient."""
+    """Return a function that makes activations that require gradients."""
     return lambda rows, device, dtype: torch.ones(rows, *shape, device=device, dtype=dtype, requires_grad=True)
 
 
@@ -50,7 +50,7 @@ class _KeepsOneStatistic(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """As on a GPU, where torch keeps a byte for each value; elsewhere it would keep a number."""
+    """Dropout that saves a one-byte mask per element, as torch does on a GPU; on the CPU it would save floats."""
 
     def forward(self, values: Tensor) -> Tensor:
         return torch.native_dropout(values, 0.1, train=True)[0]

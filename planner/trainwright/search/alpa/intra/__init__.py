@@ -1,21 +1,21 @@
-"""Alpa's intra-operator pass: how every operator of consecutive layers runs on one logical mesh (paper §4).
+"""Intra-operator pass of Alpa: parallel algorithms of all operators of consecutive layers on one logical mesh (paper §4).
 
-`IntraOperator(problem).spans(mesh, rows)` costs every run of consecutive layers under the assignment that is fastest;
-`.options(mesh, rows)` costs them under several, which hold less and less memory.
+`IntraOperator(problem).spans(mesh, rows)` costs every run of consecutive layers under its fastest assignment;
+`.options(mesh, rows)` costs them under several assignments of decreasing memory.
 """
 
 from __future__ import annotations
 
+from trainwright.search.alpa.intra.algorithm_costs import Rewriting
+from trainwright.search.alpa.intra.ilp import WeightedObjective
 from trainwright.search.alpa.intra.intra_operator import IntraOperator
-from trainwright.search.alpa.intra.mesh import LogicalMesh
-from trainwright.search.alpa.intra.programme import Goal
-from trainwright.search.alpa.intra.rewriting import Rewriting
-from trainwright.search.alpa.intra.spans import SpanCosts
+from trainwright.search.alpa.intra.sharding_specs import LogicalMesh
+from trainwright.search.alpa.intra.span_costs import SpanCosts
 
 __all__ = [
-    "Goal",
     "IntraOperator",
     "LogicalMesh",
     "Rewriting",
     "SpanCosts",
+    "WeightedObjective",
 ]

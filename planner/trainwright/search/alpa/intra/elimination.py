@@ -1,8 +1,8 @@
-"""The exact solution of a programme without a memory limit, by eliminating node after node (min-plus).
+"""Exact solution of an integer program without a memory limit, by min-plus elimination of one node after another.
 
-A layer's graph is nearly a chain: eliminating a node leaves tables over a few neighbours, so it takes microseconds where
-a solver takes milliseconds. Several goals are solved at once, and all choices of the kept nodes (those at a layer's
-boundary) are answered together.
+A layer's graph is nearly a chain, so elimination leaves tables over few neighbours: it takes microseconds where a
+solver takes milliseconds. Several objectives are solved at once, for all choices of the kept nodes at the layer's
+boundary.
 """
 
 from __future__ import annotations
@@ -13,73 +13,74 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.alpa.intra.programme import Goal, Programme
+from trainwright.search.alpa.intra.ilp import IntegerProgram, WeightedObjective
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Solution:
-    """The least objectives by [goal, algorithm of each kept node …], and how they come about.
+class EliminationResult:
+    """Least objective values by `[objective, algorithm of each kept node …]`, and the choices that reach them.
 
     Attributes:
-        objective: see above.
-        algorithms: by node, in the same shape: its algorithm.
-        held: by node, [goal, algorithm]: the better way to hold its weights.
+        algorithms: per node, in the same shape, its algorithm.
+        weight_modes: per node, `[objective, algorithm]` its better weight mode.
     """
 
     objective: Array
     algorithms: tuple[Indices, ...]
-    held: tuple[Indices, ...]
+    weight_modes: tuple[Indices, ...]
 
 
-def eliminate(programme: Programme, goals: Sequence[Goal], kept: tuple[int, ...]) -> Solution:
-    """The least objective under every combination of the kept nodes' algorithms, for every goal."""
-    return _Elimination(programme, goals, kept).run()
+def eliminate(
+    programme: IntegerProgram, goals: Sequence[WeightedObjective], kept_nodes: tuple[int, ...]
+) -> EliminationResult:
+    """Minimise every objective for every combination of the kept nodes' algorithms."""
+    return _Elimination(programme, goals, kept_nodes).run()
 
 
 @dataclass
 class _Table:
-    """Costs over some nodes; axes are [goal, node …] in ascending order of the nodes."""
+    """Costs over some nodes; axes are `[objective, node …]` in ascending order of the nodes."""
 
     nodes: tuple[int, ...]
     costs: Array
 
-    def over(self, nodes: tuple[int, ...]) -> Array:
-        """The same with an axis for each of `nodes`, of length 1 where it does not depend on it."""
+    def broadcast_over(self, nodes: tuple[int, ...]) -> Array:
+        """Reshape the costs to one axis per node of `nodes`, of length 1 where they do not depend on it."""
         lengths = dict(zip(self.nodes, self.costs.shape[1:], strict=True))
         return self.costs.reshape(self.costs.shape[0], *(lengths.get(node, 1) for node in nodes))
 
 
 @dataclass
 class _Elimination:
-    programme: Programme
-    goals: Sequence[Goal]
-    kept: tuple[int, ...]
-    held: list[Indices] = field(default_factory=list)
+    programme: IntegerProgram
+    goals: Sequence[WeightedObjective]
+    kept_nodes: tuple[int, ...]
+    weight_modes: list[Indices] = field(default_factory=list)
     tables: list[_Table] = field(default_factory=list)
     steps: list[tuple[int, tuple[int, ...], Indices]] = field(default_factory=list)
 
-    def run(self) -> Solution:
+    def run(self) -> EliminationResult:
         batches = np.array([float(goal.micro_batches) for goal in self.goals])[:, None, None]
         for number, node in enumerate(self.programme.nodes):
             costs = np.stack([node.objective(goal) for goal in self.goals])
-            self.held.append(costs.argmin(axis=1))
+            self.weight_modes.append(costs.argmin(axis=1))
             self.tables.append(_Table((number,), costs.min(axis=1)))
         for edge in self.programme.edges:
             seconds = edge.seconds if edge.source < edge.target else edge.seconds.T
             nodes = (min(edge.source, edge.target), max(edge.source, edge.target))
             self.tables.append(_Table(nodes, batches * seconds[None]))
-        remaining = set(range(len(self.programme.nodes))) - set(self.kept)
+        remaining = set(range(len(self.programme.nodes))) - set(self.kept_nodes)
         while remaining:
             smallest = min(remaining, key=lambda one: (self._size_without(one), one))
             self._eliminate(smallest)
             remaining.remove(smallest)
-        order = tuple(sorted(self.kept))
+        order = tuple(sorted(self.kept_nodes))
         objective = self._sum(self.tables, order)
         shape = (len(self.goals), *(self.programme.nodes[node].seconds.shape[1] for node in order))
-        return self._traced(np.broadcast_to(objective, shape), order)
+        return self._trace_back(np.broadcast_to(objective, shape), order)
 
     def _neighbours(self, node: int) -> tuple[int, ...]:
         return tuple(sorted({one for table in self.tables if node in table.nodes for one in table.nodes}))
@@ -104,11 +105,11 @@ class _Elimination:
     def _sum(self, tables: Sequence[_Table], nodes: tuple[int, ...]) -> Array:
         total: Array = np.zeros((len(self.goals), *(1 for _ in nodes)))
         for table in tables:
-            total = total + table.over(nodes)
+            total = total + table.broadcast_over(nodes)
         return total
 
-    def _traced(self, objective: Array, order: tuple[int, ...]) -> Solution:
-        """Every node's algorithm, from the last eliminated to the first."""
+    def _trace_back(self, objective: Array, order: tuple[int, ...]) -> EliminationResult:
+        """Recover each node's algorithm, from the last eliminated to the first."""
         goals = np.arange(len(self.goals)).reshape(-1, *(1 for _ in order))
         chosen: dict[int, Indices] = {}
         for position, node in enumerate(order):
@@ -118,4 +119,4 @@ class _Elimination:
         for node, others, best in reversed(self.steps):
             chosen[node] = np.broadcast_to(best[(goals, *(chosen[one] for one in others))], objective.shape)
         algorithms = tuple(chosen[node] for node in range(len(self.programme.nodes)))
-        return Solution(objective, algorithms, tuple(self.held))
+        return EliminationResult(objective, algorithms, tuple(self.weight_modes))

@@ -1,7 +1,7 @@
-"""Tiny problems, of which every plan can be looked at."""
+"""Exhaustive search for tiny problems."""
 
 from __future__ import annotations
 
-from trainwright.search.auto.exhaustive.enumeration import exhaustive, is_small
+from trainwright.search.auto.exhaustive.branch_and_bound import enumerate_plans, is_enumerable
 
-__all__ = ["exhaustive", "is_small"]
+__all__ = ["enumerate_plans", "is_enumerable"]

@@ -1,0 +1,1 @@
+"""Tables of the AMP and Galvatron-BMW papers, rebuilt from data sheets and compared with the published figures."""

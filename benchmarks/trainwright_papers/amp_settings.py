@@ -1,0 +1,121 @@
+"""AMP's three experiments (§4.3, appendix §6.5): clusters, models, batches and ways to assign layers to stages.
+
+AMP ran DeepSpeed with Megatron's layers: float16, attention stored (the experiments are older than fused kernels in
+PyTorch), gradients reduced in float16 after the last backward.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+from trainwright.accelerators import cluster_of, estimate_profiles
+from trainwright.cluster import Cluster
+from trainwright.families import Family, Gpt, TransGan
+from trainwright.layer import Attention, Dtype
+from trainwright.model import Model
+from trainwright.plan import Plan
+from trainwright.search import Problem
+from trainwright.search.degrees import Degrees, divisors
+from trainwright.search.uniform.stage_tables import uniform_plan
+from trainwright_papers.published import AmpSetting, MeasuredPlan
+
+GPT2 = Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=1024, vocabulary_size=52256)
+TRANS_GAN = TransGan(layers=(12, 0, 0, 0, 0, 12), hidden_size=1024, bottom_width=9)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Cluster, model and batch of one of AMP's experiments.
+
+    Attributes:
+        machines: number of machines by type.
+        entries: AMP's list entry of each of our layers, the last one if there are several.
+    """
+
+    title: str
+    machines: Mapping[str, int]
+    family: Family
+    batch: int
+    entries: tuple[int, ...]
+
+
+_GPT2_ENTRIES = (1, *range(3, 27), 29)
+"""Entries of 30: 3–26 are the blocks, with the embedding before and the final normalisation and head after them."""
+_TRANS_GAN_ENTRIES = (0, *range(4, 16), 16, 21, 26, 31, 36, *range(42, 54), 55)
+"""Entries of 56: 4–15 and 42–53 are the blocks, with upsampling between them."""
+
+EXPERIMENTS: Mapping[AmpSetting, Experiment] = {
+    "homogeneous": Experiment("GPT-2 on 4 × g4dn.12xlarge", {"g4dn.12xlarge": 4}, GPT2, 32, _GPT2_ENTRIES),
+    "mixed_cluster": Experiment(
+        "GPT-2 on 3 × p3.8xlarge and 1 × g4dn.12xlarge",
+        {"p3.8xlarge": 3, "g4dn.12xlarge": 1},
+        GPT2,
+        32,
+        _GPT2_ENTRIES,
+    ),
+    "mixed_model": Experiment(
+        "TransGAN's generator on 4 × p3.8xlarge", {"p3.8xlarge": 4}, TRANS_GAN, 64, _TRANS_GAN_ENTRIES
+    ),
+}
+
+
+@cache
+def amp_problem(setting: AmpSetting) -> Problem:
+    """Return the planning problem of one of AMP's experiments."""
+    experiment = EXPERIMENTS[setting]
+    return problem_on(cluster_of(experiment.machines), experiment.family, experiment.batch)
+
+
+def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
+    """Return the problem of training a model on a cluster, with tensor degrees up to the devices of a node."""
+    model = Model.of(family, Dtype.FLOAT16, Attention.STORED)
+    devices_per_node = max(node.devices for node in cluster.nodes)
+    profiles = estimate_profiles(
+        model,
+        [accelerator.name for accelerator in cluster.accelerators],
+        tensor_degrees=[degree for degree in divisors(model.max_tensor_degree) if degree <= devices_per_node],
+        rows=divisors(batch),
+    )
+    return Problem(cluster, model, profiles, batch)
+
+
+def amp_plan(measured: MeasuredPlan) -> Plan:
+    """Convert a measured plan: AMP's cuts become layer boundaries, devices follow Megatron's order."""
+    experiment, problem = EXPERIMENTS[measured.setting], amp_problem(measured.setting)
+    stages = len(measured.cuts) - 1
+    devices = problem.cluster.devices
+    degrees = Degrees(stages, len(devices) // stages // measured.tensor, measured.tensor)
+    stage_ends = [bisect_left(experiment.entries, cut) for cut in measured.cuts[1:]]
+    return uniform_plan(devices, degrees, measured.rows, stage_ends, global_batch_size=experiment.batch)
+
+
+def split_blocks_evenly(model: Model, stages: int) -> tuple[int, ...] | None:
+    """Return stage ends with equally many blocks (tensor-parallel layers) per stage, or None with too few blocks.
+
+    Other layers join the block before them; layers before the first block join the first stage.
+    """
+    blocks = [layer for layer in range(len(model.layers)) if model.kind_of(layer).is_tensor_parallel]
+    if len(blocks) < stages:
+        return None
+    return (*(blocks[number * len(blocks) // stages] for number in range(1, stages)), len(model.layers))
+
+
+def split_parameters_evenly(model: Model, stages: int) -> tuple[int, ...]:
+    """Return stage ends that minimise the parameters of the largest stage, with at least one layer per stage."""
+    layers = len(model.layers)
+    parameters_before = [0, *accumulate(model.kind_of(layer).parameters for layer in range(layers))]
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for stage in range(1, stages + 1):
+        best = {
+            end: min(
+                (max(largest, parameters_before[end] - parameters_before[first]), (*ends, end))
+                for first, (largest, ends) in best.items()
+                if first < end
+            )
+            for end in range(stage, layers - (stages - stage) + 1)
+        }
+    return best[layers][1]

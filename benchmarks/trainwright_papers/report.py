@@ -1,0 +1,70 @@
+"""Output of `trainwright bench papers`: tables for the terminal, JSON for programs, a progress bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from trainwright.cli.output import Output, show, show_json
+from trainwright.report.tables import add_row, new_table, titled
+from trainwright_papers.comparison import Comparison, Grid, ReportProgress
+from trainwright_papers.tables import TABLES, rebuild_tables
+
+
+def print_tables(names: Sequence[str], output: Output) -> None:
+    """Rebuild and print the named tables, or all of them if `names` is empty."""
+    with _progress_bar(len(names) or len(TABLES)) as report_progress:
+        if output is Output.JSON:
+            documents = [comparison.document() for comparison in rebuild_tables(names, report_progress)]
+            show_json({"origin": "estimated", "tables": documents})
+            return
+        for comparison in rebuild_tables(names, report_progress):
+            show(*_render(comparison))
+
+
+@contextmanager
+def _progress_bar(tables: int) -> Iterator[ReportProgress]:
+    """Show finished tables and the share of the current one, if standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _description, _share: None
+        return
+    columns = (
+        BarColumn(bar_width=28),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=tables)
+        finished, last_share = 0, 0.0
+
+        def report_progress(description: str, share: float) -> None:
+            nonlocal finished, last_share
+            finished += share < last_share  # the share starts again at zero with every table
+            last_share = share
+            bar.update(task, completed=finished + share, description=description)
+
+        yield report_progress
+
+
+def _render(comparison: Comparison) -> Iterator[RenderableType]:
+    yield Text(f"{comparison.title} (ours estimated)", style="bold underline")
+    for grid in comparison.grids:
+        yield Text()
+        yield _render_grid(grid)
+    for note in comparison.notes:
+        yield Padding(Text(f"• {note}"), (0, 0, 0, 1))
+    yield Text()
+
+
+def _render_grid(grid: Grid) -> RenderableType:
+    table = new_table([(heading, "right" if column else "left") for column, heading in enumerate(grid.headings)])
+    for row in grid.rows:
+        add_row(table, *row)
+    return titled(grid.title, table)

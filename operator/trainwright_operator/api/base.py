@@ -1,0 +1,85 @@
+"""Base of all API models: camelCase fields, docstrings as descriptions, timestamps in UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+
+class ApiModel(BaseModel):
+    """A part of the spec. Unknown fields are refused: a knob that is not known here must not look as if it worked."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+    )
+
+
+class StatusModel(ApiModel):
+    """A part of the status. Unknown fields are left out: another version of the operator may have written them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    def dump(self) -> dict[str, Any]:
+        """Return the model as plain JSON data without None values."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def rules(*pairs: tuple[str, str], field_path: str | None = None) -> dict[str, Any]:
+    """Return the schema's CEL rules, each with its message to the user.
+
+    `field_path`: the offending field relative to the rules, for example `.heads`.
+    """
+    blamed = {} if field_path is None else {"fieldPath": field_path}
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message, **blamed} for rule, message in pairs]}
+
+
+def immutable(field: str) -> dict[str, Any]:
+    """Return the rule of an immutable field."""
+    return rules(("self == oldSelf", f"{field} is immutable; create another TrainingPlan"))
+
+
+def opaque(**schema: Any) -> dict[str, Any]:
+    """Return the schema of an object with unlisted fields."""
+    return {"x-kubernetes-preserve-unknown-fields": True, **schema}
+
+
+def _five_digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+Figure = Annotated[float, AfterValidator(_five_digits)]
+"""A measured or predicted figure: five digits are more than a measurement holds, and columns stay readable.
+The whole numbers stand in the ConfigMaps."""
+
+Seconds = Annotated[int, Field(ge=1, le=604_800)]
+"""A deadline: at least one second, at most a week."""
+
+Text = Annotated[str, Field(max_length=1024)]
+Name = Annotated[str, Field(max_length=253)]
+"""The name of a Kubernetes object."""
+
+Bytes = Annotated[int, Field(ge=0)]
+
+
+def _whole_seconds(time: datetime) -> datetime:
+    return time.astimezone(UTC).replace(microsecond=0)
+
+
+def _text(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Timestamp = Annotated[
+    AwareDatetime,
+    AfterValidator(_whole_seconds),
+    PlainSerializer(_text, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]

@@ -1,0 +1,170 @@
+"""Device type, memory and location of a node, from ResourceSlices where a driver publishes them, else from labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+from trainwright import documents
+from trainwright.accelerators import data_sheet, has_data_sheet, machines
+from trainwright.cluster import EMULATED_PREFIX, Emulation, Node
+from trainwright.measurement.link_sampling import NodeLocation
+from trainwright_operator.flow.names import EMULATION_ANNOTATION
+from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
+
+INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
+
+
+def node_location(node: Node, facts: NodeFacts, topology_labels: Sequence[str]) -> NodeLocation:
+    """Return the node's location; a missing label becomes an empty string."""
+    instance = facts.labels.get(INSTANCE_TYPE_LABEL)
+    machine = f"{node.devices} × {node.accelerator}" + (f" in {instance}" if instance else "")
+    return NodeLocation(machine, tuple(facts.labels.get(label, "") for label in topology_labels))
+
+
+def location_without_labels(node: Node) -> NodeLocation:
+    """Return the node's location where its labels are unknown."""
+    return NodeLocation(f"{node.devices} × {node.accelerator}")
+
+
+MEBIBYTE: Final = 1 << 20
+GIBIBYTE: Final = 1 << 30
+
+_GKE_ACCELERATORS: Final = {
+    "nvidia-tesla-p100": "Tesla-P100-PCIE-16GB",
+    "nvidia-tesla-v100": "Tesla-V100-SXM2-16GB",
+    "nvidia-tesla-t4": "Tesla-T4",
+    "nvidia-l4": "NVIDIA-L4",
+    "nvidia-tesla-a100": "NVIDIA-A100-SXM4-40GB",
+    "nvidia-a100-80gb": "NVIDIA-A100-SXM4-80GB",
+    "nvidia-h100-80gb": "NVIDIA-H100-80GB-HBM3",
+    "nvidia-h100-mega-80gb": "NVIDIA-H100-80GB-HBM3",
+    "nvidia-h200-141gb": "NVIDIA-H200",
+    "nvidia-b200": "NVIDIA-B200",
+}
+"""Data sheets by GKE's label, which names the device type but not its memory."""
+
+_INSTANCE_TYPES: Final = {
+    "g4dn.2xlarge": "Tesla-T4",
+    "g4dn.4xlarge": "Tesla-T4",
+    "g4dn.8xlarge": "Tesla-T4",
+    "g4dn.16xlarge": "Tesla-T4",
+    "a2-highgpu-2g": "NVIDIA-A100-SXM4-40GB",
+    "Standard_NC4as_T4_v3": "Tesla-T4",
+    "Standard_NC24ads_A100_v4": "NVIDIA-A100-80GB-PCIe",
+    "Standard_ND96asr_v4": "NVIDIA-A100-SXM4-40GB",
+    "Standard_ND40rs_v2": "Tesla-V100-SXM2-32GB",
+}
+"""Data sheets by cloud machine type, in addition to the planner's own `machines`."""
+
+_LEAST_REPORTED: Final = 0.85
+"""Minimum share of the sold memory that the runtime reports (minimum over all data sheets: 0.91)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """Device type of a node, and the memory of one device."""
+
+    name: str
+    memory_bytes: int
+    emulation: Emulation | None = None
+
+
+class NodeUnusable(ValueError):  # noqa: N818 - an answer in words
+    """Reason why a node cannot be used, and what would make it usable."""
+
+
+class DeviceTypeUnknown(NodeUnusable):
+    """Node with an unknown device type."""
+
+
+def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
+    """Return the device type of the node from the most trustworthy source. Raise NodeUnusable where there is none."""
+    found = _from_slices(node, slices) or _from_discovery_labels(node) or _from_cloud_labels(node)
+    if found is None:
+        raise DeviceTypeUnknown(
+            "the type of its devices is not known: it carries neither ResourceSlices nor the label "
+            "nvidia.com/gpu.product nor a cloud's label; install GPU feature discovery"
+        )
+    if found.name.startswith(EMULATED_PREFIX):
+        # Only the worker enforces the memory limit of emulated devices.
+        return DeviceType(found.name, found.memory_bytes, replace(_emulation(node), memory_bytes=found.memory_bytes))
+    return found
+
+
+def _from_slices(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType | None:
+    problem = next((device.problem for device in slices if device.node == node.name and device.problem), "")
+    if problem:
+        raise NodeUnusable(problem)
+    own = {(device.product, device.memory_bytes) for device in slices if device.node == node.name}
+    if len(own) > 1:
+        raise NodeUnusable(f"it has devices of several types: {', '.join(sorted({product for product, _ in own}))}")
+    for product, memory_bytes in own:
+        return DeviceType(product.replace(" ", "-"), memory_bytes)
+    return None
+
+
+def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
+    product = node.labels.get("nvidia.com/gpu.product")
+    if product is None:
+        return None
+    replicas = node.labels.get("nvidia.com/gpu.replicas", "1")
+    if product.endswith("-SHARED") or replicas not in ("0", "1"):
+        raise NodeUnusable("its devices are time-sliced, so several pods would share one; turn sharing off")
+    if "-MIG-" in product or node.labels.get("nvidia.com/mig.strategy") == "mixed":
+        raise NodeUnusable("its devices are split into MIG instances; turn MIG off")
+    memory = node.labels.get("nvidia.com/gpu.memory", "")
+    if not memory.isdecimal() or int(memory) == 0:
+        raise DeviceTypeUnknown("its label nvidia.com/gpu.memory (in MiB) is missing or no number")
+    return DeviceType(product, int(memory) * MEBIBYTE)
+
+
+def _from_cloud_labels(node: NodeFacts) -> DeviceType | None:
+    """Look up the device type by cloud labels.
+
+    The memory is the data sheet's: runtimes report up to a tenth less than clouds sell.
+    """
+    labels = node.labels
+    gke = labels.get("cloud.google.com/gke-accelerator")
+    if gke in _GKE_ACCELERATORS:
+        return _by_sheet(_GKE_ACCELERATORS[gke])
+    karpenter = labels.get("karpenter.k8s.aws/instance-gpu-name")
+    memory = labels.get("karpenter.k8s.aws/instance-gpu-memory", "")
+    if karpenter and memory.isdecimal() and int(memory) > 0:
+        return _by_sold_memory(karpenter, int(memory) * MEBIBYTE)
+    sheet = _sheets_by_machine().get(labels.get(INSTANCE_TYPE_LABEL, ""))
+    return None if sheet is None else _by_sheet(sheet)
+
+
+@cache
+def _sheets_by_machine() -> dict[str, str]:
+    return {one.name: one.accelerator for one in machines()} | _INSTANCE_TYPES
+
+
+def _by_sheet(name: str) -> DeviceType:
+    return DeviceType(name, int(data_sheet(name).memory_bytes.value))
+
+
+def _by_sold_memory(name: str, sold_bytes: int) -> DeviceType:
+    """Return the data sheet's device type if its memory matches, else one with the sold memory."""
+    for candidate in (f"{name}-{sold_bytes // GIBIBYTE}", name):
+        if has_data_sheet(candidate):
+            sheet = data_sheet(candidate)
+            if _LEAST_REPORTED * sold_bytes <= sheet.memory_bytes.value <= sold_bytes:
+                return _by_sheet(sheet.name)
+    return DeviceType(name, sold_bytes)
+
+
+def _emulation(node: NodeFacts) -> Emulation:
+    text = node.annotations.get(EMULATION_ANNOTATION, "")
+    try:
+        data = json.loads(text)
+        emulation: Emulation = documents.parse(data, Emulation, source=f"annotation {EMULATION_ANNOTATION}")
+    except (ValueError, RecursionError) as error:
+        raise NodeUnusable(
+            f"its devices are emulated, but their device table cannot be read from the annotation: {error}"
+        ) from None
+    return emulation

@@ -1,0 +1,265 @@
+"""Failures of a gang (pods, workers, deadlines), each with one reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainwright.worker_api import FailureReason, TrialSeriesTask, TrialTask
+from trainwright_operator.flow import scheduling
+from trainwright_operator.flow.gangs import worker_log
+from trainwright_operator.flow.gangs.manifests import GangSpec
+from trainwright_operator.flow.gangs.outcome import OutcomeState
+from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PLACED_ANNOTATION
+from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, PodFacts, StoredConfigMap
+
+_START_PATIENCE = timedelta(seconds=20)
+"""Patience with start errors: kubelet retries a failed pull within it, and a ConfigMap may be created after its plan."""
+CAUSE_PATIENCE = timedelta(seconds=20)
+"""Patience when a worker only reports a lost peer: the peer's own termination message may follow, as the launcher in
+its pod first ends the other processes, which takes up to 10 s."""
+_HOPELESS = ("InvalidImageName", "ErrImageNeverPull")
+_PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", *_HOPELESS)
+_NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_CONTAINER_GONE = "ContainerStatusUnknown"
+"""Kubelet's reason for a container that it no longer finds, for example after a restart of its node."""
+
+_NEAR_DEADLINE_SHARE = 0.95
+"""Share of a task's deadline. Its clock starts with the process, the gang's with its last pod."""
+
+_VAGUENESS = {Reason.CRASHED: 1, Reason.HANG: 2, Reason.TERMINATED: 3, Reason.PEER_LOST: 4}
+"""Vagueness of reasons: the most specific of several is reported."""
+_SECONDARY_REASONS = (Reason.PEER_LOST, Reason.TERMINATED)
+"""Reasons that are consequences of another failure."""
+
+Placements = Sequence[tuple[PodFacts | None, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class GangFailure:
+    """Reason, message and state of a gang's end."""
+
+    reason: Reason
+    message: str
+    state: OutcomeState = OutcomeState.FAILED
+
+    @classmethod
+    def of(cls, reason: Reason, **fields: Any) -> GangFailure:
+        """Return a failure with the message template of its reason."""
+        return cls(reason, message(reason, **fields))
+
+
+def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
+    now: datetime,
+    gang_spec: GangSpec,
+    placed: Placements,
+    *,
+    jobs: Sequence[JobFacts],
+    order: StoredConfigMap,
+    started_at: datetime | None,
+    blockers: Sequence[str] = (),
+) -> GangFailure | None:
+    """Return the gang's first failure, causes before consequences, or None.
+
+    `blockers`: sentences on what blocks the placement of gated pods.
+    """
+    pods = [pod for pod, _ in placed if pod is not None]
+    return (
+        _placement_failure(placed)
+        or _timeout_or_failure(gang_spec, _worker_failure(now, pods), now, started_at)
+        or _start_failure(now, pods)
+        or _lost_pod_failure(placed, order, jobs)
+        or _job_failure(now, pods, jobs)
+        or _deadline_failure(
+            now, gang_spec, _describe_wait(placed, blockers), placed, order=order, started_at=started_at
+        )
+    )
+
+
+def _placement_failure(placed: Placements) -> GangFailure | None:
+    for pod, node in placed:
+        if pod is not None and pod.node and pod.node != node:
+            return GangFailure.of(Reason.PLACEMENT_NOT_MET, pod=pod.name, node=pod.node, wanted=node)
+    return None
+
+
+def _worker_failure(now: datetime, pods: Sequence[PodFacts]) -> GangFailure | None:
+    """Return the most specific worker failure.
+
+    A lost peer is a consequence, so its cause is awaited for `CAUSE_PATIENCE`.
+    If the cause reports nothing itself, the cause that it reported to its peers counts.
+    """
+    failed = [pod for pod in pods if pod.phase == "Failed"]
+    troubles = [_pod_failure(pod) for pod in failed]
+    causes = [trouble for trouble in troubles if trouble.reason not in _SECONDARY_REASONS]
+    if causes:
+        return _most_specific(causes)
+    ended = [container.finished_at for pod in failed for container in pod.containers if container.finished_at]
+    if troubles and (len(failed) == len(pods) or not ended or now - min(ended) >= CAUSE_PATIENCE):
+        return _most_specific([_pod_failure(pod, by_cause=True) for pod in failed])
+    return None
+
+
+def _timeout_or_failure(
+    gang_spec: GangSpec, failed: GangFailure | None, now: datetime, started_at: datetime | None
+) -> GangFailure | None:
+    """Return the failure, or an exceeded deadline (which the user can raise) for a hang near the task's deadline.
+
+    Real hangs end sooner. A trial's hang stays a hang, since its plan may cause a late one.
+    """
+    is_trial = isinstance(gang_spec.task, TrialTask | TrialSeriesTask)
+    if failed is None or failed.reason is not Reason.HANG or is_trial or started_at is None:
+        return failed
+    deadline_seconds = gang_spec.task.gang.deadline_seconds
+    if _age(now, started_at) < _NEAR_DEADLINE_SHARE * deadline_seconds:
+        return failed
+    return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(deadline_seconds), what=failed.message)
+
+
+def _most_specific(troubles: Sequence[GangFailure]) -> GangFailure:
+    return min(troubles, key=lambda trouble: _VAGUENESS.get(trouble.reason, 0))
+
+
+def _pod_failure(pod: PodFacts, *, by_cause: bool = False) -> GangFailure:
+    """Return why a pod failed; `by_cause`: with the reason of the cause that its worker reports, if any.
+
+    A pod with a reason of its own was evicted or not admitted by its kubelet, which also set the exit code. That
+    failure is environmental.
+    """
+    ended = (c for c in pod.containers if c.exit_code not in (None, 0) and c.termination_reason != _CONTAINER_GONE)
+    container = next(ended, None)
+    failure = worker_log.parse_failure(container.termination_message) if container else None
+    where = f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
+    told = ": ".join(part for part in (pod.reason, pod.message) if part) or "no container of it ended by itself"
+    evicted = _failure_with_message(Reason.POD_LOST, f"{where} failed: {told}")
+    if container is None:
+        return evicted
+    killed = container.termination_reason == "OOMKilled"
+    if killed and (failure is None or failure.reason is not FailureReason.OUT_OF_MEMORY):
+        return GangFailure.of(Reason.OUT_OF_MEMORY, what=f"{where}: killed for the memory that it took of its node")
+    if failure is not None:
+        rank = f" rank {failure.rank}" if failure.rank is not None else ""
+        reason = failure.cause.reason if by_cause and failure.cause else failure.reason
+        return _failure_with_message(Reason(reason.value), f"{where}{rank}: {failure.message}")
+    if pod.reason:
+        return evicted
+    words = container.termination_message.strip()[-400:]
+    return GangFailure.of(
+        Reason.CRASHED, what=f"{where} ended with exit code {container.exit_code}" + (f": {words}" if words else "")
+    )
+
+
+def _failure_with_message(reason: Reason, words: str) -> GangFailure:
+    """Return a failure with its own message in place of the reason's template."""
+    return GangFailure(reason, message(Reason.CRASHED, what=words))
+
+
+def _start_failure(now: datetime, pods: Sequence[PodFacts]) -> GangFailure | None:
+    for pod in pods:
+        waited = now - (pod.started_at or pod.created_at)
+        if pod.missing_maps and waited >= _START_PATIENCE:
+            what = f"it mounts {' and '.join(pod.missing_maps)}, but its namespace has no ConfigMap of that name"
+            return GangFailure.of(Reason.CONTAINER_NOT_CREATED, pod=pod.name, what=what)
+        for container in pod.containers:
+            if trouble := _container_start_failure(pod, container, waited):
+                return trouble
+    return None
+
+
+def _container_start_failure(pod: PodFacts, container: ContainerFacts, waited: timedelta) -> GangFailure | None:
+    what = f"{container.waiting_reason}: {container.waiting_message}"
+    patient = waited < _START_PATIENCE
+    if container.waiting_reason in _HOPELESS or (container.waiting_reason in _PULL_FAILED and not patient):
+        return GangFailure.of(Reason.IMAGE_PULL_FAILED, pod=pod.name, what=what)
+    if container.waiting_reason in _NOT_CREATED and not patient:
+        return GangFailure.of(Reason.CONTAINER_NOT_CREATED, pod=pod.name, what=what)
+    return None
+
+
+def _lost_pod_failure(placed: Placements, order: StoredConfigMap, jobs: Sequence[JobFacts]) -> GangFailure | None:
+    """Return a failure for a pod lost after placement.
+
+    The training operator recreates it, but its peers wait for the old one.
+    """
+    ending = any(job.failed_at or job.succeeded for job in jobs) or any(
+        pod and pod.phase == "Failed" for pod, _ in placed
+    )
+    if PLACED_ANNOTATION not in order.annotations or ending:
+        return None
+    for pod, node in placed:
+        if pod is None:
+            return GangFailure.of(Reason.POD_LOST, what=f"on {node}")
+        if scheduling.is_gated(pod):
+            return GangFailure.of(Reason.POD_LOST, what=f"{pod.name} on {node}")
+    return None
+
+
+def _job_failure(now: datetime, pods: Sequence[PodFacts], jobs: Sequence[JobFacts]) -> GangFailure | None:
+    """Return a failure for a job that failed without a failed pod: its own deadline passed, or its pods are gone.
+
+    The failure is environmental.
+    """
+    if any(pod.phase == "Failed" for pod in pods):
+        return None
+    for job in jobs:
+        if job.failed_at is not None and now - job.failed_at >= CAUSE_PATIENCE:
+            words = f"PyTorchJob {job.name} failed, and no failed pod is left to say why: {job.message}"
+            return _failure_with_message(Reason.POD_LOST, words)
+    return None
+
+
+def _deadline_failure(  # noqa: PLR0913 - each is a different fact of the gang
+    now: datetime,
+    gang_spec: GangSpec,
+    waits_for: str,
+    placed: Placements,
+    *,
+    order: StoredConfigMap,
+    started_at: datetime | None,
+) -> GangFailure | None:
+    """Check the deadlines of waiting and running together, of the run, and of the pods' start."""
+    if gang_spec.deadline_seconds is not None and _age(now, order.created_at) > gang_spec.deadline_seconds:
+        return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(gang_spec.deadline_seconds), what=waits_for)
+    if started_at is not None and _age(now, started_at) > gang_spec.run_seconds:
+        return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(gang_spec.run_seconds), what=waits_for)
+    since = datetime.fromisoformat(order.annotations[JOBS_CREATED_ANNOTATION])
+    if started_at is None and _age(now, since) > gang_spec.pending_seconds:
+        return _start_timeout(placed, seconds=round(gang_spec.pending_seconds), what=waits_for)
+    return None
+
+
+def _start_timeout(placed: Placements, *, seconds: int, what: str) -> GangFailure:
+    have, want = sum(pod is not None for pod, _ in placed), len(placed)
+    if have < want:
+        return GangFailure.of(Reason.PODS_NOT_CREATED, have=have, want=want, seconds=seconds, what=what)
+    if any(pod is not None and not pod.node for pod, _ in placed):
+        return GangFailure.of(Reason.PLACEMENT_NOT_SCHEDULABLE, seconds=seconds, what=what)
+    return GangFailure.of(Reason.STARTING_TIMED_OUT, seconds=seconds, what=what)
+
+
+def _age(now: datetime, since: datetime) -> float:
+    return (now - since).total_seconds()
+
+
+def _describe_wait(placed: Placements, lacking: Sequence[str]) -> str:
+    """Describe what a late gang waits for."""
+    for pod, node in placed:
+        if pod is None:
+            return f"the pod on {node} is not there"
+    if lacking:
+        return "; ".join(lacking)
+    for pod, node in placed:
+        if pod is not None and scheduling.is_gated(pod):
+            return f"pod {pod.name} is not sent to {node} yet"
+    for pod, node in placed:
+        if pod is not None and not pod.node:
+            return f"the scheduler does not place pod {pod.name} on {node} {pod.message}".rstrip()
+    for pod, _ in placed:
+        container = pod.containers[0] if pod is not None and pod.containers else None
+        if pod is not None and (container is None or container.running_since is None) and pod.phase == "Pending":
+            waiting = f"{container.waiting_reason} {container.waiting_message}".strip() if container else ""
+            return f"pod {pod.name} does not start {waiting}".rstrip()
+    return "the worker runs without an end"

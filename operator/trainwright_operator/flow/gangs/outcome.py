@@ -1,0 +1,90 @@
+"""Outcome of a gang as stored in its ConfigMap, so that no measurement is repeated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from trainwright import documents
+from trainwright.document_kind import document
+from trainwright.worker_api import WorkerReport
+from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.reasons import ENVIRONMENTAL, Reason
+from trainwright_operator.flow.snapshot import StoredConfigMap
+
+OUTCOME_KEY: Final = "outcome.json"
+REPORT_KEY: Final = "report.json"
+LOG_KEY: Final = "log"
+_KEPT_LOG_CHARACTERS = 16_000
+
+
+class OutcomeState(StrEnum):
+    """State of a finished gang. Void: it ran to its end, but its measurement does not count."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    VOID = "Void"
+
+
+@document("Outcome")
+@dataclass(frozen=True, slots=True)
+class GangOutcome:
+    """End of a gang.
+
+    Attributes:
+        device_seconds: devices × seconds from start to end, which count against trials.maxDeviceHours.
+        generation: the plan's generation at the measurement; 0 if unknown.
+        tried: digest of the tried plan; empty if there is none or it is unknown.
+    """
+
+    state: OutcomeState
+    reason: Reason
+    message: str
+    ended_at: datetime
+    started_at: datetime | None = None
+    device_seconds: float = 0.0
+    generation: int = 0
+    tried: str = ""
+
+    def counts_for(self, generation: int) -> bool:
+        """Return whether the outcome holds for this generation: environmental failures end with an edit of the spec."""
+        return (
+            self.state is not OutcomeState.FAILED or self.reason not in ENVIRONMENTAL or self.generation == generation
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GangResult:
+    """Outcome with its report, if any."""
+
+    outcome: GangOutcome
+    report: WorkerReport | None
+
+
+def config_map_data(outcome: GangOutcome, report: WorkerReport | None, log: str) -> dict[str, str]:
+    data = {OUTCOME_KEY: documents.dumps(outcome)}
+    if report is not None:
+        data[REPORT_KEY] = documents.dumps(report)
+    if log:
+        data[LOG_KEY] = log[-_KEPT_LOG_CHARACTERS:]
+    return data
+
+
+def read_result(stored: StoredConfigMap) -> GangResult:
+    """Return the stored outcome and report. Raise DocumentError if the ConfigMap was modified.
+
+    Timelines are skipped: each reconciliation would parse thousands of moments.
+    """
+    outcome = read_outcome(stored)
+    report = None
+    if REPORT_KEY in stored.data:
+        report = parse_strict(stored.data[REPORT_KEY], WorkerReport, stored.name, ignored_field="timeline")
+    return GangResult(outcome, report)
+
+
+def read_outcome(stored: StoredConfigMap) -> GangOutcome:
+    """Return the stored outcome without its report. Raise DocumentError if the ConfigMap was modified."""
+    outcome: GangOutcome = parse_strict(stored.data.get(OUTCOME_KEY, ""), GangOutcome, stored.name)
+    return outcome

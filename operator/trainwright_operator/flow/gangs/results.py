@@ -1,0 +1,103 @@
+"""Results of a finished gang: one, or one for each trial of a series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from trainwright.worker_api import (
+    MAX_LATE_RATIO,
+    TrialReport,
+    TrialSeriesReport,
+    TrialSeriesTask,
+    TrialTask,
+    WorkerReport,
+    WorkerTask,
+)
+from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.gangs import outcome as outcomes
+from trainwright_operator.flow.gangs import worker_log
+from trainwright_operator.flow.gangs.failures import GangFailure
+from trainwright_operator.flow.gangs.manifests import GangSpec
+from trainwright_operator.flow.gangs.outcome import GangOutcome, OutcomeState
+from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.status_update import Book
+from trainwright_operator.flow.trials.planned_trials import plan_digest
+
+_GOOD = OutcomeState.SUCCEEDED
+
+
+def store_results(  # noqa: PLR0913 - each is a different fact of the end
+    book: Book,
+    gang_spec: GangSpec,
+    failure: GangFailure | None,
+    *,
+    reports: Sequence[WorkerReport] = (),
+    started_at: datetime | None = None,
+    log: str = "",
+) -> None:
+    """Store a gang's results and split its device seconds equally among them; `failure`: why reports are missing.
+
+    Without `failure`, only reported trials are stored and the others are measured later.
+    The gang's own result is written last and marks all as stored; until then the pods stay, so an interrupted write is
+    repeated.
+    """
+    devices = sum(len(node.slots) for node in gang_spec.task.gang.nodes)
+    seconds = (book.now - started_at).total_seconds() if started_at is not None else 0.0
+    reported = dict(enumerate(reports)) or (worker_log.parse_series_parts(log) if gang_spec.part_names else {})
+    every = (
+        assess_report(reported[number]) if number in reported else failure
+        for number in range(len(gang_spec.result_names))
+    )
+    assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
+    unlucky = next((number for number, one in assessments.items() if one.state is not _GOOD), None)
+    for number in sorted(assessments, key=lambda number: gang_spec.result_names[number] == gang_spec.name):
+        ending, name = assessments[number], gang_spec.result_names[number]
+        ended = GangOutcome(
+            state=ending.state,
+            reason=ending.reason,
+            message=ending.message,
+            ended_at=book.now.replace(microsecond=0),
+            started_at=started_at,
+            device_seconds=max(seconds, 0.0) * devices / len(assessments),
+            generation=book.plan.generation,
+            tried=_tried(gang_spec.task, number),
+        )
+        data = outcomes.config_map_data(ended, reported.get(number), log if number == unlucky else "")
+        book.store(book.names.result(name), data, role=StoredRole.RESULT, gang=name)
+
+
+def _tried(order: WorkerTask, number: int) -> str:
+    """Return the digest of the plan with that number."""
+    if isinstance(order, TrialTask):
+        return plan_digest(order.plan)
+    return plan_digest(order.plans[number]) if isinstance(order, TrialSeriesTask) else ""
+
+
+def split_series_report(report: WorkerReport, gang_spec: GangSpec) -> tuple[WorkerReport, ...] | GangFailure:
+    """Return a report for each of the gang's results, or why the report is unusable."""
+    order = gang_spec.task
+    if report.kind != order.kind:
+        return GangFailure.of(Reason.REPORT_INVALID, what=f"it is of kind {report.kind}, but {order.kind} was ordered")
+    found = report.trials if isinstance(report, TrialSeriesReport) else (report,)
+    if len(found) != len(gang_spec.result_names):
+        what = f"it tells of {len(found)} trials, but {len(gang_spec.result_names)} were ordered"
+        return GangFailure.of(Reason.REPORT_INVALID, what=what)
+    return found
+
+
+def assess_report(report: WorkerReport) -> GangFailure:
+    """Return whether a report's measurement counts, with the reason."""
+    if isinstance(report, TrialReport):
+        if not is_measured(report):
+            return GangFailure.of(Reason.REPORT_INVALID, what="it lacks iterations, or one of them took no time")
+        if report.is_emulation_too_slow:
+            late, paced = report.late_segments, report.paced_segments
+            sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced, limit=MAX_LATE_RATIO)
+            return GangFailure(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
+    return GangFailure(Reason.MEASUREMENT_TAKEN, message(Reason.MEASUREMENT_TAKEN), OutcomeState.SUCCEEDED)
+
+
+def is_measured(report: TrialReport) -> bool:
+    """Return whether all iterations took time."""
+    return bool(report.iteration_seconds) and min(report.iteration_seconds) > 0

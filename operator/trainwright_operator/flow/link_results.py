@@ -1,0 +1,209 @@
+"""Cluster and runtime from measured links, and the size of a link report before it is requested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
+from typing import Final
+
+from trainwright.cluster import Cluster, Link
+from trainwright.measurement.collective_check import (
+    CollectiveCheck,
+    check_collectives,
+    measured_runtime,
+    overlap_slowdown,
+)
+from trainwright.measurement.link_sampling import (
+    LinkSampling,
+    Pair,
+    further_pairs,
+    heterogeneous_kinds,
+    heterogeneous_machines,
+    links_bytes,
+    take_within,
+)
+from trainwright.measurement.sampled_cluster import sampled_cluster
+from trainwright.runtime import Runtime
+from trainwright.worker_api import MAX_REPORT_BYTES, LinkReport
+from trainwright_operator.api.status import LinksStatus
+from trainwright_operator.flow.phases.discovery import DiscoveredDevices
+
+LINK_REPORT_BUDGET_BYTES: Final = MAX_REPORT_BYTES * 9 // 10
+"""Budget below the report limit, because metric values may be longer than estimated."""
+_COLLECTIVE_BYTES: Final = 140
+_MEMBER_BYTES: Final = 26
+_OVERLAP_BYTES: Final = 60
+"""Estimated bytes in a report, each without the names of its nodes."""
+_KINDS: Final = 3
+
+NodeSlots = Sequence[tuple[str, tuple[int, ...]]]
+"""Nodes of a gang, each with its used slots."""
+
+
+def all_pairs(nodes: Iterable[str]) -> tuple[Pair, ...]:
+    """Return all links between these nodes and inside them."""
+    names = tuple(nodes)
+    return (*combinations(names, 2), *intra_node_links(names))
+
+
+def intra_node_links(nodes: Iterable[str]) -> tuple[Pair, ...]:
+    """Return the links inside these nodes."""
+    return tuple((name, name) for name in nodes)
+
+
+def fit_collective_sizes(sizes: tuple[int, ...], places: NodeSlots, pairs: Iterable[Pair]) -> tuple[int, ...]:
+    """Return as many collective sizes as the report has bytes for besides the links of these pairs, evenly spread.
+
+    The smallest size is dropped last: the worker continues from it to larger ones while time remains.
+    """
+    room = LINK_REPORT_BUDGET_BYTES - links_bytes(pairs) - sum(_OVERLAP_BYTES + len(name) for name, _ in places)
+    for step in range(1, len(sizes) + 1):
+        if collective_report_bytes(places, len(sizes[::step])) <= room:
+            return sizes[::step]
+    return ()
+
+
+def collective_report_bytes(places: NodeSlots, sizes: int) -> int:
+    """Return report bytes of all collectives: inside each node, over one device of each node, over all devices."""
+    members = sum((2 * len(slots) + 1) * (_MEMBER_BYTES + len(name)) for name, slots in places)
+    groups = len(places) + 2
+    return _KINDS * sizes * (members + groups * _COLLECTIVE_BYTES)
+
+
+_MOST_NAMED = 3
+_MOST_SHOWN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class InconsistentLinks:
+    """Link kinds whose samples are inconsistent, and the follow-up measurements.
+
+    Attributes:
+        kinds: names of inconsistent link kinds or machine types.
+        pairs: node pairs to measure.
+        intra_nodes: nodes whose internal links are to be measured.
+    """
+
+    kinds: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    intra_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFindings:
+    """Cluster with its links.
+
+    Attributes:
+        runtime: measured runtime of plans on the cluster.
+        measured, inferred: numbers of directed links.
+        unlike_kinds: names of inconsistent link kinds.
+        is_cautious: see `SampledCluster`.
+        check: predictions against measured collectives, with the runtime's ratios.
+        overlap_slowdown: median over the nodes; None where not measured.
+    """
+
+    cluster: Cluster
+    runtime: Runtime
+    measured: int = 0
+    inferred: int = 0
+    unlike_kinds: tuple[str, ...] = ()
+    is_cautious: bool = False
+    check: CollectiveCheck | None = None
+    overlap_slowdown: float | None = None
+
+    def status(self) -> LinksStatus:
+        """Return the links' entry in the plan's status."""
+        return LinksStatus(
+            measured=self.measured,
+            inferred=self.inferred,
+            unlike_kinds=tuple(name[:1024] for name in self.unlike_kinds[:_MOST_SHOWN]),
+            collective_error=self.check.mean_error if self.check else None,
+            worst_collective_error=self.check.worst.error if self.check else None,
+            overlap_slowdown=self.overlap_slowdown,
+        )
+
+    def summary(self) -> str:
+        """Return clauses to append to the number of measured links."""
+        parts = []
+        if self.inferred:
+            parts.append(f"{self.inferred} taken to be like others of their kind")
+        if self.unlike_kinds:
+            more = len(self.unlike_kinds) - _MOST_NAMED
+            named = ", ".join(self.unlike_kinds[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            parts.append(f"not alike, so further ones were measured: {named}")
+        if self.is_cautious:
+            parts.append("too many differ to list them, so every node is taken to be as slow as its slowest link")
+        if self.check is not None:
+            parts.append(_format_collective_check(self.check))
+        if self.overlap_slowdown is not None:
+            parts.append(f"computation takes {self.overlap_slowdown:.3g} times as long beside communication")
+        return "".join(f"; {part}" for part in parts)
+
+
+def _format_collective_check(check: CollectiveCheck) -> str:
+    worst = check.worst.measured
+    return (
+        f"predictions of {check.count} collectives are off by {check.mean_error:.0%} of their time, furthest "
+        f"({check.worst.error:+.0%}) for {worst.collective} of {worst.message_bytes} bytes by {len(worst.members)} devices"
+    )
+
+
+@lru_cache(maxsize=16)
+def findings_from_all_links(discovery: DiscoveredDevices, report: LinkReport) -> LinkFindings:
+    """Return findings where every link was measured. Raise ValueError where one is missing."""
+    found = _findings(Cluster(discovery.accelerators, discovery.nodes, report.links), report)
+    return replace(found, measured=len(report.links))
+
+
+@lru_cache(maxsize=16)
+def find_inconsistent_links(sampling: LinkSampling, report: LinkReport) -> InconsistentLinks:
+    """Return the follow-up measurements that fit into one report. Raise ValueError as `heterogeneous_kinds` does."""
+    measured = _by_edge(report.links)
+    kinds = heterogeneous_kinds(sampling.kinds, measured)
+    machines = heterogeneous_machines(sampling.machines, measured)
+    unknown = [name for machine in machines for name in sampling.machines[machine] if (name, name) not in measured]
+    within = take_within(intra_node_links(unknown), LINK_REPORT_BUDGET_BYTES / 2)
+    return InconsistentLinks(
+        kinds=(*(kind.name for kind in kinds), *(f"inside {machine}" for machine in machines)),
+        pairs=further_pairs(kinds, most_bytes=LINK_REPORT_BUDGET_BYTES - links_bytes(within)),
+        intra_nodes=tuple(name for name, _ in within),
+    )
+
+
+@lru_cache(maxsize=16)
+def findings_from_samples(
+    discovery: DiscoveredDevices, report: LinkReport, follow_up: LinkReport | None
+) -> LinkFindings:
+    """Return findings from samples of all kinds and the follow-up report.
+
+    Raise ValueError as `sampled_cluster` does.
+    """
+    sampling = discovery.sampling
+    measured = _by_edge((*(follow_up.links if follow_up else ()), *report.links))
+    found = sampled_cluster(discovery.accelerators, sampling, measured)
+    count = len(discovery.nodes)
+    everything = count * (count - 1) + sum(node.devices > 1 for node in discovery.nodes)
+    return replace(
+        _findings(found.cluster, report),
+        measured=len(measured),
+        inferred=everything - len(measured),
+        unlike_kinds=find_inconsistent_links(sampling, report).kinds,
+        is_cautious=found.uses_slowest_links,
+    )
+
+
+def _findings(cluster: Cluster, report: LinkReport) -> LinkFindings:
+    """Return the findings from the report's collectives and overlaps."""
+    runtime = measured_runtime(cluster, report.collectives, report.overlaps)
+    return LinkFindings(
+        cluster,
+        runtime,
+        check=check_collectives(report.collectives, cluster, runtime.collective_ratios),
+        overlap_slowdown=overlap_slowdown(report.overlaps),
+    )
+
+
+def _by_edge(links: Sequence[Link]) -> dict[Pair, Link]:
+    return {(link.source, link.target): link for link in links}

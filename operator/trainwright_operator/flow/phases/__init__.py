@@ -1,0 +1,1 @@
+"""Phases of a plan, one module each."""

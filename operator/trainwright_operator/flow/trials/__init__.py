@@ -1,0 +1,1 @@
+"""Planned trials: their document, schedule, gangs and status."""

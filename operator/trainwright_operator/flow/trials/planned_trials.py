@@ -1,0 +1,97 @@
+"""Document of the planned trials, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from trainwright.document_kind import document
+from trainwright.plan import LayerRun, Plan
+
+BASELINE_COUNT = 2
+"""Number of baselines: the better measured one of the heuristic's best two predictions counts, as in the AMP paper
+(section 5)."""
+
+
+class Role(StrEnum):
+    """Origin of a plan."""
+
+    CANDIDATE = "Candidate"
+    BASELINE = "Baseline"
+
+
+def plan_digest(plan: Plan) -> str:
+    """Return a digest that is equal for equal plans, even after later versions add fields to plans."""
+    pipelines = [
+        [
+            pipeline.micro_batches,
+            [[list(map(str, stage.devices)), [_said(run) for run in stage.layers]] for stage in pipeline.stages],
+        ]
+        for pipeline in plan.pipelines
+    ]
+    return hashlib.sha256(json.dumps([plan.schedule, pipelines]).encode()).hexdigest()[:16]
+
+
+def _said(run: LayerRun) -> list[Any]:
+    return [run.first, run.count, run.tensor, run.data, run.rows, run.order, run.sharding, run.recompute]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrial:
+    """Plan with its prediction.
+
+    Attributes:
+        counts_as_baseline: whether it is also among the heuristic's best.
+        rank: rank among the predictions of its role, from 1.
+        overall_rank: rank among all predictions, from 1.
+    """
+
+    name: str
+    role: Role
+    counts_as_baseline: bool
+    rank: int
+    overall_rank: int
+    predicted_seconds: float
+    predicted_peak_memory_bytes: int
+    summary: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """Uncertainty of the predictions.
+
+    Attributes:
+        covariance: `[trial, trial]` of the logarithms of the predicted seconds.
+        memory_shares: `[trial]` predicted memory share of the fullest device.
+    """
+
+    covariance: tuple[tuple[float, ...], ...]
+    memory_shares: tuple[float, ...]
+
+
+@document("PlannedTrials")
+@dataclass(frozen=True, slots=True)
+class PlannedTrials:
+    """Plans to try.
+
+    Attributes:
+        uncertainty: None in documents of former versions: trials then keep their order.
+        stopped_by_budget: whether the search ran out of time.
+        without_room: number of plans dropped because one ConfigMap cannot hold them.
+    """
+
+    planner: str
+    search_seconds: float
+    trials: tuple[PlannedTrial, ...]
+    uncertainty: Uncertainty | None = None
+    stopped_by_budget: bool = False
+    without_room: int = 0
+
+    @property
+    def best(self) -> PlannedTrial:
+        """Return the planner's first candidate."""
+        return min(self.trials, key=lambda trial: (trial.role is not Role.CANDIDATE, trial.rank))

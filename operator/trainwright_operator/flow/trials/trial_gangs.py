@@ -1,0 +1,153 @@
+"""Gangs of trials: one trial alone, or a series (several trials in the same pods)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from trainwright import documents
+from trainwright.cluster import Device
+from trainwright.plan import Plan
+from trainwright.timeline import FEWEST_MOMENTS
+from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask, TrialTask
+from trainwright_operator.api.spec import TrialsSpec
+from trainwright_operator.flow.gangs.manifests import GangSpec
+from trainwright_operator.flow.gangs.pod_template import TASK_FILE
+from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
+from trainwright_operator.flow.phases.acceptance import model_from_spec
+from trainwright_operator.flow.phases.discovery import DiscoveredDevices
+from trainwright_operator.flow.status_update import Book
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
+from trainwright_operator.flow.trials.trial_schedule import SERIES_SUFFIX, TrialAttempts
+
+Fault = Literal["crash", "hang", "mute"]
+_FAULTS: dict[str, Fault] = {"crash": "crash", "hang": "hang", "mute": "mute"}
+
+TRIAL_REPORT_BUDGET_BYTES: Final = MAX_REPORT_BYTES * 6 // 10
+"""Report budget without timeline moments, of which the worker stores a bounded number."""
+_NUMBER_BYTES: Final = 24
+_DEVICE_BYTES: Final = 80
+_MOMENT_BYTES: Final = 40
+
+
+def single_trial_gang(
+    book: Book, discovery: DiscoveredDevices, trial: PlannedTrial, gang: str, run_seconds: float
+) -> GangSpec:
+    """Return the gang of a single trial."""
+    plan, spec = trial.plan, book.spec
+    order = TrialTask(
+        gang=discovery.make_gang(_places([plan]), run_seconds=run_seconds),
+        model=model_from_spec(spec),
+        plan=plan,
+        optimizer=spec.training.optimizer,
+        warmup_iterations=spec.trials.warmup_iterations,
+        iterations=spec.trials.iterations,
+        fault=rehearsed_fault(book, trial),
+        timeline=spec.trials.timeline and estimate_report_bytes([plan], spec.trials) <= TRIAL_REPORT_BUDGET_BYTES,
+    )
+    return GangSpec(gang, order, spec.trials.pending_deadline_seconds, run_seconds)
+
+
+def series_gang(
+    book: Book, discovery: DiscoveredDevices, trials: Sequence[PlannedTrial], run_seconds: float
+) -> GangSpec:
+    """Return the gang of several trials, on all devices that any of them uses. It is named after the first."""
+    spec = book.spec
+    order = TrialSeriesTask(
+        gang=discovery.make_gang(_places([trial.plan for trial in trials]), run_seconds=run_seconds),
+        model=model_from_spec(spec),
+        plans=tuple(trial.plan for trial in trials),
+        optimizer=spec.training.optimizer,
+        warmup_iterations=spec.trials.warmup_iterations,
+        iterations=spec.trials.iterations,
+        timeline=spec.trials.timeline,
+    )
+    parts = tuple(trial.name + SERIES_SUFFIX for trial in trials)
+    return GangSpec(parts[0], order, spec.trials.pending_deadline_seconds, run_seconds, part_names=parts)
+
+
+def active_series(book: Book, planned: PlannedTrials) -> tuple[PlannedTrial, ...]:
+    """Return the trials of the running series in their stored order, or none.
+
+    Unreadable tasks and tasks with plans that are no longer planned do not count.
+    """
+    by_plan = {trial.plan: trial for trial in planned.trials}
+    for first in planned.trials:
+        gang = first.name + SERIES_SUFFIX
+        order = book.snapshot.find(book.names.task(gang))
+        if order is None or book.snapshot.find(book.names.result(gang)) is not None:
+            continue
+        try:
+            given: TrialSeriesTask = parse_strict(order.data.get(TASK_FILE, ""), TrialSeriesTask, order.name)
+        except documents.DocumentError:
+            continue
+        trials = tuple(by_plan[plan] for plan in given.plans if plan in by_plan)
+        if len(trials) == len(given.plans) and trials[:1] == (first,):
+            return trials
+    return ()
+
+
+def group_next_trials(
+    book: Book, discovery: DiscoveredDevices, coming: Sequence[PlannedTrial], attempts: Mapping[str, TrialAttempts]
+) -> tuple[PlannedTrial, ...]:
+    """Return the first of the `coming` trials with those that may share its gang.
+
+    Injected faults run alone. Retries do too, so that each reports its own cause.
+    """
+    first, limits = coming[0], book.spec.trials
+
+    def may_join(trial: PlannedTrial) -> bool:
+        former = attempts[trial.name]
+        is_free = not former.ended and not former.is_running_alone and rehearsed_fault(book, trial) is None
+        return is_free and _backend(discovery, trial.plan) == _backend(discovery, first.plan)
+
+    if not may_join(first):
+        return (first,)
+    found = [trial for trial in coming if may_join(trial)][: limits.per_gang]
+    while len(found) > 1 and estimate_report_bytes([trial.plan for trial in found], limits) > TRIAL_REPORT_BUDGET_BYTES:
+        found.pop()
+    return tuple(found)
+
+
+def devices_of(trials: Iterable[PlannedTrial]) -> frozenset[Device]:
+    """Return all devices that any of the trials uses."""
+    return frozenset(device for trial in trials for device in trial.plan.devices)
+
+
+def estimate_report_bytes(plans: Sequence[Plan], limits: TrialsSpec) -> int:
+    """Estimate the report bytes of these plans, without the moments whose number the worker bounds.
+
+    Each device adds its peak memory and, in a timeline, at least a few moments.
+    """
+    numbers = _NUMBER_BYTES * (2 * limits.iterations + limits.warmup_iterations)
+    moments = _DEVICE_BYTES + FEWEST_MOMENTS * _MOMENT_BYTES
+    found = 0
+    for plan in plans:
+        names = sum(len(device.node) for device in plan.devices)
+        found += numbers + names + _DEVICE_BYTES * len(plan.devices)
+        found += names + moments * len(plan.devices) if limits.timeline else 0
+    return found
+
+
+def rehearsed_fault(book: Book, trial: PlannedTrial) -> Fault | None:
+    """Return the fault that the user injects into that trial; ignore unreadable entries."""
+    for part in book.plan.annotations.get(REHEARSE_FAULT_ANNOTATION, "").split(","):
+        name, _, fault = part.strip().partition("=")
+        if name == trial.name:
+            return _FAULTS.get(fault)
+    return None
+
+
+def _places(plans: Iterable[Plan]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the used slots of each node, in the plans' node order."""
+    slots: dict[str, set[int]] = {}
+    for plan in plans:
+        for device in plan.devices:
+            slots.setdefault(device.node, set()).add(device.slot)
+    return [(node, tuple(sorted(used))) for node, used in slots.items()]
+
+
+def _backend(discovery: DiscoveredDevices, plan: Plan) -> str:
+    """Return the communication backend of the plan's devices; a series uses one for all its plans."""
+    return discovery.make_gang(_places([plan]), run_seconds=1.0).backend

@@ -1,0 +1,205 @@
+"""Client of the API server and its resource paths: dictionaries in and out, errors that say what to do.
+
+The official client manages connection, credentials and certificates. Its typed models are not used: they refuse fields
+of newer servers or of a user's pod template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+
+from trainwright_operator.api import GROUP, PLURAL, VERSION
+
+JSON_PATCH: Final = "application/json-patch+json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+_TIMEOUT_SECONDS = (5.0, 30.0)
+_LOG_TIMEOUT_SECONDS = (5.0, 5.0)
+"""Log timeout, short because the API server waits long for a dead node's kubelet. The next reconciliation retries."""
+_LOG_THREADS = 16
+_PAGE = 500
+
+
+class ApiError(Exception):
+    """Error response of the API server with its message, or status 0 if the server is unreachable."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_missing(self) -> bool:
+        return self.status == 404
+
+    @property
+    def is_conflict(self) -> bool:
+        return self.status == 409
+
+    @property
+    def is_refusal(self) -> bool:
+        """Return whether a retry of the same request would be refused again."""
+        return 400 <= self.status < 500 and self.status not in (401, 404, 408, 409, 429)
+
+
+def connect() -> Api:
+    """Return an API client for this pod's service account, else for the kube config's current context."""
+    once = _configuration()
+    once.retries = False
+    return Api(ApiClient(_configuration()), ApiClient(once))
+
+
+def _configuration() -> Configuration:
+    configuration = Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return configuration
+
+
+class Api:
+    """Requests by path, each in a thread; log requests have their own threads, so that dead nodes block nothing else.
+
+    `once`: a client without retries; `threads`: executor of all other requests, by default the event loop's.
+    """
+
+    def __init__(self, client: ApiClient, once: ApiClient, threads: Executor | None = None) -> None:
+        self._client = client
+        self._no_retry_client = once
+        self._threads = threads
+        self._log_threads = ThreadPoolExecutor(_LOG_THREADS, thread_name_prefix="log")
+
+    def with_own_thread(self, name: str) -> Api:
+        """Return a client with a thread of its own, for requests that must never wait for others."""
+        return Api(self._client, self._no_retry_client, ThreadPoolExecutor(1, thread_name_prefix=name))
+
+    async def get(self, path: str, **query: str) -> Any:
+        return json.loads(await self._request("GET", path, query=query))
+
+    async def get_text(self, path: str, **query: str) -> str:
+        """Read a pod's log with a short timeout and no retry."""
+        read = partial(_TimedClient(self._no_retry_client, _LOG_TIMEOUT_SECONDS).request, "GET", path, None, query)
+        data = await asyncio.get_running_loop().run_in_executor(self._log_threads, read)
+        return data.decode(errors="replace")
+
+    async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
+        """List all items."""
+        return [item async for page in self.pages(path, **query) for item in page]
+
+    async def pages(self, path: str, **query: str) -> AsyncIterator[builtins.list[dict[str, Any]]]:
+        """Iterate over all items by page, for lists too large for memory."""
+        token = ""
+        while True:
+            page = await self.get(path, limit=str(_PAGE), **({"continue": token} if token else {}), **query)
+            yield page.get("items") or []
+            token = page.get("metadata", {}).get("continue") or ""
+            if not token:
+                return
+
+    async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+        return json.loads(await self._request("POST", path, body=body, query=query))
+
+    async def replace(self, path: str, body: dict[str, Any]) -> Any:
+        return json.loads(await self._request("PUT", path, body=body))
+
+    async def patch(self, path: str, body: Any, content_type: str) -> Any:
+        return json.loads(await self._request("PATCH", path, body=body, content_type=content_type))
+
+    async def delete(self, path: str) -> None:
+        """Delete an object with all dependents; a missing one is no error."""
+        try:
+            await self._request("DELETE", path, body={"propagationPolicy": "Background"})
+        except ApiError as error:
+            if not error.is_missing:
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: dict[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        way = _TimedClient(self._client, _TIMEOUT_SECONDS)
+        ask = partial(way.request, method, path, body, query or {}, content_type)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedClient:
+    """API client with seconds of timeout for connecting and for each read."""
+
+    client: ApiClient
+    timeout: tuple[float, float]
+
+    def request(
+        self, method: str, path: str, body: Any, query: dict[str, str], content_type: str = "application/json"
+    ) -> bytes:
+        """Send a request and wait for its response in this thread."""
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        if method == "GET" and path.endswith("/log"):
+            headers["Accept"] = "*/*"
+        try:
+            prepared = self.client.param_serialize(
+                method, path, query_params=list(query.items()), header_params=headers, body=body,
+                auth_settings=["BearerToken"],
+            )  # fmt: skip
+            response = self.client.call_api(*prepared, _request_timeout=self.timeout)
+            data: bytes = response.read() or b""  # type: ignore[no-untyped-call]
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, f"the API server cannot be reached: {error}") from error
+        except ApiException as error:
+            raise ApiError(error.status or 0, str(error.reason)) from error
+        if response.status >= 400:
+            raise ApiError(response.status, _message(data, response.status))
+        return data
+
+
+def _message(data: bytes, status: int) -> str:
+    """Return the API server's message."""
+    try:
+        return str(json.loads(data)["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {data[:300].decode(errors='replace')}"
+
+
+def plans_path(namespace: str = "") -> str:
+    """Return the path of TrainingPlans in one namespace, or in all."""
+    return f"/apis/{GROUP}/{VERSION}/{_namespace_path(namespace)}{PLURAL}"
+
+
+def plan_path(namespace: str, name: str) -> str:
+    return f"{plans_path(namespace)}/{name}"
+
+
+def jobs_path(namespace: str) -> str:
+    return f"/apis/kubeflow.org/v1/{_namespace_path(namespace)}pytorchjobs"
+
+
+def core_path(kind: str, namespace: str = "") -> str:
+    """Return the path of Pods, ConfigMaps, Events or Nodes."""
+    return f"/api/v1/{_namespace_path(namespace)}{kind}"
+
+
+def leases_path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/{_namespace_path(namespace)}leases"
+
+
+RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+def _namespace_path(namespace: str) -> str:
+    return f"namespaces/{namespace}/" if namespace else ""

@@ -1,0 +1,92 @@
+"""Cache of nodes and their device usage, shared by all waiting plans."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from typing import Final, NamedTuple
+
+from trainwright_operator.flow.snapshot import NodeFacts
+from trainwright_operator.kube import client, object_facts
+from trainwright_operator.kube.client import Api, ApiError
+
+SHARED_SECONDS: Final = 2.0
+"""Minimum lifetime of a reading, about the requeue delay of a waiting plan."""
+_CACHE_TIME_FACTOR: Final = 5.0
+"""Minimum lifetime as a multiple of the reading's duration, which is seconds for 100,000 pods: bounds the API
+server's load."""
+
+
+class NodeUsage(NamedTuple):
+    """All nodes, and the used devices of one resource by node."""
+
+    nodes: tuple[NodeFacts, ...]
+    devices: dict[str, int]
+
+
+class _CachedUsage(NamedTuple):
+    until: float
+    occupied: NodeUsage
+
+
+class NodeCache:
+    """Cache of the cluster's nodes and pods, with one reading at a time.
+
+    After `invalidate`, to be called when pods are pinned, no plan sees an earlier reading.
+    """
+
+    def __init__(self, api: Api, namespaces: tuple[str, ...]) -> None:
+        self._api = api
+        self._namespaces = namespaces
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._cached: dict[str, _CachedUsage] = {}
+        self._forgotten = 0
+
+    def invalidate(self) -> None:
+        """Drop the last reading and any reading in progress."""
+        self._cached.clear()
+        self._forgotten += 1
+
+    async def usage(self, resource_name: str) -> NodeUsage:
+        """Return the current node usage, or a recent one if no pod was pinned since."""
+        clock = asyncio.get_running_loop().time
+        async with self._locks[resource_name]:
+            found = self._cached.get(resource_name)
+            if found is not None and clock() < found.until:
+                return found.occupied
+            began, forgotten = clock(), self._forgotten
+            nodes, held = await asyncio.gather(
+                self._api.list(client.core_path("nodes")), self._used_devices(resource_name)
+            )
+            occupied = NodeUsage(tuple(object_facts.node_facts(node) for node in nodes), held)
+            if self._forgotten == forgotten:
+                ended = clock()
+                self._cached[resource_name] = _CachedUsage(
+                    ended + max(SHARED_SECONDS, _CACHE_TIME_FACTOR * (ended - began)), occupied
+                )
+            return occupied
+
+    async def _used_devices(self, resource_name: str) -> dict[str, int]:
+        """Count used devices by node in all namespaces, or in the watched ones where the operator may not list all."""
+        try:
+            return dict(await self._used_devices_in("", resource_name))
+        except ApiError as error:
+            if error.status != 403 or not self._namespaces:
+                raise
+        counts = await asyncio.gather(
+            *(self._used_devices_in(namespace, resource_name) for namespace in self._namespaces)
+        )
+        return dict(sum(counts, Counter[str]()))
+
+    async def _used_devices_in(self, namespace: str, resource_name: str) -> Counter[str]:
+        """Count used devices by node in one namespace or all, with one page of pods in memory at a time."""
+        held: Counter[str] = Counter()
+        living = "status.phase!=Succeeded,status.phase!=Failed"
+        try:
+            async for pods in self._api.pages(client.core_path("pods", namespace), fieldSelector=living):
+                held.update(object_facts.used_devices_by_node(pods, resource_name))
+        except ApiError as error:
+            if namespace and (error.is_missing or error.status == 403):
+                return held  # a watched namespace that was deleted, and the rights there with it
+            raise
+        return held

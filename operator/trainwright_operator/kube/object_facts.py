@@ -1,0 +1,237 @@
+"""Conversion of API objects to the types of a snapshot."""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import UTC, datetime
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.gangs.pod_template import CONTAINER
+from trainwright_operator.flow.names import GANG_LABEL, ROLE_LABEL
+from trainwright_operator.flow.scheduling import pinned_node
+from trainwright_operator.flow.snapshot import (
+    ContainerFacts,
+    JobFacts,
+    NodeFacts,
+    PlanFacts,
+    PodFacts,
+    SliceDevice,
+    StoredConfigMap,
+    Taint,
+)
+
+logger = logging.getLogger(__name__)
+_TRAINING = "training.kubeflow.org"
+_SUFFIXES: dict[str, Fraction | int] = (
+    {letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)}
+    | {letter: 1000**power for power, letter in enumerate(("", *"kMGTPE"))}
+    | {f"{letter}i": 1 << (10 * power) for power, letter in enumerate("KMGTPE", start=1)}
+)
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,2})|([a-zA-Z]{0,2}))")
+
+
+def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
+    """Convert a TrainingPlan; an invalid spec (from another API version) becomes `spec_error`."""
+    meta = resource["metadata"]
+    spec, spec_error = None, ""
+    try:
+        spec = TrainingPlanSpec.model_validate(resource.get("spec") or {})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        spec_error = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    try:
+        status = TrainingPlanStatus.model_validate(resource.get("status") or {})
+    except ValidationError:
+        # Written by another program or version: rebuild it from the cluster.
+        status = TrainingPlanStatus()
+    return PlanFacts(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 1),
+        created_at=parse_time(meta["creationTimestamp"]),
+        spec=spec,
+        status=status,
+        image=(spec.worker.image if spec else None) or default_image,
+        annotations=meta.get("annotations") or {},
+        spec_error=spec_error,
+    )
+
+
+def parse_time(text: str) -> datetime:
+    """Parse an API timestamp."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _optional_time(text: str | None) -> datetime | None:
+    return parse_time(text) if text else None
+
+
+def node_facts(node: dict[str, Any]) -> NodeFacts:
+    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
+    return NodeFacts(
+        name=meta["name"],
+        labels=meta.get("labels") or {},
+        annotations=meta.get("annotations") or {},
+        allocatable=status.get("allocatable") or {},
+        ready=ready,
+        schedulable=not spec.get("unschedulable", False),
+        taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
+    )
+
+
+def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
+    """Return the devices of a ResourceSlice with product and memory; others are no accelerators."""
+    spec = resource_slice.get("spec") or {}
+    found = []
+    for device in spec.get("devices") or []:
+        product = ((device.get("attributes") or {}).get("productName") or {}).get("string")
+        memory = ((device.get("capacity") or {}).get("memory") or {}).get("value")
+        if product and memory and spec.get("nodeName"):
+            amount, problem = _memory(memory)
+            found.append(SliceDevice(spec["nodeName"], product, amount, problem))
+    return found
+
+
+def _memory(text: str) -> tuple[int, str]:
+    """Return a device's memory in bytes, and what is wrong with it."""
+    try:
+        amount = parse_quantity(text)
+    except ValueError as error:
+        return 0, f"its ResourceSlice gives a device's memory as {error}"
+    return amount, "" if amount > 0 else f"its ResourceSlice gives a device's memory as {text}"
+
+
+def parse_quantity(text: str) -> int:
+    """Parse a Kubernetes quantity such as 16Gi or 1e3, rounded up to an integer. Raise ValueError if invalid."""
+    parts = _QUANTITY.fullmatch(text)
+    if parts is None or (parts[3] or "") not in _SUFFIXES:
+        raise ValueError(f"{text!r}, which is no quantity")
+    factor = Fraction(10) ** int(parts[2]) if parts[2] else _SUFFIXES[parts[3] or ""]
+    return ceil(Fraction(parts[1]) * factor)
+
+
+def job_facts(job: dict[str, Any]) -> JobFacts:
+    meta = job["metadata"]
+    conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
+    failed = conditions.get("Failed")
+    return JobFacts(
+        name=meta["name"],
+        gang=(meta.get("labels") or {}).get(GANG_LABEL, ""),
+        created_at=parse_time(meta["creationTimestamp"]),
+        succeeded="Succeeded" in conditions,
+        failed_at=parse_time(failed.get("lastTransitionTime") or meta["creationTimestamp"]) if failed else None,
+        message=(failed or {}).get("message", ""),
+        terminating="deletionTimestamp" in meta,
+    )
+
+
+def pod_facts(pod: dict[str, Any]) -> PodFacts:
+    """Convert a gang's pod, without its log."""
+    meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+    labels = meta.get("labels") or {}
+    index = labels.get(f"{_TRAINING}/replica-index", "")
+    unscheduled = [
+        c.get("message", "")
+        for c in status.get("conditions") or []
+        if c["type"] == "PodScheduled" and c["status"] != "True"
+    ]
+    return PodFacts(
+        name=meta["name"],
+        gang=labels.get(GANG_LABEL, ""),
+        job=labels.get(f"{_TRAINING}/job-name", ""),
+        role=labels.get(f"{_TRAINING}/replica-type", ""),
+        index=int(index) if index.isdecimal() else -1,
+        created_at=parse_time(meta["creationTimestamp"]),
+        phase=status.get("phase", "Pending"),
+        reason=status.get("reason", ""),
+        message=status.get("message", "") or " ".join(unscheduled),
+        gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or []),
+        affinity=spec.get("affinity"),
+        node=spec.get("nodeName", ""),
+        started_at=_optional_time(status.get("startTime")),
+        terminating="deletionTimestamp" in meta,
+        containers=_containers(status),
+    )
+
+
+def required_config_maps(pod: dict[str, Any]) -> tuple[str, ...]:
+    """Return the ConfigMaps that a bound pending pod requires to start."""
+    spec = pod["spec"]
+    if not spec.get("nodeName") or (pod.get("status") or {}).get("phase", "Pending") != "Pending":
+        return ()
+    mounted = (volume.get("configMap") or {} for volume in spec.get("volumes") or [])
+    return tuple(source["name"] for source in mounted if source and not source.get("optional", False))
+
+
+def _containers(status: dict[str, Any]) -> tuple[ContainerFacts, ...]:
+    """Return the worker's container first; init containers last, since they can fail and wait for images too."""
+    main = [_container(c) for c in status.get("containerStatuses") or []]
+    main.sort(key=lambda container: container.name != CONTAINER)
+    return (*main, *(_container(c) for c in status.get("initContainerStatuses") or []))
+
+
+def _container(status: dict[str, Any]) -> ContainerFacts:
+    state = status.get("state") or {}
+    waiting, running, ended = (state.get(key) or {} for key in ("waiting", "running", "terminated"))
+    return ContainerFacts(
+        name=status["name"],
+        waiting_reason=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        running_since=_optional_time(running.get("startedAt")),
+        exit_code=ended.get("exitCode"),
+        termination_message=ended.get("message", ""),
+        termination_reason=ended.get("reason", ""),
+        started_at=_optional_time(ended.get("startedAt")),
+        finished_at=_optional_time(ended.get("finishedAt")),
+    )
+
+
+def stored_config_map(config_map: dict[str, Any]) -> StoredConfigMap:
+    meta = config_map["metadata"]
+    labels = meta.get("labels") or {}
+    return StoredConfigMap(
+        name=meta["name"],
+        gang=labels.get(GANG_LABEL, ""),
+        role=labels.get(ROLE_LABEL, ""),
+        created_at=parse_time(meta["creationTimestamp"]),
+        data=config_map.get("data") or {},
+        annotations=meta.get("annotations") or {},
+        terminating="deletionTimestamp" in meta,
+    )
+
+
+def used_devices_by_node(pods: list[dict[str, Any]], resource_name: str) -> dict[str, int]:
+    """Count devices by node of unfinished pods that are bound, or pinned and about to be bound."""
+    held: dict[str, int] = {}
+    for pod in pods:
+        spec = pod["spec"]
+        node = spec.get("nodeName") or ("" if spec.get("schedulingGates") else pinned_node(spec.get("affinity")))
+        if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            held[node] = held.get(node, 0) + _requested_devices(spec, resource_name)
+    return held
+
+
+def _requested_devices(spec: dict[str, Any], resource_name: str) -> int:
+    def asked(container: dict[str, Any]) -> int:
+        resources = container.get("resources") or {}
+        amount = (resources.get("requests") or {}).get(resource_name) or (resources.get("limits") or {}).get(
+            resource_name, "0"
+        )
+        try:
+            return parse_quantity(str(amount))
+        except ValueError as error:
+            # The API server admits no such quantity; ignore it as the scheduler does.
+            logger.warning("a container asks for %s: %s", resource_name, error)
+            return 0
+
+    together = sum(asked(container) for container in spec.get("containers") or [])
+    return max([together, *(asked(container) for container in spec.get("initContainers") or [])])

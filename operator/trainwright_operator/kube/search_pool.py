@@ -1,0 +1,101 @@
+"""Pool of search processes with a limit on how many run at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+
+from trainwright_operator.flow.actions import PlanningRequest
+from trainwright_operator.flow.phases.planning import SEARCH_DEADLINE_SECONDS
+from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
+from trainwright_operator.search_process import EXIT_INFEASIBLE
+
+logger = logging.getLogger(__name__)
+_MAX_WORDS = 500
+
+
+class SearchPool:
+    """At most one search for each plan, `concurrent` at a time; answers are stored until discarded."""
+
+    def __init__(self, concurrent: int = 1) -> None:
+        self._facts: dict[str, PlannerFacts] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._concurrent = concurrent
+        self._slots = asyncio.Semaphore(concurrent)
+
+    def facts(self, uid: str) -> PlannerFacts:
+        """Return the state of the plan's search."""
+        found = self._facts.get(uid, PlannerFacts())
+        if found.state is not PlannerState.RUNNING or found.started_at is not None:
+            return found
+        before = list(self._unanswered()).index(uid)
+        return replace(found, ahead=max(before + 1 - self._concurrent, 0))
+
+    def running(self) -> int:
+        """Return the number of running searches."""
+        return sum(found.started_at is not None for found in self._unanswered().values())
+
+    def waiting(self) -> int:
+        """Return the number of waiting searches."""
+        return sum(found.started_at is None for found in self._unanswered().values())
+
+    def _unanswered(self) -> dict[str, PlannerFacts]:
+        """Return unfinished searches by plan, oldest first; copied first, because metrics run in another thread."""
+        return {uid: found for uid, found in dict(self._facts).items() if found.state is PlannerState.RUNNING}
+
+    def start(self, uid: str, request: PlanningRequest) -> None:
+        """Start the plan's search, unless one with the same request is running or answered."""
+        if self.facts(uid).key == request.key:
+            return
+        self.discard(uid)
+        self._facts[uid] = PlannerFacts(PlannerState.RUNNING, request.key)
+        self._tasks[uid] = asyncio.create_task(self._run(uid, request))
+
+    def discard(self, uid: str) -> None:
+        """Cancel the plan's search and drop its answer."""
+        self._facts.pop(uid, None)
+        task = self._tasks.pop(uid, None)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, uid: str, request: PlanningRequest) -> None:
+        async with self._slots:
+            asked = replace(self._facts[uid], started_at=datetime.now(UTC))
+            self._facts[uid] = asked
+            state, text = await _run_search(request, self._concurrent)
+        if self._facts.get(uid) is asked:
+            answer, words = (text, "") if state is PlannerState.DONE else ("", text)
+            self._facts[uid] = replace(asked, state=state, answer=answer, message=words)
+
+
+async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:
+    """Return the state in which the search ended, with its answer or error message."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "trainwright_operator.search_process",
+        str(concurrent),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(SEARCH_DEADLINE_SECONDS):
+            output, errors = await process.communicate(json.dumps(asdict(request)).encode())
+    except TimeoutError:
+        return PlannerState.FAILED, f"it took longer than {SEARCH_DEADLINE_SECONDS} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == 0:
+        return PlannerState.DONE, output.decode()
+    if process.returncode == EXIT_INFEASIBLE:
+        return PlannerState.INFEASIBLE, output.decode()
+    logger.error("the search ended with exit code %s:\n%s", process.returncode, errors.decode(errors="replace"))
+    last = errors.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+    return PlannerState.FAILED, f"exit code {process.returncode}: {last}"[:_MAX_WORDS]

@@ -1,0 +1,186 @@
+"""Reader of one plan's snapshot from the API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from trainwright.worker_api import MAX_REPORT_BYTES
+from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.flow.decide import is_finished
+from trainwright_operator.flow.gangs.manifests import find_series_gangs
+from trainwright_operator.flow.names import PLAN_UID_LABEL, RENDEZVOUS_LABEL, Names
+from trainwright_operator.flow.scheduling import is_gated
+from trainwright_operator.flow.snapshot import DryRun, PlanFacts, PlannerFacts, PodFacts, RequestFailure, Snapshot
+from trainwright_operator.kube import client, object_facts
+from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.node_cache import NodeCache
+from trainwright_operator.settings import Settings
+
+
+class _LogTail(NamedTuple):
+    """End of a log to read: the first `bytes` of the last `lines`."""
+
+    lines: int
+    bytes: int
+
+
+_REPORT: Final = _LogTail(400, MAX_REPORT_BYTES + 200_000)
+"""A report is one line, which the container runtime splits into parts of 16 KiB; a few lines may follow it."""
+_PROGRESS: Final = _LogTail(40, 64_000)
+_SERIES: Final = _LogTail(4000, 2 * MAX_REPORT_BYTES + 500_000)
+"""A series prints each trial's result before its report, with about twenty lines of progress for each trial. The long
+tail is also read while it runs, because an interrupted series may leave no other log."""
+
+
+@dataclass(slots=True)
+class ReadCache:
+    """Cache of a plan between reconciliations, all of it rebuilt after a restart."""
+
+    dry_run: DryRun | None = None
+    refusals: dict[str, str] = field(default_factory=dict)
+    failing: RequestFailure | None = None
+
+
+class SnapshotReader:
+    """Reader of snapshots.
+
+    Attributes:
+        node_cache: to be invalidated after pods are pinned.
+    """
+
+    def __init__(self, api: Api, settings: Settings) -> None:
+        self._api = api
+        self._settings = settings
+        self.node_cache = NodeCache(api, settings.namespaces)
+
+    async def plan(self, namespace: str, name: str) -> PlanFacts | None:
+        """Return the current plan, or None where it is gone, being deleted or not readable."""
+        try:
+            resource = await self._api.get(client.plan_path(namespace, name))
+        except ApiError as error:
+            # A deleted namespace takes the operator's rights with it; the re-sync finds the plan once it is readable.
+            if error.is_missing or error.status == 403:
+                return None
+            raise
+        if "deletionTimestamp" in resource["metadata"]:
+            return None
+        return object_facts.plan_facts(resource, self._settings.worker_image)
+
+    async def snapshot(
+        self, plan: PlanFacts, memory: ReadCache, planner: PlannerFacts, known_pods: Collection[PodFacts] = ()
+    ) -> Snapshot:
+        """Read everything that a decision about this plan may depend on, reusing logs of unchanged `known_pods`."""
+        selector = f"{PLAN_UID_LABEL}={plan.uid}"
+        # Pods before jobs: a pod that is missing because its job has ended must find the job ended, too.
+        pods = await self._api.list(client.core_path("pods", plan.namespace), labelSelector=selector)
+        jobs, stored = await asyncio.gather(
+            self._jobs(plan.namespace, selector),
+            self._api.list(client.core_path("configmaps", plan.namespace), labelSelector=selector),
+        )
+        maps = tuple(object_facts.stored_config_map(config_map) for config_map in stored)
+        series = find_series_gangs(maps)
+        missing = await self._missing_maps(plan, pods, known={stored.name for stored in maps})
+        before = {pod.name: pod for pod in known_pods}
+        snapshot = Snapshot(
+            plan=plan,
+            pods=tuple(await asyncio.gather(*(self._pod(plan, pod, series, missing, before) for pod in pods))),
+            jobs=tuple(object_facts.job_facts(job) for job in jobs),
+            stored=maps,
+            refusals=dict(memory.refusals),
+            dry_run=memory.dry_run,
+            planner=planner,
+            failing=memory.failing,
+        )
+        return await self._with_nodes(snapshot)
+
+    async def _jobs(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+        try:
+            return await self._api.list(client.jobs_path(namespace), labelSelector=selector)
+        except ApiError as error:
+            if error.is_missing:
+                return []  # no PyTorchJob in this cluster, as the dry run reports
+            raise
+
+    async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
+        """Add nodes for discovery and placement only: clusters have thousands."""
+        spec = snapshot.plan.spec
+        if spec is None or spec.suspend or is_finished(snapshot):
+            return snapshot
+        names = Names.of(snapshot.plan.name, snapshot.plan.uid, spec)
+        if snapshot.find(names.discovery) is None:
+            nodes, slices = await asyncio.gather(self._api.list(client.core_path("nodes")), self._slices())
+            devices = tuple(device for part in slices for device in object_facts.slice_devices(part))
+            return replace(
+                snapshot, nodes=tuple(object_facts.node_facts(node) for node in nodes), slice_devices=devices
+            )
+        if not needs_node_usage(snapshot):
+            return snapshot
+        occupied = await self.node_cache.usage(spec.devices.resource_name)
+        return replace(snapshot, nodes=occupied.nodes, used_devices=occupied.devices)
+
+    async def _slices(self) -> list[dict[str, Any]]:
+        try:
+            return await self._api.list(client.RESOURCE_SLICES)
+        except ApiError as error:
+            if error.is_missing or error.status == 403:
+                return []  # not served or not readable; labels are next
+            raise
+
+    async def _missing_maps(
+        self, plan: PlanFacts, pods: list[dict[str, Any]], known: Collection[str]
+    ) -> frozenset[str]:
+        """Return missing ConfigMaps that block pods. Kubelets report them only in Events, which are not read."""
+
+        async def is_missing(name: str) -> bool:
+            try:
+                await self._api.get(f"{client.core_path('configmaps', plan.namespace)}/{name}")
+            except ApiError as error:
+                return error.is_missing
+            return False
+
+        names = sorted({name for pod in pods for name in object_facts.required_config_maps(pod)}.difference(known))
+        found = await asyncio.gather(*(is_missing(name) for name in names))
+        return frozenset(name for name, missing in zip(names, found, strict=True) if missing)
+
+    async def _pod(
+        self,
+        plan: PlanFacts,
+        pod: dict[str, Any],
+        series: Collection[str],
+        missing: Collection[str],
+        before: Mapping[str, PodFacts],
+    ) -> PodFacts:
+        lacking = tuple(name for name in object_facts.required_config_maps(pod) if name in missing)
+        found = replace(object_facts.pod_facts(pod), missing_maps=lacking)
+        if RENDEZVOUS_LABEL not in (pod["metadata"].get("labels") or {}) or found.phase in ("Pending", "Unknown"):
+            return found
+        old = before.get(found.name)
+        if old is not None and replace(found, log=old.log) == old:
+            return old
+        ended = found.phase in ("Succeeded", "Failed")
+        tail = _SERIES if found.gang in series else _REPORT if ended else _PROGRESS
+        try:
+            log = await self._api.get_text(
+                f"{client.core_path('pods', plan.namespace)}/{found.name}/log",
+                container="pytorch",
+                tailLines=str(tail.lines),
+                limitBytes=str(tail.bytes),
+            )
+        except ApiError:
+            return found  # the kubelet does not answer; deadlines keep running
+        return replace(found, log=log)
+
+
+def needs_node_usage(snapshot: Snapshot) -> bool:
+    """Return whether this reconciliation may pin a pod or choose a node."""
+    profiled = next((c for c in snapshot.plan.status.conditions if c.type is ConditionType.PROFILED), None)
+    links_measured = next((c for c in snapshot.plan.status.conditions if c.type is ConditionType.LINKS_MEASURED), None)
+    choosing = (
+        links_measured is not None
+        and links_measured.status == "True"
+        and (profiled is None or profiled.status != "True")
+    )
+    return choosing or any(is_gated(pod) for pod in snapshot.pods)

@@ -1,0 +1,167 @@
+"""Data sheets of accelerators with the source of every figure, found by any of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Literal, TypeVar
+
+import yaml
+
+from trainwright.documents import adapter
+from trainwright.layer import Dtype
+
+T = TypeVar("T")
+
+MOST_NAMES_SHOWN = 3
+
+
+def plain(name: str) -> str:
+    """Drop case and separators of a name: `Tesla T4`, `tesla-t4` and `Tesla_T4` become equal."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def find(name: str, known: Mapping[str, T], what: str) -> T:
+    """Look up a name among things keyed by plain names.
+
+    Raises ValueError with the nearest names if there is none.
+    """
+    found = known.get(plain(name))
+    if found is None:
+        near = get_close_matches(plain(name), known, n=len(known), cutoff=0.4)
+        labels = dict.fromkeys(str(known[alias]) for alias in near)
+        shown = list(labels)[:MOST_NAMES_SHOWN] or sorted({str(item) for item in known.values()})
+        raise ValueError(
+            f"there is no data sheet of {what} {name!r}; name one that has one, such as {', '.join(shown)}"
+        )
+    return found
+
+
+Generation = Literal[
+    "pascal", "volta", "turing", "ampere", "ampere_rtx", "ada", "hopper", "blackwell", "cdna2", "cdna3"
+]
+"""Architectures that share efficiencies; Ampere's consumer chips (GA10x) differ from its data-centre chip (GA100)."""
+
+
+Checked = Literal["copy", "quoted", "computed"]
+"""Evidence for a figure: a copy of its source, others that quote it, or figures that it follows from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Publication of a figure.
+
+    Attributes:
+        url: None for an assumption, and where several public logs agree and none is better than the others.
+        as_of: month or year for which a changing figure (a price) holds.
+    """
+
+    title: str
+    url: str | None = None
+    as_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Figure and the key of its source.
+
+    Attributes:
+        checked: None if it comes from general knowledge and was compared with nothing.
+        note: its derivation, if the source does not state it as such.
+    """
+
+    value: float
+    source: str
+    checked: Checked | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class DataSheet:
+    """Accelerator as its vendor describes it; rates are of dense operations at boost clock.
+
+    Attributes:
+        name: as a node reports it (the `nvidia.com/gpu.product` label).
+        multiprocessors: streaming multiprocessors, or compute units.
+        float32_flops_per_second: of matrix products in full float32, not TF32.
+        tensor_float32_flops_per_second: of matrix products of float32 tensors in TF32; None if unsupported.
+        float16_flops_per_second: of matrix products accumulated in float32, as PyTorch does.
+        bfloat16_flops_per_second: None if unsupported; such products run at the float32 rate.
+        memory_bytes: total that the runtime reports, which error correction may reduce below the nominal size.
+        link: interconnect between the devices of one machine.
+        link_bytes_per_second: in one direction, for each device.
+        price_per_hour: US dollars for one device, on demand; None if no price was found to compare with.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    generation: Generation
+    multiprocessors: Figure
+    float32_flops_per_second: Figure
+    tensor_float32_flops_per_second: Figure | None
+    float16_flops_per_second: Figure
+    bfloat16_flops_per_second: Figure | None
+    memory_bytes: Figure
+    memory_bytes_per_second: Figure
+    power_watts: Figure
+    link: str
+    link_bytes_per_second: Figure
+    price_per_hour: Figure | None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def flops_per_second(self, dtype: Dtype, *, tensor_float32: bool = False) -> float:
+        """Return the peak of dense matrix products in a number format."""
+        in_format = {
+            Dtype.FLOAT32: self.tensor_float32_flops_per_second if tensor_float32 else None,
+            Dtype.FLOAT16: self.float16_flops_per_second,
+            Dtype.BFLOAT16: self.bfloat16_flops_per_second,
+        }[dtype]
+        return (in_format or self.float32_flops_per_second).value
+
+    def uses_matrix_units(self, dtype: Dtype, *, tensor_float32: bool = False) -> bool:
+        """Return True if matrix products run on tensor (matrix) cores, not on the general units."""
+        if self.generation == "pascal":
+            return False
+        return self.flops_per_second(dtype, tensor_float32=tensor_float32) > self.float32_flops_per_second.value
+
+
+@dataclass(frozen=True, slots=True)
+class SheetFile:
+    """Content of `data_sheets.yaml`."""
+
+    sources: dict[str, Source]
+    accelerators: tuple[DataSheet, ...]
+
+
+@cache
+def sheet_file() -> SheetFile:
+    """Load all data sheets and their sources."""
+    text = files("trainwright.accelerators").joinpath("data_sheets.yaml").read_text(encoding="utf-8")
+    found: SheetFile = adapter(SheetFile).validate_python(yaml.safe_load(text))
+    return found
+
+
+@cache
+def _by_name() -> dict[str, DataSheet]:
+    return {plain(name): sheet for sheet in sheet_file().accelerators for name in (sheet.name, *sheet.aliases)}
+
+
+def data_sheets() -> tuple[DataSheet, ...]:
+    return sheet_file().accelerators
+
+
+def has_data_sheet(accelerator: str) -> bool:
+    return plain(accelerator) in _by_name()
+
+
+def data_sheet(accelerator: str) -> DataSheet:
+    """Return an accelerator's data sheet by name or alias, regardless of case and separators.
+
+    Raises ValueError with the nearest known names.
+    """
+    return find(accelerator, _by_name(), "accelerator")

@@ -1,0 +1,121 @@
+"""Seconds measured at one number of rows, extrapolated over rows by the roofline's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
+from trainwright.accelerators.roofline import Array, Roof, layer_seconds
+from trainwright.layer import Dtype, LayerKind
+from trainwright.model import Model
+from trainwright.profiles import LayerProfile, Profiles
+
+SLOWEST_RATIO: Final = 2.0
+"""Maximum ratio of measured to estimated time that is attributed to slower kernels (not fused, dropout).
+
+The excess is attributed to a host that issues kernels too slowly: the time stays constant until the device's own work
+takes longer. An assumption, chosen in view of AMP's published iteration times on T4.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds of a layer by number of rows."""
+
+    rows: tuple[int, ...]
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+
+
+def curve_from(  # noqa: PLR0913 - what was measured, and of which layer where
+    measured_seconds: float,
+    measured_rows: int,
+    kind: LayerKind,
+    accelerator: str,
+    *,
+    dtype: Dtype,
+    rows: Sequence[int],
+    tensor_degree: int = 1,
+    backward_ratio: float | None = None,
+    tensor_float32: bool = False,
+) -> Curve:
+    """Return seconds at `rows` of a layer whose forward took `measured_seconds` at `measured_rows`; exact there.
+
+    Elsewhere they are the estimate times measured over estimated. If that ratio exceeds SLOWEST_RATIO, they are the
+    longer of the measured time and SLOWEST_RATIO times the estimate. `backward_ratio` is backward over forward seconds
+    at `measured_rows` where known (AMP: 2); None: as estimated.
+
+    Raises ValueError for an accelerator without a data sheet, and for measured seconds or rows that are not above 0.
+    """
+    if measured_seconds <= 0 or measured_rows < 1:
+        raise ValueError(
+            f"a measured time must be above 0 seconds and of at least 1 row, got {measured_seconds} s for {measured_rows} rows "
+            f"of {kind.name}"
+        )
+    roof = Roof.of(data_sheet(accelerator), dtype, tensor_float32=tensor_float32)
+    degree = tensor_degree if kind.is_tensor_parallel else 1
+    estimated = layer_seconds(kind, roof, [degree], [measured_rows, *rows])
+    forward, backward = estimated.forward[0], estimated.backward[0]
+    measured_backward = measured_seconds * (backward[0] / forward[0] if backward_ratio is None else backward_ratio)
+    asked = tuple(rows)
+    return Curve(
+        asked,
+        _through(measured_seconds, measured_rows, forward, asked),
+        _through(measured_backward, measured_rows, backward, asked),
+    )
+
+
+def extrapolated(profiles: Profiles, model: Model, rows: Sequence[int]) -> Profiles:
+    """Add profiles at `rows` for layers measured at a single row count, by the data sheet's curve.
+
+    Added profiles have `samples` 0; activations are proportional to the rows. Layers measured at several row counts, on
+    accelerators without a data sheet or with zero time get none, nor do estimated profiles.
+    """
+    if profiles.origin == "estimated":
+        return profiles
+    series: dict[tuple[str, str, int], list[LayerProfile]] = {}
+    for layer in profiles.layers:
+        series.setdefault((layer.accelerator, layer.kind, layer.tensor_degree), []).append(layer)
+    kinds = {kind.name: kind for kind in model.kinds}
+    added: list[LayerProfile] = []
+    for (accelerator, name, _), measured in series.items():
+        if len(measured) == 1 and name in kinds and measured[0].forward_seconds > 0 and has_data_sheet(accelerator):
+            added += _extrapolate_rows(measured[0], kinds[name], model.dtype, rows)
+    return replace(profiles, layers=(*profiles.layers, *added)) if added else profiles
+
+
+def _extrapolate_rows(one: LayerProfile, kind: LayerKind, dtype: Dtype, rows: Sequence[int]) -> list[LayerProfile]:
+    others = [row for row in rows if row != one.rows]
+    curve = curve_from(
+        one.forward_seconds,
+        one.rows,
+        kind,
+        one.accelerator,
+        dtype=dtype,
+        rows=others,
+        tensor_degree=one.tensor_degree,
+        backward_ratio=one.backward_seconds / one.forward_seconds,
+    )
+    return [
+        replace(
+            one,
+            rows=row,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            activation_bytes=round(one.activation_bytes * row / one.rows),
+            samples=0,
+        )
+        for row, forward, backward in zip(curve.rows, curve.forward_seconds, curve.backward_seconds, strict=True)
+    ]
+
+
+def _through(measured: float, at_rows: int, estimated: Array, rows: tuple[int, ...]) -> tuple[float, ...]:
+    """Scale `estimated`, first at `at_rows` and then at `rows`, to the measured seconds."""
+    ratio = measured / estimated[0]
+    host = measured if ratio > SLOWEST_RATIO else 0.0
+    device = min(ratio, SLOWEST_RATIO) * estimated[1:]
+    return tuple(
+        measured if row == at_rows else max(host, float(seconds)) for row, seconds in zip(rows, device, strict=True)
+    )

@@ -1,1 +1,0 @@
-"""The tables of AMP and of Galvatron-BMW, rebuilt from data sheets beside what the papers print."""

@@ -1,0 +1,20 @@
+"""Calibration of the cost model by measured trials: few factors, robust fit, leave-one-out validation."""
+
+from __future__ import annotations
+
+from trainwright.calibration.calibrate import fit
+from trainwright.calibration.fit_report import Errors, Factor, Fit, FittedTrial, Quantity
+from trainwright.calibration.measured_trials import DeviceMemory, FailedTrial, Trial, Trials
+
+__all__ = [
+    "DeviceMemory",
+    "Errors",
+    "Factor",
+    "FailedTrial",
+    "Fit",
+    "FittedTrial",
+    "Quantity",
+    "Trial",
+    "Trials",
+    "fit",
+]

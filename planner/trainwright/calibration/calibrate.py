@@ -1,0 +1,204 @@
+"""Fit of a runtime's factors to measured trials, with leave-one-out validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from trainwright.calibration.factors import (
+    Evaluation,
+    MemoryFactors,
+    Predictor,
+    TimeFactors,
+    measured_bytes,
+    measured_seconds,
+)
+from trainwright.calibration.fit_report import Errors, Fit, FittedTrial, Quantity
+from trainwright.calibration.measured_trials import Trial, Trials
+from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, loss, solve
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import estimate_with_context
+
+Predict = Callable[[Vector, int], Vector]
+"""Predictions of one trial (one or several numbers) from parameter values and the trial's index."""
+
+OUTLIER: Final = 4.0
+"""Absolute residual beyond which a trial is an outlier; its weight is below a quarter."""
+
+
+@dataclass(frozen=True)
+class CalibrationOutcome:
+    """Predictions by trial: before the fit, after it, and with a fit to the other trials.
+
+    Attributes:
+        helps: fits to the other trials predict better than no fit; true for a single trial, which cannot say.
+    """
+
+    parameters: tuple[Parameter, ...]
+    solution: RobustFit
+    before: tuple[Vector, ...]
+    after: tuple[Vector, ...]
+    left_out: tuple[Vector, ...]
+    outliers: tuple[bool, ...]
+    helps: bool
+
+
+@dataclass(frozen=True)
+class _Residuals:
+    """Residuals log(predicted / observed), in units of a good prediction's deviation."""
+
+    predict: Predict
+    observed: tuple[Vector, ...]
+    deviation_ratio: float
+
+    @property
+    def owners(self) -> np.ndarray:
+        """Trial of every residual."""
+        return np.repeat(range(len(self.observed)), [len(numbers) for numbers in self.observed])
+
+    def of(self, predicted: Vector, trial: int) -> Vector:
+        """Return a trial's residuals, scaled so that each trial weighs the same regardless of its number of values."""
+        ratio = np.log(np.maximum(predicted, 1e-300) / self.observed[trial])
+        return np.asarray(ratio / self.deviation_ratio / np.sqrt(len(ratio)), dtype=np.float64)
+
+    def at(self, values: Vector) -> Vector:
+        return np.concatenate([self.of(self.predict(values, trial), trial) for trial in range(len(self.observed))])
+
+    def loss(self, predictions: Sequence[Vector]) -> float:
+        return sum(loss(self.of(numbers, trial)) for trial, numbers in enumerate(predictions))
+
+
+def calibrate(
+    predict: Predict,
+    observed: tuple[Vector, ...],
+    nested: Sequence[tuple[Parameter, ...]],
+    deviation_ratio: float,
+) -> CalibrationOutcome:
+    """Return the fit, among those of `nested` parameter sets, that predicts left-out trials best.
+
+    The first set is the simplest, and a later one must be better. A single trial gets the first. A trial is left out by
+    the linearised residuals around the fit to all; the prediction for it is exact.
+    """
+    residuals = _Residuals(predict, observed, deviation_ratio)
+    outcomes = [_outcome(residuals, parameters) for parameters in (nested if len(observed) > 1 else nested[:1])]
+    return min(outcomes, key=lambda outcome: residuals.loss(outcome.left_out))
+
+
+def _outcome(residuals: _Residuals, parameters: tuple[Parameter, ...]) -> CalibrationOutcome:
+    trials, owners = range(len(residuals.observed)), residuals.owners
+    solution = solve(residuals.at, parameters)
+    starts = np.array([parameter.start for parameter in parameters])
+    before = tuple(residuals.predict(starts, trial) for trial in trials)
+    left_out = tuple(residuals.predict(_without(solution, owners != trial, parameters), trial) for trial in trials)
+    return CalibrationOutcome(
+        parameters,
+        solution,
+        before,
+        after=tuple(residuals.predict(solution.values, trial) for trial in trials),
+        left_out=left_out,
+        outliers=tuple(bool(np.any(np.abs(solution.residuals[owners == trial]) > OUTLIER)) for trial in trials),
+        helps=len(trials) == 1 or residuals.loss(left_out) < residuals.loss(before),
+    )
+
+
+def _without(solution: RobustFit, kept: np.ndarray, parameters: tuple[Parameter, ...]) -> Vector:
+    residuals, jacobian = solution.residuals[kept], solution.jacobian[kept]
+
+    def linear(values: Vector) -> Vector:
+        return np.asarray(residuals + jacobian @ (values - solution.values), dtype=np.float64)
+
+    return solve(linear, parameters, solution.values).values
+
+
+TIME_DEVIATION_RATIO: Final = 0.05
+MEMORY_DEVIATION_RATIO: Final = 0.03
+"""Deviation of a good prediction from a measurement; beyond it a trial's weight falls."""
+
+
+def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_with_context) -> Fit:
+    """Fit the factors with which the cost model agrees with the trials.
+
+    Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
+    depends on it. Soft-L1 bounds the influence of outliers. The fit makes a dozen steps of a few predictions per trial.
+
+    Raises ValueError, naming the trial, for a plan that does not belong to the context, and if there are no trials.
+    """
+    if not trials.trials:
+        raise ValueError("there is nothing to fit: no trial was measured")
+    evaluation = Evaluation(trials.trials, context, predict)
+    times, time = _fit_times(evaluation)
+    runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
+    factors = times.account(time.solution, runtime)
+    seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
+    with_memory = [number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size]
+    held: dict[int, Quantity] = {}
+    memory_helps = None
+    if with_memory:
+        memories, memory = _fit_memory(evaluation, with_memory)
+        memory_helps = memory.helps
+        runtime = memories.apply(memory.solution.values, runtime) if memory.helps else runtime
+        factors += memories.account(memory.solution, runtime)
+        sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
+        held = dict(zip(with_memory, sizes, strict=True))
+    return Fit(
+        runtime=runtime,
+        factors=factors,
+        trials=tuple(
+            FittedTrial(trial.label, seconds[number], held.get(number), time.outliers[number])
+            for number, trial in enumerate(trials.trials)
+        ),
+        time_errors=Errors.of(seconds),
+        time_helps=time.helps,
+        memory_errors=Errors.of(tuple(held.values())) if held else None,
+        memory_helps=memory_helps,
+    )
+
+
+def _fit_times(evaluation: Evaluation) -> tuple[TimeFactors, CalibrationOutcome]:
+    context, trials = evaluation.context, evaluation.trials
+    factors = TimeFactors(
+        runtime=context.runtime,
+        accelerators=tuple(accelerator.name for accelerator in context.cluster.accelerators),
+        deviating=_deviating(trials, context),
+        fastest_seconds=min(trial.iteration_seconds for trial in trials),
+        growth_is_derived=any(profile.samples == 0 for profile in context.profiles.layers),
+    )
+    outcome = calibrate(
+        lambda values, trial: evaluation.seconds(trial, factors.apply(values, context.runtime)),
+        tuple(measured_seconds(trial) for trial in trials),
+        factors.nested,
+        TIME_DEVIATION_RATIO,
+    )
+    return factors, outcome
+
+
+def _fit_memory(evaluation: Evaluation, numbers: list[int]) -> tuple[MemoryFactors, CalibrationOutcome]:
+    """Fit the memory factors to the trials `numbers`, which measured memory."""
+    runtime = evaluation.context.runtime
+    measured = tuple(measured_bytes(evaluation.trials[number]) for number in numbers)
+    factors = MemoryFactors(runtime, smallest_bytes=float(np.min(np.concatenate(measured))))
+    outcome = calibrate(
+        lambda values, index: evaluation.peak_bytes(numbers[index], factors.apply(values, runtime)),
+        measured,
+        factors.nested,
+        MEMORY_DEVIATION_RATIO,
+    )
+    return factors, outcome
+
+
+def _deviating(trials: tuple[Trial, ...], context: CostContext) -> tuple[str, ...]:
+    """Return the accelerators of the trials if there are several, since then they can deviate from each other."""
+    nodes = {device.node for trial in trials for device in trial.plan.devices}
+    used = {node.accelerator for node in context.cluster.nodes if node.name in nodes}
+    return tuple(sorted(used)) if len(used) > 1 else ()
+
+
+def _quantities(outcome: CalibrationOutcome, measured: list[np.ndarray]) -> tuple[Quantity, ...]:
+    after = outcome.after if outcome.helps else outcome.before
+    return tuple(
+        Quantity(*(float(np.max(numbers)) for numbers in of_trial))
+        for of_trial in zip(measured, outcome.before, after, outcome.left_out, strict=True)
+    )

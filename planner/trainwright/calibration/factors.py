@@ -1,0 +1,239 @@
+"""Factors of a runtime as parameters with bounds and priors, and the predictions under them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from typing import Final, Protocol
+
+import numpy as np
+
+from trainwright.calibration.fit_report import Factor
+from trainwright.calibration.measured_trials import Trial
+from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector
+from trainwright.cluster import Device
+from trainwright.cost.context import CostContext
+from trainwright.plan import Plan
+from trainwright.runtime import ComputeRatio, Runtime
+
+
+class Prediction(Protocol):
+    """Figures that are compared with a trial; the cost model's estimate has them."""
+
+    @property
+    def iteration_seconds(self) -> float: ...
+    @property
+    def peak_memory_bytes(self) -> int: ...
+    @property
+    def memory_by_device(self) -> tuple[tuple[Device, int], ...]: ...
+
+
+Predictor = Callable[[Plan, CostContext], Prediction]
+
+
+class Evaluation:
+    """Predictions of trials in one context, cached by runtime."""
+
+    def __init__(self, trials: tuple[Trial, ...], context: CostContext, predict: Predictor) -> None:
+        self.trials, self.context, self._predict = trials, context, predict
+        self._settings: dict[Runtime, CostContext] = {}
+        self._made: dict[tuple[int, Runtime], Prediction] = {}
+
+    def seconds(self, trial: int, runtime: Runtime) -> Vector:
+        """Return the predicted iteration seconds as an array of one."""
+        return np.array([self._of(trial, runtime).iteration_seconds])
+
+    def peak_bytes(self, trial: int, runtime: Runtime) -> Vector:
+        """Return predicted peaks of the devices that were measured individually, else the maximum over devices."""
+        found = self._of(trial, runtime)
+        devices = self.trials[trial].memory_by_device
+        if not devices:
+            return np.array([found.peak_memory_bytes], dtype=np.float64)
+        held = dict(found.memory_by_device)
+        return np.array([held[memory.device] for memory in devices], dtype=np.float64)
+
+    def _of(self, trial: int, runtime: Runtime) -> Prediction:
+        if (trial, runtime) not in self._made:
+            try:
+                found = self._predict(self.trials[trial].plan, self._setting_with(runtime))
+            except ValueError as error:
+                raise ValueError(f"trial {trial} ({self.trials[trial].label}): {error}") from None
+            self._made[trial, runtime] = found
+        return self._made[trial, runtime]
+
+    def _setting_with(self, runtime: Runtime) -> CostContext:
+        """Return the context with a runtime; all trials share it and its caches."""
+        if runtime not in self._settings:
+            self._settings[runtime] = replace(self.context, runtime=runtime)
+        return self._settings[runtime]
+
+
+def measured_seconds(trial: Trial) -> Vector:
+    """Return the measured iteration seconds as an array of one."""
+    return np.array([trial.iteration_seconds])
+
+
+def measured_bytes(trial: Trial) -> Vector:
+    """Return measured peaks in the order of `Evaluation.peak_bytes`; empty if memory was not measured."""
+    by_device = [memory.peak_bytes for memory in trial.memory_by_device]
+    peak = [] if trial.peak_memory_bytes is None else [trial.peak_memory_bytes]
+    return np.array(by_device or peak, dtype=np.float64)
+
+
+COMPUTE_SPREAD: Final = 0.5
+"""Prior deviation of the shared ratio: with profiles of another runtime or clock, half as long again is no surprise."""
+ACCELERATOR_SPREAD: Final = 0.15
+"""Prior deviation of one accelerator from the shared ratio: accelerators differ less from each other than from
+profiles.
+"""
+LINK_SPREAD: Final = 0.4
+OVERLAP_SPREAD: Final = 0.1
+MEASURED_GROWTH_SPREAD: Final = 0.05
+DERIVED_GROWTH_SPREAD: Final = 0.3
+"""Prior deviations of the growth over rows: small if it was measured, large if a data sheet gave it."""
+CONSTANT_SPREAD: Final = 0.03
+MOST_CONSTANT: Final = 0.5
+"""Maximum of constant_seconds, as a share of the fastest measured iteration."""
+ACTIVATION_SPREAD: Final = 0.2
+CONSTANT_MEMORY_SPREAD: Final = 0.2
+MOST_CONSTANT_MEMORY: Final = 0.9
+"""Maximum of constant_bytes, as a share of the smallest measured peak."""
+
+
+@dataclass(frozen=True)
+class TimeFactors:
+    """Factors of an iteration's seconds; ratios are fitted as logarithms.
+
+    Attributes:
+        runtime: before the fit.
+        accelerators: of the cluster; all share one ratio, from which the `deviating` ones deviate.
+        deviating: accelerators of the trials, if they use several.
+        fastest_seconds: fastest measured iteration, the unit of constant_seconds.
+        growth_is_derived: the profiles' growth over rows was derived, not measured.
+    """
+
+    runtime: Runtime
+    accelerators: tuple[str, ...]
+    deviating: tuple[str, ...]
+    fastest_seconds: float
+    growth_is_derived: bool
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        runtime = self.runtime
+        growth_spread = DERIVED_GROWTH_SPREAD if self.growth_is_derived else MEASURED_GROWTH_SPREAD
+        constant = runtime.constant_seconds / self.fastest_seconds
+        return (
+            Parameter("compute_ratio", 0.0, log(0.2), log(5.0), COMPUTE_SPREAD),
+            _ratio("link_ratio", runtime.link_ratio, 0.05, 4.0, LINK_SPREAD),
+            _ratio("overlap_slowdown_ratio", runtime.overlap_slowdown_ratio, 1.0, 3.0, OVERLAP_SPREAD),
+            _ratio("row_growth_ratio", runtime.row_growth_ratio, 0.2, 3.0, growth_spread),
+            Parameter("constant_seconds", constant, 0.0, max(MOST_CONSTANT, constant), CONSTANT_SPREAD),
+            *(
+                Parameter(f"compute_ratio {name}", 0.0, log(0.5), log(2.0), ACCELERATOR_SPREAD)
+                for name in self.deviating
+            ),
+        )
+
+    @property
+    def nested(self) -> tuple[tuple[Parameter, ...], ...]:
+        """Parameter sets to choose from: only the shared compute ratio, or all."""
+        first, *others = self.parameters
+        return (first, *(parameter.held for parameter in others)), self.parameters
+
+    def apply(self, values: Vector, runtime: Runtime) -> Runtime:
+        """Return the runtime with these parameter values."""
+        shared, link, overlap, growth, constant, *deviations = (float(value) for value in values)
+        deviation = dict(zip(self.deviating, deviations, strict=True))
+        return replace(
+            runtime,
+            compute_ratios=tuple(
+                ComputeRatio(name, self.runtime.compute_ratio(name) * exp(shared + deviation.get(name, 0.0)))
+                for name in self.accelerators
+            ),
+            link_ratio=exp(link),
+            overlap_slowdown_ratio=max(exp(overlap), 1.0),
+            row_growth_ratio=exp(growth),
+            constant_seconds=constant * self.fastest_seconds,
+        )
+
+    def account(self, solution: RobustFit, after: Runtime) -> tuple[Factor, ...]:
+        """Return every factor with its value in `after`; an accelerator's shared and own ratios are combined."""
+        names = [parameter.name for parameter in self.parameters]
+        covariance = solution.covariance(self.parameters)
+        informed = dict(zip(names, solution.informed.tolist(), strict=True))
+
+        def deviation(*summed: str) -> float:
+            places = [names.index(name) for name in summed if name in names]
+            return sqrt(float(covariance[np.ix_(places, places)].sum()))
+
+        unit = {"constant_seconds": self.fastest_seconds}
+        return tuple(
+            Factor(
+                f"compute_ratio {name}",
+                self.runtime.compute_ratio(name),
+                after.compute_ratio(name),
+                deviation("compute_ratio", f"compute_ratio {name}"),
+                informed["compute_ratio"],
+            )
+            for name in self.accelerators
+        ) + tuple(
+            Factor(
+                name,
+                getattr(self.runtime, name),
+                getattr(after, name),
+                unit.get(name, 1.0) * deviation(name),
+                informed[name],
+            )
+            for name in ("link_ratio", "overlap_slowdown_ratio", "row_growth_ratio", "constant_seconds")
+        )
+
+
+@dataclass(frozen=True)
+class MemoryFactors:
+    """Factors of a device's peak bytes.
+
+    Attributes:
+        runtime: before the fit.
+        smallest_bytes: smallest measured peak, the unit of constant_bytes.
+    """
+
+    runtime: Runtime
+    smallest_bytes: float
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        constant = self.runtime.constant_bytes / self.smallest_bytes
+        highest = max(MOST_CONSTANT_MEMORY, constant)
+        return (
+            _ratio("activation_ratio", self.runtime.activation_ratio, 0.3, 3.0, ACTIVATION_SPREAD),
+            Parameter("constant_bytes", constant, 0.0, highest, CONSTANT_MEMORY_SPREAD),
+        )
+
+    @property
+    def nested(self) -> tuple[tuple[Parameter, ...], ...]:
+        """Parameter sets to choose from: only the constant, or both."""
+        activation, constant = self.parameters
+        return (activation.held, constant), self.parameters
+
+    def apply(self, values: Vector, runtime: Runtime) -> Runtime:
+        """Return the runtime with these parameter values."""
+        activation, constant = (float(value) for value in values)
+        return replace(runtime, activation_ratio=exp(activation), constant_bytes=round(constant * self.smallest_bytes))
+
+    def account(self, solution: RobustFit, after: Runtime) -> tuple[Factor, ...]:
+        """Return both factors with their values in `after`."""
+        activation, constant = np.sqrt(np.diag(solution.covariance(self.parameters))).tolist()
+        constant *= self.smallest_bytes
+        informed = solution.informed.tolist()
+        before = self.runtime
+        return (
+            Factor("activation_ratio", before.activation_ratio, after.activation_ratio, activation, informed[0]),
+            Factor("constant_bytes", before.constant_bytes, after.constant_bytes, constant, informed[1]),
+        )
+
+
+def _ratio(name: str, start: float, low: float, high: float, spread: float) -> Parameter:
+    """Return the parameter of a ratio's logarithm; a start beyond the bounds widens them."""
+    return Parameter(name, log(start), log(min(low, start)), log(max(high, start)), spread)

@@ -1,0 +1,114 @@
+"""Document of plans that were run and their measurements."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from trainwright.cluster import Device
+from trainwright.document_kind import document
+from trainwright.plan import Plan
+from trainwright.worker_api import TrialReport
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Peak bytes of one device."""
+
+    device: Device
+    peak_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.peak_bytes <= 0:
+            raise ValueError(
+                f"peak_bytes of {self.device} must be above 0, got {self.peak_bytes}; leave it out instead"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Plan and its measured iteration.
+
+    Attributes:
+        iteration_seconds: median of the measured iterations.
+        peak_memory_bytes: maximum over the devices, if measured.
+        memory_by_device: of the plan's devices that were measured individually.
+        name: for reports; by default the plan's summary.
+    """
+
+    plan: Plan
+    iteration_seconds: float
+    peak_memory_bytes: int | None = None
+    memory_by_device: tuple[DeviceMemory, ...] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.iteration_seconds <= 0:
+            raise ValueError(
+                f"iteration_seconds of {self.label} must be above 0, got {self.iteration_seconds}; put a failed trial under `failed`"
+            )
+        if self.peak_memory_bytes is not None and self.peak_memory_bytes <= 0:
+            raise ValueError(
+                f"peak_memory_bytes of {self.label} must be above 0, got {self.peak_memory_bytes}; leave it out instead"
+            )
+        devices = [memory.device for memory in self.memory_by_device]
+        strange = [device for device in devices if device not in self.plan.devices]
+        if strange or len(set(devices)) < len(devices):
+            raise ValueError(
+                f"memory_by_device of {self.label} must name devices of its plan, each once; check "
+                f"{(strange or devices)[0]}"
+            )
+
+    @classmethod
+    def of(cls, plan: Plan, report: TrialReport) -> Trial:
+        """Convert a worker's report. Raises ValueError if it is meaningless or of other devices."""
+        if report.is_emulation_too_slow:
+            raise ValueError(
+                f"{report.late_segments} of {report.paced_segments} computations took longer than the emulated devices "
+                "would, so this trial says nothing about them; try the plan again on a machine that is less busy"
+            )
+        held = tuple(
+            DeviceMemory(Device(rank.node, rank.slot), rank.peak_bytes) for rank in report.memory if rank.peak_bytes > 0
+        )
+        peak = max((memory.peak_bytes for memory in held), default=None)
+        return cls(plan, statistics.median(report.iteration_seconds), peak, held)
+
+    def is_same_run_as(self, other: Trial) -> bool:
+        """Return True if both are the same run: no two runs of a plan take equally long to the last digit."""
+        return self.plan == other.plan and self.iteration_seconds == other.iteration_seconds
+
+    @property
+    def label(self) -> str:
+        """Name in reports."""
+        return self.name or self.plan.summary()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTrial:
+    """Plan that did not run.
+
+    Attributes:
+        out_of_memory: memory was the reason, which makes other plans likelier to run out of it, too.
+    """
+
+    plan: Plan
+    out_of_memory: bool = False
+    name: str | None = None
+
+
+@document("Trials")
+@dataclass(frozen=True)
+class Trials:
+    """Trials of one model on one cluster: those that were measured, and those that failed."""
+
+    trials: tuple[Trial, ...] = ()
+    failed: tuple[FailedTrial, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.trials and not self.failed:
+            raise ValueError("trials must hold at least one measured trial, or one that failed")
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Plans of all trials: the measured ones, then the failed ones."""
+        return (*(trial.plan for trial in self.trials), *(trial.plan for trial in self.failed))

@@ -1,0 +1,144 @@
+"""Framework of all commands: option groups, one-sentence errors, exit codes, progress bar."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import Any, NoReturn, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from trainwright.cli.options import SearchOptions
+from trainwright.cli.overwriting import refuse_overwriting
+from trainwright.search import NoFeasiblePlan, SearchControl
+from trainwright.search import Progress as Step
+
+NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn a function into a command: a dataclass parameter becomes one option per field.
+
+    Errors of the function end in one sentence on standard error and an exit code.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in groups:
+            parameters |= _options(groups[name])
+        else:
+            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+
+    @functools.wraps(function)
+    def run(**options: Any) -> None:
+        with report_errors(options):
+            refuse_overwriting(parameters, options)
+            function(**_gathered(options, groups))
+
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return run
+
+
+def _options(group: type) -> dict[str, inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return {
+        field.name: inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=_default(field)
+        )
+        for field in fields(group)
+    }
+
+
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+def _gathered(options: Mapping[str, Any], groups: Mapping[str, type]) -> dict[str, Any]:
+    """Return the function's arguments, with the options of each group as one object."""
+    left = dict(options)
+    gathered = {name: group(**{f.name: left.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+    return {**left, **gathered}
+
+
+@contextmanager
+def report_errors(options: Collection[str] = ()) -> Iterator[None]:
+    """Report errors as one sentence on standard error and an exit code; a broken pipe is passed on.
+
+    Where the sentence begins with an option's name, it shows the option as it is typed.
+    """
+    try:
+        yield
+    except NoFeasiblePlan as refusal:
+        _fail(refusal, NOTHING_FEASIBLE)
+    except ValueError as error:
+        _fail(_as_typed(str(error), options), BAD_INPUT)
+    except (ArithmeticError, MemoryError, RecursionError) as error:
+        _fail(
+            f"the numbers in the documents are beyond what can be calculated ({error or type(error).__name__})",
+            BAD_INPUT,
+        )
+    except KeyboardInterrupt:
+        _fail(
+            "interrupted; where --budget-seconds is given, a search ends by itself, with its best so far", INTERRUPTED
+        )
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f" into {error.filename}" if error.filename else ""
+        _fail(f"the answer cannot be written{where}: {error.strerror or error}", NOT_WRITTEN)
+
+
+def _as_typed(refusal: str, options: Collection[str]) -> str:
+    """Replace `memory_headroom_ratio must be …`, the planner's field, by `--memory-headroom must be …`."""
+    field, _, rest = refusal.partition(" ")
+    option = field.removesuffix("_ratio")
+    return f"--{option.replace('_', '-')} {rest}" if option in options and rest.startswith("must ") else refusal
+
+
+def _fail(error: object, code: int) -> NoReturn:
+    typer.echo(f"trainwright: {' '.join(str(error).split())}", err=True)
+    raise typer.Exit(code) from None
+
+
+@contextmanager
+def show_progress(what: str, search: SearchOptions) -> Iterator[SearchControl]:
+    """Yield the control of a search; a terminal shows its progress until it ends."""
+    if search.budget_seconds is not None and not search.budget_seconds >= 0:  # also refuses NaN
+        raise ValueError(f"--budget-seconds must be at least 0, got {search.budget_seconds}")
+    if search.seed < 0:
+        raise ValueError(f"--seed must be at least 0, got {search.seed}")
+    _keep_imports()
+    if not sys.stderr.isatty():
+        yield SearchControl.with_budget(search.budget_seconds, seed=search.seed, effort=search.effort)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=28),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[best]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None, best="")
+
+        def report(step: Step) -> None:
+            best = "" if step.best_seconds is None else f"best {step.best_seconds:.4g} s"
+            bar.update(task, completed=step.done, total=step.total, best=best)
+
+        yield SearchControl.with_budget(search.budget_seconds, seed=search.seed, report=report, effort=search.effort)
+
+
+@cache
+def _keep_imports() -> None:
+    """Exclude imported objects from garbage collection, whose full passes take a tenth of a quick search."""
+    gc.freeze()

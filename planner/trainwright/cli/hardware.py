@@ -1,0 +1,95 @@
+"""Commands `trainwright accelerators`, `machines` and `cluster`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from trainwright import report
+from trainwright.accelerators import cluster_of, data_sheet, data_sheets, machine
+from trainwright.accelerators import machines as known_machines
+from trainwright.cli.framework import command
+from trainwright.cli.output import Format, FormatOption, Output, OutputOption, show, show_document, show_json
+
+app = typer.Typer(add_completion=False)
+
+
+def accelerator_names(incomplete: str) -> list[str]:
+    """Complete the name in the shell."""
+    return [sheet.name for sheet in data_sheets() if sheet.name.startswith(incomplete)]
+
+
+@app.command()
+@command
+def accelerators(
+    name: Annotated[
+        str | None, typer.Argument(autocompletion=accelerator_names, help="Show this one, with every source.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the data sheets of accelerators, or the figures of one with their sources."""
+    found = data_sheets() if name is None else (data_sheet(name),)
+    if output is Output.JSON:
+        show_json([asdict(sheet) for sheet in found])
+    elif name is None:
+        show(report.accelerator_table(found))
+    else:
+        show(report.sheet_lines(found[0]))
+
+
+def machine_names(incomplete: str) -> list[str]:
+    """Complete the name in the shell."""
+    return [f"{machine.name}=" for machine in known_machines() if machine.name.startswith(incomplete)]
+
+
+@app.command()
+@command
+def cluster(
+    machine: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MACHINE=COUNT…",
+            autocompletion=machine_names,
+            help="For example p3.8xlarge=3 g4dn.12xlarge=1; `trainwright machines` lists the names.",
+        ),
+    ],
+    output: FormatOption = Format.YAML,
+) -> None:
+    """Write a cluster document from machines by name and number, with links and prices from their data sheets."""
+    counts: dict[str, int] = {}
+    for given in machine:
+        name, number = _counted(given)
+        counts[name] = counts.get(name, 0) + number
+    show_document(cluster_of(counts), output, comment="Links and prices come from data sheets, they are not measured.")
+
+
+def _counted(given: str) -> tuple[str, int]:
+    name, _, number = given.partition("=")
+    if not name or not number.isascii() or not number.isdigit() or len(number) > 4:
+        raise ValueError(f"expected a machine and how many of it, up to 9999, for example p3.8xlarge=3, got {given!r}")
+    return name, int(number)
+
+
+def known_machine_names(incomplete: str) -> list[str]:
+    """Complete the name in the shell."""
+    return [sheet.name for sheet in known_machines() if sheet.name.startswith(incomplete)]
+
+
+@app.command()
+@command
+def machines(
+    name: Annotated[
+        str | None, typer.Argument(autocompletion=known_machine_names, help="Show this one, with every source.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the machines that `cluster` knows, or the figures of one with their sources."""
+    found = known_machines() if name is None else (machine(name),)
+    if output is Output.JSON:
+        show_json([asdict(sheet) for sheet in found])
+    elif name is None:
+        show(report.machine_table(found))
+    else:
+        show(report.sheet_lines(found[0]))

@@ -1,0 +1,254 @@
+"""Options shared by the planning commands, and the problem that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright import documents
+from trainwright.accelerators import estimate_profiles, extrapolated
+from trainwright.cli.output import note
+from trainwright.cli.profile_match import check_layer_kinds, mismatch_warning
+from trainwright.cluster import Cluster
+from trainwright.plan import Plan
+from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
+from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Preference, Problem
+from trainwright.training import Training
+
+MAX_DOCUMENT_BYTES = 64 * 2**20
+ROWS = tuple(2**power for power in range(9))
+"""Row counts of estimated profiles; beyond the last, every device is busy and time is proportional to the rows."""
+SEARCHED = "search"
+"""Value in place of a batch size that searches for the one with the best throughput."""
+LEAST_EFFORT, MOST_EFFORT = 0.1, 1000.0
+DEFAULT_PLANNER = "auto"
+"""Default planner, and the only one that `--effort` affects."""
+ANY_BATCH: Mapping[str, Any] = {"global_batch_size": 1}
+"""Placeholder for the batch that a model file lacks, where none is needed or an option replaces it."""
+
+
+def read(path: Path, noun: Any, *, absent: Mapping[str, Any] | None = None) -> Any:
+    """Read a noun; `absent` gives the fields that the file lacks. Raises DocumentError with one sentence."""
+    return documents.loads(content_of(path), noun, source=str(path), absent=absent)
+
+
+def content_of(path: Path) -> bytes:
+    """Read a file of at most MAX_DOCUMENT_BYTES. Raises DocumentError with one sentence."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_DOCUMENT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise documents.DocumentError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise documents.DocumentError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; this is not such a document")
+    return content
+
+
+def planner_names(incomplete: str) -> list[str]:
+    """Complete a planner's name in the shell."""
+    return [name for name in SEARCHES if name.startswith(incomplete)]
+
+
+PlannerOption = Annotated[
+    str, typer.Option("--planner", autocompletion=planner_names, help=f"The search: one of {', '.join(SEARCHES)}.")
+]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The documents, and the batch where it is not that of the model file."""
+
+    cluster: Annotated[Path, typer.Option(help="Accelerators, nodes and links; `trainwright cluster` writes one.")]
+    model: Annotated[Path, typer.Option(help="What to train: model family, batch size, number format, optimizer.")]
+    profiles: Annotated[
+        Path | None,
+        typer.Option(help="Measured layer profiles. Without it they are estimated from accelerators' data sheets."),
+    ] = None
+    runtime: Annotated[
+        Path | None, typer.Option(help="What `trainwright calibrate` found out about the training runtime.")
+    ] = None
+    global_batch_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROWS|search",
+            help="Rows of one iteration, whatever the model file says of them, or if it says nothing; `search` looks for the "
+            "best throughput.",
+        ),
+    ] = None
+
+    @property
+    def searches_batch(self) -> bool:
+        """True if the search chooses the batch size."""
+        return self.global_batch_size == SEARCHED
+
+    def problem(self, limits: Limits | None = None, preference: Preference | None = None) -> Problem:
+        """Read the problem; without profiles they are estimated, with a note on standard error."""
+        training = self._training()
+        cluster: Cluster = read(self.cluster, Cluster)
+        runtime = Runtime() if self.runtime is None else read(self.runtime, Runtime)
+        return Problem(
+            cluster=cluster,
+            model=training.model,
+            profiles=self._profiles(cluster, training),
+            global_batch_size=training.global_batch_size,
+            limits=limits or Limits(),
+            optimizer=training.optimizer,
+            runtime=runtime,
+            preference=preference or Preference(),
+        )
+
+    def _training(self) -> Training:
+        given = self.global_batch_size
+        training: Training = read(self.model, Training, absent=None if given is None else ANY_BATCH)
+        if given is not None and not self.searches_batch:
+            # Replaced after reading, so that a wrong option is not reported as the file's error.
+            training = replace(training, global_batch_size=_rows(given))
+        check_model_size(training)
+        return training
+
+    def _profiles(self, cluster: Cluster, training: Training) -> Profiles:
+        if self.profiles is not None:
+            given: Profiles = read(self.profiles, Profiles)
+            check_layer_kinds(given, training, file=self.profiles, model_file=self.model)
+            if doubted := mismatch_warning(given, training):
+                note(doubted)
+            return _drawn_out(given, training)
+        names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
+        try:
+            found = estimate_from_data_sheets(training, names, devices=len(cluster.devices))
+        except ValueError as error:
+            raise ValueError(
+                f"--profiles is needed: {error}; `trainwright accelerators` lists all, by their names in a cluster document"
+            ) from None
+        note("layer profiles are estimated from data sheets, not measured; --profiles takes measured ones")
+        return found
+
+
+def _drawn_out(given: Profiles, training: Training) -> Profiles:
+    """Extrapolate layers measured at a single row count over the rows, with a note on standard error."""
+    found = extrapolated(given, training.model, ROWS)
+    if found is not given:
+        note("what was measured at one number of rows alone is drawn out to others by the data sheets' curves")
+    return found
+
+
+def estimate_from_data_sheets(training: Training, accelerators: Sequence[str], *, devices: int) -> Profiles:
+    """Estimate profiles at every tensor degree that divides the model, up to `devices`, and at ROWS.
+
+    Raises ValueError for an accelerator without a data sheet.
+    """
+    most = training.model.max_tensor_degree
+    return estimate_profiles(
+        training.model,
+        accelerators,
+        tensor_degrees=[degree for degree in range(1, min(most, devices) + 1) if most % degree == 0],
+        rows=ROWS,
+        optimizer=training.optimizer,
+    )
+
+
+def check_model_size(training: Training) -> None:
+    """Raise NoFeasiblePlan for a model whose sizes exceed any memory and exact arithmetic."""
+    for kind in training.model.kinds:
+        if max(kind.parameters, kind.output_elements_per_row, kind.forward_flops_per_row) >= 2**60:
+            raise NoFeasiblePlan(
+                f"no plan fits into memory: one layer of kind {kind.name} has {kind.parameters:.3g} parameters and a "
+                f"boundary of {kind.output_elements_per_row:.3g} values a row"
+            )
+
+
+def _rows(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"--global-batch-size takes a number of rows or `{SEARCHED}`, got {text!r}") from None
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """Options that limit what plans may use."""
+
+    max_tensor_degree: Annotated[int | None, typer.Option(help="The largest tensor degree to use.")] = None
+    max_data_degree: Annotated[int | None, typer.Option(help="The largest data degree to use.")] = None
+    max_pipeline_degree: Annotated[int | None, typer.Option(help="The most stages of a pipeline.")] = None
+    memory_headroom: Annotated[
+        float, typer.Option(help="Share of every device's memory to leave free, for example 0.1.")
+    ] = 0.0
+    use_nodes: Annotated[str, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = ""
+    spare: Annotated[str, typer.Option(metavar="NAME,…", help="Leave these nodes or accelerators alone, by name.")] = ""
+    objective: Annotated[
+        Objective,
+        typer.Option(
+            help="What is least in the best plan: time of an iteration, cost of a sample, or neither for both."
+        ),
+    ] = Objective.TIME
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_tensor_degree=self.max_tensor_degree,
+            max_data_degree=self.max_data_degree,
+            max_pipeline_degree=self.max_pipeline_degree,
+            memory_headroom_ratio=self.memory_headroom,
+            use_nodes=_names(self.use_nodes),
+            spare=_names(self.spare),
+            objective=self.objective,
+        )
+
+
+@dataclass(frozen=True)
+class PreferenceOptions:
+    """Options that choose among plans of about equal speed."""
+
+    tolerance: Annotated[
+        float,
+        typer.Option(help="Prefer the simplest plan that is worse than the best by at most this share, e.g. 0.03."),
+    ] = 0.0
+    keep: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="The plan that runs now: prefer plans that move little of it.")
+    ] = None
+    keep_weight: Annotated[
+        float,
+        typer.Option(
+            help="What a second of moving state weighs against a second of each iteration; "
+            "0.001: moving pays off within 1,000 iterations."
+        ),
+    ] = 0.001
+
+    @property
+    def preference(self) -> Preference:
+        return Preference(self.tolerance, None if self.keep is None else read(self.keep, Plan), self.keep_weight)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of the search."""
+
+    seed: Annotated[int, typer.Option(help="For searches that draw; the same seed gives the same plans.")] = 0
+    budget_seconds: Annotated[
+        float | None,
+        typer.Option(help="Stop searching after so long and show the best so far."),
+    ] = None
+    effort: Annotated[
+        float,
+        typer.Option(help="Of auto: look at so many times as many plans as usual; for runs that take days."),
+    ] = 1.0
+
+    def check(self, planners: Collection[str]) -> None:
+        """Raise ValueError for an effort that is out of range or affects none of the planners."""
+        if not LEAST_EFFORT <= self.effort <= MOST_EFFORT:  # also refuses NaN
+            raise ValueError(f"--effort must be {LEAST_EFFORT:g} to {MOST_EFFORT:,g}, got {self.effort:g}")
+        if self.effort != 1 and DEFAULT_PLANNER not in planners:
+            raise ValueError(
+                f"--effort is for the planner {DEFAULT_PLANNER}, but {', '.join(planners)} is asked; ask for {DEFAULT_PLANNER}, or "
+                "leave --effort out"
+            )

@@ -1,0 +1,78 @@
+"""Check that profiles belong to a model, by layer kinds and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from trainwright.documents import DocumentError
+from trainwright.profiles import LayerProfile, Profiles
+from trainwright.training import Training
+
+TOLERANCE: Final = 0.05
+"""Maximum relative difference of weight bytes: runtimes pad a vocabulary or omit a bias."""
+FORMATS: Final = {0.5: "half", 2.0: "twice"}
+"""Ratios of weight bytes that another number format explains."""
+MOST_NAMED: Final = 6
+
+
+def check_layer_kinds(profiles: Profiles, training: Training, *, file: Path, model_file: Path) -> None:
+    """Raise DocumentError if the model has layer kinds without profiles, which every plan needs."""
+    profiled = _profiled_kinds(profiles)
+    missing = [name for name in dict.fromkeys(training.model.layers) if name not in profiled]
+    if profiled and missing:
+        raise DocumentError(
+            f"{file}: the model of {model_file} has layers of kind {_named(missing)}, but the profiles are of "
+            f"{_named(profiled)}; give the profiles of this model, or leave --profiles out to estimate them"
+        )
+
+
+def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
+    """Return why the profiles may be of another model or number format; None if nothing indicates it."""
+    known = {kind.name for kind in training.model.kinds}
+    others = [name for name in _profiled_kinds(profiles) if name not in known]
+    if others:
+        return (
+            f"the profiles tell of layers of kind {_named(others)}, which this model has not: were they measured on "
+            "another one?"
+        )
+    shares = set()
+    for layer, ratio in _weight_ratios(profiles, training):
+        share = next((share for share in (1.0, *FORMATS) if abs(ratio / share - 1) <= TOLERANCE), None)
+        if share is None:
+            return (
+                f"the profiles' {layer.kind} holds {layer.parameter_bytes} bytes of weights, {ratio:.3g} times those "
+                "of this model: were they measured on another one?"
+            )
+        shares.add(share)
+    formats = [FORMATS[share] for share in shares if share in FORMATS]
+    if len(shares) == len(formats) == 1:
+        return (
+            f"the weights of the profiles take {formats[0]} the bytes of this model's in {training.dtype}: were they "
+            "measured in another number format?"
+        )
+    return None
+
+
+def _profiled_kinds(profiles: Profiles) -> list[str]:
+    names = [layer.kind for layer in profiles.layers] + [one.kind for one in profiles.too_large]
+    return list(dict.fromkeys(names))
+
+
+def _weight_ratios(profiles: Profiles, training: Training) -> Iterator[tuple[LayerProfile, float]]:
+    """Yield the ratio of profiled weight bytes to the model's, where both are known.
+
+    Kinds without tensor parallelism count at degree 1 only: the measured runtime may have sharded them (Megatron's
+    vocabulary).
+    """
+    kinds = {kind.name: kind for kind in training.model.kinds}
+    for layer in profiles.layers:
+        kind = kinds[layer.kind]
+        if layer.parameter_bytes and kind.parameters and (kind.is_tensor_parallel or layer.tensor_degree == 1):
+            yield layer, layer.parameter_bytes / (kind.parameters_at(layer.tensor_degree) * training.dtype.num_bytes)
+
+
+def _named(kinds: Iterable[str]) -> str:
+    names = list(kinds)
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")

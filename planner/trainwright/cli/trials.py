@@ -1,0 +1,214 @@
+"""Commands `trainwright trial` and `calibrate`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from trainwright import documents, report
+from trainwright.calibration import Trial, Trials, fit
+from trainwright.cli.estimate import plan_of
+from trainwright.cli.framework import command
+from trainwright.cli.options import Inputs, content_of, read
+from trainwright.cli.output import (
+    Output,
+    OutputOption,
+    check_writable,
+    note,
+    replace_document,
+    screen,
+    show,
+    show_json,
+    write_document,
+)
+from trainwright.cli.overwriting import WRITTEN
+from trainwright.cluster import Device
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import check_plan, estimate_with_context
+from trainwright.documents import DocumentError
+from trainwright.plan import Plan
+from trainwright.throughput import throughput
+from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@command
+def calibrate(
+    *,
+    inputs: Inputs,
+    trials: Annotated[
+        Path, typer.Option(help="Plans that were run, with what was measured; `trainwright schema trials`.")
+    ],
+    write: Annotated[
+        Path | None, typer.Option(help="Write the runtime into this file; `--runtime` reads it."), WRITTEN
+    ] = None,
+) -> None:
+    """Fit the cost model to measured trials. The account goes to standard output, or to standard error without --write."""
+    if inputs.searches_batch:
+        raise ValueError("the trials have batch sizes of their own; --global-batch-size search goes with a planner")
+    measured: Trials = read(trials, Trials)
+    found = fit(measured, inputs.problem().cost_context)
+    write_document(found.runtime, write)
+    show(report.calibration_report(found), to_error=write is None)
+
+
+@dataclass(frozen=True)
+class TrialsFile:
+    """File to which a trial can be appended, with its present trials; None if it does not exist yet."""
+
+    path: Path
+    trials: Trials | None
+
+    @classmethod
+    def opened(cls, path: Path, context: CostContext) -> TrialsFile:
+        """Open a trials file. Raises DocumentError if it holds anything else, or plans of another model or cluster."""
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DocumentError(f"{path}: is no file that a trial can be added to")
+        check_writable(path)
+        if not path.exists():
+            return cls(path, None)
+        trials: Trials = read(path, Trials)
+        _refuse_other_form(path)
+        for plan in trials.plans:
+            try:
+                check_plan(plan, context)
+            except ValueError as error:
+                raise DocumentError(
+                    f"{path}: holds the trial of a plan ({plan.summary()}) for another model or cluster: {error}; "
+                    "let --append begin a file for this one"
+                ) from None
+        return cls(path, trials)
+
+    def append(self, trial: Trial) -> str:
+        """Append the trial unless the file has it already, and return what was done."""
+        trials = self.trials
+        if trials is not None and any(one.is_same_run_as(trial) for one in trials.trials):
+            return f"{self.path} holds this trial already; nothing was added"
+        grown = Trials((trial,)) if trials is None else replace(trials, trials=(*trials.trials, trial))
+        replace_document(grown, self.path)
+        several = len(grown.trials) > 1
+        return f"the trial was added to {self.path}, which holds {len(grown.trials)} measured trial{'s' * several}"
+
+
+def _refuse_other_form(path: Path) -> None:
+    """Raise DocumentError for YAML, which would lose its comments when rewritten."""
+    try:
+        json.loads(content_of(path))
+    except ValueError:
+        raise DocumentError(
+            f"{path}: is YAML, whose comments would be lost; write it as JSON, or let --append begin a file of its own"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Written:
+    """Options for files to write besides the answer."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the measured timeline into this file; chrome://tracing and Perfetto open it."),
+        WRITTEN,
+    ] = None
+    append: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRIALS",
+            help="Add plan and measurement to this trials document, which `calibrate` and `propose` read; begin it where "
+            "there is none.",
+        ),
+        WRITTEN,
+    ] = None
+
+
+@app.command()
+@command
+def trial(
+    *,
+    inputs: Inputs,
+    plan_file: Annotated[Path, typer.Option("--plan", help="The plan that was tried.")],
+    measured: Annotated[
+        Path, typer.Option("--report", help="The worker's report of the trial, or its log, which holds the report.")
+    ],
+    written: Written,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Tell how a measured trial went: throughput, utilisation, how far the prediction was off, and what each device did when."""
+    trace = written.trace
+    check_writable(trace)
+    problem = inputs.problem()
+    plan = plan_of(plan_file, problem, inputs)
+    answer = _report_in(measured)
+    _check_devices(answer, plan, measured)
+    timeline = answer.timeline
+    if trace is not None and timeline is None:
+        raise documents.DocumentError(f"{measured}: the trial recorded no timeline; order one with `timeline: true`")
+    found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
+    predicted = estimate_with_context(plan, problem.cost_context)
+    if written.append is not None:
+        note(_added(written.append, plan, answer, measured, problem.cost_context))
+    if trace is not None and timeline is not None:
+        trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
+    if output is Output.JSON:
+        show_json(report.trial_fields(found, answer, predicted, problem))
+        return
+    show(report.trial_table(found, answer, predicted, plan, problem))
+    if timeline is None:
+        note("the trial recorded no timeline")
+        return
+    width = screen().width
+    tracks = report.Explanation.of(problem, plan, predicted).tracks
+    show("", Text("As measured, device by device", style="bold"), report.measured_timeline(timeline, width))
+    show("", Text("As predicted, by the slowest devices of each stage", style="bold"))
+    show(report.timeline(tracks, predicted.iteration_seconds, width))
+
+
+def _added(trials: Path, plan: Plan, answer: TrialReport, path: Path, context: CostContext) -> str:
+    """Append the trial to a document and return what was done. Raises DocumentError if either cannot be used."""
+    try:
+        made = Trial.of(plan, answer)
+    except ValueError as error:
+        raise documents.DocumentError(f"{path}: {error}") from None
+    return TrialsFile.opened(trials, context).append(made)
+
+
+def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:
+    """Raise DocumentError if the report is of a trial on other devices than the plan's."""
+    ranks = answer.timeline.ranks if answer.timeline is not None else answer.memory
+    used = {str(Device(rank.node, rank.slot)) for rank in ranks}
+    wanted = {str(device) for device in plan.devices}
+    if used and used != wanted:
+        odd = min(used ^ wanted)
+        raise documents.DocumentError(
+            f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(wanted)}, and {odd} is but in one "
+            "of them; give the plan that was tried"
+        )
+
+
+def _report_in(path: Path) -> TrialReport:
+    """Read the report from its own file or from a log. Raises DocumentError if there is none."""
+    content = content_of(path)
+    marker = f"{REPORT_MARKER} ".encode()
+    marked = [line.removeprefix(marker) for line in content.splitlines() if line.startswith(marker)]
+    if len(marked) > 1:
+        raise documents.DocumentError(f"{path}: holds {len(marked)} reports; leave the one that is meant")
+    if not marked and not content.lstrip().startswith((b"{", b"apiVersion", b"document")):
+        raise documents.DocumentError(
+            f"{path}: holds no report (no line begins with {REPORT_MARKER}): did the trial end?"
+        )
+    found: TrialReport | TrialSeriesReport = documents.loads(
+        marked[0] if marked else content, TrialReport | TrialSeriesReport, source=str(path)
+    )
+    if isinstance(found, TrialSeriesReport):
+        raise documents.DocumentError(
+            f"{path}: holds {len(found.trials)} trials of one gang; `resultRef` of a trial names the ConfigMap with its own"
+        )
+    if not found.iteration_seconds:
+        raise documents.DocumentError(f"{path}: the trial measured no iteration")
+    return found

@@ -1,0 +1,158 @@
+"""Context of a cost evaluation: cluster, model, profiles, optimizer and runtime, with caches shared by all plans.
+
+A row is one sample of a micro-batch (a sequence or an image); a layer run is consecutive layers with one strategy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+from trainwright.cluster import Cluster
+from trainwright.cost.boundaries import BoundaryCache
+from trainwright.cost.collectives import Collectives
+from trainwright.cost.network import Network
+from trainwright.layer import Dtype, LayerKind
+from trainwright.model import Model
+from trainwright.profiles import LayerCost, Profiles
+from trainwright.runtime import Runtime
+from trainwright.training import Optimizer
+
+
+@dataclass(frozen=True)
+class CostContext:
+    """Inputs of the cost model, with caches that all plans share."""
+
+    model: Model
+    cluster: Cluster
+    profiles: Profiles
+    optimizer: Optimizer = "adam"
+    runtime: Runtime = field(default_factory=Runtime)
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(self.cluster, self.runtime.link_ratio)
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        return Collectives(self.network, self.runtime.collective_ratios)
+
+    @cached_property
+    def boundary_costs(self) -> BoundaryCache:
+        return BoundaryCache(self.network, collectives=self.collectives if self.runtime.splits_boundaries else None)
+
+    @cached_property
+    def accelerator_of_node(self) -> dict[str, str]:
+        return {node.name: node.accelerator for node in self.cluster.nodes}
+
+    @cached_property
+    def memory_of_node(self) -> dict[str, int]:
+        """Memory bytes of each of a node's devices, by node name."""
+        size = {accelerator.name: accelerator.memory_bytes for accelerator in self.cluster.accelerators}
+        return {node.name: size[node.accelerator] for node in self.cluster.nodes}
+
+    @property
+    def gradient_dtype(self) -> Dtype:
+        return self.runtime.gradient_dtype
+
+    def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
+        """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios."""
+        key = (accelerator, kind.name, tensor, rows)
+        found = self._layer_costs.get(key)
+        if found is None:
+            degree = tensor if self.is_tensor_sharded(kind, tensor) else 1
+            profile = self.profiles.cost(accelerator, kind.name, degree, rows)
+            forward, backward = profile.forward_seconds, profile.backward_seconds
+            growth, ratio = self.runtime.row_growth_ratio, self.runtime.compute_ratio(accelerator)
+            if growth != 1.0:
+                one = self.profiles.cost(accelerator, kind.name, degree, 1)
+                # Clamp at zero: the profile of one row may have been measured too slow.
+                forward = max(one.forward_seconds + growth * (forward - one.forward_seconds), 0.0)
+                backward = max(one.backward_seconds + growth * (backward - one.backward_seconds), 0.0)
+            found = self._layer_costs[key] = LayerCost(
+                forward * ratio,
+                backward * ratio,
+                profile.update_seconds * ratio,
+                profile.activation_bytes * self.runtime.activation_ratio,
+                profile.parameter_bytes,
+            )
+        return found
+
+    def is_tensor_sharded(self, kind: LayerKind, tensor: int) -> bool:
+        """Return whether a tensor group splits the layer's computation and parameters over its ranks.
+
+        Kinds that are not tensor parallel are replicated, unless every accelerator with a profile of the kind was measured at
+        this degree: then the measured runtime splits them anyway (Megatron its vocabulary).
+        """
+        if kind.is_tensor_parallel or tensor == 1:
+            return True
+        key = (kind.name, tensor)
+        if key not in self._tensor_sharded:
+            names = [one.name for one in self.cluster.accelerators]
+            degrees = [found for name in names if (found := self.profiles.tensor_degrees(name, kind.name))]
+            self._tensor_sharded[key] = bool(degrees) and all(tensor in found for found in degrees)
+        return self._tensor_sharded[key]
+
+    def parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
+        """Return the parameters of one layer on one rank."""
+        if kind.is_tensor_parallel or not self.is_tensor_sharded(kind, tensor):
+            return kind.parameters_at(tensor)
+        return kind.parameters // tensor
+
+    def kind_counts(self, first: int, end: int) -> list[tuple[LayerKind, int]]:
+        """Count the layers `first … end - 1` of each kind; kinds without such layers are left out."""
+        key = (first, end)
+        found = self._kind_counts.get(key)
+        if found is None:
+            found = self._kind_counts[key] = [
+                (kind, sums[end] - sums[first]) for kind, sums in self._kind_prefix_sums if sums[end] > sums[first]
+            ]
+        return found
+
+    def resident_parameters(self, first: int, end: int, tensor: int) -> int:
+        """Return the parameters of the layers `first … end - 1` resident on one rank; a tied weight counts once."""
+        total = sum(count * self.parameters_per_rank(kind, tensor) for kind, count in self.kind_counts(first, end))
+        return total - sum(self.duplicate_tied_parameters(first, end, tensor).values())
+
+    def tied_parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
+        """Return the parameters of the kind's tied weight on one rank."""
+        return kind.shared_parameters // (tensor if self.is_tensor_sharded(kind, tensor) else 1)
+
+    def duplicate_tied_parameters(self, first: int, end: int, tensor: int) -> dict[str, int]:
+        """Return, by tied weight, the parameters that several layers name but the rank stores once."""
+        found: dict[str, int] = {}
+        for kind, count in self.kind_counts(first, end):
+            if kind.shared_weight is not None:
+                size = self.tied_parameters_per_rank(kind, tensor)
+                found[kind.shared_weight] = found.get(kind.shared_weight, -size) + count * size
+        return found
+
+    @cached_property
+    def first_layer_with_tied_weight(self) -> dict[str, int]:
+        """First layer that uses each tied weight, by the weight's name."""
+        found: dict[str, int] = {}
+        for layer in range(len(self.model.layers)):
+            name = self.model.kind_of(layer).shared_weight
+            if name is not None:
+                found.setdefault(name, layer)
+        return found
+
+    @cached_property
+    def _layer_costs(self) -> dict[tuple[str, str, int, int], LayerCost]:
+        return {}
+
+    @cached_property
+    def _tensor_sharded(self) -> dict[tuple[str, int], bool]:
+        return {}
+
+    @cached_property
+    def _kind_counts(self) -> dict[tuple[int, int], list[tuple[LayerKind, int]]]:
+        return {}
+
+    @cached_property
+    def _kind_prefix_sums(self) -> list[tuple[LayerKind, list[int]]]:
+        # In layer order, not kind order: a tied weight has the size that its first owner states.
+        layers = self.model.layers
+        kinds = dict.fromkeys(self.model.kind_of(layer) for layer in range(len(layers)))
+        return [(kind, list(accumulate((name == kind.name for name in layers), initial=0))) for kind in kinds]

@@ -1,0 +1,351 @@
+"""Cost model of Galvatron-BMW (§IV and §V, Eq. 1–8), for reproduction and to preselect candidates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cluster import Device
+from trainwright.cost import memory
+from trainwright.cost.context import CostContext
+from trainwright.cost.network import link_matrices
+from trainwright.layer import LayerKind
+from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+ALL_GATHER, ALL_REDUCE = 1, 2
+"""Passes of a message over its ring: one for an all-gather or a reduce-scatter, two for an all-reduce."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Slowest of several concurrent rings."""
+
+    members: int
+    bytes_per_second: float
+    latency_seconds: float
+
+    def seconds(self, message_bytes: float, passes: int) -> float:
+        """Return the seconds of `passes` passes; each moves (n-1)/n of the message in n-1 steps."""
+        if self.members == 1 or message_bytes <= 0:
+            return 0.0
+        share = (self.members - 1) / self.members
+        return passes * (share * message_bytes / self.bytes_per_second + (self.members - 1) * self.latency_seconds)
+
+
+class StageGroupLinks:
+    """Links between the nodes of some devices; `nodes[device]` numbers the device's node."""
+
+    def __init__(self, devices: Sequence[Device], context: CostContext) -> None:
+        links = link_matrices(context.cluster)
+        number = {node.name: index for index, node in enumerate(context.cluster.nodes)}
+        names = list(dict.fromkeys(device.node for device in devices))
+        used = np.array([number[name] for name in names])
+        place = {name: index for index, name in enumerate(names)}
+        self.nodes: Indices = np.array([place[device.node] for device in devices])
+        self.bandwidth: Array = links.bandwidth[np.ix_(used, used)] * context.runtime.link_ratio
+        self.latency: Array = links.latency[np.ix_(used, used)]
+
+    @cached_property
+    def _inter_node_bandwidth(self) -> Array:
+        """`[source, target]` bandwidth, 0 within a node."""
+        between = self.bandwidth.copy()
+        np.fill_diagonal(between, 0.0)
+        return between
+
+    def slowest_ring(self, groups: Indices) -> Ring:
+        """Return the slowest ring over `groups[group, member]` (indices of devices).
+
+        Concurrent rings share a node's NIC, whose capacity per direction is the node's fastest link.
+        """
+        count = groups.shape[1]
+        if count == 1:
+            return Ring(1, np.inf, 0.0)
+        target = self.nodes[groups]
+        source = np.roll(target, -1, axis=1)
+        crosses = source != target
+        size = len(self.bandwidth)
+        rate = self.bandwidth[source, target]
+        if crosses.any():
+            sent, received = (np.bincount(ends[crosses], minlength=size) for ends in (source, target))
+            out_share = self._inter_node_bandwidth.max(axis=1) / np.maximum(sent, 1)
+            in_share = self._inter_node_bandwidth.max(axis=0) / np.maximum(received, 1)
+            shared = np.minimum(out_share[source], in_share[target])
+            rate = np.where(crosses, np.minimum(rate, shared), rate)
+        return Ring(count, float(rate.min()), float(self.latency[source, target].max()))
+
+    def redistribution_alpha_beta(self, old_rows: Indices, new_rows: Indices) -> tuple[float, float]:
+        """Return latency, and seconds per byte of a row, until every device has its new rows.
+
+        A missing row comes from the device's own node if it is there, else through the NIC, which the node's devices share.
+        Rows are `[device, 2]`: first and end.
+        """
+        bounds = np.unique(np.concatenate((old_rows.ravel(), new_rows.ravel())))
+        size, middle = np.diff(bounds), (bounds[:-1] + bounds[1:]) / 2
+        has = (old_rows[:, :1] < middle) & (middle < old_rows[:, 1:])
+        lacks = (new_rows[:, :1] < middle) & (middle < new_rows[:, 1:]) & ~has
+        latency = slowest = 0.0
+        for node in range(len(self.bandwidth)):
+            here = self.nodes == node
+            near = has[here].any(axis=0)
+            inside, outside = (lacks[here] & near) @ size, (lacks[here] & ~near) @ size
+            if inside.any():
+                latency = max(latency, float(self.latency[node, node]))
+                slowest = max(slowest, float(inside.max() / self.bandwidth[node, node]))
+            if outside.any():
+                others = np.arange(len(self.bandwidth)) != node
+                latency = max(latency, float(self.latency[others, node].max()))
+                slowest = max(slowest, float(outside.sum() / self.bandwidth[others, node].min()))
+        return latency, slowest
+
+
+def boundary_alpha_beta(upper: Sequence[Device], lower: Sequence[Device], context: CostContext) -> tuple[float, float]:
+    """Return latency, and seconds per byte of a boundary between two stages, in both directions together.
+
+    The slowest link between their nodes carries all bytes.
+    """
+    group = StageGroupLinks((*upper, *lower), context)
+    above, below = (np.unique(part) for part in (group.nodes[: len(upper)], group.nodes[len(upper) :]))
+    there, back = np.ix_(above, below), np.ix_(below, above)
+    latency = float(group.latency[there].max() + group.latency[back].max())
+    return latency, float(1 / group.bandwidth[there].min() + 1 / group.bandwidth[back].min())
+
+
+InputLayout = tuple[int, int, RankOrder, tuple[int, ...]]
+"""Rank layout of a layer's input: tensor and data degree, rank order, rows by replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySeconds:
+    """c(l, s) of one micro-batch, forward and backward.
+
+    Attributes:
+        micro_batch_seconds: every micro-batch but the last: without gradient synchronisation.
+        last_micro_batch_seconds: the last one, whose backward overlaps it.
+    """
+
+    micro_batch_seconds: float
+    last_micro_batch_seconds: float
+
+
+def layout_of(run: LayerRun) -> InputLayout:
+    """Return the part of a strategy that decides which device computes which rows."""
+    return run.tensor, run.data, run.order, run.rows
+
+
+def overlapped_seconds(compute_seconds: float, communication_seconds: float, slowdown_ratio: float) -> float:
+    """Return seconds of two overlapped tasks: each slows down while both run; the remainder runs at full speed."""
+    shorter, longer = sorted((compute_seconds, communication_seconds))
+    return longer + (slowdown_ratio - 1) * shorter
+
+
+@dataclass
+class StageGroupCosts:
+    """Costs on the devices of one stage: the slowest device and the actual links of every group count.
+
+    Groups of one kind run at the same time and share the NICs that they cross.
+
+    Attributes:
+        exposed_all_reduce_ratio: share of DP's all-reduce that follows the last backward, for runtimes that reduce gradients
+            only then; None: it overlaps the backward, as in the paper.
+    """
+
+    devices: tuple[Device, ...]
+    context: CostContext
+    exposed_all_reduce_ratio: float | None = None
+    _rings: dict[tuple[int, int, RankOrder, bool], Ring] = field(default_factory=dict)
+    _moves: dict[tuple[InputLayout, InputLayout], tuple[float, float]] = field(default_factory=dict)
+    _compute: dict[tuple[str, InputLayout], tuple[float, float]] = field(default_factory=dict)
+
+    @cached_property
+    def accelerators(self) -> tuple[str, ...]:
+        """`[device]` accelerator names."""
+        return tuple(self.context.cluster.accelerator_of(device).name for device in self.devices)
+
+    def seconds(self, kind: LayerKind, run: LayerRun) -> StrategySeconds:
+        """Return c(l, s): computation and communication; gradients and sharded weights overlap the backward.
+
+        SDP (zero3) all-gathers weights before the forward and during the backward of every micro-batch, and reduce-scatters
+        gradients in the last backward. DP (and zero1, zero2, which move as many bytes) all-reduces during or after the last
+        backward. CKPT adds a forward with its tensor all-reduces.
+        """
+        forward, backward = self._compute_seconds(kind, run)
+        tensor_forward, tensor_backward = self._tensor_seconds(kind, run)
+        held = self.context.parameters_per_rank(kind, run.tensor)
+        ring = self._ring(run, data=True)
+        gather = sync = behind = 0.0
+        gradient_bytes = held * self.context.gradient_dtype.num_bytes
+        if run.sharding is Sharding.ZERO3:
+            gather = ring.seconds(held * self.context.model.dtype.num_bytes, ALL_GATHER)
+            sync = ring.seconds(gradient_bytes, ALL_GATHER)
+        elif self.exposed_all_reduce_ratio is None:
+            sync = ring.seconds(gradient_bytes, ALL_REDUCE)
+        else:
+            behind = self.exposed_all_reduce_ratio * ring.seconds(gradient_bytes, ALL_REDUCE)
+        slowdown = self.context.runtime.overlap_slowdown_ratio
+        computed = backward + run.recompute * forward
+        exposed = forward + tensor_forward + gather + tensor_backward + run.recompute * tensor_forward
+        return StrategySeconds(
+            exposed + overlapped_seconds(computed, gather, slowdown),
+            exposed + overlapped_seconds(computed, gather + sync, slowdown) + behind,
+        )
+
+    def transformation_seconds(self, row_bytes: float, before: LayerRun, after: LayerRun) -> float:
+        """Return R(l, s, s'): Slice-Gather of a layer's input, rows of `row_bytes` each, and of its gradient.
+
+        A device receives missing rows from its own node if possible, else through the NIC, which the node's devices share.
+        """
+        latency, seconds_per_byte = self.transformation_alpha_beta(before, after)
+        return latency + row_bytes * seconds_per_byte
+
+    def transformation_alpha_beta(self, before: LayerRun, after: LayerRun) -> tuple[float, float]:
+        """Return R as latency, and seconds per byte of a row."""
+        key = layout_of(before), layout_of(after)
+        if key[0] == key[1]:
+            return 0.0, 0.0
+        if key not in self._moves:
+            had, needed = self._rows(before), self._rows(after)
+            there, back = (
+                self._links.redistribution_alpha_beta(had, needed),
+                self._links.redistribution_alpha_beta(needed, had),
+            )
+            self._moves[key] = there[0] + back[0], there[1] + back[1]
+        return self._moves[key]
+
+    def _compute_seconds(self, kind: LayerKind, run: LayerRun) -> tuple[float, float]:
+        """Return forward and backward seconds of the slowest device."""
+        key = kind.name, layout_of(run)
+        if key not in self._compute:
+            rows = self._rows(run)
+            pairs = sorted({(name, int(high - low)) for name, (low, high) in zip(self.accelerators, rows, strict=True)})
+            costs = [self.context.layer_cost(name, kind, run.tensor, count) for name, count in pairs]
+            self._compute[key] = max(c.forward_seconds for c in costs), max(c.backward_seconds for c in costs)
+        return self._compute[key]
+
+    def _tensor_seconds(self, kind: LayerKind, run: LayerRun) -> tuple[float, float]:
+        """Return the tensor all-reduce seconds of forward and backward, segment by segment."""
+        if run.tensor == 1 or not kind.is_tensor_parallel:
+            return 0.0, 0.0
+        ring = self._ring(run, data=False)
+        size = max(run.rows) * self.context.model.dtype.num_bytes
+        forward = sum(ring.seconds(s.forward_all_reduce_elements_per_row * size, ALL_REDUCE) for s in kind.segments)
+        backward = sum(ring.seconds(s.backward_all_reduce_elements_per_row * size, ALL_REDUCE) for s in kind.segments)
+        return forward, backward
+
+    def _ring(self, run: LayerRun, *, data: bool) -> Ring:
+        key = run.tensor, run.data, run.order, data
+        if key not in self._rings:
+            grid = np.arange(len(self.devices)).reshape(run.data, run.tensor)
+            if run.order is RankOrder.DATA_INNER:
+                grid = np.arange(len(self.devices)).reshape(run.tensor, run.data).T
+            self._rings[key] = self._links.slowest_ring(grid.T if data else grid)
+        return self._rings[key]
+
+    @cached_property
+    def _links(self) -> StageGroupLinks:
+        return StageGroupLinks(self.devices, self.context)
+
+    def _rows(self, run: LayerRun) -> NDArray[np.intp]:
+        """Return `[device, 2]` first row and end of each device's share of the micro-batch."""
+        index = np.arange(len(self.devices))
+        replica = index // run.tensor if run.order is RankOrder.TENSOR_INNER else index % run.data
+        ends = np.cumsum(run.rows)
+        return np.stack([ends - run.rows, ends], axis=1)[replica]
+
+
+def estimate_seconds(plan: Plan, context: CostContext) -> float:
+    """Return C(M, B, m) of Eq. 8, plus the messages of one micro-batch per boundary, which the paper leaves out.
+
+    The slowest of several pipelines counts; the optimizer step is not included.
+    """
+    return max(_pipeline_seconds(pipeline, context) for pipeline in plan.pipelines)
+
+
+def pipeline_seconds(stages: Sequence[StrategySeconds], micro_batches: int) -> float:
+    """Return Eq. 8: (m - 1) · max_i (C(M_i, B_m) - C(M_i, 0)) + Σ_i C(M_i, B_m).
+
+    C(M_i, B_m) - C(M_i, 0), a micro-batch without gradient synchronisation, is `micro_batch_seconds`.
+    """
+    longest = max(stage.micro_batch_seconds for stage in stages)
+    return (micro_batches - 1) * longest + sum(stage.last_micro_batch_seconds for stage in stages)
+
+
+def stage_seconds(stage: Stage, context: CostContext) -> StrategySeconds:
+    """Return C(M_i, B_m): c(l, s) of every layer, plus R wherever the strategy changes."""
+    group = StageGroupCosts(stage.devices, context)
+    steady = last = 0.0
+    for run in stage.layers:
+        for name, count in Counter(context.model.layers[run.first : run.end]).items():
+            seconds = group.seconds(context.model.kind(name), run)
+            steady += count * seconds.micro_batch_seconds
+            last += count * seconds.last_micro_batch_seconds
+    for before, after in zip(stage.layers, stage.layers[1:], strict=False):
+        row_bytes = context.model.output_bytes_per_row(after.first - 1)
+        moved = group.transformation_seconds(row_bytes, before, after)
+        steady += moved
+        last += moved
+    return StrategySeconds(steady, last)
+
+
+def _pipeline_seconds(pipeline: Pipeline, context: CostContext) -> float:
+    seconds = pipeline_seconds([stage_seconds(stage, context) for stage in pipeline.stages], pipeline.micro_batches)
+    for upper, lower in zip(pipeline.stages, pipeline.stages[1:], strict=False):
+        latency, seconds_per_byte = boundary_alpha_beta(upper.devices, lower.devices, context)
+        size = pipeline.micro_batch_size * context.model.output_bytes_per_row(upper.end - 1)
+        seconds += latency + size * seconds_per_byte
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """Memory of one layer on one device.
+
+    Attributes:
+        kept_bytes: O_f of one micro-batch: activations saved for the backward, or under CKPT the layer's input.
+        state_bytes: O_ms: weights, gradients, optimizer state, and master weights of half-precision training.
+        recomputed_bytes: part of O_b: under CKPT the activations that the second forward saves.
+        gathered_bytes: part of O_b: under zero3 the unsharded weights and, with a single micro-batch, the gradients before
+            they are reduce-scattered.
+    """
+
+    kept_bytes: float
+    state_bytes: float
+    recomputed_bytes: float
+    gathered_bytes: float
+
+
+def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where it stands
+    kind: LayerKind,
+    run: LayerRun,
+    accelerator: str,
+    context: CostContext,
+    *,
+    input_bytes_per_row: float,
+    parameters: int,
+    micro_batches: int,
+) -> LayerBytes:
+    """Return the bytes on the device with the most rows; `parameters` are those resident at the run's tensor degree.
+
+    Gradients stay unsharded until the last micro-batch; with a single micro-batch zero2 and zero3 shard them at once.
+    """
+    rows = max(run.rows)
+    activations = context.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
+    weight, gradient = context.model.dtype.num_bytes, context.gradient_dtype.num_bytes
+    state = memory.optimizer_bytes(context.model, context.optimizer)
+    part = parameters if run.sharding is Sharding.NONE else -(-parameters // run.data)
+    gathers = run.sharding is Sharding.ZERO3 and run.data > 1
+    scatters = micro_batches == 1 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1
+    states = weight * (part if gathers else parameters) + gradient * (part if scatters else parameters) + state * part
+    return LayerBytes(
+        rows * input_bytes_per_row if run.recompute else activations,
+        states,
+        activations if run.recompute else 0.0,
+        parameters * (weight * gathers + gradient * scatters),
+    )

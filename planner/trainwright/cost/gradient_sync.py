@@ -1,0 +1,239 @@
+"""Gradient reductions after the last backward: unsharded buckets, sharded buckets, tied weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from math import lcm
+
+from trainwright.cost.collectives import Collective, Nodes
+from trainwright.cost.network import Load, Nic
+from trainwright.cost.seats import RankLayout
+from trainwright.cost.stage_times import PlanTimes, StageKey
+from trainwright.cost.tied_weights import have_same_data_groups
+from trainwright.plan import LayerRun, Sharding
+
+ReductionCost = tuple[float, float, Load]
+"""Seconds, the latency included in them, and the busy seconds of every NIC."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientReduction:
+    """Reduction of gradients that starts when its owners' workers and its predecessors have ended.
+
+    Attributes:
+        stages: stages whose ranks take part.
+        predecessors: numbers of the reductions that some of these ranks run before.
+        seconds: duration without other reductions; 0 if it overlaps the last backward, since `StageEnd` then has its end.
+        latency_seconds: part of `seconds` that does not depend on bandwidth.
+        nic_seconds: busy seconds of every NIC.
+        is_tied_weight: whether it reduces a tied weight separately.
+    """
+
+    stages: tuple[StageKey, ...]
+    predecessors: tuple[int, ...]
+    seconds: float
+    latency_seconds: float
+    nic_seconds: Mapping[Nic, float] = field(default_factory=dict)
+    is_tied_weight: bool = False
+    overlaps_backward: bool = False
+
+
+@dataclass(frozen=True)
+class BucketOwner:
+    """Ranks of one pipeline that own the layers of a bucket, and their layer run."""
+
+    key: StageKey
+    number: int
+    run: LayerRun
+    layout: RankLayout
+
+    @property
+    def bucket_key(self) -> tuple[object, ...]:
+        """Key that layers of one bucket share."""
+        seats = self.layout
+        return self.key, seats.tensor, seats.data, seats.order, self.run.sharding
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Layers with the same owners in every pipeline: their gradients are one message.
+
+    Attributes:
+        values: parameters on one rank, by owner.
+        is_reduce_scattered: whether each pipeline first reduce-scatters among its replicas; pipelines that split the weights
+            differently reduce them unsharded.
+    """
+
+    holders: tuple[BucketOwner, ...]
+    values: tuple[int, ...]
+    is_reduce_scattered: bool
+
+
+def buckets(plan_times: PlanTimes) -> tuple[Bucket, ...]:
+    """Return the buckets of a plan, without tied weights that are reduced separately."""
+    by_layer = [_by_first_layer(index, plan_times) for index in range(len(plan_times.plan.pipelines))]
+    cuts = sorted({first for runs in by_layer for first in runs} | {len(plan_times.context.model.layers)})
+    current: list[BucketOwner] = []
+    found: dict[tuple[object, ...], Bucket] = {}
+    for first, end in pairwise(cuts):
+        current = [runs.get(first) or current[index] for index, runs in enumerate(by_layer)]
+        values = tuple(_values(holder, first, end, plan_times) for holder in current)
+        name = tuple(holder.bucket_key for holder in current)
+        if name in found:
+            values = tuple(a + b for a, b in zip(found[name].values, values, strict=True))
+        is_scattered = first not in plan_times.mixed_sharding_layers and current[0].run.sharding is not Sharding.NONE
+        found[name] = Bucket(tuple(current), values, is_scattered)
+    return tuple(found.values())
+
+
+def _by_first_layer(index: int, plan_times: PlanTimes) -> dict[int, BucketOwner]:
+    return {
+        run.first: BucketOwner((index, number), place, run, plan_times.layouts[index, number][place])
+        for number, stage in enumerate(plan_times.plan.pipelines[index].stages)
+        for place, run in enumerate(stage.layers)
+    }
+
+
+def _values(holder: BucketOwner, first: int, end: int, plan_times: PlanTimes) -> int:
+    """Return the bucket's parameters on one rank: each tied weight once, none if it is reduced separately."""
+    context, tensor = plan_times.context, holder.run.tensor
+    total = 0
+    for kind, count in context.kind_counts(first, end):
+        total += count * context.parameters_per_rank(kind, tensor)
+        name = kind.shared_weight
+        if name is not None:
+            is_first = (
+                name not in plan_times.reduced_separately and first <= context.first_layer_with_tied_weight[name] < end
+            )
+            total -= (
+                count - (is_first and context.model.kind_of(context.first_layer_with_tied_weight[name]) is kind)
+            ) * context.tied_parameters_per_rank(kind, tensor)
+    return total
+
+
+def gradient_reductions(plan_times: PlanTimes) -> tuple[GradientReduction, ...]:
+    """Return all reductions that end after the last backward, in the order in which ranks run them."""
+    return _ReductionBuilder(plan_times).build()
+
+
+class _ReductionBuilder:
+    def __init__(self, plan_times: PlanTimes) -> None:
+        self.plan_times, self.context = plan_times, plan_times.context
+        self.reductions: list[GradientReduction] = []
+        self.last_reduction_of_stage: dict[StageKey, tuple[int, ...]] = {}
+
+    def build(self) -> tuple[GradientReduction, ...]:
+        self._add_overlapped()
+        for bucket in buckets(self.plan_times):
+            self._add_bucket(bucket)
+        for name, owners in self.plan_times.reduced_separately.items():
+            self._add_tied_weight(name, owners)
+        return tuple(self.reductions)
+
+    def _add(self, owners: tuple[StageKey, ...], cost: ReductionCost, *, shared: bool = False) -> None:
+        seconds, latency, cards = cost
+        if seconds <= 0:
+            return
+        after = tuple(sorted({number for key in owners for number in self.last_reduction_of_stage.get(key, ())}))
+        for key in owners:
+            self.last_reduction_of_stage[key] = (len(self.reductions),)
+        self.reductions.append(GradientReduction(owners, after, seconds, latency, cards, shared))
+
+    def _add_overlapped(self) -> None:
+        """Add reductions that overlap the last backward but end after it."""
+        for key, stage in self.plan_times.stages.items():
+            work = Load()
+            for run, seats in zip(stage.stage.layers, stage.layouts, strict=True):
+                if self.plan_times.overlaps_gradient_sync(run):
+                    values = self.context.resident_parameters(run.first, run.end, run.tensor)
+                    collective = self.context.collectives.all_reduce(seats.data_group_nodes)
+                    sum_up = _all_reduce if run.sharding is Sharding.NONE else _reduce_scatter
+                    work = work.concurrent_with(sum_up(collective, values * self.context.gradient_dtype.num_bytes)[2])
+            if any(worker.unfinished_reduce_seconds > 0 for worker in stage.workers):
+                self.last_reduction_of_stage[key] = (len(self.reductions),)
+                self.reductions.append(GradientReduction((key,), (), 0.0, 0.0, work, overlaps_backward=True))
+
+    def _add_bucket(self, bucket: Bucket) -> None:
+        owners = tuple(holder.key for holder in bucket.holders)
+        num_bytes = self.context.gradient_dtype.num_bytes
+        if bucket.is_reduce_scattered:
+            for holder, values in zip(bucket.holders, bucket.values, strict=True):
+                if holder.run.data > 1 and not self.plan_times.overlaps_gradient_sync(holder.run):
+                    collective = self.context.collectives.all_reduce(holder.layout.data_group_nodes)
+                    self._add((holder.key,), _reduce_scatter(collective, values * num_bytes))
+            if len(bucket.holders) > 1:
+                self._add(owners, self._all_reduce_cost(bucket, num_bytes, sharded=True))
+        elif len(bucket.holders) > 1 or not self.plan_times.overlaps_gradient_sync(bucket.holders[0].run):
+            self._add(owners, self._all_reduce_cost(bucket, num_bytes, sharded=False))
+
+    def _all_reduce_cost(self, bucket: Bucket, num_bytes: int, *, sharded: bool) -> ReductionCost:
+        """Return the cost of one ring per finest slice of the weights, over all ranks that own the slice.
+
+        Slices follow the tensor rank; if gradients are already sharded, one rank of each pipeline owns a slice. A rank with
+        several slices joins several rings, one after the other. Parameters that no tensor degree splits are spread over the
+        rings of a rank of the highest degree.
+        """
+        seats = [holder.layout for holder in bucket.holders]
+        values = max(value * one.tensor for value, one in zip(bucket.values, seats, strict=True))
+        message = values / lcm(*(one.tensor for one in seats)) * num_bytes
+        message /= seats[0].data if sharded else 1
+        total: ReductionCost = (0.0, 0.0, Load())
+        for groups in slice_rounds(seats, sharded=sharded):
+            cost = _all_reduce(self.context.collectives.all_reduce(groups), message)
+            total = (total[0] + cost[0], total[1] + cost[1], total[2].concurrent_with(cost[2]))
+        return total
+
+    def _add_tied_weight(self, name: str, owners: Sequence[StageKey]) -> None:
+        """Add the all-reduce of a tied weight over all its owners.
+
+        It runs per tensor rank if the owners share a tensor degree and each stage's runs share data groups, else over all ranks.
+        """
+        context = self.context
+        holding = [self.plan_times.tied_weight_owners[key][name] for key in owners]
+        seats = [runs[0].layout for runs in holding]
+        tensors = {one.tensor for one in seats}
+        if len(tensors) == 1 and all(map(have_same_data_groups, holding)):
+            groups = tuple(
+                tuple(node for one in seats for node in one.data_group_nodes[index]) for index in range(min(tensors))
+            )
+        else:
+            groups = (tuple(node for one in seats for node in one.nodes),)
+        message = max(one.values for runs in holding for one in runs) * context.gradient_dtype.num_bytes
+        self._add(tuple(owners), _all_reduce(context.collectives.all_reduce(groups), message), shared=True)
+
+
+def slice_rounds(layouts: Sequence[RankLayout], *, sharded: bool) -> list[tuple[Nodes, ...]]:
+    """Return the rings over ranks with the same slice, in rounds in which no rank takes part twice.
+
+    The least common multiple of the tensor degrees sets the number of slices; if replicas shard gradients, each shard is a
+    slice.
+    """
+    tensors = lcm(*(one.tensor for one in layouts))
+    round_count = tensors // min(one.tensor for one in layouts)
+    rounds: dict[int, list[Nodes]] = {}
+    for tensor in range(tensors):
+        groups = [one.data_group_nodes[tensor * one.tensor // tensors] for one in layouts]
+        rings = zip(*groups, strict=True) if sharded else [chain.from_iterable(groups)]
+        rounds.setdefault(tensor % round_count, []).extend(tuple(ring) for ring in rings)
+    return [tuple(rings) for _, rings in sorted(rounds.items())]
+
+
+def _all_reduce(collective: Collective, message_bytes: float) -> ReductionCost:
+    return _ring_cost(collective, message_bytes, 1.0, collective.ratios.all_reduce)
+
+
+def _reduce_scatter(collective: Collective, message_bytes: float) -> ReductionCost:
+    return _ring_cost(collective, message_bytes, 0.5, collective.ratios.reduce_scatter)
+
+
+def _ring_cost(collective: Collective, message_bytes: float, share: float, ratio: float) -> ReductionCost:
+    """Return the cost of a share of a ring all-reduce, scaled by a calibrated ratio."""
+    work = Load()
+    if message_bytes <= 0:
+        return 0.0, 0.0, work
+    way = collective.fastest_algorithm(message_bytes)
+    for card, seconds in way.nic_seconds_per_byte.items():
+        work[card] = ratio * share * message_bytes * seconds
+    return ratio * share * way.seconds(message_bytes), ratio * share * way.latency_seconds, work

@@ -1,0 +1,252 @@
+"""Network of a cluster: links, NIC load of concurrent messages, link matrices, interchangeable nodes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cluster import Cluster, Node, Port
+
+Edge = tuple[str, str]
+"""Directed link (source node, target node); both are equal within a node."""
+Nic = tuple[str, ...]
+"""Shared resource: a NIC direction, ("out", node) or ("in", node), or one listed link, ("pair", source, target)."""
+Message = tuple[str, str, float]
+"""(source node, target node, bytes)."""
+
+
+class Load(defaultdict[Nic, float]):
+    """Load of every NIC, in uses, bytes or seconds; 0 where a NIC has no entry."""
+
+    def __init__(self) -> None:
+        super().__init__(float)
+
+    def concurrent_with(self, other: Mapping[Nic, float]) -> Load:
+        """Add the loads of transfers that run at the same time."""
+        found = Load()
+        for load in (self, other):
+            for card, used in load.items():
+                found[card] += used
+        return found
+
+    def alternating_with(self, other: Mapping[Nic, float]) -> Load:
+        """Return the maximum of two loads that alternate."""
+        found = Load()
+        for load in (self, other):
+            for card, used in load.items():
+                found[card] = max(found[card], used)
+        return found
+
+
+@dataclass
+class Network:
+    """Links as the runtime achieves them, and the NICs that concurrent transfers share.
+
+    A NIC direction carries at most the bandwidth of the node's fastest link; a listed link at most its own. Links inside a
+    node are assumed not to be shared, as through NVSwitch; on hosts whose devices share a PCIe switch they are slower.
+    Concurrent messages share a NIC evenly, and capacity that a message limited elsewhere leaves is not given to others, so
+    a faster link never slows another message down.
+
+    Attributes:
+        link_ratio: achieved over stated bandwidth.
+    """
+
+    cluster: Cluster
+    link_ratio: float = 1.0
+    _links: dict[Edge, tuple[float, float]] = field(default_factory=dict)
+    _flows: dict[Edge, float] = field(default_factory=dict)
+
+    @property
+    def supports_hierarchical_rings(self) -> bool:
+        """Return whether collectives may reduce inside nodes first: NCCL does, gloo (under emulation) does not."""
+        return not self.cluster.is_emulated
+
+    @property
+    def is_fifo(self) -> bool:
+        """Return whether messages between stages leave a NIC one after the other.
+
+        An emulated link is one FIFO queue of messages; real NICs interleave the packets of all connections.
+        """
+        return self.cluster.is_emulated
+
+    @cached_property
+    def _listed_bandwidths(self) -> dict[Edge, float]:
+        """Stated bytes per second of links between nodes that the cluster lists individually."""
+        return {(k.source, k.target): k.bandwidth_bytes_per_second for k in self.cluster.links if k.source != k.target}
+
+    @cached_property
+    def _nic_bandwidths(self) -> dict[Nic, float]:
+        """Achieved bytes per second of every NIC."""
+        found: dict[Nic, float] = {}
+        for node in self.cluster.nodes:
+            if node.network is not None:
+                for side in ("out", "in"):
+                    found[side, node.name] = node.network.bandwidth_bytes_per_second
+        for edge, bandwidth in self._listed_bandwidths.items():
+            for card in (("out", edge[0]), ("in", edge[1])):
+                found[card] = max(found.get(card, 0.0), bandwidth)
+            found["pair", *edge] = bandwidth
+        return {card: bandwidth * self.link_ratio for card, bandwidth in found.items()}
+
+    def link(self, edge: Edge) -> tuple[float, float]:
+        """Return the latency in seconds and the achieved bytes per second of a link."""
+        found = self._links.get(edge)
+        if found is None:
+            link = self.cluster.link(*edge)
+            found = self._links[edge] = link.latency_seconds, link.bandwidth_bytes_per_second * self.link_ratio
+        return found
+
+    def flow_bytes_per_second(self, edge: Edge) -> float:
+        """Return the achieved bytes per second of a single stream."""
+        found = self._flows.get(edge)
+        if found is None:
+            alone, bandwidth = self.cluster.link(*edge).flow_bytes_per_second, self.link(edge)[1]
+            found = self._flows[edge] = bandwidth if alone is None else min(alone * self.link_ratio, bandwidth)
+        return found
+
+    def nics(self, edge: Edge) -> tuple[Nic, ...]:
+        """Return the NICs that a transfer over the edge shares with others; none within a node."""
+        source, target = edge
+        if source == target:
+            return ()
+        ends = (("out", source), ("in", target))
+        return (*ends, ("pair", source, target)) if edge in self._listed_bandwidths else ends
+
+    def load(self, edges: Mapping[Edge, float]) -> Load:
+        """Count the uses of each NIC, given the uses of each edge."""
+        load = Load()
+        for edge, times in edges.items():
+            for card in self.nics(edge):
+                load[card] += times
+        return load
+
+    def nic_seconds(self, load: Mapping[Nic, float]) -> dict[Nic, float]:
+        """Return the busy seconds of every NIC for a load in bytes (or per byte, for a load in uses)."""
+        return {card: used / self._nic_bandwidths[card] for card, used in load.items()}
+
+    def concurrent_send_seconds(self, messages: Iterable[Message]) -> dict[Message, float]:
+        """Return seconds until the last byte of each message has left if all start at once, without latency.
+
+        A NIC is shared evenly, so a message of b bytes leaves it once it and min(b, b') bytes of every other have passed.
+        """
+        counts = Counter(messages)
+        shared: dict[Nic, Counter[float]] = {}
+        for (source, target, size), count in counts.items():
+            for card in self.nics((source, target)):
+                shared.setdefault(card, Counter())[size] += count
+        found = {}
+        for source, target, size in counts:
+            edge = (source, target)
+            seconds = size / self.flow_bytes_per_second(edge)
+            for card in self.nics(edge):
+                through = sum(count * min(size, other) for other, count in shared[card].items())
+                seconds = max(seconds, through / self._nic_bandwidths[card])
+            found[source, target, size] = seconds
+        return found
+
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class LinkMatrices:
+    """All directed links of a cluster as matrices.
+
+    Attributes:
+        bandwidth: `[source node, target node]` stated bytes per second; infinite within a node of one device.
+        latency: `[source node, target node]` seconds.
+    """
+
+    bandwidth: Array
+    latency: Array
+
+    def slowest(self, nodes: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return `[...]` the minimum bandwidth and maximum latency over all pairs of `nodes[..., member]`."""
+        members = nodes.shape[-1]
+        apart = ~np.eye(members, dtype=np.bool_)
+        source, target = nodes[..., :, None], nodes[..., None, :]
+        bandwidth = np.where(apart, self.bandwidth[source, target], np.inf).min(axis=(-2, -1))
+        latency = np.where(apart, self.latency[source, target], 0.0).max(axis=(-2, -1))
+        return bandwidth, latency
+
+    def slowest_crossing(self, nodes: NDArray[np.intp]) -> tuple[Array, NDArray[np.intp]]:
+        """Return `[...]` the minimum inter-node bandwidth of a ring over `nodes[..., member]`, and its number of nodes.
+
+        Each step counts in its faster direction. On a single node it is the bandwidth inside the node.
+        """
+        following = np.roll(nodes, -1, axis=-1)
+        mutual = np.maximum(self.bandwidth[nodes, following], self.bandwidth[following, nodes])
+        spanned = 1 + (np.diff(np.sort(nodes, axis=-1), axis=-1) > 0).sum(axis=-1)
+        inside = (nodes == following) & (spanned > 1)[..., None]
+        return np.where(inside, np.inf, mutual).min(axis=-1), spanned
+
+    def slowest_bandwidth(self, nodes: NDArray[np.intp]) -> float:
+        """Return the minimum bandwidth over all pairs of one large group, computed per node instead of per member."""
+        used, counts = np.unique(nodes, return_counts=True)
+        table = self.bandwidth[np.ix_(used, used)].copy()
+        alone = counts == 1
+        table[alone, alone] = np.inf
+        return float(table.min())
+
+
+@lru_cache(maxsize=16)
+def link_matrices(cluster: Cluster) -> LinkMatrices:
+    """Return the matrices of all links, including those that follow from the nodes' ports."""
+    size = len(cluster.nodes)
+    number = {node.name: index for index, node in enumerate(cluster.nodes)}
+    card_bandwidth, card_latency = _ports([node.network for node in cluster.nodes])
+    inside_bandwidth, inside_latency = _ports([node.inside for node in cluster.nodes])
+    bandwidth = np.minimum.outer(card_bandwidth, card_bandwidth)
+    latency = np.maximum.outer(card_latency, card_latency)
+    bandwidth[np.arange(size), np.arange(size)] = inside_bandwidth
+    latency[np.arange(size), np.arange(size)] = inside_latency
+    for link in cluster.links:
+        edge = number[link.source], number[link.target]
+        bandwidth[edge], latency[edge] = link.bandwidth_bytes_per_second, link.latency_seconds
+    return LinkMatrices(bandwidth, latency)
+
+
+def _ports(ports: list[Port | None]) -> tuple[Array, Array]:
+    """Return bandwidth and latency of ports; a missing port is no limit, since its links are listed or do not exist."""
+    bandwidth = [np.inf if port is None else port.bandwidth_bytes_per_second for port in ports]
+    latency = [0.0 if port is None else port.latency_seconds for port in ports]
+    return np.array(bandwidth), np.array(latency)
+
+
+@lru_cache(maxsize=16)
+def node_classes(cluster: Cluster) -> tuple[int, ...]:
+    """Return the class of every node, in the cluster's order: nodes of one class are interchangeable.
+
+    They have as many devices of the same accelerator, and identical links to each other and to all other nodes.
+    """
+    links = link_matrices(cluster)
+    classes: list[int] = []
+    members: dict[tuple[object, ...], list[int]] = {}
+    for index, node in enumerate(cluster.nodes):
+        alike = members.setdefault(_signature(node, index, links), [])
+        twin = next((other for other in alike if _are_interchangeable(index, other, links)), None)
+        classes.append(index if twin is None else twin)
+        if twin is None:
+            alike.append(index)
+    return tuple(classes)
+
+
+def _signature(node: Node, index: int, links: LinkMatrices) -> tuple[object, ...]:
+    """Return a cheap necessary condition for interchangeable nodes."""
+    rows = (links.bandwidth[index], links.bandwidth[:, index], links.latency[index], links.latency[:, index])
+    flow = None if node.network is None else node.network.flow_bytes_per_second
+    return node.accelerator, node.devices, flow, *(np.sort(np.delete(row, index)).tobytes() for row in rows)
+
+
+def _are_interchangeable(a: int, b: int, links: LinkMatrices) -> bool:
+    swapped = np.arange(len(links.bandwidth))
+    swapped[[a, b]] = b, a
+    return all(
+        np.array_equal(table[a], table[b][swapped]) and np.array_equal(table[:, a], table[swapped, b])
+        for table in (links.bandwidth, links.latency)
+    )

@@ -1,0 +1,360 @@
+"""Forward, backward and last-backward seconds of every stage of a plan, per replica or in lock step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from trainwright.cost.boundaries import redistribution_seconds
+from trainwright.cost.collectives import NO_COMMUNICATION, Collective, ConcurrentRings, Nodes
+from trainwright.cost.context import CostContext
+from trainwright.cost.layer_times import LayerPass, LayerSeconds, layer_seconds, overlapped_seconds
+from trainwright.cost.seats import RankLayout
+from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
+from trainwright.layer import LayerKind
+from trainwright.plan import LayerRun, Plan, Sharding, Stage
+
+_ReplicaKey = tuple[int, tuple[str, ...], Collective]
+"""Rows, accelerators and tensor all-reduce of a replica: replicas with equal keys take equally long."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Seconds of one forward, or one backward, of a micro-batch.
+
+    Attributes:
+        sync_seconds: tensor all-reduces.
+        sharding_seconds: all-gathers of sharded weights that computation does not hide, and its slow-down by the hidden ones.
+        redistribution_seconds: moving rows between layer runs with different rank layouts.
+    """
+
+    compute_seconds: float
+    sync_seconds: float = 0.0
+    sharding_seconds: float = 0.0
+    redistribution_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.sync_seconds + self.sharding_seconds + self.redistribution_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StageWorker:
+    """Worker: replicas that run in lock step, or a whole stage that does.
+
+    Attributes:
+        last_backward_seconds: backward of the last micro-batch, which gradient reductions may overlap.
+        unfinished_reduce_seconds: seconds of these reductions that are left when it ends.
+    """
+
+    forward: PassTime
+    backward: PassTime
+    last_backward_seconds: float
+    unfinished_reduce_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Workers of a stage: one if the stage runs in lock step, else one per replica."""
+
+    stage: Stage
+    layouts: tuple[RankLayout, ...]
+    workers: tuple[StageWorker, ...]
+
+    def worker_index(self, replica: int) -> int:
+        return 0 if len(self.workers) == 1 else replica
+
+
+@dataclass(frozen=True, slots=True)
+class _RunCosts:
+    """Costs of one layer run that all its replicas share.
+
+    Attributes:
+        kinds: layer kinds, each with its number of layers.
+        all_gather_seconds: all-gather of one layer's sharded weights, by layer kind; empty if they are not sharded.
+        reduce_seconds: reduction of one layer's gradients during the last backward, by layer kind; empty if it comes later.
+    """
+
+    run: LayerRun
+    kinds: Sequence[tuple[LayerKind, int]]
+    all_gather_seconds: Mapping[str, float]
+    reduce_seconds: Mapping[str, float]
+
+
+_SecondsByKind = dict[str, LayerSeconds]
+"""Seconds of one layer, by layer kind."""
+
+
+class StageTimesBuilder:
+    """Builder of the times of one stage."""
+
+    def __init__(self, plan_times: PlanTimes, stage: Stage, layouts: tuple[RankLayout, ...]) -> None:
+        self.plan_times, self.stage, self.layouts = plan_times, stage, layouts
+        self.context = plan_times.context
+        self.run_costs = [self._run_costs(run, one) for run, one in zip(stage.layers, layouts, strict=True)]
+
+    def build(self) -> StageTimes:
+        layouts = self.layouts
+        same_layout = all(layouts[0].has_same_layout_as(other) for other in layouts[1:])
+        gathers = any(part.all_gather_seconds for part in self.run_costs)
+        if not same_layout or gathers:
+            each = [
+                list(dict.fromkeys(self._replica_keys(one).values()))
+                for one in (layouts[:1] if same_layout else layouts)
+            ]
+            return StageTimes(self.stage, layouts, (self._worker(each * len(layouts) if same_layout else each),))
+        members = self._replica_keys(layouts[0])
+        made = {member: self._worker([[member]] * len(layouts)) for member in dict.fromkeys(members.values())}
+        worker_of = {replica: made[member] for replica, member in members.items()}
+        return StageTimes(
+            self.stage, layouts, tuple(map(worker_of.__getitem__, layouts[0].rows_and_tensor_group_nodes))
+        )
+
+    def _replica_keys(self, layout: RankLayout) -> dict[tuple[int, Nodes], _ReplicaKey]:
+        """Return the key of each distinct (rows, tensor group nodes) of the replicas."""
+        accelerator_of = self.context.accelerator_of_node
+        known: dict[Nodes, tuple[tuple[str, ...], Collective]] = {}
+        found: dict[tuple[int, Nodes], _ReplicaKey] = {}
+        for rows, nodes in dict.fromkeys(layout.rows_and_tensor_group_nodes):
+            if nodes not in known:
+                names = tuple(sorted({accelerator_of[node] for node in nodes}))
+                known[nodes] = (
+                    names,
+                    NO_COMMUNICATION if layout.tensor == 1 else self.plan_times.tensor_all_reduce(nodes),
+                )
+            found[rows, nodes] = (rows, *known[nodes])
+        return found
+
+    def _run_costs(self, run: LayerRun, layout: RankLayout) -> _RunCosts:
+        context = self.context
+        kinds = context.kind_counts(run.first, run.end)
+        gathers: dict[str, float] = {}
+        if run.sharding is Sharding.ZERO3 and run.data > 1:
+            collective = context.collectives.under_load(layout.data_group_nodes, self.plan_times.all_gather_rings)
+            sizes = {
+                kind.name: context.parameters_per_rank(kind, run.tensor) * context.model.dtype.num_bytes
+                for kind, _ in kinds
+            }
+            gathers = {name: collective.all_gather_seconds(size) for name, size in sizes.items()}
+        reduces: dict[str, float] = {}
+        if self.plan_times.overlaps_gradient_sync(run):
+            collective = context.collectives.all_reduce(layout.data_group_nodes)
+            reduces = {kind.name: self._reduce_seconds(kind, run, collective) for kind, _ in kinds}
+        return _RunCosts(run, kinds, gathers, reduces)
+
+    def _worker(self, members: list[list[_ReplicaKey]]) -> StageWorker:
+        """Return the worker that consists of these replicas of each layer run."""
+        forward_compute = forward_sync = backward_compute = backward_sync = 0.0
+        taken: list[_SecondsByKind] = []
+        for part, group in zip(self.run_costs, members, strict=True):
+            seconds = {kind.name: self._layer(kind, part.run, group) for kind, _ in part.kinds}
+            taken.append(seconds)
+            for kind, count in part.kinds:
+                one = seconds[kind.name]
+                forward_compute += count * one.forward_seconds
+                forward_sync += count * one.forward_sync_seconds
+                backward_compute += count * one.backward_seconds
+                backward_sync += count * one.backward_sync_seconds
+        moved_forward, moved_backward = self._redistribution
+        forward_sharding = backward_sharding = 0.0
+        if any(part.all_gather_seconds for part in self.run_costs):
+            forward_sharding = overlapped_seconds(list(self._forward_passes(taken)), self._slowdown)[0]
+            forward_sharding -= forward_compute + forward_sync
+            backward_sharding = overlapped_seconds(list(self._backward_passes(taken, last=False)), self._slowdown)[0]
+            backward_sharding -= backward_compute + backward_sync
+        forward = PassTime(forward_compute, forward_sync, forward_sharding, moved_forward)
+        backward = PassTime(backward_compute, backward_sync, backward_sharding, moved_backward)
+        last, left = backward.seconds, 0.0
+        if any(part.reduce_seconds for part in self.run_costs):
+            last, left = overlapped_seconds(list(self._backward_passes(taken, last=True)), self._slowdown)
+            last += moved_backward
+        return StageWorker(forward, backward, last, left)
+
+    @property
+    def _slowdown(self) -> float:
+        return self.context.runtime.overlap_slowdown_ratio
+
+    def _layer(self, kind: LayerKind, run: LayerRun, group: list[_ReplicaKey]) -> LayerSeconds:
+        found = [
+            layer_seconds(
+                kind,
+                accelerators=accelerators,
+                tensor=run.tensor,
+                rows=rows,
+                recompute=run.recompute,
+                collective=collective,
+                context=self.context,
+            )
+            for rows, accelerators, collective in group
+        ]
+        return found[0] if len(found) == 1 else LayerSeconds.slowest(found)
+
+    @cached_property
+    def _redistribution(self) -> tuple[float, float]:
+        forward = backward = 0.0
+        for (run, old), (_, new) in pairwise(zip(self.stage.layers, self.layouts, strict=True)):
+            if not old.has_same_layout_as(new):
+                row_bytes = self.context.model.output_bytes_per_row(run.end - 1)
+                forward += redistribution_seconds(old, new, row_bytes, self.context.network)
+                backward += redistribution_seconds(new, old, row_bytes, self.context.network)
+        return forward, backward
+
+    def _forward_passes(self, seconds_by_run: Sequence[_SecondsByKind]) -> Iterator[LayerPass]:
+        layers = self.context.model.layers
+        for part, seconds in zip(self.run_costs, seconds_by_run, strict=True):
+            steps = {
+                name: LayerPass(one.forward_seconds, one.forward_sync_seconds, part.all_gather_seconds.get(name, 0.0))
+                for name, one in seconds.items()
+            }
+            yield from (steps[name] for name in layers[part.run.first : part.run.end])
+
+    def _backward_passes(self, seconds_by_run: Sequence[_SecondsByKind], *, last: bool) -> Iterator[LayerPass]:
+        layers = self.context.model.layers
+        for part, seconds in zip(reversed(self.run_costs), reversed(seconds_by_run), strict=True):
+            run, steps = part.run, {}
+            for name, one in seconds.items():
+                gather, reduce = (
+                    part.all_gather_seconds.get(name, 0.0),
+                    part.reduce_seconds.get(name, 0.0) if last else 0.0,
+                )
+                waits = reduce > 0 and run.sharding is not Sharding.NONE
+                steps[name] = LayerPass(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
+            yield from (steps[name] for name in reversed(layers[run.first : run.end]))
+
+    def _reduce_seconds(self, kind: LayerKind, run: LayerRun, collective: Collective) -> float:
+        """Return the seconds of reducing one layer's gradients.
+
+        The gradients of a tied weight are reduced with its first layer, or separately.
+        """
+        values = self.context.parameters_per_rank(kind, run.tensor)
+        name = kind.shared_weight
+        if name is not None and (
+            name in self.plan_times.reduced_separately
+            or self.context.model.kind_of(self.context.first_layer_with_tied_weight[name]) is not kind
+        ):
+            values -= self.context.tied_parameters_per_rank(kind, run.tensor)
+        message = values * self.context.gradient_dtype.num_bytes
+        return (
+            collective.seconds(message) if run.sharding is Sharding.NONE else collective.reduce_scatter_seconds(message)
+        )
+
+
+StageKey = tuple[int, int]
+"""(pipeline, stage)."""
+
+
+@dataclass(frozen=True)
+class PlanTimes:
+    """Times of all stages of a plan."""
+
+    plan: Plan
+    context: CostContext
+
+    @cached_property
+    def layouts(self) -> dict[StageKey, tuple[RankLayout, ...]]:
+        """Rank layout of each layer run, by stage."""
+        return {
+            (index, number): tuple(RankLayout.of(stage, run) for run in stage.layers)
+            for index, pipeline in enumerate(self.plan.pipelines)
+            for number, stage in enumerate(pipeline.stages)
+        }
+
+    @cached_property
+    def stages(self) -> dict[StageKey, StageTimes]:
+        return {
+            key: StageTimesBuilder(self, self.plan.pipelines[key[0]].stages[key[1]], seats).build()
+            for key, seats in self.layouts.items()
+        }
+
+    @cached_property
+    def reduced_separately(self) -> dict[str, tuple[StageKey, ...]]:
+        """Tied weights with a reduction of their own, and the stages that own them.
+
+        A weight has one if a pipeline has it in several stages, or if its layer runs have different data groups.
+        """
+        owners: dict[str, list[StageKey]] = {}
+        differently_reduced: set[str] = set()
+        for key, found in self.tied_weight_owners.items():
+            for name, runs in found.items():
+                owners.setdefault(name, []).append(key)
+                if not have_same_data_groups(runs):
+                    differently_reduced.add(name)
+        pipelines = len(self.plan.pipelines)
+        return {
+            name: tuple(keys) for name, keys in owners.items() if len(keys) > pipelines or name in differently_reduced
+        }
+
+    @cached_property
+    def tied_weight_owners(self) -> dict[StageKey, dict[str, list[TiedWeightOwner]]]:
+        """Layer runs that own each tied weight, by stage."""
+        stages = ((key, self.plan.pipelines[key[0]].stages[key[1]]) for key in self.layouts)
+        return {key: tied_weight_owners(stage, self.layouts[key], self.context) for key, stage in stages}
+
+    @cached_property
+    def resident(self) -> dict[StageKey, ResidentParameters]:
+        """Parameters resident on a rank, by stage."""
+        stages = ((key, self.plan.pipelines[key[0]].stages[key[1]]) for key in self.layouts)
+        return {key: ResidentParameters.of(stage, self.tied_weight_owners[key], self.context) for key, stage in stages}
+
+    @cached_property
+    def tensor_rings(self) -> ConcurrentRings:
+        """NIC uses of all tensor rings, which run at about the same time in a full pipeline."""
+        return self._concurrent_rings(
+            {key: [seats.tensor_group_nodes for seats in stage] for key, stage in self.layouts.items()}
+        )
+
+    @cached_property
+    def all_gather_rings(self) -> ConcurrentRings:
+        """NIC uses of the rings that all-gather sharded weights."""
+        groups = {}
+        for key, stage in self.layouts.items():
+            runs = self.plan.pipelines[key[0]].stages[key[1]].layers
+            groups[key] = [
+                s.data_group_nodes for s, run in zip(stage, runs, strict=True) if run.sharding is Sharding.ZERO3
+            ]
+        return self._concurrent_rings(groups)
+
+    def _concurrent_rings(self, groups: dict[StageKey, list[tuple[Nodes, ...]]]) -> ConcurrentRings:
+        """Combine rings: the runs of a stage alternate, the stages are concurrent."""
+        total = ConcurrentRings()
+        for runs in groups.values():
+            stage = ConcurrentRings()
+            for arrangement in dict.fromkeys(runs):
+                if len(arrangement[0]) > 1:
+                    crossing = [nodes for nodes in arrangement if len(set(nodes)) > 1]
+                    stage |= self.context.collectives.concurrent_rings(crossing)
+            total += stage
+        return total
+
+    def tensor_all_reduce(self, nodes: Nodes) -> Collective:
+        """Return the all-reduce of one tensor group."""
+        if len(set(nodes)) == 1:
+            return self.context.collectives.all_reduce((nodes,))
+        return self.context.collectives.under_load((nodes,), self.tensor_rings)
+
+    @cached_property
+    def mixed_sharding_layers(self) -> frozenset[int]:
+        """Layers whose weights pipelines split differently, by tensor degree or among data replicas."""
+        shardings: dict[int, set[tuple[int, int, bool]]] = {}
+        if len(self.plan.pipelines) > 1:
+            for pipeline in self.plan.pipelines:
+                for run in (run for stage in pipeline.stages for run in stage.layers):
+                    way = run.tensor, run.data, run.sharding is Sharding.NONE
+                    for layer in range(run.first, run.end):
+                        shardings.setdefault(layer, set()).add(way)
+        return frozenset(layer for layer, found in shardings.items() if len(found) > 1)
+
+    def overlaps_gradient_sync(self, run: LayerRun) -> bool:
+        """Return whether the run's gradients are reduced during the last backward.
+
+        They are not if pipelines split them differently, nor if several pipelines, which end at different times, reduce
+        unsharded gradients together.
+        """
+        if run.data == 1 or not self.mixed_sharding_layers.isdisjoint(range(run.first, run.end)):
+            return False
+        if run.sharding in {Sharding.ZERO2, Sharding.ZERO3}:
+            return True
+        alone = len(self.plan.pipelines) == 1
+        return self.context.runtime.overlaps_gradients and (alone or run.sharding is Sharding.ZERO1)

@@ -1,0 +1,71 @@
+"""Tied weights: which layer runs of a stage own one, and which parameters stay unsharded because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from trainwright.cost.context import CostContext
+from trainwright.cost.seats import RankLayout
+from trainwright.plan import LayerRun, Stage
+
+
+class TiedWeightOwner(NamedTuple):
+    """Layer run that owns a tied weight, with its rank layout and the weight's parameters on one rank."""
+
+    run: LayerRun
+    layout: RankLayout
+    values: int
+
+
+def tied_weight_owners(
+    stage: Stage, layouts: Sequence[RankLayout], context: CostContext
+) -> dict[str, list[TiedWeightOwner]]:
+    """Return the stage's layer runs that own each tied weight."""
+    found: dict[str, list[TiedWeightOwner]] = {}
+    for run, one in zip(stage.layers, layouts, strict=True) if context.first_layer_with_tied_weight else ():
+        for kind, _ in context.kind_counts(run.first, run.end):
+            name = kind.shared_weight
+            if name is not None and (name not in found or found[name][-1].run is not run):
+                found.setdefault(name, []).append(
+                    TiedWeightOwner(run, one, context.tied_parameters_per_rank(kind, run.tensor))
+                )
+    return found
+
+
+def have_same_data_groups(runs: Sequence[TiedWeightOwner]) -> bool:
+    """Return whether the same ranks reduce the weight's gradient in all runs."""
+    return all(runs[0].layout.data_group_nodes == other.layout.data_group_nodes for other in runs[1:])
+
+
+def are_sharded_identically(runs: Sequence[TiedWeightOwner]) -> bool:
+    """Return whether all runs shard the weight identically; if not, every rank of the stage stores it unsharded."""
+    first = runs[0]
+    return all(
+        first.layout.has_same_layout_as(one.layout) and one.run.sharding is first.run.sharding for one in runs[1:]
+    )
+
+
+class ResidentParameters(NamedTuple):
+    """Parameters resident on one rank of a stage: by run, and those that stay unsharded whatever the runs' sharding."""
+
+    by_run: tuple[int, ...]
+    unsharded: int
+
+    @classmethod
+    def of(
+        cls, stage: Stage, found: Mapping[str, Sequence[TiedWeightOwner]], context: CostContext
+    ) -> ResidentParameters:
+        """Assign each tied weight to its first run, or to `unsharded` if its runs shard it differently."""
+        duplicates: dict[int, int] = {}
+        whole = 0
+        for runs in found.values():
+            is_whole = not are_sharded_identically(runs)
+            whole += is_whole * max(one.values for one in runs)
+            for one in runs if is_whole else runs[1:]:
+                duplicates[one.run.first] = duplicates.get(one.run.first, 0) + one.values
+        values = (
+            context.resident_parameters(run.first, run.end, run.tensor) - duplicates.get(run.first, 0)
+            for run in stage.layers
+        )
+        return cls(tuple(values), whole)

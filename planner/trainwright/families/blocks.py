@@ -1,0 +1,236 @@
+"""Building blocks of families: attention, feed-forward, embeddings, patches, projections and losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainwright.families.operators import (
+    STATISTIC_BYTES,
+    all_reduced_segment,
+    convolution,
+    cross_entropy,
+    dropout,
+    element_wise,
+    layer_norm,
+    lookup,
+    matmul,
+    residual,
+)
+from trainwright.layer import Attention, LayerKind, Operator, OperatorKind, Segment, Split
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Numbers of queries and keys per row, and their widths.
+
+    Attributes:
+        queries, keys: positions of each in a row.
+        span: keys per query: all of them, or those of its window. A causal mask saves nothing: masked scores are
+            computed and counted.
+        width: heads × the size of a head.
+        key_width: width of the keys, and of the values; smaller where several query heads share one.
+    """
+
+    queries: int
+    keys: int
+    span: int
+    heads: int
+    width: int
+    key_width: int
+
+    @classmethod
+    def of_itself(cls, positions: int, width: int, heads: int, *, span: int | None = None) -> AttentionShape:
+        """Return self-attention in which every head has its own keys and values."""
+        return cls(positions, positions, span or positions, heads, width, width)
+
+    def operators(self, attention: Attention, *, drops: bool = False) -> tuple[Operator, ...]:
+        """Return the operators from queries, keys and values to the context, all split by a tensor degree.
+
+        Scale, mask and bias of the scores are part of the softmax. A bias table is looked up once per micro-batch,
+        regardless of its rows, and is left out. Dropout of the softmax saves nothing in fused attention: the kernel
+        draws the same numbers again.
+        """
+        return (self._fused(),) if attention is Attention.FUSED else self._stored(drops=drops)
+
+    @property
+    def _flops(self) -> float:
+        return 4.0 * self.queries * self.span * self.width
+
+    def _fused(self) -> Operator:
+        read = self.queries * self.width + 2 * self.keys * self.key_width
+        return Operator(
+            name="attention",
+            kind=OperatorKind.ATTENTION,
+            forward_flops_per_row=self._flops,
+            input_elements_per_row=read,
+            output_elements_per_row=self.queries * self.width,
+            positions_per_row=self.queries,
+            saved_elements_per_row=read,
+            saved_bytes_per_row=STATISTIC_BYTES * self.heads * self.queries,  # sums of exponentials
+            split=Split.WHOLE,
+        )
+
+    def _stored(self, *, drops: bool) -> tuple[Operator, ...]:
+        scores = self.heads * self.queries * self.span
+        queries, keys = self.queries * self.width, self.keys * self.width
+        softmax = Operator(
+            name="softmax",
+            kind=OperatorKind.SOFTMAX,
+            forward_flops_per_row=0.0,
+            input_elements_per_row=scores,
+            output_elements_per_row=scores,
+            positions_per_row=self.queries,
+            saved_elements_per_row=scores,
+            split=Split.WHOLE,
+        )
+        left = dropout("softmax_dropout", self.queries, self.heads * self.span, copies=True, split=Split.WHOLE)
+        products = (
+            self._product("scores", queries + keys, scores, kept=queries + keys),
+            softmax,
+            *((left,) if drops else ()),
+            self._product("context", scores + keys, queries, kept=keys),
+        )
+        if self.key_width == self.width:
+            return products
+        # Products are per head, so shared keys and values are first expanded for each of them.
+        return element_wise("repeat", 2 * self.keys, self.width, split=Split.WHOLE), *products
+
+    def _product(self, name: str, read: int, written: int, kept: int) -> Operator:
+        return Operator(
+            name=name,
+            kind=OperatorKind.BATCHED_MATMUL,
+            forward_flops_per_row=self._flops / 2,
+            input_elements_per_row=read,
+            output_elements_per_row=written,
+            positions_per_row=self.queries,
+            saved_elements_per_row=kept,
+            split=Split.WHOLE,
+        )
+
+
+def attention_segment(positions: int, hidden: int, heads: int, attention: Attention, *, drops: bool = False) -> Segment:
+    """Return GPT-2's normalisation, self-attention and residual; a tensor degree splits the heads."""
+    return all_reduced_segment(
+        layer_norm("attention_normalisation", positions, hidden),
+        *attention_branch(AttentionShape.of_itself(positions, hidden, heads), attention, drops=drops),
+        *((dropout("attention_dropout", positions, hidden),) if drops else ()),
+        residual("attention_residual", positions, hidden, bias=True),
+        elements=positions * hidden,
+    )
+
+
+def attention_branch(
+    heads: AttentionShape, attention: Attention, *, bias: bool = True, drops: bool = False
+) -> tuple[Operator, ...]:
+    """Return self-attention from the normalised positions to its output, whose bias belongs to the residual."""
+    return (
+        matmul(
+            "query_key_value",
+            heads.queries,
+            heads.width,
+            heads.width + 2 * heads.key_width,
+            bias=bias,
+            split=Split.COLUMN,
+        ),
+        *heads.operators(attention, drops=drops),
+        matmul("attention_output", heads.queries, heads.width, heads.width, bias=False, split=Split.ROW),
+    )
+
+
+EMBEDDING: Final = "embedding"
+BLOCK: Final = "block"
+HEAD: Final = "head"
+TOKEN_EMBEDDING: Final = "token_embedding"  # noqa: S105 - a weight's name
+
+
+def layer(name: str, *operators: Operator, boundary: int, token_embedding: int = 0) -> LayerKind:
+    """Return a layer of one segment that no tensor degree splits.
+
+    Args:
+        name: of the kind.
+        operators: in order.
+        boundary: output elements per row.
+        token_embedding: parameters of the token embedding if other layers share it, else 0.
+    """
+    return LayerKind(
+        name=name,
+        segments=(Segment(operators),),
+        output_elements_per_row=boundary,
+        shared_weight=TOKEN_EMBEDDING if token_embedding else None,
+        shared_parameters=token_embedding,
+    )
+
+
+def token_embedding_layer(  # noqa: PLR0913 - the shape of an embedding
+    tokens: int, hidden: int, vocabulary: int, *, learned_positions: int = 0, tied: bool, drops: bool = False
+) -> LayerKind:
+    """Return the token embedding, with learned positions if there are any."""
+    parts = [lookup("tokens", tokens, hidden, vocabulary)]
+    if learned_positions:
+        parts.append(lookup("positions", tokens, hidden, learned_positions, indexed=False))
+    if drops:
+        parts.append(dropout("embedding_dropout", tokens, hidden))
+    return layer(EMBEDDING, *parts, boundary=tokens * hidden, token_embedding=vocabulary * hidden if tied else 0)
+
+
+def token_head_layer(normalisation: Operator, tokens: int, hidden: int, vocabulary: int, *, tied: bool) -> LayerKind:
+    """Return the final normalisation, the projection onto the vocabulary and the loss."""
+    return layer(
+        HEAD,
+        normalisation,
+        matmul("projection", tokens, hidden, vocabulary, bias=False),
+        cross_entropy(tokens, vocabulary),
+        boundary=1,
+        token_embedding=vocabulary * hidden if tied else 0,
+    )
+
+
+def patches(image: int, patch: int, channels: int, hidden: int) -> Operator:
+    """Return the patch embedding: a convolution with disjoint patch × patch kernels, which saves the image."""
+    side = image // patch
+    return convolution("patches", side * side, channels, hidden, patch, input_positions=image * image, bias=True)
+
+
+def classifier(hidden: int, classes: int) -> tuple[Operator, ...]:
+    """Return a projection of one position per row onto the classes, and the loss."""
+    return matmul("projection", 1, hidden, classes), cross_entropy(1, classes)
+
+
+def feed_forward_segment(positions: int, hidden: int, inner: int, *, drops: bool = False) -> Segment:
+    """Return GPT-2's normalisation, two products with GELU between them, and the residual."""
+    return all_reduced_segment(
+        layer_norm("feed_forward_normalisation", positions, hidden),
+        *feed_forward_branch(positions, hidden, inner),
+        *((dropout("feed_forward_dropout", positions, hidden),) if drops else ()),
+        residual("feed_forward_residual", positions, hidden, bias=True),
+        elements=positions * hidden,
+    )
+
+
+def feed_forward_branch(positions: int, hidden: int, inner: int) -> tuple[Operator, ...]:
+    """Return two products with GELU between them, which saves its input; the second's bias belongs to the residual."""
+    return (
+        matmul("feed_forward_in", positions, hidden, inner, split=Split.COLUMN),
+        element_wise("activation", positions, inner, keeps=1, split=Split.WHOLE),
+        matmul("feed_forward_out", positions, inner, hidden, bias=False, split=Split.ROW),
+    )
+
+
+def relu_branch(positions: int, hidden: int, inner: int, *, drops: bool = False) -> tuple[Operator, ...]:
+    """Return two products without bias; the ReLU between them saves only its output, the second product's input."""
+    return (
+        matmul("feed_forward_in", positions, hidden, inner, bias=False, split=Split.COLUMN),
+        element_wise("activation", positions, inner, split=Split.WHOLE),
+        *((dropout("activation_dropout", positions, inner, copies=True, split=Split.WHOLE),) if drops else ()),
+        matmul("feed_forward_out", positions, inner, hidden, bias=False, split=Split.ROW),
+    )
+
+
+def gated_branch(positions: int, hidden: int, inner: int) -> tuple[Operator, ...]:
+    """Return SwiGLU without bias: SiLU saves the gate, the product with it both factors."""
+    return (
+        matmul("gate_and_up", positions, hidden, 2 * inner, bias=False, split=Split.COLUMN),
+        element_wise("gate", positions, inner, inputs=2, keeps=3, split=Split.WHOLE),
+        matmul("down", positions, inner, hidden, bias=False, split=Split.ROW),
+    )

@@ -1,0 +1,1 @@
+"""Clusters and runtimes from measured links and collectives."""

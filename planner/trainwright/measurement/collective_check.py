@@ -1,0 +1,152 @@
+"""Collectives to measure, their comparison with predictions, and the resulting runtime."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainwright.cluster import Cluster
+from trainwright.cost.collectives import Collectives
+from trainwright.cost.network import Network
+from trainwright.model import Model
+from trainwright.runtime import IDEAL_RINGS, CollectiveRatios, Runtime
+from trainwright.worker_api import CollectiveTime, Overlap
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCollective:
+    """Measured collective and its predicted seconds."""
+
+    measured: CollectiveTime
+    predicted_seconds: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured: above 0 if the prediction is too slow."""
+        return self.predicted_seconds / self.measured.seconds - 1
+
+    @property
+    def off_seconds(self) -> float:
+        """Absolute error in seconds."""
+        return abs(self.predicted_seconds - self.measured.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCheck:
+    """Errors of predicted collectives.
+
+    Attributes:
+        mean_error: absolute, weighted by measured seconds: small messages that are off by their latency hardly matter
+            to plans.
+        worst: the one with the largest absolute error in seconds.
+    """
+
+    count: int
+    mean_error: float
+    worst: ComparedCollective
+
+
+def collective_ratios(times: Sequence[CollectiveTime], cluster: Cluster) -> CollectiveRatios:
+    """Return by kind measured over ideal ring seconds, summed over its collectives across several nodes.
+
+    At least 1. Raises ValueError for members that the cluster lacks.
+    """
+    over_nodes = [time for time in times if len({device.node for device in time.members}) > 1]
+    measured: defaultdict[str, float] = defaultdict(float)
+    predicted: defaultdict[str, float] = defaultdict(float)
+    for one in _compare(over_nodes, cluster, IDEAL_RINGS):
+        measured[one.measured.collective] += one.measured.seconds
+        predicted[one.measured.collective] += one.predicted_seconds
+    return CollectiveRatios(
+        **{kind: max(measured[kind] / predicted[kind], 1.0) for kind in predicted if predicted[kind]}
+    )
+
+
+def check_collectives(
+    times: Sequence[CollectiveTime], cluster: Cluster, ratios: CollectiveRatios = IDEAL_RINGS
+) -> CollectiveCheck | None:
+    """Compare collectives with their predictions; None if none took any time.
+
+    Each is predicted alone on the cluster's links. Raises ValueError for members that the cluster lacks.
+    """
+    compared = _compare(times, cluster, ratios)
+    if not compared:
+        return None
+    mean = sum(one.off_seconds for one in compared) / sum(one.measured.seconds for one in compared)
+    return CollectiveCheck(len(compared), mean, max(compared, key=lambda one: one.off_seconds))
+
+
+def _compare(
+    times: Sequence[CollectiveTime], cluster: Cluster, ratios: CollectiveRatios
+) -> tuple[ComparedCollective, ...]:
+    for member in {member for time in times for member in time.members}:
+        cluster.accelerator_of(member)
+    collectives = Collectives(Network(cluster), ratios)
+    return tuple(ComparedCollective(time, _predicted(time, collectives)) for time in times if time.seconds > 0)
+
+
+def _predicted(time: CollectiveTime, collectives: Collectives) -> float:
+    ring = collectives.all_reduce((tuple(device.node for device in time.members),))
+    match time.collective:
+        case "all_reduce":
+            return ring.seconds(time.message_bytes)
+        case "all_gather":
+            return ring.all_gather_seconds(time.message_bytes)
+        case "reduce_scatter":
+            return ring.reduce_scatter_seconds(time.message_bytes)
+
+
+LARGEST_STEP = 16
+"""Maximum ratio of consecutive sizes: a ring goes from latency-bound to bandwidth-bound within about two steps."""
+MOST_BYTES = 2**28
+"""Maximum size; beyond it seconds are proportional to bytes on any link."""
+_VALUE_BYTES = 4
+"""Bytes of a gradient element: gradients are reduced in float32."""
+
+
+def collective_sizes(model: Model) -> tuple[int, ...]:
+    """Return bytes of full messages, ascending, in equal ratios of at most `LARGEST_STEP`.
+
+    The smallest is what a tensor group reduces for one row, or a layer's gradients if those are smaller; the largest is
+    the gradients of the full model.
+    """
+    rows = [
+        segment.forward_all_reduce_elements_per_row * model.dtype.num_bytes
+        for kind in model.kinds
+        for segment in kind.segments
+        if segment.ends_in_all_reduce
+    ]
+    gradients = [kind.parameters * _VALUE_BYTES for kind in model.kinds if kind.parameters]
+    everything = sum(model.kind_of(layer).parameters for layer in range(len(model.layers))) * _VALUE_BYTES
+    wanted = [min(size, MOST_BYTES) for size in (*rows, *gradients, everything) if size]
+    if not wanted:
+        return ()
+    least, most = min(wanted), max(wanted)
+    if least == most:
+        return (least,)
+    steps = max(math.ceil(math.log(most / least) / math.log(LARGEST_STEP)), 1)
+    return tuple(dict.fromkeys(round(least * (most / least) ** (step / steps)) for step in range(steps + 1)))
+
+
+def measured_runtime(
+    cluster: Cluster, collectives: Sequence[CollectiveTime] = (), overlaps: Sequence[Overlap] = ()
+) -> Runtime:
+    """Build the runtime from measurements. Raises ValueError for devices that the cluster lacks."""
+    ratios = collective_ratios(collectives, cluster)
+    measured = overlap_slowdown(overlaps)
+    if cluster.is_emulated:
+        # Communication does not slow down an emulated device.
+        return Runtime(collective_ratios=ratios, overlap_slowdown_ratio=1.0)
+    if measured is None:
+        return Runtime(collective_ratios=ratios)
+    # Ratios below 1 are clock noise: communication makes no computation faster.
+    return Runtime(collective_ratios=ratios, overlap_slowdown_ratio=max(measured, 1.0))
+
+
+def overlap_slowdown(overlaps: Sequence[Overlap]) -> float | None:
+    """Return the median over the nodes; None if it was not measured."""
+    ratios = [overlap.compute_slowdown_ratio for overlap in overlaps]
+    return statistics.median(ratios) if ratios else None

@@ -1,0 +1,194 @@
+"""Tables of AMP: float64 forward seconds per layer-list entry at micro-batch 1, one .npy file per tensor degree.
+
+The list is that of a DeepSpeed pipeline, which has functions as well as layers (for GPT-2 of 24 blocks 30 entries, 3 …
+26 of them the blocks). The file name ends with the degree, as in `gpt2_T4_1.npy`. AMP takes the backward as twice the
+forward (its section 3.3 measures layers so). The growth with the micro-batch, which the tables lack, and the
+optimizer's step come from the data sheet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tokenize import TokenError
+from typing import Final
+
+import numpy as np
+
+from trainwright.accelerators import estimate_profiles
+from trainwright.accelerators.scaling_curves import curve_from
+from trainwright.model import Model
+from trainwright.profile_imports.layer_time_tables import (
+    MeasuredLayer,
+    Measurement,
+    block_layers,
+    check_degree,
+    find_blocks,
+    layer_seconds,
+    profiles_of,
+)
+from trainwright.profile_imports.reading import MAX_NUMBER, ImportOptions, read_bytes
+from trainwright.profile_imports.subtract_all_reduces import subtract_all_reduces
+from trainwright.profiles import Profiles
+
+ROWS: Final = (1, 2, 4, 8, 16, 32)
+BACKWARD_RATIO: Final = 2.0
+MAX_ENTRIES: Final = 1024
+_UNREADABLE: Final = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    ValueError,
+)
+"""Errors that NumPy raises on damaged headers, which are Python literals."""
+_DEGREE: Final = re.compile(r"(?:.*\D)?([1-9]\d{0,5})\.npy")
+
+
+@dataclass(frozen=True)
+class _Table:
+    path: Path
+    tensor_degree: int
+    seconds: tuple[float, ...]
+
+
+def import_amp(
+    paths: Sequence[Path], *, model: Model, accelerator: str, options: ImportOptions | None = None
+) -> Profiles:
+    """Import one file per tensor degree; `samples` is 0 at the rows that the data sheet derives.
+
+    Raises ValueError with one sentence on what is wrong and where.
+    """
+    options = options or ImportOptions()
+    options.check("amp", "blocks", "tensor_degrees")
+    if options.tensor_degrees and len(options.tensor_degrees) != len(paths):
+        raise ValueError(
+            f"tensor_degrees names {len(options.tensor_degrees)} degrees for {len(paths)} files; name one for each"
+        )
+    degrees = options.tensor_degrees or tuple(_degree(path) for path in paths)
+    for path, degree in zip(paths, degrees, strict=True):
+        check_degree(degree, model, str(path))
+    tables = [_Table(path, degree, _seconds(path)) for path, degree in zip(paths, degrees, strict=True)]
+    expected = estimate_profiles(model, (accelerator,), tensor_degrees=sorted({1, *degrees}), rows=(1,))
+    measured = _measurements(tables, model, accelerator, expected, options.blocks)
+    alone = subtract_all_reduces(measured, model=model, accelerator=accelerator, inside=options.inside)
+    grown = [table for measurement in alone for table in _extrapolate_rows(measurement, model, accelerator)]
+    return profiles_of(grown, model=model, accelerator=accelerator)
+
+
+def _degree(path: Path) -> int:
+    found = _DEGREE.fullmatch(path.name)
+    if found is None:
+        raise ValueError(
+            f"{path}: the name must end with the tensor degree, as gpt2_T4_1.npy does, or give the degrees"
+        )
+    return int(found[1])
+
+
+def _seconds(path: Path) -> tuple[float, ...]:
+    """Read the array of a file. Raises ValueError for anything but a list of times."""
+    if not read_bytes(path).startswith(b"\x93NUMPY"):
+        raise ValueError(f"{path}: not a NumPy array file (.npy)")
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: no header can claim more than the file has
+    except _UNREADABLE as error:
+        raise ValueError(f"{path}: not a NumPy array that can be read: {' '.join(str(error).split())}") from None
+    if array.ndim != 1 or array.dtype.kind != "f" or not 1 <= array.size <= MAX_ENTRIES:
+        raise ValueError(
+            f"{path}: expected one row of 1 to {MAX_ENTRIES} floating-point seconds, got shape {array.shape} of "
+            f"{array.dtype}"
+        )
+    values = array.astype(np.float64)
+    bad = np.flatnonzero(~((values >= 0) & (values <= MAX_NUMBER)))
+    if bad.size:
+        raise ValueError(f"{path}: entry {bad[0]} is {values[bad[0]]:g}; every entry is seconds, at least 0")
+    if not values.any():
+        raise ValueError(f"{path}: all entries are 0; measure again")
+    return tuple(values.tolist())
+
+
+def _measurements(
+    tables: Sequence[_Table], model: Model, accelerator: str, expected: Profiles, given: tuple[tuple[int, int], ...]
+) -> list[Measurement]:
+    """Return the tables as measurements at one row; backwards are set once the all-reduces are subtracted.
+
+    Tables of equal length are one list at several degrees: the blocks are located at the smallest degree.
+    """
+    kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
+    places: dict[int, tuple[int, ...]] = {}
+    found = []
+    for table in sorted(tables, key=lambda table: table.tensor_degree):
+        degrees = [table.tensor_degree if kind.is_tensor_parallel else 1 for kind in kinds]
+        costs = [expected.cost(accelerator, kind.name, degree, 1) for kind, degree in zip(kinds, degrees, strict=True)]
+        seconds = [cost.forward_seconds for cost in costs]
+        if len(table.seconds) not in places:
+            places[len(table.seconds)] = _entries(table, model, seconds, given)
+        forwards = layer_seconds(table.seconds, places[len(table.seconds)], model, seconds)
+        layers = tuple(
+            MeasuredLayer(forward, 0.0, cost.update_seconds) for forward, cost in zip(forwards, costs, strict=True)
+        )
+        found.append(Measurement(str(table.path), table.tensor_degree, 1, layers))
+    return found
+
+
+def _entries(
+    table: _Table, model: Model, expected: Sequence[float], given: tuple[tuple[int, int], ...]
+) -> tuple[int, ...]:
+    """Return the entry of every block: as given, one to one if entries and layers are equally many, or the best match."""
+    blocks = block_layers(model)
+    count = len(table.seconds)
+    if not blocks:
+        raise ValueError(f"{table.path}: the model has no layers that a tensor degree divides, so no entry is a block")
+    if given:
+        entries = tuple(entry for first, end in given for entry in range(max(first, -1), min(end, count + 1)))
+        if (
+            len(entries) != len(blocks)
+            or list(entries) != sorted(set(entries))
+            or entries[0] < 0
+            or entries[-1] >= count
+        ):
+            raise ValueError(
+                f"{table.path}: the ranges of blocks name {len(entries)} entries; they must name, ascending, one of the "
+                f"{count} entries for each of the model's {len(blocks)} blocks"
+            )
+        return entries
+    if count == len(model.layers):
+        return blocks
+    if count < len(blocks):
+        raise ValueError(
+            f"{table.path}: there are {count} entries, but the model has {len(blocks)} blocks; give the model that was "
+            "measured"
+        )
+    return find_blocks(table.seconds, [expected[layer] for layer in blocks], [model.layers[layer] for layer in blocks])
+
+
+def _extrapolate_rows(measurement: Measurement, model: Model, accelerator: str) -> list[Measurement]:
+    """Extrapolate a measurement at one row to ROWS."""
+    by_rows: list[list[MeasuredLayer]] = [[] for _ in ROWS]
+    for index, layer in enumerate(measurement.layers):
+        curve = [(0.0, 0.0)] * len(ROWS)
+        if layer.forward_seconds > 0:
+            found = curve_from(
+                layer.forward_seconds,
+                1,
+                model.kind_of(index),
+                accelerator,
+                dtype=model.dtype,
+                rows=ROWS,
+                tensor_degree=measurement.tensor_degree,
+                backward_ratio=BACKWARD_RATIO,
+            )
+            curve = list(zip(found.forward_seconds, found.backward_seconds, strict=True))
+        for layers, (forward, backward) in zip(by_rows, curve, strict=True):
+            layers.append(replace(layer, forward_seconds=forward, backward_seconds=backward))
+    return [
+        replace(measurement, rows=rows, layers=tuple(layers), samples=int(rows == 1))
+        for rows, layers in zip(ROWS, by_rows, strict=True)
+    ]

@@ -1,0 +1,137 @@
+"""Summary of a plan's degrees, batches and layers for table cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from trainwright.cluster import EMULATED_PREFIX, Cluster
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, format_degrees, format_range
+
+DEGREES = "pp: stages, dp: replicas, tp: devices that share each layer"
+BATCHES = "batches: rows of a micro-batch × micro-batches"
+"""Legend of the batches column."""
+MOST_DIFFERENT = 4
+"""Maximum number of distinct stage groups listed; beyond it only the range of their degrees is."""
+MOST_ROWS = 8
+"""Maximum number of replicas whose rows are listed one by one."""
+
+
+def degrees(plan: Plan) -> str:
+    """Format `pp4 dp2 tp1`; `pp3 dp8 tp1 | dp4 tp2` where stages differ, `dp1–8` where many do.
+
+    Pipelines are joined by ` + `.
+    """
+    return " + ".join(_degrees(pipeline) for pipeline in plan.pipelines)
+
+
+def _degrees(pipeline: Pipeline) -> str:
+    told = [text for text, _ in groupby(pipeline.stages, key=format_degrees)]
+    if len(told) > MOST_DIFFERENT:
+        runs = runs_of(pipeline)
+        told = [f"dp{format_range(run.data for run in runs)} tp{format_range(run.tensor for run in runs)}"]
+    return f"pp{len(pipeline.stages)} {' | '.join(told)}"
+
+
+def lines(plan: Plan, cluster: Cluster) -> tuple[str, str, str]:
+    """Return degrees, batches and layers as three cells with one line per group of uniform neighbouring stages.
+
+    A pipeline whose stages have the same degrees takes one line. Otherwise each line names its accelerators if the plan
+    uses several.
+    """
+    names = short_names(cluster)
+    used = {cluster.node(node).accelerator for node in plan.nodes}
+    found: list[tuple[str, str, str]] = []
+    for pipeline, batch in zip(plan.pipelines, batches(plan).split("\n"), strict=True):
+        head = f"pp{len(pipeline.stages)}"
+        if len({_told(stage) for stage in pipeline.stages}) == 1:
+            found.append((f"{head} {_told(pipeline.stages[0])}", batch, _layers(pipeline.stages)))
+            continue
+        groups = groupby(pipeline.stages, key=lambda stage: (_told(stage), _format_accelerators(stage, cluster, names)))
+        for number, ((told, carriers), stages) in enumerate(groups):
+            margin = " " * len(head) if number else head
+            where = f" {carriers}" if len(used) > 1 else ""
+            found.append((f"{margin} {told}{where}", "" if number else batch, _layers(list(stages))))
+    first, second, third = zip(*found, strict=True)
+    return "\n".join(first), "\n".join(second), "\n".join(third)
+
+
+def _told(stage: Stage) -> str:
+    """Format `dp4 tp1`, with the replicas' rows where they differ."""
+    rows = next((run.rows for run in stage.layers if len(set(run.rows)) > 1), None)
+    return format_degrees(stage) + (f" rows {format_range(rows)}" if rows else "")
+
+
+def _format_accelerators(stage: Stage, cluster: Cluster, names: Mapping[str, str]) -> str:
+    return "+".join(dict.fromkeys(names[cluster.node(device.node).accelerator] for device in stage.devices))
+
+
+def _layers(stages: Sequence[Stage]) -> str:
+    return format_run_lengths([stage.end - stage.first for stage in stages])
+
+
+def short_names(cluster: Cluster) -> dict[str, str]:
+    """Map each accelerator to its model (`A100`, `T4`), or to its full name where two would share that."""
+    short = {one.name: _short(one.name) for one in cluster.accelerators}
+    uses = Counter(short.values())
+    return {name: text if uses[text] == 1 else name for name, text in short.items()}
+
+
+def _short(name: str) -> str:
+    words = name.removeprefix(EMULATED_PREFIX).split("-")
+    return next((word for word in words if word[-1:].isdigit() and word[:1].isalpha()), words[-1])
+
+
+def strategy(run: LayerRun) -> str:
+    """Format `dp4 tp1`, then what is not the default: `rows 3 2 2 1`, `zero3`, `recompute`."""
+    spelt = " ".join(map(str, run.rows))
+    rows = spelt if run.data <= MOST_ROWS else format_range(run.rows)
+    odd = [
+        *([f"rows {rows}"] if len(set(run.rows)) > 1 else []),
+        *([str(run.sharding)] if run.sharding is not Sharding.NONE else []),
+        *(["recompute"] if run.recompute else []),
+    ]
+    return " ".join([f"dp{run.data} tp{run.tensor}", *odd])
+
+
+def strategies(stage: Stage) -> str:
+    """Format the strategies of a stage's layer runs, with layer counts where they differ."""
+    told = [(strategy(run), run.count) for run in stage.layers]
+    if len({text for text, _ in told}) == 1:
+        return told[0][0]
+    return "\n".join(f"{count} × {text}" for text, count in told)
+
+
+def batches(plan: Plan) -> str:
+    """Format `2×16`, rows of a micro-batch × micro-batches, one pipeline per line."""
+    return "\n".join(f"{pipeline.micro_batch_size}×{pipeline.micro_batches}" for pipeline in plan.pipelines)
+
+
+def layers(plan: Plan) -> str:
+    """Format the stages' layer counts, one pipeline per line."""
+    return "\n".join(
+        format_run_lengths([stage.end - stage.first for stage in pipeline.stages]) for pipeline in plan.pipelines
+    )
+
+
+def format_run_lengths(numbers: Sequence[int]) -> str:
+    """Format `3 3 3 1`, or run lengths `24×2 1` where those are shorter and there are more than 8 numbers."""
+    spelt = " ".join(map(str, numbers))
+    groups = [(number, len(list(group))) for number, group in groupby(numbers)]
+    short = " ".join(f"{count}×{number}" if count > 1 else str(number) for number, count in groups)
+    return short if len(short) < len(spelt) and len(numbers) > 8 else spelt
+
+
+def savings(plan: Plan) -> str:
+    """Format sharding and recompute with the layers they cover: `zero3 10/26, recompute`; empty if there are none."""
+    runs = [run for pipeline in plan.pipelines for run in runs_of(pipeline)]
+    whole = sum(run.count for run in runs)
+    kinds = [kind for kind in Sharding if kind is not Sharding.NONE]
+    counts = [(str(kind), sum(run.count for run in runs if run.sharding is kind)) for kind in kinds]
+    counts.append(("recompute", sum(run.count for run in runs if run.recompute)))
+    return ", ".join(name if count == whole else f"{name} {count}/{whole}" for name, count in counts if count)
+
+
+def runs_of(pipeline: Pipeline) -> list[LayerRun]:
+    return [run for stage in pipeline.stages for run in stage.layers]

@@ -1,0 +1,144 @@
+"""Proposal of the next trial as sentences, a table and fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from trainwright import documents
+from trainwright.report import plan_summary, tables
+from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, titled
+from trainwright.search import Problem
+from trainwright.trial_selection import Observations, Proposal, Rule, StoppingDecision, TrialHistory
+
+_WORTH_TELLING = 0.02
+"""Minimum change of a factor for a sentence; it must also exceed the factor's remaining uncertainty."""
+
+
+def proposal_fields(found: Proposal, study: TrialHistory, problem: Problem) -> dict[str, Any]:
+    """Return a proposal for JSON output; `best` is a rank in `candidates`, regret and gain are relative."""
+    order = _order(study)
+    rank = {plan: place for place, plan in enumerate(order, 1)}
+    return {
+        "verdict": found.verdict.value,
+        "trial": None if found.trial is None else _plan_fields(found.trial, study),
+        "best": None if found.best is None else rank[found.best],
+        "expected_regret": found.regret,
+        "expected_gain": found.gain,
+        "reason": " ".join(sentences(found, study)),
+        "factors": [
+            {"name": factor.name, "share": factor.share, "deviation": factor.deviation}
+            for factor in study.factor_observations
+        ],
+        **origin_fields(problem),
+        "candidates": [{"rank": rank[plan], **_plan_fields(plan, study)} for plan in order],
+    }
+
+
+def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule: Rule) -> Group:
+    """Return the candidates with their posterior, and what to do."""
+    table = new_table(
+        [
+            ("", "whole"),
+            ("predicted", "right"),
+            ("expected", "right"),
+            ("off by", "right"),
+            ("measured", "right"),
+            ("fits", "right"),
+            ("gain", "right"),
+            ("degrees", "whole"),
+            ("batches", "whole"),
+            ("layers by stage", "left"),
+        ]
+    )
+    for plan in _order(study):
+        known, of_plan = study.posterior, study.plans[plan]
+        measured = known.measured.get(plan)
+        tried = measured is not None or plan in known.failed
+        add_row(
+            table,
+            "next" if plan == found.trial else "best" if plan == found.best else "",
+            tables.seconds(study.estimates[plan].iteration_seconds),
+            tables.seconds(known.seconds.expected[plan]),
+            f"{known.seconds.deviations[plan]:.1%}",
+            "failed" if plan in known.failed else "" if measured is None else tables.seconds(measured),
+            "" if tried else f"{known.fit_probability[plan]:.0%}",
+            "" if tried or not known.measured else f"{known.expected_gain(plan):.2%}",
+            plan_summary.degrees(of_plan).replace(" + ", "\n"),
+            plan_summary.batches(of_plan),
+            plan_summary.layers(of_plan),
+            style="bold" if plan == found.trial else "",
+        )
+    caption = (
+        "expected: with what trials say of the cost model; gain: by how much a trial is expected to speed up the best plan; "
+        f"stops below a regret of {rule.regret_below:.1%}"
+    )
+    words = (Text(sentence) for sentence in sentences(found, study))
+    return Group(titled(f"What to try{origin_words(problem)}", table, caption), Text(), *words)
+
+
+def sentences(found: Proposal, study: TrialHistory) -> list[str]:
+    """Return what to do, why, and what the trials say about the cost model."""
+    return [
+        _verdict(found, study),
+        *_regret(found, study),
+        *_factors(study.factor_observations if study.posterior.measured else ()),
+    ]
+
+
+def _verdict(found: Proposal, study: TrialHistory) -> str:
+    known = study.posterior
+    if found.trial is not None:
+        name, fits = study.plans[found.trial].summary(), float(known.fit_probability[found.trial])
+        expected = tables.seconds(known.seconds.expected[found.trial])
+        first = f"Try {name} next: it is expected to take {expected} ± {known.seconds.deviations[found.trial]:.1%}"
+        memory = "" if fits > 0.99 else f", and it fits into memory with a likelihood of {fits:.0%}"
+        if not known.measured:
+            return f"{first}{memory}; of those that likely fit none is expected to be faster, and nothing ran yet."
+        return f"{first}{memory}; no other trial is expected to win more ({found.gain:.2%})."
+    return {
+        StoppingDecision.REGRET_IS_SMALL: "Stop: what further trials could win is below the threshold.",
+        StoppingDecision.NOTHING_IS_WORTH_IT: "Stop: no single trial is expected to win anything to speak of.",
+    }.get(found.verdict, "Stop: every plan was tried.")
+
+
+def _regret(found: Proposal, study: TrialHistory) -> list[str]:
+    if found.best is None:
+        return ["Every plan failed: there is none to train with."]
+    ran = "of those that ran, the best is" if study.posterior.measured else "without a trial the best guess is"
+    name, regret = study.plans[found.best].summary(), f"{found.regret:.2%} slower than the fastest of all in truth"
+    return [f"If one stopped now, {ran} {name}, expected to be {regret}."]
+
+
+def _factors(learnt: Sequence[Observations]) -> list[str]:
+    moved = [factor for factor in learnt if abs(factor.share) >= max(_WORTH_TELLING, factor.deviation)]
+    if not moved:
+        return []
+    told = "; ".join(f"{factor.name} {factor.share:+.0%} (± {factor.deviation:.0%})" for factor in moved)
+    return [f"By the trials the cost model is off by: {told}."]
+
+
+def _order(study: TrialHistory) -> list[int]:
+    """Return plans by expected seconds, failed ones last."""
+    known = study.posterior
+    return sorted(
+        range(len(study.plans)), key=lambda plan: (plan in known.failed, float(known.seconds.means[plan]), plan)
+    )
+
+
+def _plan_fields(plan: int, study: TrialHistory) -> dict[str, Any]:
+    known = study.posterior
+    tried = plan in known.measured or plan in known.failed
+    return {
+        "predicted_seconds": study.estimates[plan].iteration_seconds,
+        "expected_seconds": float(known.seconds.expected[plan]),
+        "deviation": float(known.seconds.deviations[plan]),
+        "measured_seconds": known.measured.get(plan),
+        "failed": plan in known.failed,
+        "fits": float(known.fit_probability[plan]),
+        "expected_gain": None if tried else known.expected_gain(plan),
+        "plan": documents.dump(study.plans[plan]),
+    }

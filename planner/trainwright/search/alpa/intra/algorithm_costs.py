@@ -1,0 +1,386 @@
+"""Costs of a layer's parallel algorithms on one mesh: operator seconds, communication, weight state and activations.
+
+The paper rewrites chosen all-reduces into a reduce-scatter and an all-gather (§4.2): the same bytes travel, and in
+between each device has only its shard of the sum. For gradients, each replica updates only its shard of the weight and
+keeps only that shard's optimizer state, as ZeRO does. For activations, the trivial operators after a sum (residual,
+dropout, normalisation) compute and keep only a shard, which Megatron calls sequence parallelism. The rewriting never
+costs anything, so the integer programme counts its savings in advance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost.context import CostContext
+from trainwright.cost.memory import optimizer_bytes
+from trainwright.layer import Dtype, LayerKind
+from trainwright.profiles import LayerCost
+from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
+from trainwright.search.alpa.intra.operator_catalogue import Loop, Operation
+from trainwright.search.alpa.intra.operator_graph import GraphNode
+from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms, LoopMapping, OperatorAlgorithms
+from trainwright.search.alpa.intra.sharding_specs import (
+    LinearSeconds,
+    LogicalMesh,
+    Resharding,
+    all_reduce,
+    device_shares,
+    reduce_scatter,
+)
+
+FLOPS_PER_BYTE: dict[Dtype, float] = {Dtype.FLOAT32: 20.0, Dtype.FLOAT16: 150.0, Dtype.BFLOAT16: 150.0}
+"""Approximate arithmetic intensity at which data-centre GPUs change from memory-bound to compute-bound.
+
+It only splits a layer's profiled seconds among its operators and predicts no seconds itself.
+"""
+
+
+@dataclass
+class LayerCompute:
+    """Compute seconds of one layer kind on a mesh's accelerators, of which the slowest counts."""
+
+    setting: CostContext
+    kind: LayerKind
+    operations: Sequence[Operation]
+    accelerators: tuple[str, ...]
+    _seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    _weights: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def seconds(self, index: int, rows: int, parts: int) -> float:
+        """Return forward and backward seconds of an operator over `rows` rows on a device with one of `parts` parts.
+
+        The profile at that tensor degree is used if the operator is sharded by it and it exists, else the least
+        profiled degree.
+        """
+        degree = (
+            parts
+            if self.operations[index].tensor_parallel_loops and self._is_profiled(parts)
+            else self.min_profiled_degree
+        )
+        shares = self._shares(rows, degree)
+        divided = degree if self.operations[index].tensor_parallel_loops else 1
+        return self.layer_seconds(rows, degree) * shares[index] * divided / parts
+
+    def update_seconds_per_value(self) -> float:
+        """Return seconds of the optimizer step per parameter of the layer."""
+        degree = self.min_profiled_degree
+        values = max(self.setting.parameters_per_rank(self.kind, degree), 1)
+        return max(self._cost(name, degree, 1).update_seconds for name in self.accelerators) / values
+
+    def activation_ratio(self, rows: int) -> float:
+        """Return profiled over counted bytes that the layer saves for the backward."""
+        counted_bytes = self.kind.saved_bytes_per_row(self.setting.model.dtype, self.min_profiled_degree) * rows
+        profiled_bytes = max(
+            self._cost(name, self.min_profiled_degree, rows).activation_bytes for name in self.accelerators
+        )
+        return profiled_bytes / counted_bytes if counted_bytes else 1.0
+
+    @cached_property
+    def min_profiled_degree(self) -> int:
+        """Return the least tensor degree profiled on all accelerators: 1 unless the layer was too large for one device."""
+        if not self.kind.is_tensor_parallel:
+            return 1
+        profiles = self.setting.profiles
+        found = [set(profiles.tensor_degrees(name, self.kind.name)) for name in self.accelerators]
+        return min(set[int].intersection(*found), default=1)
+
+    def _cost(self, accelerator: str, degree: int, rows: int) -> LayerCost:
+        return self.setting.layer_cost(accelerator, self.kind, degree, rows)
+
+    def _is_profiled(self, degree: int) -> bool:
+        return self.kind.is_tensor_parallel and all(
+            self.setting.profiles.has(name, self.kind.name, degree) for name in self.accelerators
+        )
+
+    def layer_seconds(self, rows: int, degree: int) -> float:
+        """Return forward and backward seconds of the whole layer at a tensor degree."""
+        if (rows, degree) not in self._seconds:
+            costs = [self._cost(name, degree, rows) for name in self.accelerators]
+            self._seconds[rows, degree] = max(cost.forward_seconds + cost.backward_seconds for cost in costs)
+        return self._seconds[rows, degree]
+
+    def _shares(self, rows: int, degree: int) -> list[float]:
+        """Return each operator's fraction of the layer's seconds at a tensor degree; they add up to 1."""
+        if (rows, degree) not in self._weights:
+            dtype = self.setting.model.dtype
+            weights = []
+            for operation in self.operations:
+                held = operation.weight.elements if operation.weight is not None else 0.0
+                moved = (operation.moved_per_row * rows + held) * dtype.num_bytes
+                weight = max(operation.flops_per_row * rows, moved * FLOPS_PER_BYTE[dtype])
+                weights.append(weight / (degree if operation.tensor_parallel_loops else 1))
+            total = sum(weights) or 1.0
+            self._weights[rows, degree] = [weight / total for weight in weights]
+        return self._weights[rows, degree]
+
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """All-reduces that are rewritten as a reduce-scatter and an all-gather.
+
+    Attributes:
+        gradients: whether those of gradients are.
+        activations: whether those of activations are; our runtime does not, so counting them would promise too much
+            memory.
+    """
+
+    gradients: bool = True
+    activations: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBytes:
+    """Bytes per parameter.
+
+    Attributes:
+        weight: the weight as it is used.
+        gradient: its gradient, unsharded until the last micro-batch.
+        optimizer: moments, and float32 master weights in half-precision training.
+    """
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+
+@dataclass(frozen=True)
+class WeightState:
+    """Parameters of a weight that each device stores and updates, by `[algorithm]`.
+
+    Attributes:
+        weight, gradient, updated: values per device of the weight, of its gradient, and of the part its optimizer
+            updates.
+    """
+
+    weight: Array
+    gradient: Array
+    updated: Array
+
+    def state_bytes(self, sizes: ValueBytes) -> Array:
+        """Return bytes kept from one iteration to the next."""
+        return sizes.weight * self.weight + sizes.gradient * self.gradient + sizes.optimizer * self.updated
+
+
+def weight_state(values: Array, replicas: Array, *, rewritten: bool, gathered: bool) -> WeightState:
+    """Return the state of `values` per device that `replicas` devices have in common.
+
+    `rewritten` shards the optimizer update over replicas; `gathered` shards the weight too and gathers it before each
+    use.
+    """
+    part = values / replicas
+    return WeightState(part if gathered else values, values, part if rewritten or gathered else values)
+
+
+def scattered_share(sums: Indices, replicas: Array) -> Array:
+    """Return `[algorithm]` the fraction of work after an activation sum left for each device, 1 without a sum.
+
+    `sums` are the mesh dimensions over which the leader's output is summed, as bits, and `replicas` the devices for
+    each bit mask: without the rewriting, each of them does all of that work.
+    """
+    left: Array = 1.0 / replicas[sums]
+    return left
+
+
+_BITS: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (0, 1))
+
+
+@dataclass(frozen=True)
+class MeshCosts:
+    """Communication costs of a mesh and bytes per parameter in a setting.
+
+    Attributes:
+        rewriting: all-reduces that become a reduce-scatter and an all-gather (paper §4.2).
+    """
+
+    mesh: LogicalMesh
+    setting: CostContext
+    rewriting: Rewriting = field(default_factory=Rewriting)
+
+    @cached_property
+    def resharding(self) -> Resharding:
+        return Resharding(self.mesh)
+
+    @cached_property
+    def shares(self) -> Array:
+        """Return `[layout]` the fraction of a tensor on one device."""
+        return device_shares(self.mesh.shape)
+
+    @cached_property
+    def replica_counts(self) -> Array:
+        """Return `[dimensions as bits]` how many devices take part in a sum."""
+        first, second = self.mesh.shape
+        return np.array([1.0, first, second, first * second])
+
+    @cached_property
+    def value_bytes(self) -> ValueBytes:
+        setting = self.setting
+        update = optimizer_bytes(setting.model, setting.optimizer)
+        return ValueBytes(setting.model.dtype.num_bytes, setting.gradient_dtype.num_bytes, update)
+
+    def all_reduce(self, sums: Indices, size_bytes: Array) -> Array:
+        """Return `[algorithm]` seconds to all-reduce `size_bytes` over the dimensions in `sums`."""
+        return self._seconds(self._all_reduces, sums, size_bytes)
+
+    def reduce_scatter(self, sums: Indices, size_bytes: Array, *, pays_latency: bool) -> Array:
+        """Return `[algorithm]` seconds to reduce-scatter `size_bytes`, or to all-gather them.
+
+        `pays_latency` is false for tensors that share messages with others, as gradients do.
+        """
+        fixed, per_byte = self._reduce_scatters
+        return self._seconds((fixed * pays_latency, per_byte), sums, size_bytes)
+
+    @cached_property
+    def _all_reduces(self) -> tuple[Array, Array]:
+        return self._by_bits(all_reduce)
+
+    @cached_property
+    def _reduce_scatters(self) -> tuple[Array, Array]:
+        return self._by_bits(reduce_scatter)
+
+    def _by_bits(self, collective: Callable[[LogicalMesh, tuple[int, ...]], LinearSeconds]) -> tuple[Array, Array]:
+        found = [collective(self.mesh, dimensions) for dimensions in _BITS]
+        return np.array([one.fixed_seconds for one in found]), np.array([one.seconds_per_byte for one in found])
+
+    @staticmethod
+    def _seconds(prices: tuple[Array, Array], sums: Indices, size_bytes: Array) -> Array:
+        fixed, per_byte = prices
+        return fixed[sums] + per_byte[sums] * size_bytes
+
+
+@dataclass
+class LayerIlpCosts:
+    """Costs of one layer's integer program on a mesh, for a number of rows over the whole mesh."""
+
+    mesh_costs: MeshCosts
+    algorithms: GraphAlgorithms
+    compute: LayerCompute
+    rows: int
+
+    def programme(self) -> IntegerProgram:
+        """Build Eq. 1: c of compute, d of communication, R of resharding, and the bytes of each choice."""
+        graph = self.algorithms.graph
+        inside = [np.zeros(count) for count in self.algorithms.counts]
+        edges: dict[tuple[int, int], Array] = {}
+        for read in graph.operand_edges:
+            source, target = graph.node_of[read.source], graph.node_of[read.operation]
+            held, wanted = self.algorithms.output_layouts(read.source), self.algorithms.operators[read.operation]
+            size = graph.operations[read.operation].operands[read.operand].elements * self._unit_bytes
+            layouts = wanted.operand_layouts[read.operand]
+            if source == target:
+                inside[source] += self.mesh_costs.resharding.seconds(held, layouts, size)
+            else:
+                seconds = self.mesh_costs.resharding.seconds(held[:, None], layouts[None, :], size)
+                edges[source, target] = edges.get((source, target), 0.0) + seconds
+        nodes = tuple(self._choices(number, extra) for number, extra in enumerate(inside))
+        return IntegerProgram(
+            nodes, tuple(EdgeCosts(source, target, found) for (source, target), found in edges.items())
+        )
+
+    def state_of(self, values: int) -> tuple[int, Array] | None:
+        """Return the node of the first weight with at least `values` parameters, and its state bytes there."""
+        graph = self.algorithms.graph
+        for index, operation in enumerate(graph.operations):
+            if operation.weight is not None and operation.weight.elements >= values:
+                return graph.node_of[index], self._weight_costs(operation, self.algorithms.operators[index])[2]
+        return None
+
+    @cached_property
+    def _unit_bytes(self) -> int:
+        """Return bytes of one value over all rows."""
+        return self.rows * self.mesh_costs.value_bytes.weight
+
+    @cached_property
+    def _activation_ratio(self) -> float:
+        return self.compute.activation_ratio(self.rows)
+
+    def _choices(self, number: int, extra: Array) -> NodeChoices:
+        costs = np.zeros((4, 2, self.algorithms.counts[number]))
+        costs[0] += extra
+        gathers = np.zeros(self.algorithms.counts[number])
+        node = self.algorithms.graph.nodes[number]
+        scattered = self._scattered_share(node)
+        for index in node.operations:
+            operation, found = self.algorithms.graph.operations[index], self.algorithms.operators[index]
+            share = 1.0 if index == node.leader else scattered
+            costs[0] += self._compute_seconds(index, found) * share + self._all_reduce_seconds(operation, found)
+            costs[3] += self._activation_bytes(operation, found) * share
+            if operation.weight is not None:
+                costs += self._weight_costs(operation, found)
+                gathers = np.maximum(gathers, found.weight_sums if found.weight_sums is not None else 0)
+        costs[0, 1, gathers == 0] = np.inf
+        return NodeChoices(costs[0], costs[1], costs[2], costs[3])
+
+    def _scattered_share(self, node: GraphNode) -> Array | float:
+        """Return the fraction of the followers' work left for a device if the leader's sum ends in a reduce-scatter."""
+        if node.leader is None or not self.mesh_costs.rewriting.activations:
+            return 1.0
+        return scattered_share(self.algorithms.operators[node.leader].output_sums, self.mesh_costs.replica_counts)
+
+    def _compute_seconds(self, index: int, found: OperatorAlgorithms) -> Array:
+        seconds = {mapping: self._mapped_seconds(index, mapping) for mapping in set(found.mappings)}
+        return np.array([seconds[mapping] for mapping in found.mappings])
+
+    def _mapped_seconds(self, index: int, mapping: LoopMapping) -> float:
+        rows, parts = self.rows, 1
+        for size, loop in zip(self.mesh_costs.mesh.shape, mapping, strict=True):
+            if loop is Loop.BATCH:
+                rows //= size
+            elif loop is not None:
+                parts *= size
+        return self.compute.seconds(index, rows, parts)
+
+    def _all_reduce_seconds(self, operation: Operation, found: OperatorAlgorithms) -> Array:
+        """Return all-reduce seconds of one micro-batch: partial outputs forward, partial gradients of operands backward."""
+        prices, size = self.mesh_costs, self._unit_bytes
+        held = prices.shares[found.output_layouts] * operation.output.elements * size
+        seconds = prices.all_reduce(found.output_sums, held)
+        for operand, layouts, sums in zip(operation.operands, found.operand_layouts, found.operand_sums, strict=True):
+            seconds = seconds + prices.all_reduce(sums, prices.shares[layouts] * operand.elements * size)
+        if (
+            operation.internal_sums is not None
+            and found.internal_layouts is not None
+            and found.internal_sums is not None
+        ):
+            own = prices.shares[found.internal_layouts] * operation.internal_sums[0].elements * self.rows * 4
+            seconds = seconds + 2 * prices.all_reduce(found.internal_sums, own)
+        return seconds
+
+    def _activation_bytes(self, operation: Operation, found: OperatorAlgorithms) -> Array:
+        layouts = found.operand_layouts[0] if found.operand_layouts else found.output_layouts
+        saved = operation.saved_elements_per_row * self._unit_bytes + operation.saved_bytes_per_row * self.rows
+        return self.mesh_costs.shares[layouts] * saved * self._activation_ratio
+
+    def _weight_costs(self, operation: Operation, found: OperatorAlgorithms) -> Array:
+        """Return `[cost term, weight mode, algorithm]` costs of a weight, with terms ordered as in `NodeChoices`.
+
+        In weight mode 0, gradients are reduce-scattered, then gradients (or, rewritten, updated weights) are
+        all-gathered. In mode 1 the weight itself stays sharded and is gathered twice per micro-batch instead.
+        """
+        assert operation.weight is not None
+        assert found.weight_layouts is not None
+        assert found.weight_sums is not None
+        prices, sizes, sums = self.mesh_costs, self.mesh_costs.value_bytes, found.weight_sums
+        values = prices.shares[found.weight_layouts] * operation.weight.elements
+        costs = np.zeros((4, 2, len(values)))
+        costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.weight, pays_latency=not operation.is_trivial)
+        scattered = prices.reduce_scatter(sums, values * sizes.gradient, pays_latency=False)
+        gathered = sizes.weight if prices.rewriting.gradients else sizes.gradient
+        whole = scattered + prices.reduce_scatter(sums, values * gathered, pays_latency=False)
+        costs[1] = whole, scattered
+        update = self.compute.update_seconds_per_value()
+        for held in (0, 1):
+            state = weight_state(
+                values, prices.replica_counts[sums], rewritten=prices.rewriting.gradients, gathered=held == 1
+            )
+            costs[1, held] += update * state.updated
+            costs[2, held] = state.state_bytes(sizes)
+        return costs

@@ -1,0 +1,198 @@
+"""Integer program of an operator graph (paper Eq. 1) and its solution by HiGHS under a memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentCost:
+    """Cost of an assignment on each device.
+
+    Attributes:
+        seconds: forward and backward of one micro-batch with communication.
+        iteration_seconds: gradient reduction and optimizer step.
+        state_bytes: weights, gradients, optimizer state.
+        activation_bytes: one micro-batch in flight.
+    """
+
+    seconds: float
+    iteration_seconds: float
+    state_bytes: float
+    activation_bytes: float
+
+    def objective(self, goal: WeightedObjective) -> float:
+        """Return the weighted objective."""
+        return (
+            goal.micro_batches * self.seconds
+            + self.iteration_seconds
+            + goal.memory_price * (self.state_bytes + goal.in_flight * self.activation_bytes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedObjective:
+    """Objective to minimise: seconds of an iteration plus memory times its price.
+
+    Attributes:
+        micro_batches: per iteration.
+        in_flight: micro-batches whose activations are in memory at once (Eq. 5's s).
+        memory_price: Lagrange multiplier of memory, in seconds per byte; 0 minimises time alone.
+    """
+
+    micro_batches: int
+    in_flight: int = 1
+    memory_price: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeChoices:
+    """Costs of a node's choices, `[weight mode, algorithm]`; inf where a choice is not allowed.
+
+    In weight mode 0, weights are stored as the algorithm uses them; in mode 1 they are also sharded over the replicas
+    and gathered before each use.
+    """
+
+    seconds: Array
+    iteration_seconds: Array
+    state_bytes: Array
+    activation_bytes: Array
+
+    def objective(self, goal: WeightedObjective) -> Array:
+        """Return the weighted objective, `[weight mode, algorithm]`."""
+        held = self.state_bytes + goal.in_flight * self.activation_bytes
+        return goal.micro_batches * self.seconds + self.iteration_seconds + goal.memory_price * held
+
+
+@dataclass(frozen=True)
+class EdgeCosts:
+    """Resharding seconds per micro-batch between two nodes, `[source algorithm, target algorithm]` (R of Eq. 1)."""
+
+    source: int
+    target: int
+    seconds: Array
+
+
+@dataclass(frozen=True)
+class IntegerProgram:
+    """Nodes and edges of a program; an assignment is a pair (weight mode, algorithm) per node."""
+
+    nodes: tuple[NodeChoices, ...]
+    edges: tuple[EdgeCosts, ...]
+
+    def assignment_cost(self, assignment: Sequence[tuple[int, int]]) -> AssignmentCost:
+        nodes = list(zip(self.nodes, assignment, strict=True))
+        converting = sum(edge.seconds[assignment[edge.source][1], assignment[edge.target][1]] for edge in self.edges)
+        return AssignmentCost(
+            float(sum(node.seconds[chosen] for node, chosen in nodes) + converting),
+            float(sum(node.iteration_seconds[chosen] for node, chosen in nodes)),
+            float(sum(node.state_bytes[chosen] for node, chosen in nodes)),
+            float(sum(node.activation_bytes[chosen] for node, chosen in nodes)),
+        )
+
+    def offset_edges(self, offset: int) -> tuple[EdgeCosts, ...]:
+        """Return the edges renumbered for nodes that start at `offset`."""
+        return tuple(replace(edge, source=edge.source + offset, target=edge.target + offset) for edge in self.edges)
+
+
+@dataclass(frozen=True, slots=True)
+class IlpSolution:
+    """Best assignment, (weight mode, algorithm) per node, and its cost."""
+
+    assignment: tuple[tuple[int, int], ...]
+    totals: AssignmentCost
+
+
+def solve_ilp(
+    programme: IntegerProgram, goal: WeightedObjective, *, memory_bytes: float = np.inf, limit_seconds: float = 60.0
+) -> IlpSolution | None:
+    """Return the assignment of least objective within the memory limit, None if there is none.
+
+    Eq. 1 gets one binary s per choice of a node and one variable e in 0 … 1 per pair of algorithms of an edge. An
+    edge's variables sum to its ends' choices, row by row and column by column, which linearises their product as
+    tightly as possible. Memory, state + in_flight × activations, is one more constraint (ours).
+
+    Raises:
+        ValueError: The solver does not finish within `limit_seconds`.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - slow to import
+
+    rows = _MilpModel(programme, goal)
+    constraints = [LinearConstraint(rows.equality_matrix(), rows.right_hand_side, rows.right_hand_side)]
+    if np.isfinite(memory_bytes):
+        constraints.append(LinearConstraint(rows.memory[None] / memory_bytes, -np.inf, 1.0))
+    scale = max(float(np.abs(rows.costs[rows.is_allowed]).max(initial=0.0)), 1e-300)
+    found = milp(
+        np.where(rows.is_allowed, rows.costs, 0.0) / scale,
+        integrality=rows.integral,
+        bounds=Bounds(0.0, rows.is_allowed.astype(np.float64)),
+        constraints=constraints,
+        options={"time_limit": limit_seconds, "mip_rel_gap": 0.0},
+    )
+    if found.status == 2:  # HiGHS: infeasible
+        return None
+    if found.x is None or found.status != 0:
+        raise ValueError(f"the integer programme was not solved within {limit_seconds} s: {found.message}")
+    assignment = rows.assignment(found.x)
+    totals = programme.assignment_cost(assignment)
+    return IlpSolution(assignment, totals)
+
+
+class _MilpModel:
+    """Variables of the solver: each node's choices, `[weight mode, algorithm]` flattened, then each edge's pairs."""
+
+    def __init__(self, programme: IntegerProgram, goal: WeightedObjective) -> None:
+        self.programme = programme
+        batches = goal.micro_batches
+        nodes = [node.objective(goal).ravel() for node in programme.nodes]
+        held = [(node.state_bytes + goal.in_flight * node.activation_bytes).ravel() for node in programme.nodes]
+        edges = [batches * edge.seconds.ravel() for edge in programme.edges]
+        self.node_at = np.concatenate([[0], np.cumsum([len(costs) for costs in nodes])]).astype(int)
+        self.edge_at = self.node_at[-1] + np.concatenate([[0], np.cumsum([len(costs) for costs in edges])]).astype(int)
+        self.costs: Array = np.concatenate([*nodes, *edges])
+        self.is_allowed = np.isfinite(self.costs)
+        sizes: Array = np.concatenate([*held, *(np.zeros(len(costs)) for costs in edges)])
+        self.memory: Array = np.where(self.is_allowed, sizes, 0.0)
+        self.integral = np.concatenate([np.ones(self.node_at[-1]), np.zeros(len(self.costs) - self.node_at[-1])])
+        pairs = [edge.seconds.shape for edge in programme.edges]
+        self.right_hand_side: Array = np.concatenate(
+            [np.ones(len(nodes)), np.zeros(sum(first + second for first, second in pairs))]
+        )
+
+    def equality_matrix(self) -> Any:
+        """Build the sparse constraints: one choice per node; an edge's pairs sum to the choices of its ends."""
+        from scipy.sparse import coo_array  # noqa: PLC0415 - slow to import
+
+        entries: list[tuple[int, int, float]] = []
+        for number in range(len(self.programme.nodes)):
+            entries += [(number, column, 1.0) for column in range(self.node_at[number], self.node_at[number + 1])]
+        row = len(self.programme.nodes)
+        for number, edge in enumerate(self.programme.edges):
+            first, second = edge.seconds.shape
+            pairs = np.arange(self.edge_at[number], self.edge_at[number + 1]).reshape(first, second)
+            for end, members in ((edge.source, pairs), (edge.target, pairs.T)):
+                count = len(members)
+                for algorithm, columns in enumerate(members):
+                    entries += [(row, int(column), 1.0) for column in columns]
+                    choices = range(self.node_at[end] + algorithm, self.node_at[end + 1], count)
+                    entries += [(row, column, -1.0) for column in choices]
+                    row += 1
+        at = [[entry[0] for entry in entries], [entry[1] for entry in entries]]
+        return coo_array(([entry[2] for entry in entries], at), shape=(row, len(self.costs))).tocsc()
+
+    def assignment(self, solved: Array) -> tuple[tuple[int, int], ...]:
+        """Return (weight mode, algorithm) of every node."""
+        found: list[tuple[int, int]] = []
+        for number, node in enumerate(self.programme.nodes):
+            best = int(solved[self.node_at[number] : self.node_at[number + 1]].argmax())
+            held, algorithm = divmod(best, node.seconds.shape[1])
+            found.append((held, algorithm))
+        return tuple(found)

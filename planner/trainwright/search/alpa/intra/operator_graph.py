@@ -1,0 +1,223 @@
+"""Operator graph of a layer, with trivial operators merged into their producers (paper §4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from trainwright.families import HEAD, T5, Family, Moe, WideResnet
+from trainwright.families.t5 import DECODER, DECODER_EMBEDDING
+from trainwright.layer import LayerKind, Operator, OperatorKind
+from trainwright.search.alpa.intra.operator_catalogue import FamilyShapes, Operation, build_operation
+
+Source = int
+"""Index of the operator whose output is read; BOUNDARY and ENCODER_OUTPUT are tensors that enter the layer."""
+
+BOUNDARY: Final[Source] = -1
+ENCODER_OUTPUT: Final[Source] = -2
+
+
+@dataclass(frozen=True)
+class LayerWiring:
+    """Operators of a layer kind in order, with the sources of their operands.
+
+    Attributes:
+        operand_sources: per operator, the source of each operand.
+        inputs: number of tensors that enter the layer.
+        outputs: sources of the tensors that leave it.
+    """
+
+    operations: tuple[Operation, ...]
+    operand_sources: tuple[tuple[Source, ...], ...]
+    inputs: int
+    outputs: tuple[Source, ...]
+
+
+def build_graph(kind: LayerKind, family: Family, max_tensor_degree: int, *, is_first: bool) -> LayerWiring:
+    """Build the operator graph of a layer kind.
+
+    Operators form a chain except for residuals, attention's operands, expert routing, branches of Wide-ResNet and BERT,
+    and what T5's decoder reads from the encoder. `is_first`: no layer precedes it.
+    """
+    return _GraphBuilder(kind, family, _shapes(family, max_tensor_degree), is_first).run()
+
+
+def _shapes(family: Family, max_tensor_degree: int) -> FamilyShapes:
+    """Return the family's shapes; where heads differ by stage, the largest tensor degree limits how attention is sharded."""
+    heads = getattr(family, "heads", None)
+    parts = getattr(family, "key_value_heads", None) or heads
+    experts = family.experts if isinstance(family, Moe) else 0
+    if not isinstance(heads, int) or not isinstance(parts, int):
+        return FamilyShapes(max_tensor_degree, experts=experts)
+    return FamilyShapes(parts, heads, experts)
+
+
+@dataclass
+class _GraphBuilder:
+    kind: LayerKind
+    family: Family
+    shapes: FamilyShapes
+    is_first: bool
+    current: Source = BOUNDARY
+    entry: Source = BOUNDARY
+    sources_by_name: dict[str, Source] = field(
+        default_factory=lambda: {"boundary": BOUNDARY, "encoder": ENCODER_OUTPUT}
+    )
+    operations: list[Operation] = field(default_factory=list)
+    operand_sources: list[tuple[Source, ...]] = field(default_factory=list)
+
+    def run(self) -> LayerWiring:
+        for segment in self.kind.segments:
+            self.entry = self.current
+            for operator in segment.operators:
+                self._add(operator)
+        return LayerWiring(tuple(self.operations), tuple(self.operand_sources), self._inputs(), self._outputs())
+
+    def _inputs(self) -> int:
+        if self.is_first:
+            return 0
+        return 2 if isinstance(self.family, T5) and self.kind.name in {DECODER, HEAD} else 1
+
+    def _outputs(self) -> tuple[Source, ...]:
+        if isinstance(self.family, T5) and self.kind.name == DECODER:
+            return self.current, ENCODER_OUTPUT
+        if isinstance(self.family, T5) and self.kind.name == DECODER_EMBEDDING:
+            return self.current, self.sources_by_name.get(
+                "encoder_dropout", self.sources_by_name["encoder_normalisation"]
+            )
+        return (self.current,)
+
+    def _add(self, operator: Operator) -> None:
+        found = build_operation(operator, self.shapes, accumulates=self._accumulates(operator))
+        sources = self._sources(operator, len(found.operands))
+        if self.is_first and BOUNDARY in sources:  # raw data has no gradient and needs no resharding
+            kept = [number for number, source in enumerate(sources) if source != BOUNDARY]
+            found = replace(found, operands=tuple(found.operands[number] for number in kept))
+            sources = tuple(sources[number] for number in kept)
+        self.operations.append(found)
+        self.operand_sources.append(sources)
+        self.current = self.sources_by_name[operator.name] = len(self.operations) - 1
+        if operator.name == "scores":
+            self.sources_by_name["keys"] = sources[1]
+
+    def _accumulates(self, operator: Operator) -> bool:
+        """Tell whether the operator adds to another branch: residuals, and all embeddings except the first of a stack."""
+        if operator.kind is OperatorKind.EMBEDDING:
+            return bool(self.operations) and operator.name != "decoder_tokens"
+        ends_block = self._is_convolutional and operator.name == "activation"
+        return ends_block or operator.name.endswith("_residual")
+
+    def _sources(self, operator: Operator, operands: int) -> tuple[Source, ...]:
+        """Return the operator's sources: the previous operator unless its name implies others."""
+        if operands == 0:
+            return ()
+        names = {"current": self.current, "entry": self.entry, **self.sources_by_name}
+        return tuple(names[label] for label in self._labels(operator.name) or ("current",) * operands)
+
+    def _labels(self, name: str) -> tuple[str, ...]:
+        if name.endswith("_residual"):
+            return "current", "entry"
+        if name in {"attention", "scores"} and self.current == self.sources_by_name.get("cross_key_value"):
+            return "cross_query", "current"
+        if name == "activation" and self._is_convolutional:
+            around = "projection_normalisation"
+            return "expand_normalisation", around if around in self.sources_by_name else "boundary"
+        if name == "projection" and self._is_convolutional:
+            return ("boundary",)
+        return _READ.get(name, ())
+
+    @property
+    def _is_convolutional(self) -> bool:
+        """Tell whether the layer is a Wide-ResNet block."""
+        return isinstance(self.family, WideResnet) and self.kind.name != HEAD
+
+
+_READ: Final[dict[str, tuple[str, ...]]] = {
+    "cross_key_value": ("encoder",),
+    "context": ("current", "keys"),
+    "dispatch": ("feed_forward_normalisation", "current"),
+    "combination": ("current", "choice"),
+    "pooler": ("boundary",),
+}
+"""Sources by operator name; values have the same source as the keys of the scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Trivial operator and the operand whose layout it takes."""
+
+    operation: int
+    operand: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """Group of operators that choose one parallel algorithm together.
+
+    Attributes:
+        leader: operator that chooses; None for a tensor that enters the layer, whose layout is the choice.
+        followers: trivial operators merged into it, each after the one it follows.
+    """
+
+    leader: int | None
+    followers: tuple[Follower, ...]
+
+    @property
+    def operations(self) -> tuple[int, ...]:
+        """Return the indices of all its operators."""
+        own = () if self.leader is None else (self.leader,)
+        return (*own, *(follower.operation for follower in self.followers))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Edge between two nodes: an operand that may need resharding.
+
+    `source` is an operator or a tensor that enters the layer; `operation` reads it as its `operand`.
+    """
+
+    source: Source
+    operation: int
+    operand: int
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """Nodes of a layer; the first `inputs` of them are the tensors that enter it.
+
+    Attributes:
+        node_of: index of the node of each source.
+    """
+
+    wired: LayerWiring
+    nodes: tuple[GraphNode, ...]
+    node_of: dict[Source, int]
+    operand_edges: tuple[Read, ...]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return self.wired.operations
+
+    @classmethod
+    def of(cls, wired: LayerWiring) -> OperatorGraph:
+        """Merge every trivial operator into its deepest operand, the first of equally deep ones."""
+        depth: dict[Source, int] = {-1 - number: 0 for number in range(wired.inputs)}
+        node_of: dict[Source, int] = {-1 - number: number for number in range(wired.inputs)}
+        leaders: list[int | None] = [None] * wired.inputs
+        followers: list[list[Follower]] = [[] for _ in leaders]
+        reads: list[Read] = []
+        for index, sources in enumerate(wired.operand_sources):
+            depth[index] = 1 + max((depth[source] for source in sources), default=-1)
+            merged = None
+            if wired.operations[index].is_trivial and sources:
+                merged = max(range(len(sources)), key=lambda number: (depth[sources[number]], -number))
+                node_of[index] = node_of[sources[merged]]
+                followers[node_of[index]].append(Follower(index, merged, sources[merged]))
+            else:
+                node_of[index] = len(leaders)
+                leaders.append(index)
+                followers.append([])
+            reads += [Read(source, index, number) for number, source in enumerate(sources) if number != merged]
+        nodes = tuple(GraphNode(leader, tuple(found)) for leader, found in zip(leaders, followers, strict=True))
+        return cls(wired, nodes, node_of, tuple(reads))

@@ -1,0 +1,204 @@
+"""Sharding specs on a logical mesh, and the cost of converting one into another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMesh:
+    """Devices as a rectangle of shape (n_0, n_1), where all groups along one dimension communicate alike (paper §4.1).
+
+    Attributes:
+        accelerators: distinct names; the slowest determines compute seconds.
+        latency_seconds: per dimension, of one message (α).
+        seconds_per_byte: per dimension (β), while all groups along it communicate at once.
+    """
+
+    accelerators: tuple[str, ...]
+    shape: tuple[int, int]
+    latency_seconds: tuple[float, float] = (0.0, 0.0)
+    seconds_per_byte: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        if not self.accelerators or min(self.shape) < 1:
+            raise ValueError(f"a mesh needs an accelerator and a shape of at least 1 × 1, got {self}")
+        if min(*self.latency_seconds, *self.seconds_per_byte) < 0:
+            raise ValueError(f"a mesh's latencies and seconds per byte must be at least 0, got {self}")
+
+    @property
+    def devices(self) -> int:
+        """Return the number of devices."""
+        return math.prod(self.shape)
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Return the dimensions with more than one device, slowest links first."""
+        return tuple(sorted((d for d in (0, 1) if self.shape[d] > 1), key=lambda d: -self.seconds_per_byte[d]))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSeconds:
+    """Seconds of a message: fixed + per byte × bytes."""
+
+    fixed_seconds: float = 0.0
+    seconds_per_byte: float = 0.0
+
+    def __add__(self, other: LinearSeconds) -> LinearSeconds:
+        return LinearSeconds(self.fixed_seconds + other.fixed_seconds, self.seconds_per_byte + other.seconds_per_byte)
+
+    def of(self, size_bytes: float) -> float:
+        """Return seconds of a message of `size_bytes`."""
+        return self.fixed_seconds + self.seconds_per_byte * size_bytes if size_bytes > 0 else 0.0
+
+
+def all_gather(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
+    """Return ring all-gather costs by the final bytes per device; a reduce-scatter costs the same by the initial ones."""
+    devices = mesh.shape[dimension]
+    share = (devices - 1) / devices
+    return LinearSeconds((devices - 1) * mesh.latency_seconds[dimension], share * mesh.seconds_per_byte[dimension])
+
+
+def all_to_all(mesh: LogicalMesh, dimension: int) -> LinearSeconds:
+    """Return all-to-all costs by the bytes on one device, which keeps one of n parts and sends the others."""
+    return all_gather(mesh, dimension)
+
+
+def reduce_scatter(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
+    """Return reduce-scatter costs over one or both dimensions, by one device's initial bytes.
+
+    Fast links go first, so that slow ones carry less.
+    """
+    total, share = LinearSeconds(), 1.0
+    for dimension in reversed(mesh.dimensions):
+        if dimension in dimensions:
+            part = all_gather(mesh, dimension)
+            total += LinearSeconds(part.fixed_seconds, part.seconds_per_byte * share)
+            share /= mesh.shape[dimension]
+    return total
+
+
+def all_reduce(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
+    """Return costs of a reduce-scatter and an all-gather over the same links in reverse."""
+    half = reduce_scatter(mesh, dimensions)
+    return half + half
+
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+class Axis(IntEnum):
+    """Tensor axes that a mesh dimension can shard, NOTHING for replication.
+
+    WIDTH is the last axis: hidden, heads, channels or classes. Weights use WIDTH and INNER.
+    """
+
+    NOTHING = 0
+    BATCH = 1
+    SEQUENCE = 2
+    WIDTH = 3
+    EXPERT = 4
+    INNER = 5
+
+
+AXES = len(Axis)
+LAYOUTS = AXES * AXES
+"""Number of layouts, numbered AXES × (axis of mesh dimension 0) + (axis of dimension 1)."""
+
+
+def layout_number(first: int, second: int) -> int:
+    """Return the number of a layout, given the axes that mesh dimensions 0 and 1 shard."""
+    return first * AXES + second
+
+
+def divided_axes(number: int) -> tuple[int, int]:
+    """Return the axes that mesh dimensions 0 and 1 shard in a layout."""
+    return divmod(number, AXES)
+
+
+def format_spec(number: int, axes: tuple[Axis, ...]) -> str:
+    """Format the layout as in the paper's Table 1, axis by axis: `S0 R S1`."""
+    pair = divided_axes(number)
+    marks = ["".join(str(d) for d in (0, 1) if pair[d] == axis) for axis in axes]
+    return " ".join(f"S{mark}" if mark else "R" for mark in marks)
+
+
+@lru_cache(maxsize=64)
+def device_shares(shape: tuple[int, int]) -> Array:
+    """Return `[layout]` the fraction of a tensor on one device."""
+    parts = [[1.0 if axis == Axis.NOTHING else 1.0 / shape[d] for axis in Axis] for d in (0, 1)]
+    return np.array([parts[0][first] * parts[1][second] for first in Axis for second in Axis])
+
+
+class Resharding:
+    """Seconds `[source, target]` to convert a tensor between two layouts on one mesh (paper Table 2)."""
+
+    def __init__(self, mesh: LogicalMesh) -> None:
+        self.mesh = mesh
+        costs = [self._cost((_Change(first), _Change(second))) for first in _Change for second in _Change]
+        changes = _changes()
+        self.fixed_seconds: Array = np.array([cost.fixed_seconds for cost in costs])[changes]
+        self.seconds_per_byte: Array = np.array([cost.seconds_per_byte for cost in costs])[changes]
+
+    def seconds(self, source: Indices, target: Indices, size_bytes: float) -> Array:
+        """Return seconds to convert a tensor of `size_bytes` forward and its gradient backward, for arrays of layouts.
+
+        A forward slice is an all-gather backward, and the reverse.
+        """
+        fixed = self.fixed_seconds[source, target] + self.fixed_seconds[target, source]
+        return fixed + size_bytes * (self.seconds_per_byte[source, target] + self.seconds_per_byte[target, source])
+
+    def _cost(self, change: tuple[_Change, _Change]) -> LinearSeconds:
+        """Return the cost of one direction, by the bytes of the whole tensor.
+
+        Slices come first: they cost nothing and shrink what follows. All-to-alls come next and all-gathers last, over
+        slow links first while the shards are small. Shards of an axis over both dimensions are assumed to be ordered as
+        the conversion needs.
+        """
+        mesh, total = self.mesh, LinearSeconds()
+        parts = [1 if change[d] is _Change.WHOLE else mesh.shape[d] for d in (0, 1)]
+        for dimension in mesh.dimensions:
+            if change[dimension] is _Change.EXCHANGED:
+                part = all_to_all(mesh, dimension)
+                total += LinearSeconds(part.fixed_seconds, part.seconds_per_byte / (parts[0] * parts[1]))
+        for dimension in mesh.dimensions:
+            if change[dimension] is _Change.GATHERED:
+                parts[dimension] = 1
+                part = all_gather(mesh, dimension)
+                total += LinearSeconds(part.fixed_seconds, part.seconds_per_byte / (parts[0] * parts[1]))
+        return total
+
+
+class _Change(IntEnum):
+    """Change of a tensor along one mesh dimension: still replicated, still sharded, or one of three conversions."""
+
+    WHOLE = 0
+    DIVIDED = 1
+    SLICED = 2
+    EXCHANGED = 3
+    GATHERED = 4
+
+    @classmethod
+    def between(cls, held: int, wanted: int) -> _Change:
+        if held == wanted:
+            return cls.WHOLE if held == Axis.NOTHING else cls.DIVIDED
+        if held == Axis.NOTHING:
+            return cls.SLICED
+        return cls.GATHERED if wanted == Axis.NOTHING else cls.EXCHANGED
+
+
+@lru_cache(maxsize=1)
+def _changes() -> Indices:
+    """Return `[source, target]` the number of the pair of changes."""
+    one = np.array([[_Change.between(held, wanted) for wanted in Axis] for held in Axis], dtype=np.int64)
+    layouts = np.arange(LAYOUTS)
+    first, second = layouts // AXES, layouts % AXES
+    found: Indices = len(_Change) * one[first[:, None], first[None]] + one[second[:, None], second[None]]
+    return found

@@ -1,0 +1,129 @@
+"""Export of chosen sharding specs, with the nearest degrees of the plan document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from trainwright.operator_shardings import LayerSpecs, NearestDegrees, OperatorSpecs
+from trainwright.plan import RankOrder, Sharding
+from trainwright.search.alpa.intra.algorithm_costs import Rewriting
+from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
+from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms, LoopMapping
+from trainwright.search.alpa.intra.sharding_specs import Axis, format_spec
+
+LayerAssignment = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class SpecsBuilder:
+    """Builder of operator specs from one layer kind's assignment on one mesh shape.
+
+    Attributes:
+        rewriting: all-reduces that end as a reduce-scatter.
+        divides_all: whether the runtime shards the whole layer by a tensor degree although it is not tensor parallel.
+    """
+
+    algorithms: GraphAlgorithms
+    shape: tuple[int, int]
+    rewriting: Rewriting = field(default_factory=Rewriting)
+    divides_all: bool = False
+
+    def layer(self, layer: int, kind: str, assignment: LayerAssignment) -> LayerSpecs:
+        """Return the operator specs of a layer."""
+        graph, found = self.algorithms.graph, []
+        for index, operation in enumerate(graph.operations):
+            weight_mode, algorithm = assignment[graph.node_of[index]]
+            found.append(self._operator(index, operation, weight_mode, algorithm))
+        return LayerSpecs(layer, kind, tuple(found))
+
+    def _operator(self, index: int, operation: Operation, weight_mode: int, algorithm: int) -> OperatorSpecs:
+        found = self.algorithms.operators[index]
+        mapping = found.mappings[algorithm]
+        loops = dict.fromkeys(loop for loop in mapping if loop is not None)
+        words = [
+            f"{loop}→{''.join(str(d) for d in (0, 1) if mapping[d] is loop and self.shape[d] > 1)}" for loop in loops
+        ]
+        operands = tuple(
+            format_spec(int(layouts[algorithm]), _axes(operand))
+            for operand, layouts in zip(operation.operands, found.operand_layouts, strict=True)
+        )
+        output = format_spec(int(found.output_layouts[algorithm]), _axes(operation.output))
+        scattered = self.rewriting.activations and bool(found.output_sums[algorithm])
+        plain = OperatorSpecs(
+            operation.name, " ".join(words) or "replicated", output, operands, sum_scattered=scattered
+        )
+        if operation.weight is None or found.weight_layouts is None or found.weight_sums is None:
+            return plain
+        replicated = bool(found.weight_sums[algorithm])
+        return replace(
+            plain,
+            weight=format_spec(int(found.weight_layouts[algorithm]), _axes(operation.weight)),
+            weight_held="gathered" if weight_mode and replicated else "whole",
+            update_sharded=replicated and (self.rewriting.gradients or weight_mode == 1),
+        )
+
+    def degrees(self, layer: int, assignment: LayerAssignment) -> NearestDegrees:
+        """Return the tensor and data degree that fit most of the layer's work, and whether they express all of it."""
+        graph, weights = self.algorithms.graph, dict[tuple[bool, bool], float]()
+        chosen = [self._mapping(index, assignment) for index in range(len(graph.operations))]
+        for operation, mapping in zip(graph.operations, chosen, strict=True):
+            key = (mapping[0] is Loop.BATCH, mapping[1] is Loop.BATCH)
+            weight = operation.flops_per_row if operation.is_heavy else operation.moved_per_row * 1e-9
+            weights[key] = weights.get(key, 0.0) + weight + 1e-12 * math.prod(self._sizes(key))
+        batch = max(weights, key=lambda key: weights[key])
+        data = math.prod(self._sizes(batch))
+        tensor = math.prod(self.shape) // data
+        held = [
+            held for (held, _), node in zip(assignment, graph.nodes, strict=True) if self._has_weight(node.operations)
+        ]
+        sharding = Sharding.NONE
+        if data > 1:
+            gathered = bool(held) and sum(held) * 2 > len(held)
+            sharding = Sharding.ZERO3 if gathered else Sharding.ZERO2 if self.rewriting.gradients else Sharding.NONE
+        one_held = len(set(held)) <= 1
+        exact = one_held and all(
+            self._is_expressible(operation, mapping, batch)
+            for operation, mapping in zip(graph.operations, chosen, strict=True)
+        )
+        inner = self.shape[1] > 1 and not batch[1]
+        order = RankOrder.TENSOR_INNER if inner or data == 1 or tensor == 1 else RankOrder.DATA_INNER
+        return NearestDegrees(layer, 1, tensor, data, order, sharding, exact)
+
+    def _mapping(self, index: int, assignment: LayerAssignment) -> LoopMapping:
+        algorithm = assignment[self.algorithms.graph.node_of[index]][1]
+        return self.algorithms.operators[index].mappings[algorithm]
+
+    def _sizes(self, batch: tuple[bool, bool]) -> list[int]:
+        return [size for size, is_batch in zip(self.shape, batch, strict=True) if is_batch]
+
+    def _has_weight(self, operations: Sequence[int]) -> bool:
+        return any(self.algorithms.graph.operations[index].weight is not None for index in operations)
+
+    def _is_expressible(self, operation: Operation, mapping: LoopMapping, batch: tuple[bool, bool]) -> bool:
+        """Tell whether the degrees make the runtime shard the operator so: rows over replicas, its split over tensor ranks."""
+        for size, loop, is_batch in zip(self.shape, mapping, batch, strict=True):
+            if size == 1:
+                continue
+            if is_batch != (loop is Loop.BATCH):
+                return False
+            if not is_batch and loop not in (operation.tensor_parallel_loops or (None,)) and not self.divides_all:
+                return False
+        return True
+
+
+def merge_equal_runs(found: Sequence[NearestDegrees]) -> tuple[NearestDegrees, ...]:
+    """Merge neighbours with equal degrees into one run."""
+    runs: list[NearestDegrees] = []
+    for one in found:
+        last = runs[-1] if runs else None
+        if last is not None and replace(last, first=one.first, count=1) == one:
+            runs[-1] = replace(last, count=last.count + 1)
+        else:
+            runs.append(one)
+    return tuple(runs)
+
+
+def _axes(tensor: IndexedTensor) -> tuple[Axis, ...]:
+    return tuple(axis for _, axis in tensor.axes)

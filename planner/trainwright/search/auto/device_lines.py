@@ -1,0 +1,152 @@
+"""Linear orders of devices, cut into blocks; a stage takes consecutive blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise, permutations
+
+from trainwright.cluster import Device
+from trainwright.cost.network import node_classes
+from trainwright.search.node_order import device_order
+from trainwright.search.problem import Problem
+
+MAX_NODE_KINDS = 6
+"""Maximum node kinds; with more, links no longer distinguish kinds."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLine:
+    """Devices in pipeline order.
+
+    Attributes:
+        block_bounds: positions in `devices` where a stage may begin or end, 0 and the device count included.
+        kind_numbers: node kind of each device.
+        shared_end_blocks: number of first and of last blocks that hold one node's devices, so that the first and last
+            stage share tied weights inside that node; else None.
+    """
+
+    devices: tuple[Device, ...]
+    block_bounds: tuple[int, ...]
+    kind_numbers: tuple[int, ...]
+    shared_end_blocks: tuple[int, int] | None = None
+
+    @property
+    def blocks(self) -> int:
+        return len(self.block_bounds) - 1
+
+    @cached_property
+    def kind_counts(self) -> tuple[Counter[int], ...]:
+        """Count the devices of each kind, per block."""
+        return tuple(Counter(self.kind_numbers[a:z]) for a, z in pairwise(self.block_bounds))
+
+    def with_kinds(self, allowed_kinds: frozenset[int]) -> DeviceLine:
+        """Return the line of blocks that hold only these kinds."""
+        devices: list[Device] = []
+        kinds: list[int] = []
+        cuts = [0]
+        for a, z in pairwise(self.block_bounds):
+            if allowed_kinds.issuperset(self.kind_numbers[a:z]):
+                devices += self.devices[a:z]
+                kinds += self.kind_numbers[a:z]
+                cuts.append(len(devices))
+        return DeviceLine(tuple(devices), tuple(cuts), tuple(kinds))
+
+
+_Block = tuple[int, tuple[Device, ...]]
+"""(node kind, devices)."""
+
+
+def device_lines(problem: Problem, max_blocks: int, max_orders: int, max_shared_end_lines: int) -> list[DeviceLine]:
+    """Return lines worth searching: node kinds in up to `max_orders` orders, and evenly interleaved.
+
+    Each has about `max_blocks` blocks, because the DP's cost grows with their square. If only the first and last layer share
+    a weight, up to `max_shared_end_lines` lines are added with one node split over both ends.
+    """
+    kinds = nodes_by_kind(problem)
+    blocks_by_kind = [_blocks_of_kind(problem, number, nodes, max_blocks) for number, nodes in enumerate(kinds)]
+    orders = [
+        [unit for number in order for unit in blocks_by_kind[number]]
+        for order in _sampled_orders(len(kinds), max_orders)
+    ]
+    if len(kinds) > 1:
+        orders.append(_interleave(blocks_by_kind))
+    found = [_build_line(order) for order in orders]
+    if problem.model.owners == (0, len(problem.model.layers) - 1):
+        shared = (line for order in orders if (line := _with_shared_ends(order)) is not None)
+        found += islice(shared, max_shared_end_lines)
+    return found
+
+
+def _with_shared_ends(order: Sequence[_Block]) -> DeviceLine | None:
+    """Return the line with half of the first node's devices moved to its end; None for one device or one node."""
+    number, devices = order[0]
+    node = devices[0].node
+    size = sum(device.node == node for device in devices)
+    node_devices = [device for _, unit in order for device in unit if device.node == node]
+    if len(node_devices) < 2 or len(node_devices) == sum(len(unit) for _, unit in order):
+        return None
+    half = len(node_devices) // 2
+    first, last = (
+        [(number, tuple(part[start : start + size])) for start in range(0, len(part), size)]
+        for part in (node_devices[half:], node_devices[:half])
+    )
+    others = ((kind, tuple(one for one in unit if one.node != node)) for kind, unit in order)
+    return _build_line([*first, *((kind, unit) for kind, unit in others if unit), *last], (len(first), len(last)))
+
+
+def nodes_by_kind(problem: Problem) -> list[list[str]]:
+    """Group node names by kind, both in an order independent of names."""
+    names = list(dict.fromkeys(device.node for device in device_order(problem).devices))
+    cluster = problem.cluster
+    class_of = dict(zip((node.name for node in cluster.nodes), node_classes(cluster), strict=True))
+    for by_links in (True, False):
+        groups: dict[tuple[object, ...], list[str]] = {}
+        for name in names:
+            node = cluster.node(name)
+            groups.setdefault((node.accelerator, node.devices, class_of[name] if by_links else 0), []).append(name)
+        if len(groups) <= MAX_NODE_KINDS:
+            break
+    return list(groups.values())
+
+
+def _sampled_orders(count: int, max_orders: int) -> Iterator[tuple[int, ...]]:
+    """Yield orders of the kinds: fastest first, fastest last, then an even sample."""
+    permuted = list(permutations(range(count)))
+    step = max(len(permuted) // max_orders, 1)
+    yield from list(dict.fromkeys((permuted[0], permuted[-1], *permuted[::step])))[:max_orders]
+
+
+def _blocks_of_kind(problem: Problem, number: int, nodes: Sequence[str], max_blocks: int) -> list[_Block]:
+    """Split one kind's devices into equal blocks that do not end inside another block's node."""
+    min_block_devices = -(-len(problem.devices) // max_blocks)
+    per_node = problem.cluster.node(nodes[0]).devices
+    if min_block_devices <= per_node:
+        size = next(part for part in range(min_block_devices, per_node + 1) if per_node % part == 0)
+    else:
+        size = -(-min_block_devices // per_node) * per_node
+    devices = [Device(name, slot) for name in nodes for slot in range(per_node)]
+    return [(number, tuple(devices[start : start + size])) for start in range(0, len(devices), size)]
+
+
+def _interleave(blocks_by_kind: Sequence[Sequence[_Block]]) -> list[_Block]:
+    """Interleave the blocks of all kinds evenly."""
+    placed = [
+        ((index + 0.5) / len(some), number, unit)
+        for number, some in enumerate(blocks_by_kind)
+        for index, unit in enumerate(some)
+    ]
+    return [unit for _, _, unit in sorted(placed, key=lambda one: one[:2])]
+
+
+def _build_line(blocks: Sequence[_Block], shared_ends: tuple[int, int] | None = None) -> DeviceLine:
+    devices: list[Device] = []
+    kinds: list[int] = []
+    cuts = [0]
+    for number, some in blocks:
+        devices += some
+        kinds += [number] * len(some)
+        cuts.append(len(devices))
+    return DeviceLine(tuple(devices), tuple(cuts), tuple(kinds), shared_ends)

@@ -1,0 +1,197 @@
+"""Starting plans where memory is short: least memory, and layers balanced by memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cluster import Device
+from trainwright.cost.estimate import memory_by_device
+from trainwright.cost.memory import parameter_bytes
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.search.degrees import divisors, is_profiled, tensor_degrees
+from trainwright.search.megatron import EvenSplits
+from trainwright.search.problem import Problem
+from trainwright.search.uniform.plan_space import UniformPlanSpace, memory_shortfall
+
+
+def minimum_memory_plans(problem: Problem) -> Iterator[Plan]:
+    """Yield Megatron's even splits that fit when fully sharded and recomputed, shortest pipelines first.
+
+    Replicas take one row at a time, which stores least, or all rows at once, which also shards gradients.
+    """
+    plan_space = UniformPlanSpace.of(problem)
+    splits = EvenSplits(plan_space)
+    sizes = divisors(problem.global_batch_size)
+    for rows in dict.fromkeys((1, *reversed(sizes))):
+        for stages, _, ends in splits.with_rows(rows):
+            if rows in {1, problem.global_batch_size // stages.data}:
+                plan = _minimize_memory(plan_space.plan(stages.placement, rows, ends))
+                if memory_shortfall(problem, plan)[0] <= 0:
+                    yield plan
+
+
+def _minimize_memory(plan: Plan) -> Plan:
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(
+                replace(stage, layers=tuple(map(_minimize_run_memory, stage.layers))) for stage in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def _minimize_run_memory(run: LayerRun) -> LayerRun:
+    return replace(run, recompute=True, sharding=Sharding.ZERO3 if run.data > 1 else Sharding.NONE)
+
+
+_MAX_TENSOR_DEGREE = 16
+_MAX_ROUNDS = 4
+"""Maximum rebalancing rounds, each corrected by the memory that stages actually used."""
+
+Array = NDArray[np.float64]
+Group = tuple[Device, ...]
+
+
+def memory_balanced_plans(problem: Problem) -> Iterator[Plan]:
+    """Yield single pipelines with one tensor group per stage that minimise the fullest stage, smallest groups first.
+
+    Groups have equal sizes or about equal memory. Stages take one row at a time and recompute everything.
+    """
+    by_accelerator = tensor_degrees_by_accelerator(problem)
+    largest = max(by_accelerator, key=lambda name: _max_memory(problem, name))
+    degree_choices: list[Mapping[str, int]] = []
+    for tensor in by_accelerator[largest]:
+        group_memory = tensor * _max_memory(problem, largest)
+        uniform = {name: tensor for name, degrees in by_accelerator.items() if tensor in degrees}
+        memory_matched = {
+            name: next((one for one in degrees if one * _max_memory(problem, name) >= group_memory), degrees[-1])
+            for name, degrees in by_accelerator.items()
+        }
+        degree_choices += [one for one in (uniform, memory_matched) if one not in degree_choices]
+    for degree_of in degree_choices:
+        plan = _balance_memory(problem, degree_of)
+        if plan is not None:
+            yield plan
+
+
+def tensor_degrees_by_accelerator(problem: Problem) -> dict[str, list[int]]:
+    """Return each accelerator's tensor degrees, ascending."""
+    most = min(len(problem.devices), _MAX_TENSOR_DEGREE, problem.limits.max_tensor_degree or _MAX_TENSOR_DEGREE)
+    allowed = tensor_degrees(problem.model, problem.model.max_tensor_degree, most)
+    names = dict.fromkeys(problem.cluster.node(node).accelerator for node in problem.nodes)
+    return {
+        name: [one for one in allowed if is_profiled(problem.model, problem.profiles, (name,), one)] or [1]
+        for name in names
+    }
+
+
+def _max_memory(problem: Problem, accelerator: str) -> int:
+    nodes = (name for name in problem.nodes if problem.cluster.node(name).accelerator == accelerator)
+    return max(problem.cost_context.memory_of_node[name] for name in nodes)
+
+
+def _balance_memory(problem: Problem, degree_of: Mapping[str, int]) -> Plan | None:
+    """Return the memory-balanced plan; None if it does not fit."""
+    groups, setting = form_tensor_groups(problem, degree_of), problem.cost_context
+    if not groups:
+        return None
+    costs = _layer_bytes(problem, groups)
+    memory = np.array([setting.memory_of_node[group[0].node] for group in groups], dtype=np.float64)
+    free = memory
+    for _ in range(_MAX_ROUNDS):
+        ends = minimize_fullest_part(costs, free)
+        plan = build_single_replica_plan(problem, groups, ends)
+        resident = dict(memory_by_device(plan, setting))
+        fullest = np.array([max(resident[device] for device in group) for group in groups], dtype=np.float64)
+        if (fullest <= memory).all():
+            return plan
+        expected = [cost[first:end].sum() for cost, first, end in zip(costs, (0, *ends), ends, strict=False)]
+        free = memory - (fullest - expected)
+    return None
+
+
+def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
+    """Return [group, layer] bytes per device: training state plus in-flight inputs (1F1B)."""
+    in_flight = np.minimum(problem.global_batch_size, np.arange(len(groups), 0, -1))
+    resident = {size: state_and_input_bytes(problem, size) for size in set(map(len, groups))}
+    found: Array = np.array(
+        [
+            resident[len(group)][0] + count * resident[len(group)][1]
+            for group, count in zip(groups, in_flight, strict=True)
+        ]
+    )
+    return found
+
+
+def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
+    """Return [layer] bytes per device of training state, and of one row's input."""
+    model, layers = problem.model, range(len(problem.model.layers))
+    bytes_per_value = parameter_bytes(model, problem.optimizer, problem.runtime.gradient_dtype)
+    values = np.array(
+        [problem.cost_context.parameters_per_rank(model.kind_of(layer), tensor) for layer in layers], dtype=np.float64
+    )
+    inputs = np.array([0.0, *(model.output_bytes_per_row(layer) for layer in layers[:-1])])
+    return values * bytes_per_value, inputs
+
+
+def form_tensor_groups(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:
+    """Form tensor groups inside nodes, or across an accelerator's nodes if none is large enough.
+
+    Groups with most memory come at both ends; only the largest are kept if they exceed the stage limit.
+    """
+    pools: dict[str, list[Device]] = {}
+    nodes = [problem.cluster.node(name) for name in problem.nodes]
+    fits_in_node = {node.accelerator for node in nodes if node.devices >= degree_of.get(node.accelerator, 1)}
+    for device in problem.devices:
+        node = problem.cluster.node(device.node)
+        if node.accelerator in degree_of:
+            pools.setdefault(node.name if node.accelerator in fits_in_node else node.accelerator, []).append(device)
+    groups: list[Group] = []
+    for devices in pools.values():
+        size = degree_of[problem.cluster.node(devices[0].node).accelerator]
+        groups += [tuple(devices[at : at + size]) for at in range(0, len(devices) - size + 1, size)]
+    size = len(problem.model.layers)
+    max_stages = min(problem.limits.max_pipeline_degree or size, size)
+    memory = problem.cost_context.memory_of_node
+    # The first and last layers are large, and the first stage has most micro-batches in flight.
+    largest = sorted(groups, key=lambda group: -memory[group[0].node] * len(group))[:max_stages]
+    roomiest = sorted(largest, key=lambda group: -memory[group[0].node])
+    return [*roomiest[:1], *roomiest[2:], *roomiest[1:2]]
+
+
+def build_single_replica_plan(problem: Problem, groups: Sequence[Group], ends: Sequence[int]) -> Plan:
+    stages = []
+    for group, first, end in zip(groups, (0, *ends), ends, strict=False):
+        run = LayerRun(first, end - first, len(group), 1, (1,), recompute=True)
+        stages.append(Stage(group, (run,)))
+    pipeline = Pipeline(problem.global_batch_size, 1, tuple(stages))
+    return Plan(len(problem.model.layers), problem.global_batch_size, (pipeline,))
+
+
+def minimize_fullest_part(costs: Array, free: Array) -> tuple[int, ...]:
+    """Return each part's end index that minimises the largest used share of free memory.
+
+    Costs are [part, item], free memory [part]. Every part gets at least one item.
+    """
+    parts, items = costs.shape
+    sums = np.concatenate([np.zeros((parts, 1)), np.cumsum(costs, axis=1)], axis=1)
+    shares = (sums[:, None, :] - sums[:, :, None]) / np.maximum(free, 1.0)[:, None, None]
+    shares[:, ~np.triu(np.ones((items + 1, items + 1), dtype=np.bool_), 1)] = np.inf
+    fullest = np.full(items + 1, np.inf)
+    fullest[0] = 0.0
+    starts = []
+    for share in shares:
+        fullest_with_part = np.maximum(fullest[:, None], share)
+        starts.append(fullest_with_part.argmin(axis=0))
+        fullest = fullest_with_part.min(axis=0)
+    ends = [items]
+    for start in reversed(starts[1:]):
+        ends.append(int(start[ends[-1]]))
+    return tuple(reversed(ends))

@@ -1,0 +1,156 @@
+"""Candidates from lazily evaluated plans in the order of their bounds, without plans that are equal up to device symmetry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+from trainwright.cluster import Cluster, Device
+from trainwright.cost.estimate import Estimate, estimate_if_feasible, estimate_with_context
+from trainwright.cost.network import node_classes
+from trainwright.plan import Plan
+from trainwright.search.problem import Candidate, Problem, SearchControl
+
+_NODE = attrgetter("node")
+
+
+class DeviceSymmetry:
+    """Symmetry of a cluster's devices: interchangeable nodes, and the slots of each node."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._class_of = dict(zip((node.name for node in cluster.nodes), node_classes(cluster), strict=True))
+
+    def canonical_key(self, plan: Plan) -> Hashable:
+        """Return a key that two plans share exactly if permuting interchangeable nodes and slots makes them equal.
+
+        Nodes of one class (`node_classes`) are numbered by their first rank in the plan, and so are a node's slots.
+        """
+        nodes_met_of_class: dict[int, int] = {}
+        nodes: dict[str, tuple[int, int]] = {}
+        roles = []
+        for name, devices in groupby(map(_NODE, plan.devices)):
+            if name not in nodes:
+                number = self._class_of[name]
+                nodes[name] = number, nodes_met_of_class.get(number, 0)
+                nodes_met_of_class[number] = nodes_met_of_class.get(number, 0) + 1
+            # Slots are numbered in this order, so the number of consecutive devices determines them.
+            roles.append((nodes[name], len(list(devices))))
+        shapes = tuple(
+            (
+                pipeline.micro_batches,
+                pipeline.micro_batch_size,
+                tuple((len(stage.devices), stage.layers) for stage in pipeline.stages),
+            )
+            for pipeline in plan.pipelines
+        )
+        return plan.schedule, shapes, tuple(roles)
+
+
+_ROUNDING = 2e-9
+"""Relative tolerance of bounds for rounding."""
+
+
+@dataclass(frozen=True)
+class LazyCandidate:
+    """Plan that is not built yet, with a lower bound on its iteration.
+
+    Attributes:
+        build_plan: called only if the plan is evaluated, since plans of thousands of devices are slow to build.
+        choice: key of alternatives, of which only the best becomes a candidate; None: no alternatives.
+    """
+
+    bound_seconds: float
+    build_plan: Callable[[], Plan]
+    choice: Hashable = None
+
+
+def candidate_of(problem: Problem, plan: Plan) -> Candidate:
+    """Return the plan with its estimate and the price of its devices."""
+    return _with_price(problem, plan, estimate_with_context(plan, problem.cost_context))
+
+
+def fitting_candidate(problem: Problem, plan: Plan) -> Candidate | None:
+    """Return the plan's candidate if it fits into memory; return None, without a replay, if it does not."""
+    estimate = estimate_if_feasible(plan, problem.cost_context)
+    return None if estimate is None else _with_price(problem, plan, estimate)
+
+
+def _with_price(problem: Problem, plan: Plan, estimate: Estimate) -> Candidate:
+    nodes = [device.node for device in plan.devices]
+    price_of = {name: problem.cluster.accelerator_of(Device(name, 0)).price_per_hour for name in dict.fromkeys(nodes)}
+    known = [price for node in nodes if (price := price_of[node]) is not None]
+    return Candidate(plan, estimate, sum(known) if len(known) == len(nodes) else None)
+
+
+def fastest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Sort candidates by iteration seconds, then by peak memory."""
+    return sorted(candidates, key=lambda c: (c.estimate.iteration_seconds, c.estimate.peak_memory_bytes))
+
+
+def best_of(  # noqa: PLR0913 - a search's arguments and how far it is
+    problem: Problem,
+    lazy_candidates: Sequence[LazyCandidate],
+    control: SearchControl,
+    top: int | None,
+    *,
+    steps_before: int = 0,
+    steps_after: int = 0,
+) -> list[Candidate]:
+    """Return the `top` best distinct feasible candidates (all if `top` is None), best first.
+
+    Plans are evaluated in the order of their bounds until no other can be among the best, so the result is the same as if all
+    had been evaluated. Once the budget is spent the others are left out, but not before a feasible one is found.
+    `steps_before` and `steps_after` are the search's other steps, for its progress.
+    """
+    return _BoundOrderedEvaluation(problem, control, top).run(
+        lazy_candidates, steps_before, steps_before + len(lazy_candidates) + steps_after
+    )
+
+
+class _BoundOrderedEvaluation:
+    def __init__(self, problem: Problem, control: SearchControl, top: int | None) -> None:
+        self.problem, self.control, self.top = problem, control, top
+        self.found: dict[Hashable, Candidate] = {}
+        self.symmetry = DeviceSymmetry(problem.cluster)
+        self.seen: set[Hashable] = set()
+
+    def run(self, lazy_candidates: Sequence[LazyCandidate], done: int, total: int) -> list[Candidate]:
+        end, cutoff, best = done + len(lazy_candidates), math.inf, None
+        for number in sorted(
+            range(len(lazy_candidates)), key=lambda number: (lazy_candidates[number].bound_seconds, number)
+        ):
+            lazy_candidate = lazy_candidates[number]
+            if self.found and (lazy_candidate.bound_seconds > cutoff or self.control.expired()):
+                break
+            done += 1
+            choice = number if lazy_candidate.choice is None else (lazy_candidate.choice,)
+            if not self._may_be_better(lazy_candidate, choice):
+                continue
+            self._evaluate(lazy_candidate.build_plan(), choice)
+            seconds = sorted(candidate.estimate.iteration_seconds for candidate in self.found.values())
+            cutoff = seconds[self.top - 1] if self.top is not None and len(seconds) >= self.top else math.inf
+            best = seconds[0] if seconds else None
+            self.control.report_progress(done, total, best)
+        if total:
+            self.control.report_progress(end, total, best)
+        return fastest_first(self.found.values())
+
+    def _may_be_better(self, lazy_candidate: LazyCandidate, choice: Hashable) -> bool:
+        """Return whether the candidate may beat the incumbent of its choice by more than rounding."""
+        incumbent = self.found.get(choice)
+        return incumbent is None or lazy_candidate.bound_seconds < incumbent.estimate.iteration_seconds * (
+            1 - _ROUNDING
+        )
+
+    def _evaluate(self, plan: Plan, choice: Hashable) -> None:
+        key = self.symmetry.canonical_key(plan)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        candidate = fitting_candidate(self.problem, plan)
+        if candidate is not None:
+            incumbent = self.found.get(choice)
+            self.found[choice] = candidate if incumbent is None else fastest_first([incumbent, candidate])[0]

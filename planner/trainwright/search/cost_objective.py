@@ -1,0 +1,154 @@
+"""Search for cost: searches on subclusters, and the Pareto front of time and price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice, product
+
+from trainwright.search.node_order import device_order
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Progress, Search, SearchControl
+
+MAX_SUBCLUSTERS = 64
+_STEPS_PER_SUBCLUSTER = 1000
+"""Progress steps of the search on one subcluster."""
+
+
+def cheapest(
+    search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
+) -> list[Candidate]:
+    """Return the search's candidates on all subclusters tried, in ascending price per row.
+
+    Raises ValueError if an accelerator has no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    """
+    found = on_subclusters(search, problem, control, top, max_subclusters=max_subclusters)
+    return sorted(found, key=lambda candidate: (candidate.price_per_row or 0.0, candidate.estimate.iteration_seconds))
+
+
+def on_subclusters(
+    search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
+) -> list[Candidate]:
+    """Return the search's candidates, subcluster by subcluster, each in the order of the search."""
+    _check_prices(problem)
+    subproblems = list(subclusters(problem, max_subclusters))
+    found: list[Candidate] = []
+    infeasible: NoFeasiblePlan | None = None
+    for number, subproblem in enumerate(subproblems):
+        if found and control.expired():
+            break
+        least = min((candidate.estimate.iteration_seconds for candidate in found), default=None)
+        try:
+            found += search(
+                subproblem, replace(control, report=_report_share(control, number, len(subproblems), least)), top
+            )
+        except NoFeasiblePlan as error:
+            infeasible = infeasible or error
+    if infeasible is not None and not found:
+        raise infeasible
+    return found
+
+
+def subclusters(problem: Problem, max_subclusters: int = MAX_SUBCLUSTERS) -> Iterator[Problem]:
+    """Yield the problem, then the problem on fewer nodes of each accelerator and size, best connected nodes first.
+
+    It tries every number of nodes if that makes at most `max_subclusters`; else powers of two; else all or none.
+    """
+    names = dict.fromkeys(device.node for device in device_order(problem).devices)
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name in names:
+        node = problem.cluster.node(name)
+        groups.setdefault((node.accelerator, node.devices), []).append(name)
+    members = list(groups.values())
+    for counts in islice(_node_counts([len(group) for group in members], max_subclusters), max_subclusters):
+        node_names = tuple(name for group, count in zip(members, counts, strict=True) for name in group[:count])
+        yield (
+            problem
+            if len(node_names) == len(names)
+            else replace(problem, limits=replace(problem.limits, use_nodes=node_names))
+        )
+
+
+def _node_counts(sizes: Sequence[int], max_counts: int) -> Iterator[tuple[int, ...]]:
+    """Return the numbers of nodes per group, the largest first, without the empty subcluster."""
+    options = [list(range(size, -1, -1)) for size in sizes]
+    for reduce_options in (_powers_of_two, _all_or_none):
+        total = 1
+        for option in options:
+            total *= len(option)
+        if total > max_counts + 1:
+            options = [reduce_options(size) for size in sizes]
+    return (counts for counts in product(*options) if any(counts))
+
+
+def _powers_of_two(size: int) -> list[int]:
+    return [size, *(2**power for power in reversed(range(size.bit_length())) if 2**power < size), 0]
+
+
+def _all_or_none(size: int) -> list[int]:
+    return [size, 0]
+
+
+def _check_prices(problem: Problem) -> None:
+    used = {problem.cluster.node(name).accelerator for name in problem.nodes}
+    for accelerator in problem.cluster.accelerators:
+        if accelerator.name in used and accelerator.price_per_hour is None:
+            raise ValueError(
+                f"planning for cost needs the price of every accelerator, and {accelerator.name} has none; give its "
+                "price_per_hour in the cluster, spare it, or plan for time"
+            )
+
+
+def _report_share(
+    control: SearchControl, number: int, subclusters: int, best_seconds: float | None
+) -> Callable[[Progress], None]:
+    """Return a callback that reports a subcluster's progress as a share of all."""
+
+    def report(progress: Progress) -> None:
+        done = number * _STEPS_PER_SUBCLUSTER + _STEPS_PER_SUBCLUSTER * progress.done // max(progress.total, 1)
+        best = [seconds for seconds in (best_seconds, progress.best_seconds) if seconds is not None]
+        control.report_progress(done, subclusters * _STEPS_PER_SUBCLUSTER, min(best, default=None))
+
+    return report
+
+
+def pareto(
+    search: Search, problem: Problem, control: SearchControl, top: int | None, *, max_subclusters: int = MAX_SUBCLUSTERS
+) -> list[Candidate]:
+    """Return the Pareto front of the search's candidates on all subclusters tried, fastest first.
+
+    A longer front is subsampled evenly to `top`, with the fastest and the cheapest. Raises ValueError if an accelerator has
+    no price, NoFeasiblePlan if no plan is feasible on any subcluster.
+    """
+    return subsampled(pareto_front(on_subclusters(search, problem, control, top, max_subclusters=max_subclusters)), top)
+
+
+def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates that no other matches or beats in both iteration seconds and price per row, fastest first.
+
+    The first of equals stays. Raises ValueError if a candidate has no price.
+    """
+    found: list[Candidate] = []
+    cheapest: float | None = None
+    for seconds_and_price, candidate in sorted(
+        ((_seconds_and_price(candidate), candidate) for candidate in candidates), key=lambda one: one[0]
+    ):
+        if cheapest is None or seconds_and_price[1] < cheapest:
+            found.append(candidate)
+            cheapest = seconds_and_price[1]
+    return found
+
+
+def _seconds_and_price(candidate: Candidate) -> tuple[float, float]:
+    if candidate.price_per_row is None:
+        raise ValueError("a front of time and cost needs the price of every accelerator that a candidate uses")
+    return candidate.estimate.iteration_seconds, candidate.price_per_row
+
+
+def subsampled(candidates: Sequence[Candidate], most: int | None) -> list[Candidate]:
+    """Return at most `most` candidates, evenly spread and with both ends (the first alone if `most` is 1)."""
+    if most is None or len(candidates) <= most:
+        return list(candidates)
+    if most == 1:
+        return [candidates[0]]
+    last = len(candidates) - 1
+    return [candidates[round(number * last / (most - 1))] for number in range(most)]

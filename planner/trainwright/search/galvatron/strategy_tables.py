@@ -1,0 +1,230 @@
+"""Seconds and bytes of every layer class under every strategy, on the devices of one stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost import memory
+from trainwright.cost.galvatron_model import StageGroupCosts, layer_bytes, layout_of
+from trainwright.cost.seats import RankLayout
+from trainwright.plan import LayerRun, Stage
+from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, Strategy, strategies
+from trainwright.search.galvatron.strategy_dp import StageChoices
+from trainwright.search.problem import Problem
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ClassBytes:
+    """Bytes of one layer, `[class, strategy]`, as in `LayerBytes`."""
+
+    stored: Array
+    state: Array
+    recomputed: Array
+    gathered: Array
+
+
+@dataclass
+class GroupTables:
+    """Cost tables of a stage's devices at one micro-batch size (B_m).
+
+    Attributes:
+        runs: a single layer under each allowed strategy.
+    """
+
+    problem: Problem
+    sequence: LayerSequence
+    costs: StageGroupCosts
+    micro_batch_size: int
+    runs: tuple[LayerRun, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        open_here = [s for s in strategies(len(self.costs.devices)) if self._is_allowed(s)]
+        self.runs = tuple(strategy.layer_run(0, 1, self.micro_batch_size) for strategy in open_here)
+
+    def _is_allowed(self, strategy: Strategy) -> bool:
+        limits, model, profiles = self.problem.limits, self.problem.model, self.problem.profiles
+        return (
+            strategy.data <= min(self.micro_batch_size, limits.max_data_degree or strategy.data)
+            and strategy.tensor <= (limits.max_tensor_degree or strategy.tensor)
+            and model.max_tensor_degree % strategy.tensor == 0
+            and all(
+                (strategy.tensor if kind.is_tensor_parallel else 1) in profiles.tensor_degrees(accelerator, kind.name)
+                for kind in model.kinds
+                for accelerator in dict.fromkeys(self.costs.accelerators)
+            )
+        )
+
+    @cached_property
+    def budget_bytes(self) -> float:
+        """Return E, the memory of the smallest device after the runtime's constant part."""
+        cluster = self.problem.cost_context.cluster
+        sizes = [cluster.accelerator_of(device).memory_bytes for device in self.costs.devices]
+        return min(sizes) - self.problem.runtime.constant_bytes
+
+    def layer_runs(self, first: int, chosen: tuple[int, ...]) -> tuple[LayerRun, ...]:
+        """Return the layers from `first` on with their strategies, merging adjacent layers of equal strategies."""
+        starts = [0, *(i for i in range(1, len(chosen)) if chosen[i] != chosen[i - 1]), len(chosen)]
+        spans = pairwise(starts)
+        return tuple(replace(self.runs[chosen[a]], first=first + a, count=b - a) for a, b in spans)
+
+    @cached_property
+    def layouts(self) -> Indices:
+        """Return `[strategy]` its layout number."""
+        numbers: dict[object, int] = {}
+        return np.array([numbers.setdefault(layout_of(run), len(numbers)) for run in self.runs], dtype=np.int64)
+
+    @cached_property
+    def layout_runs(self) -> tuple[LayerRun, ...]:
+        """Return one strategy of every layout."""
+        firsts = np.unique(self.layouts, return_index=True)[1]
+        return tuple(self.runs[int(first)] for first in firsts)
+
+    @cached_property
+    def rows(self) -> Array:
+        """Return `[layout]` rows of the device with the most."""
+        return np.array([max(run.rows) for run in self.layout_runs], dtype=float)
+
+    @cached_property
+    def seconds(self) -> tuple[Array, Array]:
+        """Return `[class, strategy]` c(l, s) of a steady and of the last micro-batch."""
+        found = [[self.costs.seconds(layer.kind, run) for run in self.runs] for layer in self.sequence.classes]
+        steady = np.array([[cost.micro_batch_seconds for cost in row] for row in found])
+        return steady, np.array([[cost.last_micro_batch_seconds for cost in row] for row in found])
+
+    @cached_property
+    def transformation_seconds(self) -> Array:
+        """Return `[class, layout, layout]` R on entering a layer of the class."""
+        pairs = [[self.costs.transformation_alpha_beta(a, b) for b in self.layout_runs] for a in self.layout_runs]
+        latency, per_byte = np.moveaxis(np.array(pairs), 2, 0)
+        sizes = np.array([layer.input_bytes_per_row for layer in self.sequence.classes], dtype=float)
+        moved: Array = latency[None] + sizes[:, None, None] * per_byte[None]
+        return moved
+
+    @property
+    def micro_batches(self) -> int:
+        """Return m."""
+        return self.problem.global_batch_size // self.micro_batch_size
+
+    @cached_property
+    def bytes(self) -> ClassBytes:
+        """Return bytes on the accelerator that needs the most."""
+        found = np.array([[self._bytes(layer, run) for run in self.runs] for layer in self.sequence.classes])
+        return ClassBytes(*np.moveaxis(found, 2, 0))
+
+    def _bytes(self, layer: LayerClass, run: LayerRun) -> tuple[float, float, float, float]:
+        most = (0.0, 0.0, 0.0, 0.0)
+        for accelerator in dict.fromkeys(self.costs.accelerators):
+            held = layer_bytes(
+                layer.kind,
+                run,
+                accelerator,
+                self.problem.cost_context,
+                input_bytes_per_row=layer.input_bytes_per_row,
+                parameters=layer.parameters_at(run.tensor, self.problem.cost_context),
+                micro_batches=self.micro_batches,
+            )
+            state = held.state_bytes
+            if layer.is_last:
+                state += memory.loss_bytes(self.problem.cost_context, run.tensor, max(run.rows))
+            most = max(most, (held.kept_bytes, state, held.recomputed_bytes, held.gathered_bytes), key=sum)
+        return most
+
+
+@dataclass
+class StageTable:
+    """Tables of a group at a pipeline position with `in_flight` micro-batches in flight (1F1B)."""
+
+    group: GroupTables
+    in_flight: int
+
+    @cached_property
+    def forward_bytes(self) -> Array:
+        """Return `[class, strategy]` O_f + O_ms."""
+        held = self.group.bytes
+        return self.in_flight * held.stored + held.state
+
+    @cached_property
+    def peak_bytes(self) -> Array:
+        """Return `[class, strategy]` O_b, assuming that the prefetched layer gathers the same number of bytes."""
+        held = self.group.bytes
+        return held.recomputed + memory.GATHERED_AT_ONCE * held.gathered
+
+    @cached_property
+    def entering_bytes(self) -> Array:
+        """Return `[class, layout]` buffers of messages into a stage that begins with the class."""
+        sizes = np.array([layer.input_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
+        return memory.PREFETCHED_BOUNDARIES * sizes[:, None] * self.group.rows[None, :]
+
+    @cached_property
+    def leaving_bytes(self) -> Array:
+        """Return `[class, layout]` buffers of messages out of a stage that ends with the class, plus its saved outputs."""
+        sizes = np.array([layer.output_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
+        return (self.in_flight + memory.PREFETCHED_BOUNDARIES) * sizes[:, None] * self.group.rows[None, :]
+
+    def choices(
+        self, first: int, end: int, steady_weight: float, budget_bytes: float, *, gathered_bytes: float | None = None
+    ) -> StageChoices:
+        """Return the programme of a stage with these layers, which minimises last + weight × steady seconds.
+
+        O_b counts until the last backward: activations of later micro-batches are still in memory, and weights are
+        prefetched. `gathered_bytes` reserves that memory for gathered weights and excludes strategies that gather more.
+        """
+        group = self.group
+        members = np.array(group.sequence.range_classes(first, end))
+        steady, last = group.seconds
+        forward, gathered = self.forward_bytes[members], group.bytes.gathered[members]
+        forward[0] += self.entering_bytes[members[0]][group.layouts]
+        forward[-1] += self.leaving_bytes[members[-1]][group.layouts]
+        seconds, peak = (last + steady_weight * steady)[members], group.bytes.recomputed[members]
+        if gathered_bytes is None:
+            peak = peak + gathered + np.roll(gathered, 1, axis=0) * (gathered > 0)
+        else:
+            seconds = np.where(gathered <= gathered_bytes, seconds, np.inf)
+        return StageChoices(
+            seconds=seconds,
+            transformation_seconds=(1 + steady_weight) * group.transformation_seconds[members],
+            layouts=group.layouts,
+            forward_bytes=forward,
+            peak_bytes=peak,
+            released_bytes=np.zeros_like(forward),
+            budget_bytes=budget_bytes - (gathered_bytes or 0.0),
+        )
+
+    def gathered_limits(self, first: int, end: int) -> list[float]:
+        """Return limits on gathered bytes to try: 0, and each value that some layer and strategy need."""
+        gathered = self.group.bytes.gathered[np.array(self.group.sequence.range_classes(first, end))]
+        return [float(size) for size in np.unique(np.append(gathered, 0.0))]
+
+    def seconds(self, first: int, end: int, path: tuple[int, ...]) -> tuple[float, float]:
+        """Return steady and last seconds of an assignment."""
+        group = self.group
+        members = np.array(group.sequence.range_classes(first, end))
+        steady, last = group.seconds
+        chosen = np.array(path)
+        layouts = group.layouts[chosen]
+        moved = float(group.transformation_seconds[members[1:], layouts[:-1], layouts[1:]].sum())
+        return float(steady[members, chosen].sum()) + moved, float(last[members, chosen].sum()) + moved
+
+    def exact_bytes(self, first: int, path: tuple[int, ...]) -> tuple[float, float]:
+        """Return the fullest device's bytes by the exact memory model, and the most missing bytes of any device (<= 0: none)."""
+        group = self.group
+        stage = Stage(group.costs.devices, group.layer_runs(first, path))
+        parts = memory.stage_memory(
+            stage,
+            tuple(RankLayout.of(stage, run) for run in stage.layers),
+            group.problem.cost_context,
+            in_flight_count=self.in_flight,
+            micro_batches=group.micro_batches,
+        )
+        sizes = group.problem.cost_context.memory_of_node
+        held = [part.total_bytes for part in parts]
+        lacks = [size - sizes[device.node] for size, device in zip(held, stage.devices, strict=True)]
+        return float(max(held)), float(max(lacks))

@@ -1,0 +1,264 @@
+"""Problem, limits, preference, candidate, progress and control that all searches share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from threading import Event
+from typing import Protocol
+
+from trainwright.cluster import Cluster, Device
+from trainwright.cost.context import CostContext
+from trainwright.cost.estimate import Estimate
+from trainwright.model import Model
+from trainwright.operator_shardings import SpanSpecs
+from trainwright.plan import Plan
+from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
+from trainwright.training import Optimizer
+
+
+class NoFeasiblePlan(ValueError):  # noqa: N818 - an answer in words, not a defect
+    """Error of a search that finds no feasible plan; the message says why."""
+
+
+class Objective(StrEnum):
+    """Quantity to minimise: seconds of an iteration, price of a row (sample), or both (the Pareto front)."""
+
+    TIME = "time"
+    COST = "cost"
+    PARETO = "pareto"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the plans; None means that model, profiles and devices alone bound them.
+
+    Attributes:
+        memory_headroom_ratio: share of every device's memory that plans leave free.
+        use_nodes: names of the only nodes that plans use; empty: all.
+        spare: names of nodes or accelerators that plans do not use.
+    """
+
+    max_tensor_degree: int | None = None
+    max_data_degree: int | None = None
+    max_pipeline_degree: int | None = None
+    memory_headroom_ratio: float = 0.0
+    use_nodes: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+    objective: Objective = Objective.TIME
+
+    def __post_init__(self) -> None:
+        for name in ("max_tensor_degree", "max_data_degree", "max_pipeline_degree"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.memory_headroom_ratio < 1:
+            raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Preference among candidates besides the objective; by default none.
+
+    Attributes:
+        tolerance: candidates worse than the best by at most this share count as equally good; the simplest of them wins.
+        keep: plan that runs now.
+        keep_weight: weight of a second of moving state from `keep` against a second of every iteration; at 0.001, moving has
+            to pay off within a thousand iterations.
+    """
+
+    tolerance: float = 0.0
+    keep: Plan | None = None
+    keep_weight: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance must be 0 or more and below 1, got {self.tolerance}")
+        if not 0 <= self.keep_weight < math.inf:
+            raise ValueError(f"keep_weight must be finite and at least 0, got {self.keep_weight}")
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether the preference can change the order that the objective gives."""
+        return self.tolerance > 0 or self.keep is not None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Complete input of a search.
+
+    Attributes:
+        global_batch_size: rows (samples) of one iteration (AMP's gbs).
+    """
+
+    cluster: Cluster
+    model: Model
+    profiles: Profiles
+    global_batch_size: int
+    limits: Limits = field(default_factory=Limits)
+    optimizer: Optimizer = "adam"
+    runtime: Runtime = field(default_factory=Runtime)
+    preference: Preference = field(default_factory=Preference)
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size < 1:
+            raise ValueError(f"global_batch_size must be at least 1, got {self.global_batch_size}")
+        accelerators = {node.accelerator for node in self.cluster.nodes}
+        nodes = {node.name for node in self.cluster.nodes}
+        for name in (*self.limits.use_nodes, *self.limits.spare):
+            if name not in nodes and (name not in accelerators or name in self.limits.use_nodes):
+                raise ValueError(f"the cluster has no {name} to use or to spare; it has {', '.join(sorted(nodes))}")
+        keep, layers = self.preference.keep, len(self.model.layers)
+        if keep is not None and keep.model_layers != layers:
+            raise ValueError(
+                f"the plan to keep is for a model of {keep.model_layers} layers, but this one has {layers}"
+            )
+        if not self.devices:
+            raise ValueError("all devices are spared; leave at least one to the plans")
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that plans may use, in the cluster's order."""
+        limits = self.limits
+        return tuple(
+            node.name
+            for node in self.cluster.nodes
+            if (not limits.use_nodes or node.name in limits.use_nodes)
+            and node.name not in limits.spare
+            and node.accelerator not in limits.spare
+        )
+
+    @cached_property
+    def node_numbers(self) -> tuple[int, ...]:
+        """Indices of these nodes in the cluster."""
+        used = set(self.nodes)
+        return tuple(number for number, node in enumerate(self.cluster.nodes) if node.name in used)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Devices that plans may use, node by node."""
+        used = set(self.nodes)
+        return tuple(device for device in self.cluster.devices if device.node in used)
+
+    def with_nodes(self, nodes: Sequence[str]) -> Problem:
+        """Return the problem restricted to these nodes; both share one cost context."""
+        restricted = replace(self, limits=replace(self.limits, use_nodes=tuple(nodes)))
+        vars(restricted)["cost_context"] = self.cost_context
+        return restricted
+
+    @cached_property
+    def cost_context(self) -> CostContext:
+        """Cost context of the problem, in which devices lack the memory that plans must leave free."""
+        return CostContext(self.model, self._cluster_with_headroom, self.profiles, self.optimizer, self.runtime)
+
+    @property
+    def _cluster_with_headroom(self) -> Cluster:
+        free = self.limits.memory_headroom_ratio
+        if not free:
+            return self.cluster
+        accelerators = tuple(
+            replace(accelerator, memory_bytes=max(math.floor(accelerator.memory_bytes * (1 - free)), 1))
+            for accelerator in self.cluster.accelerators
+        )
+        return replace(self.cluster, accelerators=accelerators)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Plan with its estimate.
+
+    Attributes:
+        price_per_hour: of all devices in the plan; None if an accelerator has no price.
+        traded: sentence on what a preference gave up for this plan; None if nothing.
+        operators: `[stage]` operator shardings, if the search found more than degrees can express (None for a stage that
+            degrees express); `plan` then has the nearest degrees, and `estimate` is that of `plan`. Empty if no stage has any.
+    """
+
+    plan: Plan
+    estimate: Estimate
+    price_per_hour: float | None = None
+    traded: str | None = None
+    operators: tuple[SpanSpecs | None, ...] = ()
+
+    @property
+    def price_per_row(self) -> float | None:
+        """Price of training on one row (sample)."""
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour / 3600 * self.estimate.iteration_seconds / self.plan.global_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of a search.
+
+    Attributes:
+        best_seconds: minimum iteration seconds so far; None before the first feasible plan.
+    """
+
+    done: int
+    total: int
+    best_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchControl:
+    """Seed, budget and progress reports of a search.
+
+    A search calls `report_progress` after every step. Once it has a feasible plan it also asks `expired`, and returns its
+    best so far when that is true: a budget never leaves the result empty.
+
+    Attributes:
+        seed: of random searches, which are deterministic for a given seed.
+        deadline_seconds: on the clock `time.monotonic`; None: no limit.
+        report: callback for progress.
+        effort: multiple of the usual number of plans that `auto` evaluates.
+        budget_exhausted: set once `expired` was true, so that the search may have left plans out.
+        enumerated: set once `auto` has completed its enumeration of all plans, which it runs for tiny problems only.
+    """
+
+    seed: int = 0
+    deadline_seconds: float | None = None
+    report: Callable[[Progress], None] | None = None
+    effort: float = 1.0
+    budget_exhausted: Event = field(default_factory=Event, compare=False, repr=False)
+    enumerated: Event = field(default_factory=Event, compare=False, repr=False)
+
+    @classmethod
+    def with_budget(
+        cls,
+        budget_seconds: float | None,
+        *,
+        seed: int = 0,
+        report: Callable[[Progress], None] | None = None,
+        effort: float = 1.0,
+    ) -> SearchControl:
+        """Return a control whose budget starts now."""
+        deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+        return cls(seed, deadline, report, effort)
+
+    def expired(self) -> bool:
+        """Return whether the budget is spent; a search then stops."""
+        if self.deadline_seconds is None or time.monotonic() < self.deadline_seconds:
+            return False
+        self.budget_exhausted.set()
+        return True
+
+    def report_progress(self, done: int, total: int, best_seconds: float | None = None) -> None:
+        """Call the progress callback, if there is one."""
+        if self.report is not None:
+            self.report(Progress(done, total, best_seconds))
+
+
+class Search(Protocol):
+    """Search that returns distinct feasible candidates, best first. Raises NoFeasiblePlan if there is none.
+
+    `top` is the number that the caller needs: a search may return more, and may skip plans that cannot be among them.
+    """
+
+    def __call__(self, problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]: ...

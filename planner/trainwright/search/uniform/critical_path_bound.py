@@ -1,0 +1,195 @@
+"""Lower bound on an iteration by its critical path; it never exceeds the exact replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cost import amp_model
+from trainwright.layer import LayerKind
+from trainwright.search.crossings import Cards, Crossings
+from trainwright.search.problem import Problem
+from trainwright.search.spans import Array
+from trainwright.search.uniform.stage_tables import PlacedStages, StageTables, TensorGroupClass
+
+_MARGIN = 1e-9
+"""Relative margin for rounding."""
+
+
+@dataclass
+class CriticalPathBound:
+    """Lower bounds for the choices of one problem.
+
+    Before a stage can start, the first micro-batch passes the earlier stages; then the stage computes every micro-batch; then
+    the last one returns: m · t_i + Σ_{j<i} (t_j + e_fwd,j + e_bwd,j), for every stage and replica. Boundaries give a similar
+    bound: from the arrival of the first message on, the messages of all micro-batches leave one after the other. Also, no
+    stage ends before the busiest NIC has carried all messages.
+
+    After that, the first stage reduces its gradients and updates its weights, as does every stage after its own last
+    backward. Rings count without contention, except those of one stage's gradients, which start together and share each link
+    between two nodes.
+    """
+
+    problem: Problem
+    tables: StageTables
+    _layer_sums: dict[tuple[TensorGroupClass, int, int], Array] = field(default_factory=dict)
+    _syncs: dict[bytes, Array] = field(default_factory=dict)
+    _parameters: dict[int, Array] = field(default_factory=dict)
+    _replicas_by_placement: dict[PlacedStages, tuple[Crossings, NDArray[np.intp]]] = field(default_factory=dict)
+
+    def with_tables(self, tables: StageTables) -> CriticalPathBound:
+        """Return the bounds for another device order; caches that do not depend on the order are shared."""
+        return replace(self, tables=tables, _syncs={}, _replicas_by_placement={})
+
+    def seconds(self, stages: PlacedStages, rows: int, ends: tuple[int, ...]) -> float:
+        """Return seconds that no iteration with this placement, rows and partition undercuts."""
+        return float(self.seconds_of_all(stages, rows, np.array([ends]))[0])
+
+    def seconds_of_all(self, stages: PlacedStages, rows: int, ends: NDArray[np.intp]) -> Array:
+        """Return `[assignment]` bounds, given `ends[assignment, stage]`."""
+        micro_batches = self.problem.global_batch_size // (rows * stages.data)
+        crossings, replicas = self._distinct_replicas(stages)
+        forward, backward, update = self._stage_seconds(stages, replicas, rows, ends)
+        row_bytes = rows * self.tables.memory.row_bytes[ends[:, :-1]]
+        send = row_bytes[:, :, None] * crossings.send_seconds_per_byte[:, None]
+        latency = crossings.latency_seconds[:, None]
+        first_forward_start, last_backward_return = np.zeros_like(forward), np.zeros_like(backward)
+        np.cumsum(forward[:, :-1] + send[0] + latency[0], axis=1, out=first_forward_start[:, 1:])
+        np.cumsum(backward[:, :-1] + send[1] + latency[1], axis=1, out=last_backward_return[:, 1:])
+        forward_backward = forward + backward
+        compute_end = first_forward_start + micro_batches * forward_backward
+        # `first_forward_start` and `last_backward_return` already include the first message.
+        later_sends = (micro_batches - 1) * send
+        round_trip = first_forward_start[:, -1:] + forward_backward[:, -1:] + last_backward_return[:, -1:]
+        compute_end[:, 1:] = np.maximum(
+            compute_end[:, 1:], first_forward_start[:, 1:] + later_sends[0] + forward_backward[:, 1:]
+        )
+        compute_end[:, :-1] = np.maximum(
+            compute_end[:, :-1], round_trip - last_backward_return[:, :-1] + later_sends[1]
+        )
+        tail = self._sync_seconds(stages, ends) + update
+        busiest_nic = micro_batches * (row_bytes @ crossings.nic_seconds_per_byte).max(axis=1, initial=0.0)
+        stage_end = (np.maximum(compute_end.max(axis=2), busiest_nic[:, None]) + tail).max(axis=1)
+        first_stage_end = (compute_end + last_backward_return).max(axis=(1, 2)) + tail[:, 0]
+        bound: Array = np.maximum(stage_end, first_stage_end) + self.problem.runtime.constant_seconds
+        return bound * (1 - _MARGIN)
+
+    def _distinct_replicas(self, stages: PlacedStages) -> tuple[Crossings, NDArray[np.intp]]:
+        """Return the boundaries and `[stage, replica]` tensor group classes, without duplicate replicas.
+
+        Duplicates have the same classes and boundary times at every stage.
+        """
+        if stages not in self._replicas_by_placement:
+            found = self._cards.crossings(self.tables.order.node_numbers[stages.placement])
+            count = stages.data
+            signatures = [
+                stages.class_numbers,
+                found.send_seconds_per_byte.reshape(-1, count),
+                found.latency_seconds.reshape(-1, count),
+            ]
+            replicas = np.zeros(1, dtype=np.intp)
+            if count > 1:
+                replicas = np.sort(np.unique(np.concatenate(signatures), axis=1, return_index=True)[1])
+            distinct = Crossings(
+                found.send_seconds_per_byte[:, :, replicas],
+                found.latency_seconds[:, :, replicas],
+                found.nic_seconds_per_byte,
+            )
+            self._replicas_by_placement[stages] = distinct, stages.class_numbers[:, replicas]
+        return self._replicas_by_placement[stages]
+
+    @cached_property
+    def _cards(self) -> Cards:
+        return Cards(self.problem)
+
+    def _stage_seconds(
+        self, stages: PlacedStages, replicas: NDArray[np.intp], rows: int, ends: NDArray[np.intp]
+    ) -> tuple[Array, Array, Array]:
+        """Return seconds of a micro-batch's forward and backward, and of the longest update.
+
+        Shapes are `[assignment, stage, replica]`, the update's is `[assignment, stage]`.
+        """
+        sums = np.stack([self._layer_prefix_sums(group, stages.tensor, rows) for group in stages.group_classes])
+        firsts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
+        span_seconds = sums[:, :, ends] - sums[:, :, firsts]
+        by_replica = span_seconds[replicas.T, :, :, np.arange(stages.pipeline)].transpose(2, 3, 1, 0)
+        return by_replica[0], by_replica[1], by_replica[2].max(axis=2)
+
+    def _layer_prefix_sums(self, group: TensorGroupClass, tensor: int, rows: int) -> Array:
+        """Return `[forward | backward | update, end]` seconds of all layers before `end` on one tensor group."""
+        key = (group, tensor, rows)
+        if key not in self._layer_sums:
+            model = self.problem.model
+            by_kind = {kind.name: self._kind_seconds(group, kind, tensor, rows) for kind in model.kinds}
+            table = np.array([by_kind[name] for name in model.layers]).T
+            self._layer_sums[key] = np.concatenate([np.zeros((3, 1)), np.cumsum(table, axis=1)], axis=1)
+        return self._layer_sums[key]
+
+    def _kind_seconds(
+        self, group: TensorGroupClass, kind: LayerKind, tensor: int, rows: int
+    ) -> tuple[float, float, float]:
+        setting = self.problem.cost_context
+        costs = [setting.layer_cost(name, kind, tensor, rows) for name in group.accelerators]
+        sync = [0.0, 0.0]
+        if tensor > 1 and kind.is_tensor_parallel:
+            members = group.nodes if group.nodes > 1 else tensor
+            message = rows * setting.model.dtype.num_bytes
+            rate = group.ring_bandwidth * setting.runtime.link_ratio
+            for segment in kind.segments:
+                summed = (segment.forward_all_reduce_elements_per_row, segment.backward_all_reduce_elements_per_row)
+                for direction, elements in enumerate(summed):
+                    sync[direction] += amp_model.all_reduce_seconds(members, message * elements, rate)
+        # An owner of a tied weight may update only a part of it, so count none.
+        update = 0.0 if kind.shared_weight else max(cost.update_seconds for cost in costs)
+        return (
+            max(cost.forward_seconds for cost in costs) + sync[0],
+            max(cost.backward_seconds for cost in costs) + sync[1],
+            update,
+        )
+
+    def _sync_seconds(self, stages: PlacedStages, ends: NDArray[np.intp]) -> Array:
+        """Return `[assignment, stage]` seconds of reducing untied gradients.
+
+        They are 0 if reductions may overlap the backward.
+        """
+        if stages.data == 1 or self.problem.runtime.overlaps_gradients:
+            return np.zeros(ends.shape)
+        key = stages.placement.tobytes() + bytes(str(stages.placement.shape), "ascii")
+        if key not in self._syncs:
+            self._syncs[key] = self._sync_seconds_per_byte(self.tables.order.node_numbers[stages.placement])
+        sums = self._untied_parameters(stages.tensor)[ends]
+        resident = np.diff(sums, axis=1, prepend=0.0)
+        result: Array = resident * self.problem.cost_context.gradient_dtype.num_bytes * self._syncs[key]
+        return result
+
+    def _untied_parameters(self, tensor: int) -> Array:
+        """Return `[end]` parameters of all layers before `end`, without tied weights."""
+        if tensor not in self._parameters:
+            model, setting = self.problem.model, self.problem.cost_context
+            kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
+            untied = [0 if kind.shared_weight else setting.parameters_per_rank(kind, tensor) for kind in kinds]
+            self._parameters[tensor] = np.concatenate([[0.0], np.cumsum(untied)])
+        return self._parameters[tensor]
+
+    def _sync_seconds_per_byte(self, nodes: NDArray[np.intp]) -> Array:
+        """Return `[stage]` seconds per byte of the all-reduces of `nodes[stage, member, group]`, one ring per group."""
+        links, ratio = self.tables.links, self.problem.runtime.link_ratio
+        by_group = nodes.transpose(0, 2, 1)
+        bandwidth, node_counts = links.slowest_crossing(by_group)
+        members = np.where(node_counts > 1, node_counts, by_group.shape[2])
+        share = 2 * (members - 1) / members
+        seconds: Array = (share / (bandwidth * ratio)).max(axis=1)
+        stage, group, member = np.nonzero(by_group != np.roll(by_group, -1, axis=2))
+        if len(stage):
+            next_nodes = np.roll(by_group, -1, axis=2)[stage, group, member]
+            steps = np.unique(np.stack([stage, group, by_group[stage, group, member], next_nodes], axis=1), axis=0)
+            pairs, number = np.unique(steps[:, [0, 2, 3]], axis=0, return_inverse=True)
+            sent = np.bincount(number.reshape(-1), weights=share[steps[:, 0], steps[:, 1]])
+            best_direction = np.maximum(
+                links.bandwidth[pairs[:, 1], pairs[:, 2]], links.bandwidth[pairs[:, 2], pairs[:, 1]]
+            )
+            np.maximum.at(seconds, pairs[:, 0], sent / (best_direction * ratio))
+        return seconds

@@ -1,0 +1,229 @@
+"""Tables of the seconds of every possible stage of a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.cluster import Device
+from trainwright.cost import amp_model, memory
+from trainwright.cost.network import LinkMatrices, link_matrices
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.search.degrees import Degrees
+from trainwright.search.node_order import DeviceOrder
+from trainwright.search.problem import Problem
+from trainwright.search.spans import Array, span_sums
+from trainwright.search.stage_memory import StageMemory
+
+Placement = NDArray[np.intp]
+"""`[stage, data replica, tensor rank]` index of the device."""
+
+
+def megatron_placement(degrees: Degrees) -> Placement:
+    """Return Megatron's placement: tensor ranks on adjacent devices, then data, then pipeline."""
+    count = degrees.pipeline * degrees.data * degrees.tensor
+    return np.arange(count, dtype=np.intp).reshape(degrees.pipeline, degrees.data, degrees.tensor)
+
+
+def plan_from_placement(
+    devices: Sequence[Device], placement: Placement, rows: int, ends: Sequence[int], *, global_batch_size: int
+) -> Plan:
+    """Return the uniform plan; every replica takes `rows` rows at a time (AMP's mbs).
+
+    Stage i ends before layer ends[i].
+    """
+    _, data, tensor = placement.shape
+    firsts = (0, *ends)
+    stages = tuple(
+        Stage(
+            tuple(devices[number] for number in members), (LayerRun(first, end - first, tensor, data, (rows,) * data),)
+        )
+        for members, first, end in zip(placement.reshape(len(placement), -1).tolist(), firsts, ends, strict=False)
+    )
+    size = rows * data
+    return Plan(ends[-1], global_batch_size, (Pipeline(global_batch_size // size, size, stages),))
+
+
+def uniform_plan(
+    devices: Sequence[Device], degrees: Degrees, rows: int, ends: Sequence[int], *, global_batch_size: int
+) -> Plan:
+    """Return the uniform plan in Megatron's placement over the devices."""
+    return plan_from_placement(devices, megatron_placement(degrees), rows, ends, global_batch_size=global_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroupClass:
+    """Class of tensor groups that take equally long.
+
+    Attributes:
+        accelerators: distinct accelerators of the group's devices.
+        nodes: number of nodes that it spans.
+        bandwidth: minimum between any two of its devices.
+        latency: maximum between any two of its devices.
+        ring_bandwidth: minimum over its ring's links between nodes, each in its faster direction; on a single node the
+            bandwidth inside it.
+    """
+
+    accelerators: tuple[str, ...]
+    nodes: int
+    bandwidth: float
+    latency: float
+    ring_bandwidth: float
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedStages:
+    """Placement, reduced to the quantities that tables depend on.
+
+    Attributes:
+        group_classes: distinct classes of tensor groups.
+        class_numbers: `[stage, replica]` index into `group_classes`.
+        forward_seconds_per_byte: `[boundary, replica]` messages to the next stage, on the replica's slowest link.
+        backward_seconds_per_byte: `[boundary, replica]` messages from the next stage, on the replica's slowest link.
+    """
+
+    placement: Placement
+    group_classes: tuple[TensorGroupClass, ...]
+    class_numbers: NDArray[np.intp]
+    forward_seconds_per_byte: Array
+    backward_seconds_per_byte: Array
+
+    @property
+    def pipeline(self) -> int:
+        return int(self.placement.shape[0])
+
+    @property
+    def data(self) -> int:
+        return int(self.placement.shape[1])
+
+    @property
+    def tensor(self) -> int:
+        return int(self.placement.shape[2])
+
+    @cached_property
+    def classes_by_stage(self) -> tuple[frozenset[TensorGroupClass], ...]:
+        """`[stage]` distinct classes of its tensor groups."""
+        return tuple(
+            frozenset(self.group_classes[number] for number in np.unique(row).tolist()) for row in self.class_numbers
+        )
+
+    @cached_property
+    def accelerators_by_stage(self) -> tuple[frozenset[str], ...]:
+        """`[stage]` accelerators of its devices."""
+        return tuple(
+            frozenset(name for group in classes for name in group.accelerators) for classes in self.classes_by_stage
+        )
+
+
+@dataclass
+class StageTables:
+    """Tables of one problem, with caches that candidates share.
+
+    Only placements depend on the device order: `replace(tables, order=...)` shares everything else.
+    """
+
+    problem: Problem
+    order: DeviceOrder
+    memory: StageMemory
+    _layers: dict[tuple[TensorGroupClass, int, int], tuple[Array, Array]] = field(default_factory=dict)
+    _times: dict[tuple[frozenset[TensorGroupClass], int, int], Array] = field(default_factory=dict)
+
+    @cached_property
+    def links(self) -> LinkMatrices:
+        return link_matrices(self.problem.cluster)
+
+    def place_stages(self, placement: Placement) -> PlacedStages:
+        """Reduce a placement to the quantities that tables depend on."""
+        nodes = self.order.node_numbers[placement]
+        accelerators = np.bitwise_or.reduce(1 << self.order.accelerator_numbers[placement], axis=2)
+        bandwidth, latency = self.links.slowest(nodes)
+        ring_bandwidth, spanned = self.links.slowest_crossing(nodes)
+        keys = np.stack([accelerators, spanned, bandwidth, latency, ring_bandwidth], axis=2).reshape(-1, 5)
+        found, numbers = np.unique(keys, axis=0, return_inverse=True)
+        groups = tuple(
+            TensorGroupClass(self._names(int(mask)), int(count), *rest) for mask, count, *rest in found.tolist()
+        )
+        ratio = self.problem.runtime.link_ratio
+        forward = 1 / (ratio * self.links.bandwidth[nodes[:-1], nodes[1:]].min(axis=2))
+        backward = 1 / (ratio * self.links.bandwidth[nodes[1:], nodes[:-1]].min(axis=2))
+        return PlacedStages(placement, groups, numbers.reshape(accelerators.shape), forward, backward)
+
+    def _names(self, mask: int) -> tuple[str, ...]:
+        return tuple(name for bit, name in enumerate(self.order.accelerator_names) if mask >> bit & 1)
+
+    def times(self, stages: PlacedStages, rows: int) -> Array:
+        """Return `[stage, first, end]` seconds of one micro-batch, forward and backward, on the stage's slowest replica.
+
+        Infinite where end <= first.
+        """
+        return np.stack([self._stage_times(classes, stages.tensor, rows) for classes in stages.classes_by_stage])
+
+    def boundary_seconds(self, stages: PlacedStages, rows: int) -> Array:
+        """Return `[stage, end]` seconds e_i if the pipeline is cut before layer `end` (Eq. 5)."""
+        slowest = (stages.forward_seconds_per_byte + stages.backward_seconds_per_byte).max(axis=1)
+        table: Array = slowest[:, None] * (rows * self.memory.row_bytes)[None, :]
+        return table
+
+    def fits(self, stages: PlacedStages, rows: int) -> NDArray[np.bool_]:
+        """Return `[stage, first, end]` whether these layers fit into the memory of every device of the stage."""
+        pipeline, size = stages.pipeline, len(self.problem.model.layers) + 1
+        micro_batches = self.problem.global_batch_size // (rows * stages.data)
+        schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+        in_flight = tuple(
+            memory.in_flight_micro_batches(schedule, micro_batches, stage, pipeline) for stage in range(pipeline)
+        )
+        result = np.ones((pipeline, size, size), dtype=np.bool_)
+        for accelerator in self.problem.cost_context.cluster.accelerators:
+            chosen = [stage for stage in range(pipeline) if accelerator.name in stages.accelerators_by_stage[stage]]
+            if chosen:
+                result[chosen] &= self.memory.fits(accelerator, stages.tensor, rows, in_flight)[chosen]
+        return result
+
+    def sync_seconds(self, stages: PlacedStages, ends: tuple[int, ...]) -> float:
+        """Return the second term of Eq. 4: the slowest device's gradient synchronisation (Eq. 3)."""
+        if stages.data == 1:
+            return 0.0
+        resident = self.memory.resident_parameters(stages.tensor)
+        nodes = self.order.node_numbers[stages.placement]
+        seconds = 0.0
+        for members, first, end in zip(nodes, (0, *ends), ends, strict=False):
+            groups = {np.sort(group).tobytes(): group for group in members.T}
+            bandwidth = min(self.links.slowest_bandwidth(group) for group in groups.values())
+            message = float(resident[first, end]) * self.problem.cost_context.gradient_dtype.num_bytes
+            achieved = bandwidth * self.problem.runtime.link_ratio
+            seconds = max(seconds, amp_model.all_reduce_seconds(stages.data, message, achieved))
+        return seconds
+
+    def _stage_times(self, classes: frozenset[TensorGroupClass], tensor: int, rows: int) -> Array:
+        key = (classes, tensor, rows)
+        if key not in self._times:
+            tables = [span_sums(np.sum(self._layer_seconds(group, tensor, rows), axis=0)) for group in classes]
+            slowest = np.max(tables, axis=0)
+            first, end = np.indices(slowest.shape)
+            self._times[key] = np.where(end > first, slowest, np.inf)
+        return self._times[key]
+
+    def _layer_seconds(self, group: TensorGroupClass, tensor: int, rows: int) -> tuple[Array, Array]:
+        """Return `[layer]` seconds of computation, and of tensor all-reduces."""
+        key = (group, tensor, rows)
+        if key not in self._layers:
+            model, setting = self.problem.model, self.problem.cost_context
+            compute = {
+                kind.name: amp_model.layer_seconds(group.accelerators, kind, tensor, rows, setting)
+                for kind in model.kinds
+            }
+            sync = {
+                kind.name: amp_model.tensor_sync_seconds(
+                    kind, tensor, rows, bandwidth=group.bandwidth, latency=group.latency, context=setting
+                )
+                for kind in model.kinds
+            }
+            self._layers[key] = (
+                np.array([compute[name] for name in model.layers]),
+                np.array([sync[name] for name in model.layers]),
+            )
+        return self._layers[key]

@@ -1,0 +1,304 @@
+"""Tasks and reports of a gang, and how its pods receive and send them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainwright.cluster import Device, Emulation, Link
+from trainwright.document_kind import document
+from trainwright.model import Model
+from trainwright.plan import Plan
+from trainwright.profiles import LayerProfile, LayerTooLarge
+from trainwright.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class GangNode:
+    """Node of a gang: one pod with one process per slot."""
+
+    name: str
+    slots: tuple[int, ...]
+    accelerator: str
+
+    def __post_init__(self) -> None:
+        if not self.slots or tuple(sorted(set(self.slots))) != self.slots:
+            raise ValueError(f"node {self.name}: slots must be ascending and not empty, got {list(self.slots)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Pods that start together, one per node; the first hosts the rendezvous.
+
+    Attributes:
+        emulations: device tables of the emulated accelerators; empty on real devices.
+        backend: `nccl` on GPUs, else `gloo`.
+        collective_timeout_seconds: a collective that takes longer means that a peer hangs.
+        deadline_seconds: for the whole task; after it the worker dumps its stacks and ends itself.
+    """
+
+    nodes: tuple[GangNode, ...]
+    backend: Literal["gloo", "nccl"] = "gloo"
+    emulations: tuple[tuple[str, Emulation], ...] = ()
+    collective_timeout_seconds: float = 120.0
+    deadline_seconds: float = 900.0
+
+    @property
+    def is_emulated(self) -> bool:
+        """True if devices are emulated; their nodes then share one machine's processors."""
+        return bool(self.emulations)
+
+    def accelerator_of(self, node: str) -> str:
+        return next(one.accelerator for one in self.nodes if one.name == node)
+
+    def emulation_of(self, accelerator: str) -> Emulation | None:
+        """Return an accelerator's device table, or None if it is real."""
+        return dict(self.emulations).get(accelerator)
+
+
+@document("LinksOrder")
+@dataclass(frozen=True, slots=True)
+class LinkTask:
+    """Task to measure links between the gang's nodes, and within nodes that have two slots.
+
+    In rounds of disjoint pairs, each pair ping-pongs messages of every size in both directions.
+
+    Attributes:
+        pairs: node pairs to measure, each once in either order; None: all pairs.
+        collective_bytes: full message sizes of collectives to measure, ascending; empty: none.
+        collective_seconds: approximate limit for all collectives together; sizes that would exceed it are left out.
+        overlap: also measure how much computation slows down during communication.
+    """
+
+    gang: Gang
+    pairs: tuple[tuple[str, str], ...] | None = None
+    message_bytes: tuple[int, ...] = (1_024, 131_072, 524_288)
+    repeats: int = 5
+    collective_bytes: tuple[int, ...] = ()
+    collective_seconds: float = 20.0
+    overlap: bool = False
+    kind: Literal["links"] = "links"
+
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTime:
+    """Measured time of one collective, while nothing else ran except collectives within other nodes.
+
+    Attributes:
+        members: in rank order.
+        message_bytes: full message: the input of each member of an all-reduce or reduce-scatter, the output of an
+            all-gather.
+        seconds: median of the slowest member's times.
+    """
+
+    collective: CollectiveKind
+    members: tuple[Device, ...]
+    message_bytes: int
+    seconds: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Slowdown of computation during communication: its seconds over those without communication."""
+
+    node: str
+    compute_slowdown_ratio: float
+
+
+@document("LinksReport")
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """Directed links fitted to message times, between and within nodes.
+
+    Attributes:
+        collectives, overlaps: empty unless requested.
+    """
+
+    links: tuple[Link, ...]
+    collectives: tuple[CollectiveTime, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    kind: Literal["links"] = "links"
+
+
+TASK_PATH = "/etc/trainwright/order.json"
+NODE_NAME_VARIABLE = "TRAINWRIGHT_NODE_NAME"
+
+PROGRESS_MARKER = "TRAINWRIGHT-PROGRESS"
+SERIES_PART_MARKER = "TRAINWRIGHT-PART"
+REPORT_MARKER = "TRAINWRIGHT-REPORT"
+FAILURE_MARKER = "TRAINWRIGHT-FAILURE"
+MAX_REPORT_BYTES = 900_000
+"""Maximum size of a report, which must fit into one ConfigMap (1 MiB) with room to spare; larger ones are refused."""
+
+
+@document("ProfileOrder")
+@dataclass(frozen=True, slots=True)
+class ProfilingTask:
+    """Task to measure each layer kind of the model on one device at one tensor degree.
+
+    Kinds that are not tensor parallel are measured at degree 1 only.
+
+    Attributes:
+        iterations: minimum per layer and row count; rounds of the same length follow until the median of forward plus
+            backward is known within `target_uncertainty` (half of its 95 % interval over the median) or the layer has
+            taken `seconds_per_layer`.
+    """
+
+    gang: Gang
+    model: Model
+    tensor_degree: int
+    rows: tuple[int, ...]
+    optimizer: Literal["adam", "sgd"] = "adam"
+    warmup_iterations: int = 3
+    iterations: int = 10
+    target_uncertainty: float = 0.02
+    seconds_per_layer: float = 1.0
+    kind: Literal["profile"] = "profile"
+
+
+@document("ProfileReport")
+@dataclass(frozen=True, slots=True)
+class ProfilingReport:
+    """Measured layers of one accelerator at one tensor degree.
+
+    Attributes:
+        out_of_memory: smallest row count of each kind that did not fit; larger ones were not tried.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    out_of_memory: tuple[LayerTooLarge, ...] = ()
+    kind: Literal["profile"] = "profile"
+
+
+MAX_LATE_RATIO = 0.01
+"""Maximum share of emulated computations that may take longer than the emulated device would."""
+
+
+@document("TrialOrder")
+@dataclass(frozen=True, slots=True)
+class TrialTask:
+    """Task to train by a plan on synthetic data and time its iterations.
+
+    Attributes:
+        track_memory: run one further, untimed iteration that tracks live bytes where the device has no memory counter.
+        fault: fault to inject, None in real use: `crash` ends rank 0's process after the first iteration, `hang` stops
+            it there, `mute` finishes without a report.
+        timeline: run one further iteration, in which every rank records its actions.
+        sequence_parallel: shard the activations of a tensor group along the sequence where layers allow it (Korthikanti
+            et al. 2022); losses do not change.
+    """
+
+    gang: Gang
+    model: Model
+    plan: Plan
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    warmup_iterations: int = 3
+    iterations: int = 10
+    track_memory: bool = True
+    fault: Literal["crash", "hang", "mute"] | None = None
+    timeline: bool = False
+    sequence_parallel: bool = False
+    kind: Literal["trial"] = "trial"
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Peak bytes of a rank: parameters, gradients, optimizer state and activations."""
+
+    node: str
+    slot: int
+    peak_bytes: int
+
+
+@document("TrialReport")
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """Measurement of a trial.
+
+    Attributes:
+        iteration_seconds: slowest rank's, for each iteration after warm-up.
+        losses: mean of each iteration, warm-up included; training that works lowers it.
+        memory: by rank; empty if not tracked.
+        paced_segments, late_segments: computations timed by emulation, and how many of them took longer than the
+            emulated device would.
+        timeline: None unless requested.
+    """
+
+    iteration_seconds: tuple[float, ...]
+    losses: tuple[float, ...]
+    memory: tuple[RankMemory, ...] = ()
+    paced_segments: int = 0
+    late_segments: int = 0
+    timeline: Timeline | None = None
+    kind: Literal["trial"] = "trial"
+
+    @property
+    def is_emulation_too_slow(self) -> bool:
+        """True if too many segments were late: emulation was slower than real time, so the seconds mean nothing."""
+        return self.late_segments > MAX_LATE_RATIO * self.paced_segments
+
+
+@document("SeriesOrder")
+@dataclass(frozen=True, slots=True)
+class TrialSeriesTask:
+    """Task of several trials, one after another in one gang, since starting a gang takes longer than most trials.
+
+    Attributes:
+        plans: each uses some of the gang's devices, in any order; the others wait.
+    """
+
+    gang: Gang
+    model: Model
+    plans: tuple[Plan, ...]
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    warmup_iterations: int = 3
+    iterations: int = 10
+    track_memory: bool = True
+    timeline: bool = False
+    sequence_parallel: bool = False
+    kind: Literal["series"] = "series"
+
+    def trial_task(self, number: int) -> TrialTask:
+        return TrialTask(
+            self.gang,
+            self.model,
+            self.plans[number],
+            self.optimizer,
+            self.learning_rate,
+            self.seed,
+            self.warmup_iterations,
+            self.iterations,
+            self.track_memory,
+            timeline=self.timeline,
+            sequence_parallel=self.sequence_parallel,
+        )
+
+
+@document("SeriesReport")
+@dataclass(frozen=True, slots=True)
+class TrialSeriesReport:
+    """Measurements of a series' trials, in the order of its plans."""
+
+    trials: tuple[TrialReport, ...]
+    kind: Literal["series"] = "series"
+
+
+@document("SeriesPart")
+@dataclass(frozen=True, slots=True)
+class SeriesPart:
+    """Trial of a series, reported once measured so that later failures do not lose it.
+
+    Attributes:
+        number: index of its plan in the task.
+    """
+
+    number: int
+    trial: TrialReport

@@ -1,0 +1,237 @@
+"""Point-to-point exchange of boundaries (tensors between two layers) and their gradients with neighbouring stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainwright_worker.executor.plan_ranks import PlanRanks, Transfer, boundary_transfers
+from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.layers.layer import Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class BoundarySpec:
+    """Tensors of a boundary: their shapes for one row, dtype and device."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self, rows: int) -> Boundary:
+        return tuple(torch.empty((rows, *shape), dtype=self.dtype, device=self.device) for shape in self.shapes)
+
+
+class BoundaryReceiver:
+    """Receiver of one boundary per micro-batch, assembled from the rows of several senders.
+
+    Receives are posted ahead, since gloo moves a message only once its receiver has posted.
+
+    Args:
+        transfers: incoming messages.
+        rows: start and stop of the rows that they form together.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, transfers: Sequence[Transfer], *, rows: tuple[int, int], spec: BoundarySpec
+    ) -> None:
+        self._group = group
+        self._transfers = [(piece.source, piece.start - rows[0], piece.stop - rows[0]) for piece in transfers]
+        self._rows = rows[1] - rows[0]
+        self._spec = spec
+        self._posted: list[tuple[Boundary, list[dist.Work]]] = []
+
+    def post_receive(self) -> None:
+        """Post the receives of the next micro-batch's boundary."""
+        buffers = self._spec.empty(self._rows)
+        works = [
+            require_work(dist.irecv(buffer[low:high], source, self._group))
+            for source, low, high in self._transfers
+            for buffer in buffers
+        ]
+        self._posted.append((buffers, works))
+
+    def wait_for_next(self) -> tuple[Boundary, float]:
+        """Return the boundary posted first, and the seconds waited for it."""
+        buffers, works = self._posted.pop(0)
+        wait_start = time.perf_counter()
+        for work in works:
+            work.wait()
+        return buffers, time.perf_counter() - wait_start
+
+
+class BoundarySender:
+    """Asynchronous sender of one boundary per micro-batch.
+
+    Gloo reports a send as done only when waited for, so sent tensors are kept until `wait_for_sends`, which is called once
+    the receiver is known to have them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, transfers: Sequence[Transfer], *, rows: tuple[int, int]) -> None:
+        self._group = group
+        self._transfers = [(piece.target, piece.start - rows[0], piece.stop - rows[0]) for piece in transfers]
+        self._sent: dict[int, tuple[Boundary, list[dist.Work]]] = {}
+
+    def send(self, micro_batch: int, boundary: Boundary) -> None:
+        tensors = tuple(tensor.detach().contiguous() for tensor in boundary)
+        works = [
+            require_work(dist.isend(tensor[low:high], target, self._group))
+            for target, low, high in self._transfers
+            for tensor in tensors
+        ]
+        self._sent[micro_batch] = tensors, works
+
+    def wait_for_sends(self, micro_batches: Sequence[int]) -> None:
+        """Wait for unfinished sends of these micro-batches, and free their tensors."""
+        for micro_batch in micro_batches:
+            _, works = self._sent.pop(micro_batch, ((), []))
+            for work in works:
+                work.wait()
+
+    def wait_for_all_sends(self) -> None:
+        """Wait for all unfinished sends."""
+        self.wait_for_sends(tuple(self._sent))
+
+
+class RowRelayout:
+    """Relayout of a boundary's rows between two runs of a stage with different layouts; all ranks of the stage take part.
+
+    Args:
+        transfers: messages of all ranks.
+        old, new: start and stop of the rows that this rank has before and after.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        transfers: Sequence[Transfer],
+        *,
+        rank: int,
+        old: tuple[int, int],
+        new: tuple[int, int],
+    ) -> None:
+        self._group, self._rank, self._old, self._new = group, rank, old, new
+        self._sends = [one for one in transfers if one.source == rank and one.target != rank]
+        self._receives = [one for one in transfers if one.target == rank]
+
+    def relayout(self, boundary: Boundary) -> Boundary:
+        rows = self._new[1] - self._new[0]
+        relaid: list[Tensor] = []
+        operations: list[dist.P2POp] = []
+        for tensor_before in boundary:
+            tensor = tensor_before.detach()
+            target = tensor.new_empty((rows, *tensor.shape[1:]))
+            for piece in self._receives:
+                part = target[piece.start - self._new[0] : piece.stop - self._new[0]]
+                if piece.source == self._rank:
+                    part.copy_(tensor[piece.start - self._old[0] : piece.stop - self._old[0]])
+                else:
+                    operations.append(dist.P2POp(dist.irecv, part, piece.source, self._group))
+            for piece in self._sends:
+                part = tensor[piece.start - self._old[0] : piece.stop - self._old[0]].contiguous()
+                operations.append(dist.P2POp(dist.isend, part, piece.target, self._group))
+            relaid.append(target)
+        batch_send_receive(operations)
+        return tuple(relaid)
+
+
+def batch_send_receive(operations: list[dist.P2POp]) -> None:
+    """Issue all messages in one batch: with NCCL, opposite messages between two ranks would otherwise deadlock."""
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+
+def warm_up_pairs(group: dist.ProcessGroup, pairs: Sequence[tuple[int, int]], rank: int, device: torch.device) -> None:
+    """Send a first message over each (source, target) pair, in one order on all ranks.
+
+    NCCL's first message between two ranks blocks until both connect. Within a schedule, which posts receives ahead, ranks
+    could then wait for each other in a cycle.
+    """
+    token = torch.zeros(1, device=device)
+    for source, target in sorted(set(pairs)):
+        if rank == source:
+            dist.send(token, target, group)
+        elif rank == target:
+            dist.recv(token, source, group)
+
+
+def require_work(work: dist.Work | None) -> dist.Work:
+    """Return the work handle. Raises RuntimeError if this rank is not in the group."""
+    if work is None:
+        raise RuntimeError("a message was to pass through a group that this rank is not in")
+    return work
+
+
+@dataclass(frozen=True)
+class BoundaryExchange:
+    """Receivers and senders of a rank; None where there is no previous or next stage."""
+
+    activation_receiver: BoundaryReceiver | None = None
+    activation_sender: BoundarySender | None = None
+    gradient_receiver: BoundaryReceiver | None = None
+    gradient_sender: BoundarySender | None = None
+
+    @classmethod
+    def of(
+        cls, plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, boundary_spec_after: Callable[[int], BoundarySpec]
+    ) -> BoundaryExchange:
+        """Return a rank's receivers and senders; `boundary_spec_after` gives the boundary after a layer."""
+        stage = plan_ranks.stage_of(rank)
+        stages = plan_ranks.pipelines[stage.pipeline]
+        first, last = stage.runs[0], stage.runs[-1]
+        activation_receiver = activation_sender = gradient_receiver = gradient_sender = None
+        if stage.index > 0:
+            previous_run = stages[stage.index - 1].runs[-1]
+            spec = boundary_spec_after(stage.first - 1)
+            rows = first.row_interval_of(rank)
+            activation_receiver = BoundaryReceiver(
+                groups.forward, _received_by(boundary_transfers(previous_run, first), rank), rows=rows, spec=spec
+            )
+            gradient_sender = BoundarySender(
+                groups.backward, _sent_by(boundary_transfers(first, previous_run), rank), rows=rows
+            )
+        if stage.index + 1 < len(stages):
+            next_run = stages[stage.index + 1].runs[0]
+            spec = boundary_spec_after(stage.end - 1)
+            rows = last.row_interval_of(rank)
+            activation_sender = BoundarySender(
+                groups.forward, _sent_by(boundary_transfers(last, next_run), rank), rows=rows
+            )
+            gradient_receiver = BoundaryReceiver(
+                groups.backward, _received_by(boundary_transfers(next_run, last), rank), rows=rows, spec=spec
+            )
+        return cls(activation_receiver, activation_sender, gradient_receiver, gradient_sender)
+
+    @staticmethod
+    def warm_up(plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, device: torch.device) -> None:
+        """Connect all pairs of the plan's ranks that exchange boundaries; all ranks of the plan call this."""
+        forward_pairs: list[tuple[int, int]] = []
+        backward_pairs: list[tuple[int, int]] = []
+        for stages in plan_ranks.pipelines:
+            for previous_stage, next_stage in pairwise(stages):
+                last, first = previous_stage.runs[-1], next_stage.runs[0]
+                forward_pairs += [(one.source, one.target) for one in boundary_transfers(last, first)]
+                backward_pairs += [(one.source, one.target) for one in boundary_transfers(first, last)]
+        warm_up_pairs(groups.forward, forward_pairs, rank, device)
+        warm_up_pairs(groups.backward, backward_pairs, rank, device)
+
+    def wait_for_sends(self) -> None:
+        """Wait for all unfinished sends."""
+        for sender in (self.activation_sender, self.gradient_sender):
+            if sender is not None:
+                sender.wait_for_all_sends()
+
+
+def _received_by(transfers: tuple[Transfer, ...], rank: int) -> list[Transfer]:
+    return [one for one in transfers if one.target == rank]
+
+
+def _sent_by(transfers: tuple[Transfer, ...], rank: int) -> list[Transfer]:
+    return [one for one in transfers if one.source == rank]

@@ -1,0 +1,286 @@
+"""Chunks of a checkpoint: a rank's state as rectangular tiles of full tensors, and the planners that move them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from trainwright.plan import Sharding
+from trainwright_worker.executor.executor import PlanExecutor
+from trainwright_worker.executor.flat_parameter import FlatParameter, Weight
+from trainwright_worker.executor.parameter_groups import tied_parameter_groups
+from trainwright_worker.executor.plan_ranks import RunRanks
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rectangular tile of a tensor: `sizes[d]` entries from `offsets[d]` on in each dimension d."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.sizes)
+
+    def shifted(self, dimension: int, by: int) -> Tile:
+        """Return the tile shifted by `by` entries in a dimension."""
+        offsets = (*self.offsets[:dimension], self.offsets[dimension] + by, *self.offsets[dimension + 1 :])
+        return Tile(offsets, self.sizes)
+
+
+def tiles_of_interval(shape: tuple[int, ...], low: int, high: int, max_values: int = sys.maxsize) -> Iterator[Tile]:
+    """Yield values `low … high - 1` of a flattened tensor as tiles, in order; none if `low >= high`.
+
+    The values of a tile are contiguous in the flat tensor. A tensor of d dimensions needs at most 2d − 1 tiles, unless
+    `max_values`, the maximum values per tile, requires more.
+    """
+    if low >= high:
+        return
+    if not shape:
+        yield Tile((), ())
+        return
+    row_values = prod(shape[1:])
+    first, last = -(-low // row_values), high // row_values
+    if first > last:
+        yield from _tiles_in_row(shape, last, low - last * row_values, high - last * row_values, max_values)
+        return
+    yield from _tiles_in_row(shape, first - 1, low - (first - 1) * row_values, row_values, max_values)
+    yield from _tiles_of_rows(shape, first, last, max_values)
+    yield from _tiles_in_row(shape, last, 0, high - last * row_values, max_values)
+
+
+def _tiles_in_row(shape: tuple[int, ...], number: int, low: int, high: int, max_values: int) -> Iterator[Tile]:
+    for box in tiles_of_interval(shape[1:], low, high, max_values):
+        yield Tile((number, *box.offsets), (1, *box.sizes))
+
+
+def _tiles_of_rows(shape: tuple[int, ...], first: int, last: int, max_values: int) -> Iterator[Tile]:
+    """Yield complete rows `first … last - 1`."""
+    row_values = prod(shape[1:])
+    if row_values > max_values:
+        for number in range(first, last):
+            yield from _tiles_in_row(shape, number, 0, row_values, max_values)
+        return
+    rows_per_tile = max_values // row_values
+    for start in range(first, last, rows_per_tile):
+        yield Tile((start, *(0 for _ in shape[1:])), (min(rows_per_tile, last - start), *shape[1:]))
+
+
+WEIGHTS = "weights"
+"""Kind of state of the float32 weights; other kinds have the names of the optimizer's states."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTile:
+    """Tile of a full tensor, with its values on this rank.
+
+    Attributes:
+        name: kind of state / weight, such as `mean/3.qkv_weight` or `weights/token_embedding`.
+        shape: shape of the full tensor.
+        values: view of this rank's values, in the tile's shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tile: Tile
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _RankState:
+    """State of a flat parameter on this rank.
+
+    Attributes:
+        states: this rank's shard of each kind of state, flat like `master_shard`.
+        run: run whose tensor degree splits the weights.
+        data_index, tensor_index: this rank's position in that run.
+    """
+
+    flat_parameter: FlatParameter
+    states: dict[str, Tensor]
+    run: RunRanks
+    data_index: int
+    tensor_index: int
+
+    def tiles(self, low: int, high: int, max_values: int = sys.maxsize) -> Iterator[StateTile]:
+        """Yield this rank's part of values `low … high - 1` of the flat parameter, in tiles of at most `max_values` values."""
+        flat_parameter, start = self.flat_parameter, 0
+        low, high = max(low, flat_parameter.shard_start), min(high, flat_parameter.shard_stop)
+        for weight in flat_parameter.weights:
+            size = weight.parameter.numel()
+            position = max(low, start)
+            for box in tiles_of_interval(
+                tuple(weight.parameter.shape), position - start, min(high - start, size), max_values
+            ):
+                for kind, flat in self.states.items():
+                    values = flat[
+                        position - flat_parameter.shard_start : position - flat_parameter.shard_start + box.numel
+                    ].view(box.sizes)
+                    yield self._state_tile(kind, weight, box, values)
+                position += box.numel
+            start += size
+
+    def _state_tile(self, kind: str, weight: Weight, tile: Tile, values: Tensor) -> StateTile:
+        shape, name = list(weight.parameter.shape), f"{kind}/{weight.name}"
+        if weight.split_dimension is None:
+            return StateTile(name, tuple(shape), tile, values)
+        tile = tile.shifted(weight.split_dimension, self.tensor_index * shape[weight.split_dimension])
+        shape[weight.split_dimension] *= self.run.tensor
+        return StateTile(name, tuple(shape), tile, values)
+
+    def write_intervals(self) -> tuple[tuple[int, int], ...]:
+        """Return the intervals of the flat parameter that this rank writes, an even share among the ranks of its run.
+
+        Each replica writes its shard, or an equal share of unsharded state. Weights that the tensor degree does not split are
+        also divided among the ranks of a tensor group, since all of them hold them.
+        """
+        flat_parameter = self.flat_parameter
+        low, high, split_end = (
+            flat_parameter.shard_start,
+            min(flat_parameter.shard_stop, flat_parameter.size),
+            flat_parameter.split_size,
+        )
+        count, number = (
+            (1, 0) if flat_parameter.shard_group.sharding is not Sharding.NONE else (self.run.data, self.data_index)
+        )
+        unsplit = count * self.run.tensor, number * self.run.tensor + self.tensor_index
+        return _even_share(low, min(high, split_end), count, number), _even_share(max(low, split_end), high, *unsplit)
+
+
+def _even_share(low: int, high: int, count: int, number: int) -> tuple[int, int]:
+    """Return the number-th of `count` nearly equal intervals."""
+    size = -(-max(high - low, 0) // count)
+    return low + number * size, min(low + (number + 1) * size, high)
+
+
+def resident_tiles(executor: PlanExecutor) -> Iterator[StateTile]:
+    """Yield all state that this rank holds."""
+    for holding in _rank_states(executor):
+        yield from holding.tiles(0, holding.flat_parameter.size)
+
+
+def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile]:
+    """Yield the tiles that this rank writes, of at most `max_values` values; over all ranks each value is written once.
+
+    Only the first pipeline writes; its first run with a tied weight writes that weight.
+    """
+    if executor.stage_ranks.pipeline > 0:
+        return
+    first_tied_runs = {
+        shared.name: shared.runs[0] for shared in tied_parameter_groups(executor.plan_ranks, executor.model)
+    }
+    for holding in _rank_states(executor):
+        writing_run = first_tied_runs.get(holding.flat_parameter.weights[0].name, holding.run)
+        if executor.rank in writing_run.ranks:
+            for low, high in holding.write_intervals():
+                yield from holding.tiles(low, high, max_values)
+
+
+def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
+    stage, optimizer = executor.stage, executor.optimizer
+    for flat_parameter, states in zip(stage.flat_parameters, optimizer.states, strict=True):
+        run = next(
+            layer.run
+            for layer in stage.layers
+            if any(use.flat_parameter is flat_parameter for use in layer.parameter_uses)
+        )
+        position = run.position(executor.rank)
+        named = dict(zip(optimizer.state_names, states, strict=True))
+        yield _RankState(
+            flat_parameter, {WEIGHTS: flat_parameter.master_shard, **named}, run, position.replica, position.tensor
+        )
+
+
+class CheckpointError(ValueError):
+    """Checkpoint that cannot be saved or loaded; the message is one sentence."""
+
+
+class TileSavePlanner(DefaultSavePlanner):
+    """Planner that writes tiles as chunks of full tensors."""
+
+    def __init__(self, pieces: list[StateTile], beat: Callable[[str], None]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._tiles = {_metadata_index(piece): piece for piece in pieces}
+        self._beat = beat
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan([_write_item(index, piece) for index, piece in self._tiles.items()])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        self._beat(f"writing {index.fqn}")
+        return self._tiles[index].values
+
+
+class TileLoadPlanner(DefaultLoadPlanner):
+    """Planner that reads the chunks that overlap the tiles into the tiles' values."""
+
+    def __init__(self, pieces: list[StateTile], folder: Path, beat: Callable[[str], None]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._tiles = {_metadata_index(piece): piece for piece in pieces}
+        self._folder, self._beat = folder, beat
+
+    def create_local_plan(self) -> LoadPlan:
+        by_name: dict[str, list[StateTile]] = {}
+        for piece in self._tiles.values():
+            by_name.setdefault(piece.name, []).append(piece)
+        items: list[ReadItem] = []
+        for name, pieces in by_name.items():
+            stored = self._stored_metadata(name, pieces[0].shape)
+            items += create_read_items_for_chunk_list(name, stored, [_chunk_metadata(piece.tile) for piece in pieces])
+        return LoadPlan(items)
+
+    def _stored_metadata(self, name: str, shape: tuple[int, ...]) -> TensorStorageMetadata:
+        stored = self._stored_tensors.get(name)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise CheckpointError(f"{self._folder}: {name} is not in the checkpoint, but this run's model has it")
+        if tuple(stored.size) != shape:
+            raise CheckpointError(
+                f"{self._folder}: {name} has shape {tuple(stored.size)} in the checkpoint, but {shape} in this run's model"
+            )
+        return stored
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Check, on the first rank, that some rank reads every stored tensor. Raises CheckpointError otherwise."""
+        wanted = {item.dest_index.fqn for plan in global_plan for item in plan.items}
+        if unread := sorted(set(self._stored_tensors) - wanted):
+            raise CheckpointError(f"{self._folder}: {unread[0]} is in the checkpoint, but not in this run's model")
+        return global_plan
+
+    @property
+    def _stored_tensors(self) -> dict[str, Any]:
+        return {} if self.metadata is None else self.metadata.state_dict_metadata
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        self._beat(f"reading {index.fqn}")
+        return self._tiles[index].values
+
+
+def _metadata_index(tile: StateTile) -> MetadataIndex:
+    return MetadataIndex(tile.name, torch.Size(tile.tile.offsets))
+
+
+def _chunk_metadata(tile: Tile) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(tile.offsets), torch.Size(tile.sizes))
+
+
+def _write_item(index: MetadataIndex, tile: StateTile) -> WriteItem:
+    data = TensorWriteData(_chunk_metadata(tile.tile), TensorProperties(tile.values.dtype), torch.Size(tile.shape))
+    return WriteItem(index, WriteItemType.SHARD, tensor_data=data)

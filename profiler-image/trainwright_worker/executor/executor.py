@@ -1,0 +1,294 @@
+"""Executor of a plan: runs one rank's training iterations in the order of the plan's schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainwright.cluster import Device, Emulation
+from trainwright.cost.schedule_replay import FORWARD
+from trainwright.cost.schedule_replay import operations as planned
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Plan, Schedule
+from trainwright.timeline import Action
+from trainwright_worker.emulation import Pacer
+from trainwright_worker.executor.boundary_exchange import BoundaryExchange, BoundarySpec
+from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
+from trainwright_worker.executor.layer_passes import LayerPasses
+from trainwright_worker.executor.optimizer import GradientNorm, LossScale, make_optimizer
+from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
+from trainwright_worker.executor.process_groups import ProcessGroups, TensorGroup, required_groups
+from trainwright_worker.executor.recorder import Recorder
+from trainwright_worker.executor.stage_module import TORCH_DTYPES, StageBuilder
+from trainwright_worker.layers.layer import Boundary, Data, to_device
+from trainwright_worker.layers.registry import make_family_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Forward or backward of one micro-batch on one stage."""
+
+    is_forward: bool
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{'forward' if self.is_forward else 'backward'} {self.micro_batch}"
+
+
+def operations(schedule: Schedule, *, stage: int, stages: int, micro_batches: int) -> tuple[Operation, ...]:
+    """Return a stage's operations in the order that the cost model assumes."""
+    order = planned(schedule, micro_batches, stage, stages)
+    return tuple(Operation(direction == FORWARD, micro_batch) for direction, micro_batch in order)
+
+
+def delivered_before(
+    neighbour_operations: tuple[Operation, ...], *, is_forward: bool, micro_batch: int
+) -> tuple[int, ...]:
+    """Return micro-batches of the other direction that the neighbour must have received before it sent this one.
+
+    When forward `micro_batch` arrives from the previous stage, that stage has finished its earlier backwards, so the
+    gradients sent for them have arrived (and vice versa): waiting for those sends costs nothing.
+    """
+    position = neighbour_operations.index(Operation(is_forward=is_forward, micro_batch=micro_batch))
+    return tuple(
+        earlier.micro_batch for earlier in neighbour_operations[:position] if earlier.is_forward is not is_forward
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingConfig:
+    """Training hyperparameters, equal for all plans under comparison.
+
+    Attributes:
+        clip_norm: maximum norm of the gradients over all weights; None disables clipping.
+        sequence_parallel: whether tensor-parallel layers that support it, and whose sequence length their degree divides,
+            split the sequence over ranks. Results do not change.
+    """
+
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    clip_norm: float | None = None
+    sequence_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Data of one rank in one iteration: `fields[run][micro_batch]`, the batch fields that the run's layers read."""
+
+    fields: tuple[tuple[Data, ...], ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for run in self.fields for data in run for tensor in data.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """Process that an executor runs in.
+
+    Attributes:
+        rank: index of this process's device in `devices`.
+        devices: devices of all processes, by rank; None if they are the plan's own, in its order.
+        emulation: device table, if the device's speed is emulated.
+        beat: called with a description whenever an action begins.
+    """
+
+    rank: int
+    device: torch.device
+    devices: tuple[Device, ...] | None = None
+    emulation: Emulation | None = None
+    beat: Callable[[str], None] = lambda _doing: None
+
+
+class PlanExecutor:
+    """Executor of one rank's part of a plan. All ranks of the plan construct one and run the same iterations.
+
+    Ranks outside the plan must create the same process groups meanwhile: `groups.make_missing(required_groups(…))`.
+    """
+
+    def __init__(
+        self, plan: Plan, model: Model, training: TrainingConfig, context: RankContext, groups: ProcessGroups
+    ) -> None:
+        self.plan, self.model, self.training = plan, model, training
+        self.rank, self.device, self.beat = context.rank, context.device, context.beat
+        self.plan_ranks = PlanRanks.of(plan, context.devices)
+        self.groups = groups
+        self.groups.make_missing(required_groups(self.plan_ranks, model))
+        self.family_layers = make_family_layers(model)
+        self.pacer = Pacer(active=context.emulation is not None)
+        self.recorder = Recorder(self.device)
+        self.stage_ranks = self.plan_ranks.stage_of(self.rank)
+        self.pipeline = plan.pipelines[self.stage_ranks.pipeline]
+        self.stage = StageBuilder(
+            model,
+            self.family_layers,
+            self.plan_ranks,
+            self.rank,
+            self.groups,
+            self.device,
+            self._tensor_group,
+            training.sequence_parallel,
+        ).build(training.seed)
+        self.optimizer = make_optimizer(training.optimizer, self.stage.flat_parameters, training.learning_rate)
+        self.pace = EmulatedStagePace.of(context.emulation, model, self.stage, self.rank)
+        self.passes = LayerPasses(self.stage, self.rank, self.groups, self.pacer, self.recorder, self.beat)
+        self.loss_scale = LossScale(active=model.dtype is Dtype.FLOAT16)
+        self.gradient_norm = GradientNorm(
+            self.stage.squared_norms, self.groups.group_of(self.plan_ranks.ranks), self.device
+        )
+        BoundaryExchange.warm_up(self.plan_ranks, self.rank, groups, self.device)
+        self.boundaries = BoundaryExchange.of(self.plan_ranks, self.rank, self.groups, self._boundary_spec_after)
+        self._prepare_operations()
+
+    def _boundary_spec_after(self, layer: int) -> BoundarySpec:
+        return BoundarySpec(self.family_layers.boundary(layer), TORCH_DTYPES[self.model.dtype], self.device)
+
+    def _prepare_operations(self) -> None:
+        stages, micro_batches = len(self.pipeline.stages), self.pipeline.micro_batches
+
+        def order(stage: int) -> tuple[Operation, ...]:
+            return operations(self.plan.schedule, stage=stage, stages=stages, micro_batches=micro_batches)
+
+        stage_index = self.stage_ranks.index
+        self.operations = order(stage_index)
+        self._previous_stage_operations = order(stage_index - 1) if stage_index > 0 else ()
+        self._next_stage_operations = order(stage_index + 1) if stage_index + 1 < stages else ()
+
+    def _tensor_group(self, run: RunRanks) -> TensorGroup:
+        ranks = run.tensor_group_ranks(self.rank)
+        return TensorGroup(self.groups.group_of(ranks), ranks, self.rank, self.pacer, self.recorder, self.beat)
+
+    def make_batch(self, iteration: int) -> Batch:
+        """Return this rank's data of one iteration; row i of the batch is the same under every plan."""
+        fields_by_run = []
+        for run in self.stage.runs:
+            fields = tuple(dict.fromkeys(field for layer in run for field in layer.module.reads))
+            start, stop = run[0].run.row_interval_of(self.rank)
+            first = self.plan_ranks.first_row(self.stage_ranks.pipeline) + start
+            fields_by_run.append(
+                tuple(
+                    self._rows(fields, iteration, first + number * self.pipeline.micro_batch_size, stop - start)
+                    for number in range(self.pipeline.micro_batches)
+                )
+            )
+        return Batch(tuple(fields_by_run))
+
+    def _rows(self, fields: tuple[str, ...], iteration: int, first: int, count: int) -> Data:
+        if not fields:
+            return {}
+        rows = self.family_layers.rows(fields, seed=self.training.seed, iteration=iteration, first=first, count=count)
+        return to_device(rows, self.device, TORCH_DTYPES[self.model.dtype])
+
+    def run_iteration(self, batch: Batch) -> float:
+        """Run one iteration. Returns this rank's contribution to the mean loss over the batch's rows."""
+        for flat_parameter in self.stage.flat_parameters:
+            flat_parameter.zero_gradients()
+        self.passes.clear_loss()
+        self.pacer.reset_due()
+        self._run_operations(batch)
+        self.beat("summing gradients")
+        with self.recorder.action(Action.GRADIENTS):
+            self.passes.wait_for_reductions()
+        for number, reduction in enumerate(self.stage.reductions):
+            with self.recorder.action(Action.GRADIENTS, number):
+                reduction.finish()
+        if self._unscale_and_clip():
+            self._update()
+        with self.recorder.action(Action.WAIT):
+            self.boundaries.wait_for_sends()
+        return float(self.passes.loss) / self.plan.global_batch_size
+
+    def _update(self) -> None:
+        self.pacer.reset_due()
+        with self.recorder.action(Action.UPDATE):
+            self.pacer.start(self.pace.update, waited_seconds=0.0)
+            self.optimizer.step()
+            self.pacer.end()
+        is_published = any(flat_parameter.gathers_after_update for flat_parameter in self.stage.flat_parameters)
+        with self.recorder.action(Action.GATHER) if is_published else nullcontext():
+            for flat_parameter in self.stage.flat_parameters:
+                flat_parameter.publish_update()
+
+    def _unscale_and_clip(self) -> bool:
+        """Unscale and clip the gradients. Returns False if they overflowed and the update must be skipped."""
+        limit = self.training.clip_norm
+        if limit is None and not self.loss_scale.active:
+            return True
+        factor = 1.0 / self.loss_scale.factor
+        with self.recorder.action(Action.GRADIENTS):
+            norm = self.gradient_norm.compute() * factor
+        overflowed = not math.isfinite(norm)
+        self.loss_scale.update(overflowed=overflowed)
+        if overflowed and self.loss_scale.active:
+            return False
+        if limit is not None and norm > limit:
+            factor *= limit / norm
+        if factor != 1.0:
+            self.gradient_norm.scale_gradients(factor)
+        return True
+
+    def _run_operations(self, batch: Batch) -> None:
+        self._post_receive(self.operations[0])
+        for number, operation in enumerate(self.operations):
+            self.beat(str(operation))
+            with self.recorder.action(Action.WAIT, operation.micro_batch):
+                boundary, waited_seconds = self._wait_for_boundary(operation)
+            is_last = number + 1 == len(self.operations)
+            if not is_last:
+                self._post_receive(self.operations[number + 1])
+            if operation.is_forward:
+                self._forward(operation.micro_batch, boundary, waited_seconds, batch)
+            else:
+                self._backward(operation.micro_batch, boundary, waited_seconds, is_last=is_last)
+
+    def _post_receive(self, operation: Operation) -> None:
+        receiver = self.boundaries.activation_receiver if operation.is_forward else self.boundaries.gradient_receiver
+        if receiver is not None:
+            receiver.post_receive()
+
+    def _wait_for_boundary(self, operation: Operation) -> tuple[Boundary, float]:
+        """Return the boundary that the operation needs from its neighbour, and the seconds waited for it."""
+        exchange = self.boundaries
+        receiver, sender, neighbour = (
+            exchange.gradient_receiver,
+            exchange.activation_sender,
+            self._next_stage_operations,
+        )
+        if operation.is_forward:
+            receiver, sender, neighbour = (
+                exchange.activation_receiver,
+                exchange.gradient_sender,
+                self._previous_stage_operations,
+            )
+        if receiver is None:
+            return (), 0.0
+        boundary, waited_seconds = receiver.wait_for_next()
+        if sender is not None:
+            sender.wait_for_sends(
+                delivered_before(neighbour, is_forward=operation.is_forward, micro_batch=operation.micro_batch)
+            )
+        return boundary, waited_seconds
+
+    def _forward(self, micro_batch: int, received: Boundary, waited_seconds: float, batch: Batch) -> None:
+        with self.recorder.action(Action.FORWARD, micro_batch):
+            self.pacer.start(self.pace.forward, waited_seconds=waited_seconds)
+            boundary = self.passes.forward(micro_batch, received, [run[micro_batch] for run in batch.fields])
+            self.pacer.end()
+        if self.boundaries.activation_sender is not None:
+            self.boundaries.activation_sender.send(micro_batch, boundary)
+
+    def _backward(self, micro_batch: int, output_gradients: Boundary, waited_seconds: float, *, is_last: bool) -> None:
+        loss_gradient = self.loss_scale.factor / self.plan.global_batch_size
+        with self.recorder.action(Action.BACKWARD, micro_batch):
+            self.pacer.start(self.pace.last_backward if is_last else self.pace.backward, waited_seconds=waited_seconds)
+            gradients = self.passes.backward(micro_batch, output_gradients, loss_gradient, is_last=is_last)
+            self.pacer.end()
+        if self.boundaries.gradient_sender is not None:
+            self.boundaries.gradient_sender.send(micro_batch, gradients)

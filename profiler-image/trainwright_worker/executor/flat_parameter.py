@@ -1,0 +1,211 @@
+"""Flat buffer of parameters, unsharded or sharded over the replicas of a layer run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainwright.plan import Sharding
+from trainwright_worker.executor.boundary_exchange import require_work
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Parameter within a flat parameter.
+
+    Attributes:
+        name: layer index and parameter name, or the tied weight's name.
+        split_dimension: dimension that the tensor degree splits, or None if the parameter is replicated.
+        has_partial_gradient: whether each rank of a tensor group computes only one summand of its gradient.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    split_dimension: int | None = None
+    has_partial_gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """Ranks that shard a flat parameter; a single rank shards nothing.
+
+    Attributes:
+        index: index of this rank's shard, equal to its rank in the group.
+    """
+
+    sharding: Sharding = Sharding.NONE
+    group: dist.ProcessGroup | None = None
+    index: int = 0
+    count: int = 1
+
+
+class FlatParameter:
+    """Flat parameter: weights that are reduced, updated and, if sharded, gathered together.
+
+    Under ZeRO-1 a replica updates only its shard of the weights; under ZeRO-2 it also keeps only that shard of the reduced
+    gradients; under ZeRO-3 it also keeps only that shard of the weights, except while a layer computes. Gradients
+    accumulate over micro-batches unsharded and in float32 under every sharding.
+
+    Attributes:
+        weights: parameters, those that the tensor degree splits first.
+        split_size: values of the split parameters.
+        size: values of all parameters.
+        full_gradients: unsharded gradients, padded to equal shards; None while there are none.
+        gradient_shard: this rank's shard of the reduced gradients; None before reduction.
+        master_shard: this rank's shard of the weights in float32, which the optimizer updates.
+        shard: this rank's shard of the weights in the model's dtype.
+        is_unsharded: whether layers can compute with the weights now.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        shard_group: ShardGroup,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_shared: bool = False,
+    ) -> None:
+        self.weights = tuple(sorted(weights, key=lambda weight: weight.split_dimension is None))
+        self.shard_group = shard_group
+        # Autograd must not accumulate a tied weight's gradient by itself, since a layer's gradient may not count.
+        self.accumulates_in_place = dtype is torch.float32 and not is_shared
+        sizes = [weight.parameter.numel() for weight in self.weights]
+        self.size = sum(sizes)
+        self.split_size = sum(
+            size for size, one in zip(sizes, self.weights, strict=True) if one.split_dimension is not None
+        )
+        self.shard_size = -(-self.size // shard_group.count)
+        self.shard_start, self.shard_stop = (
+            shard_group.index * self.shard_size,
+            (shard_group.index + 1) * self.shard_size,
+        )
+        initial_values = torch.zeros(self.shard_size * shard_group.count)
+        torch.cat([weight.parameter.detach().flatten() for weight in self.weights], out=initial_values[: self.size])
+        self.full_values = initial_values.to(device, dtype)
+        self.master_shard = self._master(initial_values, dtype, device)
+        self.shard = self.full_values[self.shard_start : self.shard_stop]
+        self._full_bytes = self.full_values.untyped_storage().nbytes()
+        self._bind_parameters()
+        self.full_gradients: Tensor | None = None
+        self.gradient_shard: Tensor | None = None
+        self._gradient_views: list[Tensor] = []
+        self._all_gather: dist.Work | None = None
+        self.is_unsharded = True
+        if self.is_sharded:
+            self.shard = self.shard.clone() if dtype is not torch.float32 else self.master_shard
+            self.reshard()
+
+    def _master(self, initial_values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if dtype is not torch.float32:
+            return initial_values[self.shard_start : self.shard_stop].to(device, copy=True)
+        part = self.full_values[self.shard_start : self.shard_stop]
+        return part.clone() if self.is_sharded else part
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether each rank keeps only its shard of the weights."""
+        return self.shard_group.sharding is Sharding.ZERO3
+
+    @property
+    def keeps_full_gradients(self) -> bool:
+        """Return whether unsharded gradients persist between iterations."""
+        return self.shard_group.sharding in {Sharding.NONE, Sharding.ZERO1}
+
+    @property
+    def resident_tensors(self) -> list[Tensor]:
+        """Tensors that persist between iterations."""
+        tensors = [self.full_values, self.shard, self.master_shard, self.full_gradients, self.gradient_shard]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return views of a flat buffer in the shapes of the weights."""
+        sizes = [weight.parameter.numel() for weight in self.weights]
+        parts = torch.split(flat[: self.size], sizes)
+        return [part.view(one.parameter.shape) for part, one in zip(parts, self.weights, strict=True)]
+
+    def _bind_parameters(self) -> None:
+        for weight, view in zip(self.weights, self.views(self.full_values), strict=True):
+            weight.parameter.data = view
+
+    def zero_gradients(self) -> None:
+        """Reset gradients at the start of an iteration."""
+        self.gradient_shard = None
+        if self.full_gradients is not None:
+            self.full_gradients.zero_()
+
+    def ensure_gradients(self) -> None:
+        """Allocate unsharded gradients before a backward accumulates into them."""
+        if self.full_gradients is not None:
+            return
+        self.full_gradients = torch.zeros(self.shard_size * self.shard_group.count, device=self.full_values.device)
+        self._gradient_views = self.views(self.full_gradients)
+        if self.accumulates_in_place:
+            for weight, view in zip(self.weights, self._gradient_views, strict=True):
+                weight.parameter.grad = view
+
+    def accumulate_gradients(self, *, contributes: bool = True) -> None:
+        """Accumulate or drop the gradients that a backward left in the parameters; no-op if autograd accumulates in place."""
+        if self.accumulates_in_place:
+            return
+        for weight, view in zip(self.weights, self._gradient_views, strict=True):
+            gradient, weight.parameter.grad = weight.parameter.grad, None
+            if gradient is not None and contributes:
+                view.add_(gradient)
+
+    def release_full_gradients(self) -> None:
+        """Free the unsharded gradients, unless they persist."""
+        if self.keeps_full_gradients:
+            return
+        self.full_gradients, self._gradient_views = None, []
+        for weight in self.weights:
+            weight.parameter.grad = None
+
+    def keep_gradient_shard(self) -> None:
+        """Keep this rank's shard of the reduced, unsharded gradients."""
+        if self.full_gradients is None:
+            raise RuntimeError("there are no gradients to keep a part of")
+        part = self.full_gradients[self.shard_start : self.shard_stop]
+        self.gradient_shard = part if self.keeps_full_gradients else part.clone()
+        self.release_full_gradients()
+
+    def start_unshard(self) -> None:
+        """Start to all-gather the weights, if they are sharded."""
+        if self.is_unsharded or self._all_gather is not None:
+            return
+        self.full_values.untyped_storage().resize_(self._full_bytes)
+        self._all_gather = require_work(
+            dist.all_gather_single(self.full_values, self.shard, group=self.shard_group.group, async_op=True)
+        )
+
+    def unshard(self) -> None:
+        """Wait until the weights are unsharded."""
+        self.start_unshard()
+        if self._all_gather is not None:
+            self._all_gather.wait()
+            self._all_gather, self.is_unsharded = None, True
+
+    def reshard(self) -> None:
+        """Free the other ranks' shards of the weights, if they are sharded."""
+        if self.is_sharded:
+            if self._all_gather is not None:
+                self._all_gather.wait()
+                self._all_gather = None
+            self.full_values.untyped_storage().resize_(0)
+            self.is_unsharded = False
+
+    @property
+    def gathers_after_update(self) -> bool:
+        """Return whether an all-gather over the replicas follows the update."""
+        return self.shard_group.sharding in {Sharding.ZERO1, Sharding.ZERO2}
+
+    def publish_update(self) -> None:
+        """Copy the updated `master_shard` to the weights that layers read; ZeRO-1 and ZeRO-2 then all-gather them."""
+        if self.shard.data_ptr() != self.master_shard.data_ptr():
+            self.shard.copy_(self.master_shard)
+        if self.gathers_after_update:
+            dist.all_gather_single(self.full_values, self.shard.clone(), group=self.shard_group.group)

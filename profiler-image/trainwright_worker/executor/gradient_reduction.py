@@ -1,0 +1,213 @@
+"""Gradient reduction over replicas, over pipelines, and over the owners of a tied weight."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainwright_worker.executor.boundary_exchange import require_work
+from trainwright_worker.executor.flat_parameter import FlatParameter
+from trainwright_worker.executor.parameter_groups import LAYERWISE_REDUCED, ParameterGroup, TiedParameterGroup
+from trainwright_worker.executor.plan_ranks import RunRanks
+from trainwright_worker.executor.process_groups import ProcessGroups
+
+
+class Reduction(ABC):
+    """Reduction of one flat parameter's gradients. All ranks of the plan run their reductions in the same order.
+
+    Attributes:
+        overlaps_backward: whether `start` may be called as soon as the parameter's last backward is done.
+    """
+
+    overlaps_backward = False
+
+    def __init__(self, flat_parameter: FlatParameter) -> None:
+        self.flat_parameter = flat_parameter
+
+    def start(self) -> None:  # noqa: B027 (most reductions do nothing until the last backward is over)
+        """Start without waiting."""
+
+    def wait(self) -> None:  # noqa: B027
+        """Wait for what `start` began."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Complete the reduction; afterwards `gradient_shard` is the whole batch's gradient."""
+
+
+def make_reduction(
+    parameter_group: ParameterGroup, flat_parameter: FlatParameter, run: RunRanks, rank: int, groups: ProcessGroups
+) -> Reduction:
+    """Return the reduction of a parameter group on a rank whose pipeline holds it in `run`."""
+    position = run.position(rank)
+    partial = _PartialReduction(flat_parameter, groups.group_of(run.tensor_group_ranks(rank)))
+    if not parameter_group.has_uniform_partition:
+        slices_per_rank = parameter_group.slice_count // run.tensor
+        numbers = range(position.tensor * slices_per_rank, (position.tensor + 1) * slices_per_rank)
+        return _SliceAllReduction(
+            flat_parameter, partial, [groups.group_of(parameter_group.slice_ranks(number)) for number in numbers]
+        )
+    if parameter_group.is_sharded:
+        peer_group = groups.group_of(parameter_group.peer_ranks(run, rank)) if len(parameter_group.runs) > 1 else None
+        return _ReduceScatter(flat_parameter, partial, run, peer_group)
+    return _AllReduction(flat_parameter, partial, groups.group_of(parameter_group.slice_ranks(position.tensor)))
+
+
+class _PartialReduction:
+    """All-reduce over a tensor group of gradients whose summands its ranks hold."""
+
+    def __init__(self, flat_parameter: FlatParameter, group: dist.ProcessGroup | None) -> None:
+        self._flat_parameter, self._group = flat_parameter, group
+        self._partial_indices = [
+            place for place, weight in enumerate(flat_parameter.weights) if weight.has_partial_gradient
+        ]
+
+    def sum(self) -> None:
+        gradients = self._flat_parameter.full_gradients
+        if self._group is None or not self._partial_indices or gradients is None:
+            return
+        views = self._flat_parameter.views(gradients)
+        packed = torch.cat([views[place].flatten() for place in self._partial_indices])
+        dist.all_reduce(packed, group=self._group)
+        _unpack(packed, [views[place] for place in self._partial_indices])
+
+
+class _AllReduction(Reduction):
+    """All-reduce of the flat gradients over all ranks with the same tensor slice of the weights."""
+
+    def __init__(
+        self, flat_parameter: FlatParameter, partial: _PartialReduction, group: dist.ProcessGroup | None
+    ) -> None:
+        super().__init__(flat_parameter)
+        self._partial, self._group = partial, group
+
+    def finish(self) -> None:
+        self.flat_parameter.ensure_gradients()
+        self._partial.sum()
+        if self._group is not None:
+            dist.all_reduce(self.flat_parameter.full_gradients, group=self._group)
+        self.flat_parameter.keep_gradient_shard()
+
+
+class _ReduceScatter(Reduction):
+    """Reduce-scatter over the replicas, then all-reduce of the shards over the pipelines."""
+
+    def __init__(
+        self,
+        flat_parameter: FlatParameter,
+        partial: _PartialReduction,
+        run: RunRanks,
+        peer_group: dist.ProcessGroup | None,
+    ) -> None:
+        super().__init__(flat_parameter)
+        self._partial, self._peer_group = partial, peer_group
+        self.overlaps_backward = run.sharding in LAYERWISE_REDUCED
+        self._work: dist.Work | None = None
+
+    def start(self) -> None:
+        flat_parameter = self.flat_parameter
+        flat_parameter.ensure_gradients()
+        if flat_parameter.full_gradients is None:
+            return
+        self._partial.sum()
+        flat_parameter.gradient_shard = torch.empty_like(flat_parameter.master_shard, dtype=torch.float32)
+        self._work = require_work(
+            dist.reduce_scatter_single(
+                flat_parameter.gradient_shard,
+                flat_parameter.full_gradients,
+                group=flat_parameter.shard_group.group,
+                async_op=True,
+            )
+        )
+
+    def wait(self) -> None:
+        """Wait for the reduce-scatter, and free unsharded gradients that are no longer needed."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            self.flat_parameter.release_full_gradients()
+
+    def finish(self) -> None:
+        if self.flat_parameter.gradient_shard is None:
+            self.start()
+        self.wait()
+        if self._peer_group is not None:
+            dist.all_reduce(self.flat_parameter.gradient_shard, group=self._peer_group)
+
+
+class _SliceAllReduction(Reduction):
+    """All-reduce of each slice (finest equal part) of the weights, for pipelines that partition them differently.
+
+    A rank that holds several slices takes part in several all-reduces. Unsplit weights are part of each slice's message,
+    so that every rank gets them. A rank of a sharding pipeline keeps its shard afterwards.
+    """
+
+    def __init__(
+        self, flat_parameter: FlatParameter, partial: _PartialReduction, groups: Sequence[dist.ProcessGroup | None]
+    ) -> None:
+        super().__init__(flat_parameter)
+        self._partial, self._groups = partial, groups
+        self._parts = len(groups)
+
+    def finish(self) -> None:
+        flat_parameter = self.flat_parameter
+        flat_parameter.ensure_gradients()
+        if flat_parameter.full_gradients is None:
+            return
+        self._partial.sum()
+        views = flat_parameter.views(flat_parameter.full_gradients)
+        slices = [self._slice(views, part) for part in range(self._parts)]
+        messages = [torch.cat([piece.flatten() for piece in slice_]) for slice_ in slices]
+        for message, group in zip(messages, self._groups, strict=True):
+            if group is not None:
+                dist.all_reduce(message, group=group)
+        for message, slice_ in zip(messages, slices, strict=True):
+            _unpack(message, slice_)
+        flat_parameter.keep_gradient_shard()
+
+    def _slice(self, views: list[Tensor], part: int) -> list[Tensor]:
+        return [
+            view if weight.split_dimension is None else view.chunk(self._parts, weight.split_dimension)[part]
+            for view, weight in zip(views, self.flat_parameter.weights, strict=True)
+        ]
+
+
+def make_tied_reduction(
+    tied_group: TiedParameterGroup, flat_parameter: FlatParameter, rank: int, groups: ProcessGroups
+) -> Reduction:
+    """Return the reduction of a tied weight on a rank that holds it."""
+    sharding_run = next((one for one in tied_group.sharding_runs if rank in one.ranks), None)
+    if sharding_run is None:
+        return _OwnerAllReduction(flat_parameter, groups.group_of(tied_group.reduction_group_of(rank)))
+    return _ReduceScatter(
+        flat_parameter,
+        _PartialReduction(flat_parameter, None),
+        sharding_run,
+        groups.group_of(tied_group.peer_ranks(sharding_run, rank)),
+    )
+
+
+class _OwnerAllReduction(Reduction):
+    """All-reduce over the owners of a tied weight."""
+
+    def __init__(self, flat_parameter: FlatParameter, group: dist.ProcessGroup | None) -> None:
+        super().__init__(flat_parameter)
+        self._group = group
+
+    def finish(self) -> None:
+        self.flat_parameter.ensure_gradients()
+        if self._group is not None and self.flat_parameter.full_gradients is not None:
+            # Exclude the padding: owners may shard the weight differently.
+            dist.all_reduce(self.flat_parameter.full_gradients[: self.flat_parameter.size], group=self._group)
+        self.flat_parameter.keep_gradient_shard()
+
+
+def _unpack(packed: Tensor, targets: list[Tensor]) -> None:
+    start = 0
+    for target in targets:
+        target.copy_(packed[start : start + target.numel()].view(target.shape))
+        start += target.numel()

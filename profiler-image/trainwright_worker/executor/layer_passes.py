@@ -1,0 +1,181 @@
+"""Forward and backward passes of one rank, layer by layer.
+
+Each layer has its own autograd graph: boundaries are detached. So weights can be gathered before a layer and resharded
+after it, rows can move between layers, a layer can be recomputed, and gradients can be reduced as soon as a layer is
+done, all without autograd hooks.
+
+A boundary is scattered along the sequence before consecutive sequence-parallel layers and gathered after them, and
+gradients in the opposite direction. Elsewhere boundaries and gradients are replicated over the tensor group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from trainwright.timeline import Action
+from trainwright_worker.emulation import Pacer
+from trainwright_worker.executor.boundary_exchange import RowRelayout
+from trainwright_worker.executor.emulated_pacing import needs_relayout
+from trainwright_worker.executor.gradient_reduction import Reduction
+from trainwright_worker.executor.plan_ranks import relayout_transfers
+from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.executor.recorder import Recorder
+from trainwright_worker.executor.stage_module import RankLayer, StageModule
+from trainwright_worker.layers.layer import Boundary, Data, Output
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredForward:
+    """State that a forward stores for its backward; the output is recomputed if None."""
+
+    inputs: Boundary
+    data: Data
+    output: Output | None
+
+
+class LayerPasses:
+    """Passes of a rank's stage.
+
+    Attributes:
+        loss: loss summed over this rank's rows so far; zero if another rank of the tensor group counts them.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 (different parts of the executor)
+        self,
+        stage: StageModule,
+        rank: int,
+        groups: ProcessGroups,
+        pacer: Pacer,
+        recorder: Recorder,
+        beat: Callable[[str], None],
+    ) -> None:
+        self._stage, self._rank, self._pacer, self._recorder, self._beat = stage, rank, pacer, recorder, beat
+        self._layers = stage.layers
+        self._layer_index = {layer.number: place for place, layer in enumerate(self._layers)}
+        self._in_flight: dict[int, list[_StoredForward]] = {}
+        self._running_reduction: Reduction | None = None
+        self.loss = torch.zeros((), device=recorder.device)
+        self._forward_relayouts: dict[int, RowRelayout] = {}
+        self._backward_relayouts: dict[int, RowRelayout] = {}
+        for place in range(1, len(stage.runs)):
+            if needs_relayout(stage, place):
+                old, new = stage.runs[place - 1][0].run, stage.runs[place][0].run
+                rows = {"old": old.row_interval_of(rank), "new": new.row_interval_of(rank)}
+                self._forward_relayouts[place] = RowRelayout(
+                    groups.relayout, relayout_transfers(old, new), rank=rank, **rows
+                )
+                self._backward_relayouts[place] = RowRelayout(
+                    groups.relayout, relayout_transfers(new, old), rank=rank, old=rows["new"], new=rows["old"]
+                )
+
+    def clear_loss(self) -> None:
+        self.loss.zero_()
+
+    def forward(self, micro_batch: int, boundary: Boundary, data: Sequence[Data]) -> Boundary:
+        """Return the stage's output boundary. `data`: batch fields for each run's rows."""
+        stored: list[_StoredForward] = []
+        for run_index, run in enumerate(self._stage.runs):
+            if run_index in self._forward_relayouts:
+                with self._communication(Action.MOVE):
+                    boundary = self._forward_relayouts[run_index].relayout(boundary)
+            for layer in run:
+                self._beat(f"forward {micro_batch}, layer {layer.number}")
+                boundary = self._forward_layer(layer, boundary, data[run_index], stored)
+        self._in_flight[micro_batch] = stored
+        return boundary
+
+    def _forward_layer(
+        self, layer: RankLayer, boundary: Boundary, data: Data, stored: list[_StoredForward]
+    ) -> Boundary:
+        self._unshard_weights(layer, self._layer_index[layer.number] + 1)
+        if layer.scatters_boundary:
+            boundary = layer.scatter_boundary(boundary)
+        inputs = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in boundary)
+        fields = {field: data[field] for field in layer.module.reads}
+        with torch.set_grad_enabled(not layer.is_recomputed):
+            output: Output = layer.module(inputs, fields)
+        if output.loss is not None and layer.run.position(self._rank).tensor == 0:
+            self.loss += output.loss.detach()
+        stored.append(_StoredForward(inputs, fields, None if layer.is_recomputed else output))
+        self._reshard_weights(layer)
+        return layer.gather_boundary(output.boundary) if layer.gathers_boundary else output.boundary
+
+    def backward(self, micro_batch: int, gradients: Boundary, loss_gradient: float, *, is_last: bool) -> Boundary:
+        """Return the gradients for the previous stage. `is_last`: no later backward accumulates into the weights' gradients."""
+        stored = self._in_flight.pop(micro_batch)
+        for run_index in reversed(range(len(self._stage.runs))):
+            for layer in reversed(self._stage.runs[run_index]):
+                self._beat(f"backward {micro_batch}, layer {layer.number}")
+                gradients = self._backward_layer(layer, stored.pop(), gradients, loss_gradient)
+                if is_last:
+                    self._start_reductions(layer)
+            if run_index in self._backward_relayouts:
+                with self._communication(Action.MOVE):
+                    gradients = self._backward_relayouts[run_index].relayout(gradients)
+        return gradients
+
+    def _backward_layer(
+        self, layer: RankLayer, stored: _StoredForward, gradients: Boundary, loss_gradient: float
+    ) -> Boundary:
+        self._unshard_weights(layer, self._layer_index[layer.number] - 1)
+        if layer.gathers_boundary:
+            gradients = layer.scatter_boundary(gradients)
+        output = stored.output
+        if output is None:
+            with torch.enable_grad(), self._recorder.action(Action.RECOMPUTE):
+                output = layer.module(stored.inputs, stored.data)
+        for use in layer.parameter_uses:
+            use.flat_parameter.ensure_gradients()
+        output.backward(gradients, loss_gradient)
+        for use in layer.parameter_uses:
+            use.flat_parameter.accumulate_gradients(contributes=use.contributes)
+        self._reshard_weights(layer)
+        input_gradients = tuple(
+            tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in stored.inputs
+        )
+        return layer.gather_boundary(input_gradients) if layer.scatters_boundary else input_gradients
+
+    def _unshard_weights(self, layer: RankLayer, next_index: int) -> None:
+        """Wait for the layer's weights, and start to gather those of the layer that computes next."""
+        if not layer.has_sharded_weights:
+            return
+        with self._communication(Action.GATHER):
+            for use in layer.parameter_uses:
+                use.flat_parameter.unshard()
+            if 0 <= next_index < len(self._layers):
+                for use in self._layers[next_index].parameter_uses:
+                    use.flat_parameter.start_unshard()
+
+    @staticmethod
+    def _reshard_weights(layer: RankLayer) -> None:
+        for use in layer.parameter_uses:
+            use.flat_parameter.reshard()
+
+    def _start_reductions(self, layer: RankLayer) -> None:
+        if not layer.overlaps_reduction:
+            return
+        with self._communication(Action.GRADIENTS):
+            for use in layer.parameter_uses:
+                if use.reduction is not None and use.reduction.overlaps_backward:
+                    if self._running_reduction is not None:
+                        self._running_reduction.wait()
+                    use.reduction.start()
+                    self._running_reduction = use.reduction
+
+    def wait_for_reductions(self) -> None:
+        """Wait for reductions that were started during the last backward."""
+        if self._running_reduction is not None:
+            self._running_reduction.wait()
+            self._running_reduction = None
+
+    @contextmanager
+    def _communication(self, action: Action) -> Iterator[None]:
+        """Record an action that is not computation; emulated pacing pauses meanwhile."""
+        self._pacer.pause()
+        with self._recorder.action(action):
+            yield
+        self._pacer.resume()

@@ -1,0 +1,166 @@
+"""Groups of parameters that are reduced, updated and gathered together, and their ranks; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import lcm
+
+from trainwright.model import Model
+from trainwright.plan import Sharding
+from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks
+
+LAYERWISE_REDUCED = frozenset({Sharding.ZERO2, Sharding.ZERO3})
+"""Shardings that reduce gradients layer by layer during the last backward."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Consecutive layers that lie within one run in every pipeline; their untied weights form one flat parameter.
+
+    Attributes:
+        runs: the run that holds them, by pipeline.
+    """
+
+    first: int
+    end: int
+    runs: tuple[RunRanks, ...]
+
+    @property
+    def has_uniform_partition(self) -> bool:
+        """Return whether all pipelines partition the weights alike, by tensor index and over replicas."""
+        partitions = {(one.tensor, one.data, one.sharding is Sharding.NONE) for one in self.runs}
+        return len(partitions) == 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether any pipeline shards over its replicas."""
+        return any(one.sharding is not Sharding.NONE for one in self.runs)
+
+    @property
+    def slice_count(self) -> int:
+        """Number of slices: the finest equal parts into which the pipelines' tensor degrees together split the weights."""
+        return lcm(*(one.tensor for one in self.runs))
+
+    def slice_ranks(self, number: int) -> Ranks:
+        """Return the ranks of all pipelines that hold a slice."""
+        groups = (one.data_groups[number * one.tensor // self.slice_count] for one in self.runs)
+        return tuple(sorted(rank for group in groups for rank in group))
+
+    def peer_ranks(self, run: RunRanks, rank: int) -> Ranks:
+        """Return the ranks with the same shard of the weights as `rank`, one per pipeline; needs a uniform partition."""
+        return _peer_ranks(self.runs, run, rank)
+
+
+def _peer_ranks(runs: Iterable[RunRanks], run: RunRanks, rank: int) -> Ranks:
+    tensor = run.position(rank).tensor
+    shard_index = run.data_group_ranks(tensor).index(rank)
+    return tuple(sorted(one.data_group_ranks(tensor)[shard_index] for one in runs))
+
+
+def parameter_groups(plan_ranks: PlanRanks) -> tuple[ParameterGroup, ...]:
+    """Return a plan's parameter groups, in layer order.
+
+    A group is a single layer if any pipeline reduces gradients layer by layer.
+    """
+    boundaries = {stage.end for stages in plan_ranks.pipelines for stage in stages} | {0}
+    boundaries |= {run.first for stages in plan_ranks.pipelines for stage in stages for run in stage.runs}
+    groups = []
+    for first, end in pairwise(sorted(boundaries)):
+        holders = plan_ranks.runs_of(first)
+        reduces_by_layer = any(one.sharding in LAYERWISE_REDUCED for one in holders)
+        edges = range(first, end + 1) if reduces_by_layer else (first, end)
+        groups += [ParameterGroup(a, b, holders) for a, b in pairwise(edges)]
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class TiedParameterGroup:
+    """Weight that several layers share, with every run of all pipelines that holds such a layer.
+
+    Attributes:
+        is_partial: whether each rank of a tensor group computes only one summand of the gradient.
+        spans_stages: whether any pipeline holds the weight in several stages.
+    """
+
+    name: str
+    runs: tuple[RunRanks, ...]
+    is_partial: bool
+    spans_stages: bool = False
+
+    @property
+    def reduces_by_tensor_index(self) -> bool:
+        """Return whether ranks with the same tensor index reduce among themselves, each of them contributing.
+
+        Otherwise all owners reduce together: each contributes its summand if gradients are partial, else only the first rank
+        of each tensor group contributes, since the others have the same gradient.
+        """
+        one_degree = len({one.tensor for one in self.runs}) == 1
+        tensor_indices: dict[int, set[int]] = {}
+        for one in self.runs:
+            for index, group in enumerate(one.data_groups):
+                for rank in group:
+                    tensor_indices.setdefault(rank, set()).add(index)
+        return not self.is_partial and one_degree and all(len(indices) == 1 for indices in tensor_indices.values())
+
+    def contributes(self, run: RunRanks, rank: int) -> bool:
+        """Return whether the gradient that a layer of that run computes on this rank counts."""
+        return self.is_partial or self.reduces_by_tensor_index or run.position(rank).tensor == 0
+
+    def reduction_groups(self) -> tuple[Ranks, ...]:
+        """Return the groups that all-reduce; every owner is in one of them."""
+        if self.reduces_by_tensor_index:
+            tensor = self.runs[0].tensor
+            return tuple(
+                tuple(sorted({rank for one in self.runs for rank in one.data_groups[index]})) for index in range(tensor)
+            )
+        return (tuple(sorted({rank for one in self.runs for rank in one.ranks})),)
+
+    def reduction_group_of(self, rank: int) -> Ranks:
+        return next(group for group in self.reduction_groups() if rank in group)
+
+    def sharding_run(self, rank: int) -> RunRanks | None:
+        """Return the run whose replicas shard the weight on this rank, or None if it is not sharded.
+
+        A rank that holds the weight in runs with different layouts keeps it unsharded.
+        """
+        own_runs = [one for one in self.runs if rank in one.ranks]
+        is_uniform = all(one.is_equivalent(own_runs[0]) and one.sharding is own_runs[0].sharding for one in own_runs)
+        return own_runs[0] if is_uniform and own_runs[0].sharding is not Sharding.NONE else None
+
+    @cached_property
+    def sharding_runs(self) -> tuple[RunRanks, ...]:
+        """Runs that shard the weight, if every pipeline shards it uniformly within one stage; else empty.
+
+        Such a weight is reduced shard by shard, as untied weights are.
+        """
+        if self.spans_stages or not self.reduces_by_tensor_index:
+            return ()
+        candidates = [self.sharding_run(ranks[0]) for ranks in dict.fromkeys(one.ranks for one in self.runs)]
+        homes = tuple(one for one in candidates if one is not None)
+        return homes if len(homes) == len(candidates) and len({one.data for one in homes}) == 1 else ()
+
+    def peer_ranks(self, run: RunRanks, rank: int) -> Ranks:
+        """Return the ranks with the same shard as `rank`, one per sharding run."""
+        return _peer_ranks(self.sharding_runs, run, rank)
+
+
+def tied_parameter_groups(plan_ranks: PlanRanks, model: Model) -> tuple[TiedParameterGroup, ...]:
+    """Return the model's tied weights, by name.
+
+    A weight's gradient is partial if a layer that holds it is tensor parallel; otherwise every rank has all of it.
+    """
+    owners: dict[str, list[int]] = {}
+    for layer in range(len(model.layers)):
+        name = model.kind_of(layer).shared_weight
+        if name is not None:
+            owners.setdefault(name, []).append(layer)
+    tied_groups = []
+    for name, layers in sorted(owners.items()):
+        holders = {id(run): run for layer in layers for run in plan_ranks.runs_of(layer)}
+        is_partial = any(model.kind_of(layer).is_tensor_parallel for layer in layers)
+        spans_stages = len({run.ranks for run in holders.values()}) > len(plan_ranks.pipelines)
+        tied_groups.append(TiedParameterGroup(name, tuple(holders.values()), is_partial, spans_stages))
+    return tuple(tied_groups)

@@ -1,0 +1,141 @@
+"""Process groups of a plan, cached by their ranks, and the collectives of a tensor group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from trainwright.model import Model
+from trainwright.timeline import Action
+from trainwright_worker.emulation import Pacer
+from trainwright_worker.executor.parameter_groups import (
+    ParameterGroup,
+    TiedParameterGroup,
+    parameter_groups,
+    tied_parameter_groups,
+)
+from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks
+from trainwright_worker.executor.recorder import Recorder
+
+
+class ProcessGroups:
+    """Process groups of one process.
+
+    Plans that run one after another in the same processes share groups, since creating one is a collective.
+
+    Attributes:
+        forward, backward: groups for boundaries and for their gradients. They are separate so that within a group messages
+            between two ranks keep micro-batch order, and with NCCL neither direction waits for the other.
+        relayout: group for rows that move within a stage.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._all_ranks: Ranks = tuple(range(dist.get_world_size()))
+        self._groups: dict[Ranks, dist.ProcessGroup] = {}
+        self.forward = dist.new_group(timeout=timeout)
+        self.backward = dist.new_group(timeout=timeout)
+        self.relayout = dist.new_group(timeout=timeout)
+
+    def make_missing(self, groups: Iterable[Ranks]) -> None:
+        """Create missing groups. All ranks of the world call this, with the same groups in the same order."""
+        for ranks in groups:
+            if len(ranks) > 1 and ranks != self._all_ranks and ranks not in self._groups:
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
+
+    def group_of(self, ranks: Ranks) -> dist.ProcessGroup | None:
+        """Return the group of these ascending ranks; None for a single rank."""
+        if len(ranks) < 2:
+            return None
+        return dist.group.WORLD if ranks == self._all_ranks else self._groups[ranks]
+
+    def close(self) -> None:
+        """Destroy all groups. All ranks call this once none of them uses a group any more."""
+        for group in (*self._groups.values(), self.forward, self.backward, self.relayout):
+            dist.destroy_process_group(group)
+        self._groups.clear()
+
+
+def required_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]:
+    """Return every group that a plan's collectives need, in one order for all ranks."""
+    groups: dict[Ranks, None] = {plan_ranks.ranks: None}
+    for stages in plan_ranks.pipelines:
+        for run in (run for stage in stages for run in stage.runs):
+            groups.update(dict.fromkeys(run.tensor_group_ranks(replica[0]) for replica in run.tensor_groups))
+            groups.update(dict.fromkeys(run.data_group_ranks(tensor) for tensor in range(run.tensor)))
+    for parameter_group in parameter_groups(plan_ranks):
+        groups.update(dict.fromkeys(_reduction_groups(parameter_group)))
+    for tied_group in tied_parameter_groups(plan_ranks, model):
+        groups.update(dict.fromkeys(_tied_reduction_groups(tied_group)))
+    return tuple(groups)
+
+
+def _reduction_groups(parameter_group: ParameterGroup) -> tuple[Ranks, ...]:
+    if len(parameter_group.runs) == 1:
+        return ()
+    if parameter_group.has_uniform_partition and parameter_group.is_sharded:
+        first = parameter_group.runs[0]
+        return tuple(parameter_group.peer_ranks(first, rank) for rank in first.ranks)
+    return tuple(parameter_group.slice_ranks(number) for number in range(parameter_group.slice_count))
+
+
+def _tied_reduction_groups(tied_group: TiedParameterGroup) -> tuple[Ranks, ...]:
+    sharding_runs = [one for one in tied_group.runs if tied_group.sharding_run(one.ranks[0]) is one]
+    data_groups = (one.data_group_ranks(tensor) for one in sharding_runs for tensor in range(one.tensor))
+    peer_groups = (tied_group.peer_ranks(one, rank) for one in tied_group.sharding_runs[:1] for rank in one.ranks)
+    return (*tied_group.reduction_groups(), *data_groups, *peer_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Collectives of one rank's tensor group, as layers call them; emulated pacing pauses meanwhile.
+
+    Attributes:
+        group: None for a single rank.
+        ranks: the group's ranks, ascending.
+        rank: this process's rank.
+    """
+
+    group: dist.ProcessGroup | None
+    ranks: Ranks
+    rank: int
+    pacer: Pacer
+    recorder: Recorder
+    beat: Callable[[str], None]
+
+    @property
+    def index(self) -> int:
+        return self.ranks.index(self.rank)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        with self._communication("summing within the tensor group"):
+            dist.all_reduce(tensor, group=self.group)
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        stacked = part.new_empty(self.size, part.numel())
+        with self._communication("collecting a sequence within the tensor group"):
+            dist.all_gather_single(stacked.view(-1), part.contiguous(), group=self.group)
+        return stacked
+
+    def reduce_scatter(self, parts: Tensor) -> Tensor:
+        own = parts.new_empty(parts.shape[1])
+        with self._communication("summing a sequence within the tensor group"):
+            dist.reduce_scatter_single(own, parts.contiguous().view(-1), group=self.group)
+        return own
+
+    @contextmanager
+    def _communication(self, doing: str) -> Iterator[None]:
+        self.pacer.pause()
+        self.beat(doing)
+        with self.recorder.action(Action.TENSOR_SUM):
+            yield
+        self.pacer.resume()

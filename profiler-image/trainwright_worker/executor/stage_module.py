@@ -1,0 +1,253 @@
+"""Layers and flat parameters of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from trainwright.model import Model
+from trainwright.plan import Sharding
+from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
+from trainwright_worker.executor.gradient_reduction import Reduction, make_reduction, make_tied_reduction
+from trainwright_worker.executor.optimizer import SquaredNorm
+from trainwright_worker.executor.parameter_groups import (
+    ParameterGroup,
+    TiedParameterGroup,
+    parameter_groups,
+    tied_parameter_groups,
+)
+from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
+from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.layers import tensor_parallel
+from trainwright_worker.layers.layer import Boundary, FamilyLayers, Layer, SharedWeights
+from trainwright_worker.layers.tensor_parallel import Collectives, TensorShard
+
+TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ParameterUse:
+    """Use of a flat parameter by a layer.
+
+    Attributes:
+        contributes: whether the gradient that the layer computes counts.
+        reduction: set for the layer whose backward is the parameter's last, else None.
+    """
+
+    flat_parameter: FlatParameter
+    contributes: bool = True
+    reduction: Reduction | None = None
+
+
+@dataclass(frozen=True)
+class RankLayer:
+    """Layer of this rank.
+
+    Attributes:
+        scatters_boundary: whether the incoming boundary must be scattered along the sequence.
+        gathers_boundary: whether the outgoing boundary must be gathered along the sequence.
+    """
+
+    number: int
+    module: Layer
+    parameter_uses: tuple[ParameterUse, ...]
+    run: RunRanks
+    scatters_boundary: bool = False
+    gathers_boundary: bool = False
+
+    @property
+    def is_sequence_parallel(self) -> bool:
+        return self.module.shard.sequence_parallel
+
+    def scatter_boundary(self, boundary: Boundary) -> Boundary:
+        """Return this rank's part of the sequence."""
+        return tuple(tensor_parallel.scatter_sequence(self._collectives, tensor) for tensor in boundary)
+
+    def gather_boundary(self, parts: Boundary) -> Boundary:
+        """Return the full sequence, gathered over the tensor group."""
+        return tensor_parallel.gather_sequence(self._collectives, parts)
+
+    @property
+    def _collectives(self) -> Collectives:
+        found = self.module.shard.collectives
+        if found is None:
+            raise RuntimeError(f"layer {self.number} has no tensor group to part a sequence in")
+        return found
+
+    def keeps_sequence_sharded_for(self, other: RankLayer) -> bool:
+        """Return whether the next layer continues with this layer's scattered sequence."""
+        both = self.is_sequence_parallel and other.is_sequence_parallel
+        return both and self.run.is_equivalent(other.run)
+
+    @property
+    def is_recomputed(self) -> bool:
+        return self.run.run.recompute
+
+    @property
+    def has_sharded_weights(self) -> bool:
+        """Return whether its weights must be gathered before it computes."""
+        return any(use.flat_parameter.is_sharded for use in self.parameter_uses)
+
+    @property
+    def overlaps_reduction(self) -> bool:
+        return any(use.reduction is not None and use.reduction.overlaps_backward for use in self.parameter_uses)
+
+
+@dataclass(frozen=True)
+class StageModule:
+    """Layers of this rank by run, and their weights.
+
+    Attributes:
+        reductions: in the order that all ranks follow.
+        squared_norms: for each flat parameter, the values that this rank counts in the gradient norm.
+    """
+
+    runs: tuple[tuple[RankLayer, ...], ...]
+    flat_parameters: tuple[FlatParameter, ...]
+    reductions: tuple[Reduction, ...]
+    squared_norms: tuple[SquaredNorm, ...]
+
+    @property
+    def layers(self) -> tuple[RankLayer, ...]:
+        return tuple(layer for run in self.runs for layer in run)
+
+    @property
+    def updated_parameters(self) -> int:
+        """Number of values that this rank's optimizer updates."""
+        return sum(flat_parameter.shard_size for flat_parameter in self.flat_parameters)
+
+
+@dataclass(frozen=True)
+class StageBuilder:
+    """Builder of a rank's stage.
+
+    Attributes:
+        tensor_group: returns the collectives of this rank's tensor group in a run.
+        sequence_parallel: whether layers that support it run sequence parallel.
+    """
+
+    model: Model
+    family: FamilyLayers
+    plan_ranks: PlanRanks
+    rank: int
+    groups: ProcessGroups
+    device: torch.device
+    tensor_group: Callable[[RunRanks], Collectives]
+    sequence_parallel: bool = False
+
+    def build(self, seed: int) -> StageModule:
+        stage = self.plan_ranks.stage_of(self.rank)
+        shared_weights: SharedWeights = {}
+        modules: dict[int, Layer] = {}
+        for run in stage.runs:
+            shard = TensorShard(run.position(self.rank).tensor, run.tensor, self.tensor_group(run))
+            for layer in range(run.first, run.end):
+                module = self.family.make(layer, seed=seed, shard=shard, shared=shared_weights)
+                if self.sequence_parallel and self._supports_sequence_parallel(layer, module):
+                    module.shard = replace(shard, sequence_parallel=True)
+                modules[layer] = module.to(self.device)
+        return self._assemble(modules, shared_weights)
+
+    def _supports_sequence_parallel(self, layer: int, module: Layer) -> bool:
+        """Return whether a layer can run sequence parallel: its tensor degree must divide the sequence lengths around it."""
+        if not module.supports_sequence_parallel or module.shard.degree == 1:
+            return False
+        before = self.family.boundary(layer - 1) if layer else ()
+        shapes = (*before, *self.family.boundary(layer))
+        return all(sequence % module.shard.degree == 0 for sequence, *_ in shapes)
+
+    def _assemble(self, modules: dict[int, Layer], shared_weights: SharedWeights) -> StageModule:
+        stage = self.plan_ranks.stage_of(self.rank)
+        parameter_uses: dict[int, list[ParameterUse]] = {layer: [] for layer in modules}
+        flat_parameters: list[FlatParameter] = []
+        reductions: list[Reduction] = []
+        squared_norms: list[SquaredNorm] = []
+        for parameter_group in parameter_groups(self.plan_ranks):
+            if not stage.first <= parameter_group.first < stage.end:
+                continue
+            flat_parameter = self._make_flat_parameter(parameter_group, modules)
+            if flat_parameter is None:
+                continue
+            run = parameter_group.runs[stage.pipeline]
+            reduction = make_reduction(parameter_group, flat_parameter, run, self.rank, self.groups)
+            for layer in range(parameter_group.first, parameter_group.end):
+                parameter_uses[layer].append(
+                    ParameterUse(flat_parameter, reduction=reduction if layer == parameter_group.first else None)
+                )
+            flat_parameters.append(flat_parameter)
+            reductions.append(reduction)
+            squared_norms.append(self._squared_norm(flat_parameter, run))
+        for tied_group in tied_parameter_groups(self.plan_ranks, self.model):
+            if any(self.rank in run.ranks for run in tied_group.runs):
+                flat_parameter = self._make_tied_flat_parameter(tied_group, shared_weights[tied_group.name])
+                for layer in modules:
+                    if self.model.kind_of(layer).shared_weight == tied_group.name:
+                        parameter_uses[layer].append(
+                            ParameterUse(flat_parameter, tied_group.contributes(stage.run_of(layer), self.rank))
+                        )
+                flat_parameters.append(flat_parameter)
+                reductions.append(make_tied_reduction(tied_group, flat_parameter, self.rank, self.groups))
+                squared_norms.append(self._tied_squared_norm(flat_parameter, tied_group))
+        layers = {
+            layer: RankLayer(layer, modules[layer], tuple(parameter_uses[layer]), run)
+            for run in stage.runs
+            for layer in range(run.first, run.end)
+        }
+        layers = _with_boundary_collectives(layers)
+        runs = tuple(tuple(layers[layer] for layer in range(run.first, run.end)) for run in stage.runs)
+        return StageModule(runs, tuple(flat_parameters), tuple(reductions), tuple(squared_norms))
+
+    def _make_flat_parameter(self, parameter_group: ParameterGroup, modules: dict[int, Layer]) -> FlatParameter | None:
+        weights = [
+            Weight(f"{layer}.{name}", parameter, module.split_dimensions.get(name), module.has_partial_gradient(name))
+            for layer, module in modules.items()
+            if parameter_group.first <= layer < parameter_group.end
+            for name, parameter in module.named_parameters()
+            if name not in module.shared_weights
+        ]
+        if not weights:
+            return None
+        run = parameter_group.runs[self.plan_ranks.stage_of(self.rank).pipeline]
+        return self._flatten(weights, run, is_shared=False)
+
+    def _make_tied_flat_parameter(self, tied_group: TiedParameterGroup, parameter: nn.Parameter) -> FlatParameter:
+        return self._flatten([Weight(tied_group.name, parameter)], tied_group.sharding_run(self.rank), is_shared=True)
+
+    def _flatten(self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool) -> FlatParameter:
+        shard_group = ShardGroup()
+        if run is not None and run.sharding is not Sharding.NONE:
+            ranks = run.data_group_ranks(run.position(self.rank).tensor)
+            shard_group = ShardGroup(run.sharding, self.groups.group_of(ranks), ranks.index(self.rank), run.data)
+        dtype = TORCH_DTYPES[self.model.dtype]
+        return FlatParameter(weights, shard_group, dtype=dtype, device=self.device, is_shared=is_shared)
+
+    def _squared_norm(self, flat_parameter: FlatParameter, run: RunRanks) -> SquaredNorm:
+        position = run.position(self.rank)
+        is_first = self.plan_ranks.stage_of(self.rank).pipeline == 0
+        counts = is_first and (flat_parameter.shard_group.sharding is not Sharding.NONE or position.replica == 0)
+        return SquaredNorm(flat_parameter, includes_split=counts, includes_unsplit=counts and position.tensor == 0)
+
+    def _tied_squared_norm(self, flat_parameter: FlatParameter, tied_group: TiedParameterGroup) -> SquaredNorm:
+        """Count a tied weight once: by its first owner, or by that owner's data group if it is sharded."""
+        first = tied_group.runs[0]
+        ranks = first.data_groups[0] if tied_group.sharding_run(first.data_groups[0][0]) else first.data_groups[0][:1]
+        return SquaredNorm(flat_parameter, includes_split=False, includes_unsplit=self.rank in ranks)
+
+
+def _with_boundary_collectives(layers: dict[int, RankLayer]) -> dict[int, RankLayer]:
+    """Return the layers with boundary scatters and gathers at the ends of each sequence-parallel series."""
+    stays_sharded = {
+        before.number for before, behind in pairwise(layers.values()) if before.keeps_sequence_sharded_for(behind)
+    }
+    return {
+        number: replace(
+            layer,
+            scatters_boundary=layer.is_sequence_parallel and number - 1 not in stays_sharded,
+            gathers_boundary=layer.is_sequence_parallel and number not in stays_sharded,
+        )
+        for number, layer in layers.items()
+    }

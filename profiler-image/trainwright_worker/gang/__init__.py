@@ -1,0 +1,1 @@
+"""Lifecycle of the processes of a gang (pods that start together): launch, rendezvous, abort and termination."""

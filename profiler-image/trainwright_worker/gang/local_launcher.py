@@ -1,0 +1,161 @@
+"""Launcher of a whole gang on one machine, without Kubernetes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch.distributed as dist
+
+from trainwright.cluster import Device
+from trainwright.worker_api import NODE_NAME_VARIABLE, Cause, Failure, FailureReason, Gang, WorkerTask
+from trainwright_worker.gang import process, report_writer
+from trainwright_worker.gang.abort import AbortListener
+from trainwright_worker.gang.errors import classify_exit_code, out_of_memory_kills
+from trainwright_worker.gang.rank_assignment import task_devices
+from trainwright_worker.gang.startup import watch_signals
+from trainwright_worker.gang.termination import run_with_timeout
+
+_GRACE_SECONDS = 10.0
+"""Time that the other processes have, after the first failure, to notice and report it."""
+_TALK_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalProcess:
+    device: Device
+    process: BaseProcess
+
+
+def main(task: WorkerTask, task_path: Path) -> int:
+    """Run the task's gang until it exits. Returns 0 if every process succeeded, else 1."""
+    gang, rank_devices = task.gang, task_devices(task)
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        port = listener.getsockname()[1]
+        # Fork before the store starts its thread: a process forked from a threaded one may deadlock on its locks.
+        processes = _start_processes(gang, str(task_path), listener)
+        stop_requested = threading.Event()
+        watch_signals(lambda name: _report_signal(name, stop_requested))
+        # Host the store here, since its host must exit last.
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(minutes=1),
+            master_listen_fd=os.dup(listener.fileno()),
+        )
+        local_gang = _LocalGang(processes, rank_devices, AbortListener("127.0.0.1", port))
+        succeeded = local_gang.wait(gang.deadline_seconds + 2 * _GRACE_SECONDS, stop_requested)
+        del store
+    return 0 if succeeded else 1
+
+
+def _report_signal(signal_name: str, stop_requested: threading.Event) -> None:
+    report_writer.write_failure(Failure(FailureReason.TERMINATED, f"the whole gang was told to end ({signal_name})"))
+    stop_requested.set()
+
+
+def _start_processes(gang: Gang, task_path: str, listener: socket.socket) -> list[_LocalProcess]:
+    context = multiprocessing.get_context("fork")
+    world = sum(len(node.slots) for node in gang.nodes)
+    processes: list[_LocalProcess] = []
+    for node in gang.nodes:
+        for local, slot in enumerate(node.slots):
+            environment = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(listener.getsockname()[1]),
+                "RANK": str(len(processes)),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(world),
+                "GLOO_SOCKET_IFNAME": "lo",
+                NODE_NAME_VARIABLE: node.name,
+            }
+            started = context.Process(target=_run_process, args=(task_path, environment, listener), daemon=True)
+            started.start()
+            processes.append(_LocalProcess(Device(node.name, slot), started))
+    return processes
+
+
+def _run_process(task_path: str, environment: dict[str, str], listener: socket.socket) -> None:
+    listener.close()  # or the store would seem reachable after its host is gone
+    os.environ.update(environment)
+    process.main(task_path)
+
+
+class _LocalGang:
+    """Processes of a gang, monitored by their launcher."""
+
+    def __init__(
+        self, processes: Sequence[_LocalProcess], rank_devices: Sequence[Device], abort_listener: AbortListener
+    ) -> None:
+        self._processes = processes
+        self._rank_devices = rank_devices
+        self._abort_listener = abort_listener
+        self._oom_kills_before = out_of_memory_kills()
+        self._reported: set[Device] = set()
+
+    def wait(self, deadline_seconds: float, stop_requested: threading.Event) -> bool:
+        """Wait for all processes. Returns whether all succeeded.
+
+        After the first failure or a stop request the others get a grace period; then, or at the deadline, they are killed.
+        """
+        end = time.monotonic() + deadline_seconds
+        is_stopping = False
+        while any(child.process.exitcode is None for child in self._processes) and time.monotonic() < end:
+            for child in self._processes:
+                self._report_exit(child)
+            if stop_requested.is_set() and not is_stopping:
+                for child in self._processes:
+                    child.process.terminate()
+            if not is_stopping and (
+                stop_requested.is_set() or any(child.process.exitcode for child in self._processes)
+            ):
+                is_stopping = True
+                end = min(end, time.monotonic() + _GRACE_SECONDS)
+            time.sleep(_POLL_SECONDS)
+        for child in self._processes:
+            if child.process.exitcode is None:
+                self._kill_process(child)
+            self._report_exit(child)
+        return all(child.process.exitcode == 0 for child in self._processes)
+
+    def _kill_process(self, child: _LocalProcess) -> None:
+        """Kill a process that has exceeded its grace period: not even its watchdog could end it."""
+        child.process.kill()
+        child.process.join(_GRACE_SECONDS)
+        self._reported.add(child.device)
+        message = f"process {child.process.pid} did not end by itself and was killed"
+        self._write_failure(FailureReason.HANG, message, child.device)
+
+    def _report_exit(self, child: _LocalProcess) -> None:
+        """Report a process that died silently and raise the abort signal."""
+        code, device = child.process.exitcode, child.device
+        if code is None or device in self._reported:
+            return
+        self._reported.add(device)
+        out_of_memory = out_of_memory_kills() > self._oom_kills_before
+        problem = classify_exit_code(code, process_name=f"process {child.process.pid}", out_of_memory=out_of_memory)
+        if problem is None:
+            return
+        self._write_failure(problem.reason, problem.message, device)
+        cause = Cause(problem.reason, problem.message, device.node, device.slot)
+        run_with_timeout(_TALK_SECONDS, lambda: self._notify_gang(cause))
+
+    def _write_failure(self, reason: FailureReason, message: str, device: Device) -> None:
+        rank = self._rank_devices.index(device)
+        report_writer.write_failure(Failure(reason, message, rank=rank, node=device.node, slot=device.slot))
+
+    def _notify_gang(self, cause: Cause) -> None:
+        board = self._abort_listener.connect_board()
+        board.report_pod_failure(cause)
+        board.raise_abort(cause)

@@ -1,0 +1,96 @@
+"""Process of a gang: joins the others, runs the task and reports how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainwright.worker_api import LinkTask, ProfilingTask, TrialSeriesTask, TrialTask, WorkerReport, WorkerTask
+from trainwright_worker import device, trial, validation
+from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.abort import AbortListener
+from trainwright_worker.gang.errors import classify_error
+from trainwright_worker.gang.rank_assignment import RankAssignment, task_devices
+from trainwright_worker.gang.startup import reset_signal_handlers, watch_signals
+from trainwright_worker.gang.termination import TerminationReporter
+from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.measure import layer_bench, link_bench
+
+_BACKEND_TIMEOUT_FACTOR = 1.5
+"""Ratio of the back end's timeout to the watchdog's, which fires first because it reports where the process is stuck."""
+
+
+def main(task_path: str) -> None:
+    """Run the task in this process. On failure the process reports it and exits with `REPORTED_EXIT_CODE`."""
+    reset_signal_handlers()
+    reporter = TerminationReporter()
+    watch_signals(reporter.report_signal)
+    try:
+        _run_task(Path(task_path), reporter)
+    except BaseException as error:  # noqa: BLE001 (every error is reported)
+        reporter.log(traceback.format_exc())
+        reporter.report_error(classify_error(error))
+
+
+def _run_task(task_path: Path, reporter: TerminationReporter) -> None:
+    task = validation.read_task(task_path)
+    gang = task.gang
+    watchdog = reporter.watchdog = Watchdog(
+        gang.deadline_seconds, gang.collective_timeout_seconds, reporter.report_hang
+    )
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    listener = reporter.abort_listener = AbortListener(address, port, task_devices(task))
+    assignment = reporter.assignment = RankAssignment.from_environment(task)
+    sys.stderr.write(f"rank {assignment.rank} on {assignment.device} is process {os.getpid()}\n")
+    own_device = device.choose_device(gang, assignment)
+    timeout = timedelta(seconds=_BACKEND_TIMEOUT_FACTOR * gang.collective_timeout_seconds)
+    start_up = timedelta(seconds=gang.deadline_seconds)
+    store = dist.TCPStore(address, port, is_master=False, timeout=start_up)  # type: ignore[attr-defined]
+    listener.listen(reporter.report_abort)
+    _init_process_group(task, assignment, store, timeout)
+    watchdog.beat("waiting for all ranks")
+    dist.barrier()
+    report = _dispatch_task(task, assignment, own_device, watchdog, timeout)
+    if assignment.is_main_process and getattr(task, "fault", None) != "mute":
+        report_writer.write_report(report)
+    watchdog.beat("waiting for all ranks at the end")
+    listener.close()
+    dist.barrier()
+    watchdog.stop()
+    dist.destroy_process_group()
+
+
+def _init_process_group(task: WorkerTask, assignment: RankAssignment, store: Any, timeout: timedelta) -> None:
+    """Initialise the process group with the logical rank that the plan assigns to this device.
+
+    Ranks are mapped first, so that every group's ranks are ascending: a scrambled mesh would give wrong gradients without
+    an error.
+    """
+    dist.init_process_group(
+        task.gang.backend,
+        store=dist.PrefixStore("trainwright", store),  # type: ignore[attr-defined]
+        rank=assignment.rank,
+        world_size=assignment.world_size,
+        timeout=timeout,
+    )
+
+
+def _dispatch_task(
+    task: WorkerTask, assignment: RankAssignment, own_device: torch.device, watchdog: Watchdog, timeout: timedelta
+) -> WorkerReport:
+    match task:
+        case TrialTask():
+            return trial.run_trial(task, assignment, own_device, watchdog, timeout)
+        case TrialSeriesTask():
+            return trial.run_series(task, assignment, own_device, watchdog, timeout)
+        case ProfilingTask():
+            return layer_bench.profile_layers(task, assignment, own_device, watchdog)
+        case LinkTask():
+            return link_bench.measure_links(task, assignment, own_device, watchdog)

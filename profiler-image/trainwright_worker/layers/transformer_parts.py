@@ -1,0 +1,183 @@
+"""Building blocks of transformers: rotary attention, norms, position biases and feed-forwards."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainwright.families import Llama, Moe
+from trainwright_worker.layers.layer import Layer, normal
+from trainwright_worker.layers.tensor_parallel import TensorShard
+
+
+def swiglu(values: Tensor, expand: Tensor, contract: Tensor) -> Tensor:
+    """Apply SwiGLU: contract(silu(gate) × up).
+
+    Args:
+        values: (…, width).
+        expand: (2, inner, width): gate and up projection, computed in one product.
+        contract: (width, inner).
+    """
+    gate, up = functional.linear(values, expand.flatten(0, 1)).chunk(2, -1)
+    return functional.linear(functional.silu(gate) * up, contract)
+
+
+def relu_feed_forward(values: Tensor, expand: Tensor, contract: Tensor) -> Tensor:
+    """Apply a feed-forward with a ReLU: `expand` (inner, width), then `contract` (width, inner)."""
+    return functional.linear(functional.relu(functional.linear(values, expand)), contract)
+
+
+def by_head(values: Tensor, heads: int) -> Tensor:
+    """Rearrange (rows, positions, heads × size) into (rows, heads, positions, size)."""
+    rows, positions, width = values.shape
+    return values.view(rows, positions, heads, width // heads).transpose(1, 2)
+
+
+def join_heads(mixed: Tensor) -> Tensor:
+    """Rearrange (rows, heads, positions, size) into (rows, positions, heads × size)."""
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def project_by_head(values: Tensor, weight: Tensor, heads: int, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Compute several projections in one product, each (rows, heads, positions, size).
+
+    Args:
+        values: (rows, positions, width).
+        weight: (projections, heads × size, width).
+        heads: heads on this rank.
+        bias: (projections, heads × size).
+    """
+    joint = functional.linear(values, weight.flatten(0, 1), None if bias is None else bias.flatten())
+    rows, positions, _ = values.shape
+    by_projection = joint.view(rows, positions, weight.shape[0], heads, weight.shape[1] // heads)
+    return by_projection.permute(2, 0, 3, 1, 4).unbind()
+
+
+EPSILON = 1e-6
+
+
+def rms_norm(values: Tensor, weight: Tensor) -> Tensor:
+    """Divide each position of (…, width) by its root mean square, and multiply by a weight (width,)."""
+    return functional.rms_norm(values, weight.shape, weight, EPSILON)
+
+
+MAX_DISTANCE = 128
+"""Distance from which on all distances share one bucket."""
+
+
+def relative_position_buckets(queries: int, keys: int, buckets: int, *, bidirectional: bool) -> Tensor:
+    """Return the bucket of every distance key − query from −(queries − 1) to keys − 1, (queries + keys − 1,).
+
+    Half of the buckets are single distances, the others grow logarithmically. If `bidirectional`, half of all buckets are for
+    keys after the query; otherwise such keys share bucket 0 with the query itself.
+    """
+    distance = torch.arange(-(queries - 1), keys)
+    buckets_per_side = max(1, buckets // 2) if bidirectional else buckets
+    offset = (distance > 0) * (buckets // 2 if bidirectional else 0)
+    distance = distance.abs() if bidirectional else (-distance).clamp(min=0)
+    exact_buckets = buckets_per_side // 2
+    if exact_buckets == 0:
+        return offset
+    furthest = max(MAX_DISTANCE, 2 * exact_buckets)
+    growth = (distance.clamp(min=1).float() / exact_buckets).log() / math.log(furthest / exact_buckets)
+    log_bucket = exact_buckets + (growth * (buckets_per_side - exact_buckets)).long().clamp(
+        max=buckets_per_side - exact_buckets - 1
+    )
+    return offset + torch.where(distance < exact_buckets, distance, log_bucket)
+
+
+def gather_biases(table: Tensor, by_distance: Tensor, queries: int) -> Tensor:
+    """Return the biases added to attention scores, (1, heads, queries, keys).
+
+    Each distance is looked up once; query i uses the window of distances that starts at −i.
+
+    Args:
+        table: (buckets, heads).
+        by_distance: result of `relative_position_buckets`, (queries + keys − 1,).
+        queries: number of queries.
+    """
+    found = functional.embedding(by_distance, table).T
+    keys = by_distance.numel() - queries + 1
+    return found.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
+
+
+ROTARY_BASE = 10000.0
+"""Base of the geometric series of rotary angles."""
+
+
+class RotaryAttentionLayer(Layer):
+    """Attention half of a block: hidden states (rows, sequence, hidden) plus their rotary attention.
+
+    The tensor degree splits heads: query, key and value by output, the output projection by input. The three are projected
+    separately, so that queries and keys are freed once rotated.
+    """
+
+    split_dimensions: ClassVar = {"query_weight": 0, "key_weight": 0, "value_weight": 0, "attention_weight": 1}
+    supports_sequence_parallel = True
+
+    attention_norm_weight: nn.Parameter
+    query_weight: nn.Parameter
+    key_weight: nn.Parameter
+    value_weight: nn.Parameter
+    attention_weight: nn.Parameter
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, family: Llama | Moe, generator: torch.Generator, shard: TensorShard) -> None:
+        super().__init__()
+        hidden, groups = family.hidden_size, family.key_value_heads or family.heads
+        size = hidden // family.heads
+        if size % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of values: {family.family}.hidden_size {hidden} over "
+                f"{family.family}.heads {family.heads} must be even, got {size}"
+            )
+        whole = {
+            "attention_norm_weight": torch.ones(hidden),
+            "query_weight": normal(generator, hidden, hidden),
+            "key_weight": normal(generator, groups * size, hidden),
+            "value_weight": normal(generator, groups * size, hidden),
+            "attention_weight": normal(generator, hidden, hidden),
+        }
+        shard.register_shards(self, whole)
+        self.shard = shard
+        self.heads, self.groups = family.heads // shard.degree, groups // shard.degree
+        angles = _angles(family.sequence_length, size)
+        self.register_buffer("cosines", angles.cos(), persistent=False)
+        self.register_buffer("sines", angles.sin(), persistent=False)
+
+    def attend(self, hidden: Tensor) -> Tensor:
+        return hidden + self.shard.reduce_from_tensor_group(self._attention(hidden))
+
+    def _attention(self, hidden: Tensor) -> Tensor:
+        normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.attention_norm_weight))
+        angles = self.cosines.to(normed.dtype), self.sines.to(normed.dtype)
+        query = by_head(_rotate(functional.linear(normed, self.query_weight), self.heads, *angles), self.heads)
+        key = by_head(_rotate(functional.linear(normed, self.key_weight), self.groups, *angles), self.groups)
+        value = by_head(functional.linear(normed, self.value_weight), self.groups)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=self.groups != self.heads
+        )
+        return functional.linear(join_heads(mixed), self.attention_weight)
+
+
+def _rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate each pair of values, half a head apart, by its angle; shape (rows, sequence, heads × size).
+
+    This layout, rather than by head, is the one in which attention returns its result, so the following product need not copy
+    and store the result.
+    """
+    rows, sequence, width = values.shape
+    first, second = values.view(rows, sequence, heads, 2, width // heads // 2).unbind(3)
+    rotated = (first * cosines - second * sines, second * cosines + first * sines)
+    return torch.stack(rotated, 3).flatten(2)
+
+
+def _angles(sequence: int, size: int) -> Tensor:
+    """Return the angle of every position and pair of values, (sequence, 1, size / 2)."""
+    frequencies = ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
+    return torch.outer(torch.arange(sequence, dtype=torch.float32), frequencies).unsqueeze(1)

@@ -1,0 +1,1 @@
+"""Benchmarks of links, collectives, overlap and layers."""

@@ -1,0 +1,333 @@
+"""Benchmark of each distinct layer kind: forward, backward and update on one device."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.cluster import Emulation
+from trainwright.layer import LayerKind
+from trainwright.profiles import LayerProfile, LayerTooLarge
+from trainwright.worker_api import FailureReason, ProfilingReport, ProfilingTask
+from trainwright_worker.device import Clock, TimeMark
+from trainwright_worker.emulation import Pacer, backward_segments, forward_segments
+from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
+from trainwright_worker.executor.optimizer import Optimizer, make_optimizer
+from trainwright_worker.executor.stage_module import TORCH_DTYPES
+from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.errors import classify_error
+from trainwright_worker.gang.rank_assignment import RankAssignment
+from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, to_device
+from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.synthetic_data import weight_generator
+
+
+@dataclass(frozen=True)
+class LayerUnderTest:
+    """Layer under benchmark, with its flat parameter, optimizer and inputs.
+
+    Attributes:
+        gradients: gradients of the layer's output boundary, as the next layer would return them.
+    """
+
+    kind: LayerKind
+    rows: int
+    layer: Layer
+    boundary: Boundary
+    data: Data
+    gradients: Boundary
+    optimizer: Optimizer
+    device: torch.device
+    emulation: Emulation | None
+    tensor_degree: int
+
+    @classmethod
+    def of(
+        cls, task: ProfilingTask, kind: LayerKind, rows: int, device: torch.device, emulation: Emulation | None
+    ) -> LayerUnderTest:
+        model, family = task.model, make_family_layers(task.model)
+        number = model.layers.index(kind.name)
+        shard = TensorShard(0, task.tensor_degree)
+        layer = family.make(number, seed=0, shard=shard, shared={}).to(device)
+        dtype = TORCH_DTYPES[model.dtype]
+        weights = [Weight(name, parameter) for name, parameter in layer.named_parameters()]
+        flat_parameters = [FlatParameter(weights, ShardGroup(), dtype=dtype, device=device)] if weights else []
+        optimizer = make_optimizer(task.optimizer, flat_parameters, 1e-4)
+        data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
+        data = to_device(data, device, dtype)
+        boundary = _random_boundary(family, number - 1, rows, dtype, device)
+        gradients = tuple(value.detach() for value in _random_boundary(family, number, rows, dtype, device))
+        return cls(kind, rows, layer, boundary, data, gradients, optimizer, device, emulation, task.tensor_degree)
+
+    def forward(self) -> Output:
+        for flat_parameter in self.optimizer.flat_parameters:
+            flat_parameter.ensure_gradients()
+        output: Output = self.layer(self.boundary, self.data)
+        return output
+
+    def backward(self, output: Output) -> None:
+        output.backward(self.gradients)
+        for flat_parameter in self.optimizer.flat_parameters:
+            flat_parameter.accumulate_gradients()
+
+    def reduce_gradients(self) -> None:
+        """Treat the gradients as reduced, since there is one replica."""
+        for flat_parameter in self.optimizer.flat_parameters:
+            flat_parameter.keep_gradient_shard()
+
+    def update_weights(self) -> None:
+        self.optimizer.step()
+        for flat_parameter in self.optimizer.flat_parameters:
+            flat_parameter.publish_update()
+
+    def reset_gradients(self) -> None:
+        """Reset gradients to the state before a first micro-batch."""
+        for value in self.boundary:
+            value.grad = None
+        for flat_parameter in self.optimizer.flat_parameters:
+            flat_parameter.zero_gradients()
+
+    def paced_seconds(self) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
+        """Return the emulated seconds of forward, backward and update; empty on a real device."""
+        if self.emulation is None:
+            return (), (), ()
+        pieces = forward_segments(self.emulation, self.kind, rows=self.rows, tensor=self.tensor_degree)
+        forward = [piece.seconds for piece in pieces]
+        backward = [piece.seconds for piece in backward_segments(pieces)]
+        values = sum(parameter.numel() for parameter in self.layer.parameters())
+        return [sum(forward)], [sum(backward)], [self.emulation.update_seconds(values)]
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes that a forward stores for its backward, including its input."""
+        return activation_bytes(self.forward, self.layer, (*self.boundary, *self.data.values()))
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.layer.parameters())
+
+    def peak_bytes(self) -> int:
+        """Return the peak bytes of a whole iteration, by the device's memory counter or by tracking storages."""
+        resident = [*self.optimizer.resident_tensors, *self.boundary, *self.data.values(), *self.gradients]
+        return measure_peak_bytes(self._run_iteration, resident, self.device)
+
+    def _run_iteration(self) -> None:
+        self.backward(self.forward())
+        self.reduce_gradients()
+        self.update_weights()
+        self.reset_gradients()
+
+
+def _random_boundary(family: FamilyLayers, layer: int, rows: int, dtype: torch.dtype, device: torch.device) -> Boundary:
+    """Return random values of the boundary after a layer that require gradients; empty before the first layer."""
+    if layer < 0:
+        return ()
+    generator = weight_generator(0, "profiling")
+    tensors = [torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer)]
+    return tuple(value.requires_grad_() for value in tensors)
+
+
+def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Sequence[Tensor]) -> int:
+    """Return the bytes that a forward stores for its backward: each storage once, with the input, without the weights."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    stored_bytes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in inputs}
+    live_tensors = []
+
+    def pack(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        if storage.data_ptr() not in weights:
+            stored_bytes[storage.data_ptr()] = storage.nbytes()
+            live_tensors.append(saved)  # keep it alive: addresses identify storages only while all of them live
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        result = forward()
+    del result
+    return sum(stored_bytes.values())
+
+
+MAX_ROUNDS = 20
+"""Maximum rounds: what still scatters after them will do so after more."""
+_MIN_SAMPLES = 6
+"""Minimum samples for a 95 % confidence interval of the median."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingRule:
+    """Stopping rule of a measurement, checked after every round.
+
+    Attributes:
+        target_uncertainty: relative uncertainty of the median.
+        max_seconds: time after which no further round begins; the first always does.
+    """
+
+    target_uncertainty: float
+    max_seconds: float
+
+    def should_stop(self, samples: Sequence[float], *, rounds: int, elapsed_seconds: float) -> bool:
+        if rounds >= MAX_ROUNDS or elapsed_seconds >= self.max_seconds:
+            return True
+        return median_uncertainty(samples) <= self.target_uncertainty
+
+
+def median_uncertainty(samples: Sequence[float]) -> float:
+    """Return half of the median's 95 % confidence interval, relative to the median; infinite for too few samples.
+
+    The interval is distribution-free, between two of the sorted samples: the number of n samples below the true median is
+    binomial, n/2 ± √n/2.
+    """
+    count = len(samples)
+    if count < _MIN_SAMPLES:
+        return math.inf
+    low = max(math.floor(count / 2 - 0.98 * math.sqrt(count)), 0)
+    ordered = sorted(samples)
+    return (ordered[count - 1 - low] - ordered[low]) / 2 / statistics.median(ordered)
+
+
+def relative_spread(samples: Sequence[float]) -> float:
+    """Return (90th - 10th percentile) / median, 0 for a single sample."""
+    if len(samples) < 2:
+        return 0.0
+    deciles = statistics.quantiles(samples, n=10, method="inclusive")
+    return (deciles[-1] - deciles[0]) / statistics.median(samples)
+
+
+def profile_layers(
+    task: ProfilingTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog
+) -> ProfilingReport:
+    """Measure every layer kind at the task's tensor degree; kinds that are not tensor parallel only at degree 1.
+
+    Running out of memory is a result, not an error: larger row counts are then skipped.
+    """
+    accelerator = task.gang.nodes[0].accelerator
+    kinds = [kind for kind in task.model.kinds if task.tensor_degree == 1 or kind.is_tensor_parallel]
+    rows = sorted(set(task.rows))
+    profiles: list[LayerProfile] = []
+    too_large: list[LayerTooLarge] = []
+    for number, kind in enumerate(kinds):
+        for row_index, count in enumerate(rows):
+            watchdog.beat(f"profiling {kind.name} with {count} rows")
+            profile = _profile_if_it_fits(task, kind, count, device, watchdog)
+            if profile is None:
+                too_large.append(LayerTooLarge(accelerator, kind.name, task.tensor_degree, count))
+                break
+            profiles.append(profile)
+            if assignment.is_main_process:
+                report_writer.write_progress(
+                    number * len(rows) + row_index + 1, len(kinds) * len(rows), "layer profiles"
+                )
+    return ProfilingReport(tuple(profiles), tuple(too_large))
+
+
+def _profile_if_it_fits(
+    task: ProfilingTask, kind: LayerKind, rows: int, device: torch.device, watchdog: Watchdog
+) -> LayerProfile | None:
+    """Return the profile, or None if memory does not suffice."""
+    accelerator = task.gang.nodes[0].accelerator
+    try:
+        layer = LayerUnderTest.of(task, kind, rows, device, task.gang.emulation_of(accelerator))
+        return _profile(task, layer, accelerator, watchdog)
+    except (MemoryError, RuntimeError) as error:
+        if classify_error(error).reason is not FailureReason.OUT_OF_MEMORY:
+            raise
+        error.__traceback__ = None  # its frames keep the layer and its activations alive
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return None
+
+
+def _profile(task: ProfilingTask, layer: LayerUnderTest, accelerator: str, watchdog: Watchdog) -> LayerProfile:
+    lap_times = _measure_until_known(task, layer, watchdog)
+    return LayerProfile(
+        accelerator=accelerator,
+        kind=layer.kind.name,
+        tensor_degree=task.tensor_degree,
+        rows=layer.rows,
+        forward_seconds=statistics.median(lap_times.forwards),
+        backward_seconds=statistics.median(lap_times.backwards),
+        update_seconds=statistics.median(lap_times.updates),
+        activation_bytes=layer.activation_bytes,
+        parameter_bytes=layer.parameter_bytes,
+        samples=len(lap_times.forwards),
+        relative_spread=relative_spread(lap_times.forward_backward),
+        peak_bytes=layer.peak_bytes(),
+    )
+
+
+@dataclass
+class _LapTimes:
+    forwards: list[float] = field(default_factory=list)
+    backwards: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+
+    @property
+    def forward_backward(self) -> list[float]:
+        return [forward + backward for forward, backward in zip(self.forwards, self.backwards, strict=True)]
+
+
+def _measure_until_known(task: ProfilingTask, layer: LayerUnderTest, watchdog: Watchdog) -> _LapTimes:
+    """Warm up, then measure rounds of the task's iterations until the stopping rule holds."""
+    stopwatch = _Stopwatch(layer)
+    stopping_rule = StoppingRule(task.target_uncertainty, task.seconds_per_layer)
+    stopwatch.run_round(task.warmup_iterations)
+    begin = time.perf_counter()
+    lap_times, rounds = _LapTimes(), 0
+    while not rounds or not stopping_rule.should_stop(
+        lap_times.forward_backward, rounds=rounds, elapsed_seconds=time.perf_counter() - begin
+    ):
+        watchdog.beat(f"profiling {layer.kind.name} with {layer.rows} rows")
+        for forward, backward, update in stopwatch.run_round(task.iterations):
+            lap_times.forwards.append(forward)
+            lap_times.backwards.append(backward)
+            lap_times.updates.append(update)
+        rounds += 1
+    return lap_times
+
+
+class _Stopwatch:
+    """Stopwatch of a layer's iterations: paced time on an emulated device, thread time on a CPU, CUDA events on a GPU.
+
+    On a GPU the process runs ahead within a round, as in training.
+    """
+
+    def __init__(self, layer: LayerUnderTest) -> None:
+        self._layer = layer
+        self._pacer = Pacer(active=layer.emulation is not None)
+        self._paced_seconds = layer.paced_seconds()
+        # Thread time excludes other processes' work on shared cores, but also the sleeps of pacing.
+        self._clock = Clock(layer.device, time.perf_counter if self._pacer.active else time.thread_time)
+
+    def run_round(self, iterations: int) -> list[tuple[float, float, float]]:
+        """Return the seconds of forward, backward and update of each iteration."""
+        marks = [self._time_iteration() for _ in range(iterations)]
+        self._clock.synchronize()
+        return [tuple(self._clock.elapsed_seconds(*pair) for pair in iteration) for iteration in marks]  # type: ignore[misc]
+
+    def _time_iteration(self) -> list[tuple[TimeMark, TimeMark]]:
+        layer, outputs = self._layer, list[Output]()
+        forward, backward, update = self._paced_seconds
+        marks = [
+            self._time(forward, lambda: outputs.append(layer.forward())),
+            self._time(backward, lambda: layer.backward(outputs.pop())),
+        ]
+        layer.reduce_gradients()
+        marks.append(self._time(update, layer.update_weights))
+        layer.reset_gradients()
+        return marks
+
+    def _time(self, paced_seconds: Sequence[float], work: Callable[[], object]) -> tuple[TimeMark, TimeMark]:
+        self._pacer.reset_due()
+        begin = self._clock.mark()
+        self._pacer.start(paced_seconds, waited_seconds=0.0)
+        work()
+        self._pacer.end()
+        return begin, self._clock.mark()

@@ -1,0 +1,254 @@
+"""Benchmark of links: rounds of disjoint node pairs, then links within every node that has two slots.
+
+Collectives and the slowdown of computation follow if the task asks for them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+import torch.distributed as dist
+
+from trainwright.cluster import Link
+from trainwright.worker_api import Gang, LinkReport, LinkTask
+from trainwright_worker.device import synchronize
+from trainwright_worker.gang import report_writer
+from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
+from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.measure import collective_bench, overlap_bench
+
+Pair = tuple[int, int]
+
+
+def round_robin_rounds(participants: int) -> tuple[tuple[Pair, ...], ...]:
+    """Return rounds of disjoint pairs of 0 … participants - 1 (circle method), the minimum number of rounds.
+
+    There are n - 1 rounds for an even number n of participants, n for an odd one, of whom one rests each round.
+    """
+    circle: list[int | None] = list(range(participants))
+    if participants % 2:
+        circle.append(None)
+    half = len(circle) // 2
+    result = []
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        result.append(tuple((min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None))
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return tuple(result)
+
+
+def disjoint_rounds(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
+    """Return rounds of disjoint pairs, each given pair in the first round in which both participants are free.
+
+    There are at most 2 Δ - 1 rounds if nobody is in more than Δ pairs: for each pair, at most Δ - 1 rounds are taken for
+    either participant.
+    """
+    rounds_of_participant: dict[int, set[int]] = defaultdict(set)
+    rounds: dict[int, list[Pair]] = defaultdict(list)
+    for one, other in pairs:
+        busy_rounds = rounds_of_participant[one] | rounds_of_participant[other]
+        number = next(number for number in count() if number not in busy_rounds)
+        rounds_of_participant[one].add(number)
+        rounds_of_participant[other].add(number)
+        rounds[number].append((min(one, other), max(one, other)))
+    return tuple(tuple(rounds[number]) for number in sorted(rounds))
+
+
+_LATENCY_SAMPLES = 21
+_MAX_DIRECTION_SECONDS = 4.0
+"""Maximum seconds of one direction's bandwidth benchmark: slow links get fewer repeats."""
+_MIN_DIRECTION_SECONDS = 0.2
+"""Minimum seconds of one direction's benchmark, up to 10 × the task's repeats: fast links scatter more."""
+
+
+def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog) -> LinkReport:
+    """Measure all links. Every rank returns the same report."""
+    gang = task.gang
+    first_ranks = _first_ranks(gang)
+    link_rounds = [[(first_ranks[a], first_ranks[b]) for a, b in pairs] for pairs in _node_pair_rounds(task) if pairs]
+    intra_node_pairs = [
+        (first, first + 1) for node, first in zip(gang.nodes, first_ranks, strict=True) if len(node.slots) > 1
+    ]
+    if intra_node_pairs:
+        link_rounds.append(intra_node_pairs)
+    rank_nodes = [own_device.node for own_device in gang_devices(gang)]
+    # Where nodes share a machine, concurrent pairs would measure contention for its processors.
+    latency_rounds = [[pair] for pairs in link_rounds for pair in pairs] if gang.is_emulated else link_rounds
+    latencies: dict[Pair, float] = {}
+    for number, pairs in enumerate(latency_rounds):
+        watchdog.beat(f"waiting for all ranks before round {number} of latencies")
+        dist.barrier()
+        for pair in pairs:
+            if assignment.rank in pair:
+                latencies[pair] = _measure_latency(
+                    _open_channel(task, assignment.rank, pair, device), starts=assignment.rank == pair[0]
+                )
+        if assignment.is_main_process:
+            report_writer.write_progress(number + 1, len(latency_rounds), "rounds of latencies")
+    own_links: list[Link] = []
+    for number, pairs in enumerate(link_rounds):
+        watchdog.beat(f"waiting for all ranks before round {number}")
+        dist.barrier()
+        for low, high in pairs:
+            if assignment.rank in (low, high):
+                watchdog.beat(f"measuring {rank_nodes[low]} and {rank_nodes[high]}")
+                channel = _open_channel(task, assignment.rank, (low, high), device)
+                own_links += _measure_pair_links(
+                    task, assignment.rank, (low, high), rank_nodes, channel, latencies[low, high]
+                )
+        if assignment.is_main_process:
+            report_writer.write_progress(number + 1, len(link_rounds), "rounds of links")
+    watchdog.beat("gathering the links")
+    links_by_rank: list[list[Link]] = [[] for _ in range(assignment.world_size)]
+    dist.all_gather_object(links_by_rank, own_links)
+    return LinkReport(
+        _slowest_per_direction([link for links in links_by_rank for link in links]),
+        collective_bench.measure_collectives(task, assignment, device, watchdog) if task.collective_bytes else (),
+        overlap_bench.measure_overlaps(task, assignment, device, watchdog) if task.overlap else (),
+    )
+
+
+def _node_pair_rounds(task: LinkTask) -> tuple[tuple[Pair, ...], ...]:
+    """Return rounds of node pairs, by their indices in the gang."""
+    if task.pairs is None:
+        return round_robin_rounds(len(task.gang.nodes))
+    node_indices = {node.name: place for place, node in enumerate(task.gang.nodes)}
+    return disjoint_rounds((node_indices[one], node_indices[other]) for one, other in task.pairs)
+
+
+def _first_ranks(gang: Gang) -> list[int]:
+    """Return the logical rank of each node's first process."""
+    first_ranks, total = [], 0
+    for node in gang.nodes:
+        first_ranks.append(total)
+        total += len(node.slots)
+    return first_ranks
+
+
+def _slowest_per_direction(links: list[Link]) -> tuple[Link, ...]:
+    """Return one link per (source, target): the slower direction, where both were measured within a node."""
+    slowest: dict[tuple[str, str], Link] = {}
+    for link in links:
+        known = slowest.get((link.source, link.target))
+        if known is None or link.bandwidth_bytes_per_second < known.bandwidth_bytes_per_second:
+            slowest[link.source, link.target] = link
+    return tuple(slowest[key] for key in sorted(slowest))
+
+
+@dataclass(frozen=True)
+class _PairChannel:
+    """Channel to the other end of a pair, with its message buffers."""
+
+    peer: int
+    device: torch.device
+    small_message: torch.Tensor
+    large_message: torch.Tensor
+
+    def send(self, message: torch.Tensor) -> None:
+        dist.send(message, self.peer)
+        synchronize(self.device)
+
+    def receive(self, message: torch.Tensor) -> None:
+        dist.recv(message, self.peer)
+        synchronize(self.device)
+
+    def send_and_confirm(self, message_bytes: int) -> float:
+        """Return the seconds to send `message_bytes` bytes and receive a small reply."""
+        begin = time.perf_counter()
+        self.send(self.large_message[:message_bytes])
+        self.receive(self.small_message)
+        return time.perf_counter() - begin
+
+    def receive_and_confirm(self, message_bytes: int) -> None:
+        """Receive a message of `send_and_confirm` and reply."""
+        self.receive(self.large_message[:message_bytes])
+        self.send(self.small_message)
+
+
+def _open_channel(task: LinkTask, rank: int, pair: Pair, device: torch.device) -> _PairChannel:
+    """Open this rank's end of the pair."""
+    small, large = (
+        torch.zeros(size, dtype=torch.uint8, device=device) for size in (task.message_bytes[0], task.message_bytes[-1])
+    )
+    return _PairChannel(pair[0] + pair[1] - rank, device, small, large)
+
+
+def _measure_pair_links(  # noqa: PLR0913, PLR0917 (a task, a pair in it, and what was measured before)
+    task: LinkTask, rank: int, pair: Pair, rank_nodes: list[str], channel: _PairChannel, latency: float
+) -> list[Link]:
+    """Measure the link from this rank to its peer; both ends take turns as the sender."""
+    links = []
+    for sender in pair:
+        if rank == sender:
+            bandwidth = _measure_bandwidth(task, channel, latency)
+            links.append(Link(rank_nodes[rank], rank_nodes[channel.peer], latency, bandwidth))
+        else:
+            _receive_bandwidth_messages(task, channel)
+    return links
+
+
+def _measure_latency(channel: _PairChannel, *, starts: bool) -> float:
+    """Return half of a small message's median round-trip seconds; both ends measure their own."""
+    times = []
+    for _ in range(_LATENCY_SAMPLES):
+        begin = time.perf_counter()
+        if starts:
+            channel.send(channel.small_message)
+            channel.receive(channel.small_message)
+        else:
+            channel.receive(channel.small_message)
+            channel.send(channel.small_message)
+        times.append(time.perf_counter() - begin)
+    # Either end sees a full period between its own calls; the first one includes the wait for the peer.
+    return statistics.median(times[1:]) / 2
+
+
+def _measure_bandwidth(task: LinkTask, channel: _PairChannel, latency: float) -> float:
+    """Return bytes per second to the peer: β = (n2 - n1) / (t2 - t1) over the two largest message sizes.
+
+    A token bucket lets the first bytes pass unshaped, so an untimed large message drains it before each timed one; its
+    refill during a reply is the same for both sizes and cancels out.
+    """
+    small, large = task.message_bytes[-2:]
+    channel.send_and_confirm(large)  # warm-up of both ends
+    estimate = channel.send_and_confirm(large)
+    repeats = _repeats(task.repeats, 4 * estimate)
+    channel.send(torch.tensor([repeats], dtype=torch.int64, device=channel.device))
+    small_times, large_times = [], []
+    for _ in range(repeats):
+        channel.send_and_confirm(large)
+        small_times.append(channel.send_and_confirm(small))
+        channel.send_and_confirm(large)
+        large_times.append(channel.send_and_confirm(large))
+    large_seconds = statistics.median(large_times)
+    difference = large_seconds - statistics.median(small_times)
+    if difference <= 0:  # below the clock's scatter: too fast for the size to show
+        return large / max(large_seconds - 2 * latency, large_seconds / 2)
+    return (large - small) / difference
+
+
+def _receive_bandwidth_messages(task: LinkTask, channel: _PairChannel) -> None:
+    """Receive the messages of `_measure_bandwidth`."""
+    small, large = task.message_bytes[-2:]
+    channel.receive_and_confirm(large)
+    channel.receive_and_confirm(large)
+    repeats = torch.zeros(1, dtype=torch.int64, device=channel.device)
+    channel.receive(repeats)
+    for _ in range(int(repeats.item())):
+        channel.receive_and_confirm(large)
+        channel.receive_and_confirm(small)
+        channel.receive_and_confirm(large)
+        channel.receive_and_confirm(large)
+
+
+def _repeats(ordered: int, cycle_seconds: float) -> int:
+    """Return the task's repeats, fewer on slow links and more on fast ones, so that a direction lasts 0.2 to 4 s."""
+    fewest = max(1, min(ordered, round(_MAX_DIRECTION_SECONDS / cycle_seconds)))
+    stable_repeats = round(_MIN_DIRECTION_SECONDS / cycle_seconds)
+    return max(fewest, min(stable_repeats, 10 * ordered))

@@ -1,0 +1,93 @@
+"""Peak of live bytes on a device without a memory counter, by the lifetimes of storages."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tracker of live and peak bytes: of given tensors, and of those that operations allocate while it is active.
+
+    Works across micro-batches and in the backward, since on the CPU autograd runs on the caller's thread. It slows
+    operations down several times, so use it in an untimed iteration.
+    """
+
+    def __init__(self, existing: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._storage_bytes: dict[int, int] = {}
+        self._original_resize = torch.UntypedStorage.resize_
+        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        for tensor in existing:
+            self._track(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if isinstance(value, Tensor):
+                self._track(value)
+        return result
+
+    def _track(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001 (identifies the storage; the address of an empty one is 0)
+        if key in self._storage_bytes:
+            return
+        size = self._storage_bytes[key] = storage.nbytes()
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._finalizers.append(weakref.finalize(storage, self._release, key))
+
+    def _release(self, key: int) -> None:
+        self.live_bytes -= self._storage_bytes.pop(key, 0)
+
+    def _record_resize(self, storage: torch.UntypedStorage) -> None:
+        """Record that sharded weights were gathered into, or freed from, a storage that persists."""
+        key = storage._cdata  # noqa: SLF001
+        if key in self._storage_bytes:
+            self.live_bytes += storage.nbytes() - self._storage_bytes[key]
+            self._storage_bytes[key] = storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        for finalizer in self._finalizers:
+            finalizer.detach()
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        original = self._original_resize
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._record_resize(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
+        return self
+
+
+def measure_peak_bytes(work: Callable[[], object], existing: Iterable[Tensor], device: torch.device) -> int:
+    """Return the peak of live bytes during some work, by the device's memory counter or by tracking storages."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return torch.cuda.max_memory_allocated(device)
+    with AllocationTracker(existing) as tracker:
+        work()
+    return tracker.peak_bytes

@@ -1,0 +1,87 @@
+"""Pages of the documentation: links, navigation, fenced blocks, paths that they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from markdown_pages import DOCS, Page, pages
+from source_files import ROOT
+
+from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.flow.reasons import ENVIRONMENTAL, Reason
+
+LANGUAGES = {"bash", "python", "text", "yaml"}
+MAX_README_LINES = 120
+FOLDERS = ("benchmarks", "charts", "deploy", "docs", "operator", "planner", "profiler-image", "tests")
+PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`")
+
+every_page = pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+
+
+@every_page
+def test_every_relative_link_leads_to_a_file_and_an_anchor(page: Page) -> None:
+    for target in page.links():
+        name, _, anchor = target.partition("#")
+        path = (page.path.parent / name).resolve() if name else page.path
+        assert path.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in Page(path).anchors(), f"{page.name}: {target}"
+
+
+@every_page
+def test_every_path_in_code_exists(page: Page) -> None:
+    if page.path.parent.name == "reference" or page.name == "CHANGELOG.md":
+        return
+    missing = [found for found in PATH.findall(page.text) if "NAME" not in found and not (ROOT / found).exists()]
+    assert not missing
+
+
+@every_page
+def test_every_command_is_run_or_names_the_tests_that_cover_it(page: Page) -> None:
+    for fence in page.fences:
+        assert fence.language in LANGUAGES, f"{page.name}: fenced block of language {fence.language!r}"
+        if fence.language == "bash" and fence.mark != "run":
+            start, _, tests = fence.mark.partition(" ")
+            assert start == "cluster:", f"{page.name}: mark the block with `run` or `cluster: TESTS`:\n{fence.text}"
+            assert tests, page.name
+            assert all((ROOT / test).is_file() for test in tests.split()), f"{page.name}: {fence.mark}"
+
+
+def test_navigation_lists_every_page_once() -> None:
+    found = list(_leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert sorted(found) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+def _leaves(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    else:
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from _leaves(inner)
+
+
+def test_readme_is_short() -> None:
+    assert len(Page(ROOT / "README.md").text.splitlines()) <= MAX_README_LINES
+
+
+@every_page
+def test_every_training_plan_shown_is_valid(page: Page) -> None:
+    for fence in page.fences:
+        if fence.language == "yaml":
+            shown = yaml.safe_load(fence.text)
+            if shown["kind"] == "TrainingPlan":
+                TrainingPlanSpec.model_validate(shown["spec"]).model.family()
+
+
+def test_every_reason_has_a_row_with_its_remedy() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \S.* \| \S.* \|$", Page(DOCS / "status-and-reasons.md").text, re.MULTILINE)
+    assert sorted(rows) == sorted(Reason)
+
+
+def test_reasons_that_a_change_of_the_spec_heals_are_listed() -> None:
+    text = Page(DOCS / "status-and-reasons.md").text
+    listed = text.partition("Failures for want of capacity")[2].partition(")")[0]
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(ENVIRONMENTAL)

@@ -1,0 +1,26 @@
+"""Pages of docs/reference are what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reference_pages import PAGES
+
+from trainwright_operator.metrics import METRIC_DEFINITIONS
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_committed_page_is_the_generated_one(name: str) -> None:
+    assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name](), "run `make generate`"
+
+
+def test_no_other_page_lies_among_the_generated_ones() -> None:
+    assert {path.name for path in REFERENCE.iterdir()} == set(PAGES)
+
+
+def test_the_page_of_metrics_lists_every_metric() -> None:
+    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in page for name in METRIC_DEFINITIONS)

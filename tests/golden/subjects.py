@@ -1,0 +1,94 @@
+"""Everything that the golden tests import from the packages, so that a move or a rename touches one file."""
+
+from __future__ import annotations
+
+from trainwright import documents
+from trainwright.accelerators import estimate_profiles
+from trainwright.cli.schema import DOCUMENTS as PUBLISHED_DOCUMENTS
+from trainwright.cluster import Cluster
+from trainwright.cost import amp_model, galvatron_model
+from trainwright.cost.context import CostContext as CostSubject
+from trainwright.cost.estimate import estimate_with_context as estimate
+from trainwright.plan import Plan
+from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
+from trainwright.search import SEARCHES, NoFeasiblePlan
+from trainwright.search import run as run_search
+from trainwright.training import Training
+from trainwright.worker_api import (
+    Cause,
+    Failure,
+    LinkReport,
+    LinkTask,
+    ProfilingReport,
+    ProfilingTask,
+    Progress,
+    SeriesPart,
+    TrialReport,
+    TrialSeriesReport,
+    TrialSeriesTask,
+    TrialTask,
+)
+from trainwright_operator.flow import actions
+from trainwright_operator.flow.decide import decide
+from trainwright_operator.flow.gangs.outcome import GangOutcome
+from trainwright_operator.flow.phases.discovery import DiscoveredDevices
+from trainwright_operator.flow.trials.planned_trials import PlannedTrials
+
+amp_seconds = amp_model.estimate_seconds
+galvatron_seconds = galvatron_model.estimate_seconds
+
+ACTION_NAMES = {
+    actions.CreateConfigMap: "create ConfigMap",
+    actions.AnnotateConfigMap: "annotate ConfigMap",
+    actions.DeleteConfigMap: "delete ConfigMap",
+    actions.CreateJob: "create PyTorchJob",
+    actions.DeleteJob: "delete PyTorchJob",
+    actions.PinPod: "pin pod",
+    actions.DryRunJob: "dry-run PyTorchJob",
+    actions.StartPlanner: "start search",
+    actions.SetStatus: "set status",
+    actions.EmitEvent: "emit Event",
+    actions.DeletePlan: "delete TrainingPlan",
+}
+"""Names of actions in the traces, whatever their classes are called."""
+
+WIRE_DOCUMENTS = (
+    LinkTask,
+    ProfilingTask,
+    TrialTask,
+    TrialSeriesTask,
+    LinkReport,
+    ProfilingReport,
+    TrialReport,
+    TrialSeriesReport,
+    SeriesPart,
+    Progress,
+    Failure,
+    Cause,
+    DiscoveredDevices,
+    GangOutcome,
+    PlannedTrials,
+)
+"""Documents that operator and worker exchange, and those that the operator stores for itself."""
+
+__all__ = [
+    "ACTION_NAMES",
+    "PUBLISHED_DOCUMENTS",
+    "SEARCHES",
+    "WIRE_DOCUMENTS",
+    "Cluster",
+    "CostSubject",
+    "NoFeasiblePlan",
+    "Plan",
+    "Profiles",
+    "Runtime",
+    "Training",
+    "amp_seconds",
+    "decide",
+    "documents",
+    "estimate",
+    "estimate_profiles",
+    "galvatron_seconds",
+    "run_search",
+]

@@ -1,0 +1,18 @@
+"""Searches choose the recorded plans, with the recorded seconds."""
+
+from __future__ import annotations
+
+import golden_searches as golden
+import pytest
+
+STORED = {(row["case"], row["search"]): row for row in golden.stored()}
+
+
+@pytest.mark.parametrize(("case", "search"), list(STORED))
+def test_search_chooses_the_recorded_plan(case: int, search: str) -> None:
+    before, after = STORED[case, search], golden.answer(case, search)
+    assert (after["plan"], after["seconds"]) == (before["plan"], before["seconds"])
+
+
+def test_every_search_is_recorded() -> None:
+    assert list(STORED) == list(golden.questions())

@@ -1,0 +1,162 @@
+"""Rules of layout and prose: each finds its offenders, as `path` or `path:qualified-name`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from markdown_pages import pages
+from source_files import PACKAGES, PROSE_FOLDERS, ROOT, SourceFile, files
+
+MAX_LINES, MIN_LINES = 350, 50
+MAX_SHORT_RATIO = 0.1
+MAX_FILES_PER_FOLDER = 20
+UNNAMED = ("__init__.py", "__main__.py")
+
+OPENINGS = re.compile(
+    r"(Of|As|With|So|Those|By|Whose|What|Whether|Where|Which|Who|Why|How|When|That|Behind|Until|From|For|The same)\b"
+)
+"""Words that no docstring opens with; ruff's D401 finds functions that open with no verb."""
+PHRASES = re.compile(r"\b(behind|so\s+many|so\s+much|(is|are)\s+told|the\s+like)\b", re.IGNORECASE)
+COMMENT = re.compile(r"(?:^|\s)#\s(.*)$")
+GENERATED = "reference"
+"""Folder of pages whose sentences are those of docstrings, which are checked where they stand."""
+IMMUTABLE_BASES = {"NamedTuple", "Protocol", "Enum", "StrEnum", "IntEnum", "Flag", "IntFlag"}
+
+
+def duplicate_modules() -> Iterator[str]:
+    """Yield modules that share their name with another one of their import package."""
+    for package in PACKAGES:
+        by_name = defaultdict(list)
+        for file in files(package):
+            if file.path.name not in UNNAMED and not _may_share_its_name(file):
+                by_name[file.path.name].append(file.name)
+        for same in by_name.values():
+            yield from same if len(same) > 1 else ()
+
+
+def _may_share_its_name(file: SourceFile) -> bool:
+    folders = file.path.parts
+    return "cli" in folders[:-1] or (file.path.name == "search.py" and "search" in folders[:-1])
+
+
+def duplicate_classes() -> Iterator[str]:
+    """Yield classes that share their name with another one of their import package; layers may."""
+    for package in PACKAGES:
+        by_name = defaultdict(list)
+        for file in files(package):
+            for name in () if "layers" in file.path.parts else file.classes:
+                by_name[name].append(f"{file.name}:{name}")
+        for same in by_name.values():
+            yield from same if len(same) > 1 else ()
+
+
+def long_files() -> Iterator[str]:
+    """Yield files of more than 350 non-blank lines."""
+    return (file.name for file in files(*PACKAGES) if file.lines > MAX_LINES)
+
+
+def short_files() -> Iterator[str]:
+    """Yield files of less than 50 non-blank lines, while more than a tenth of all files are so short."""
+    named = [file for file in files(*PACKAGES) if file.path.name not in UNNAMED]
+    short = [file.name for file in named if file.lines < MIN_LINES]
+    yield from short if len(short) > MAX_SHORT_RATIO * len(named) else ()
+
+
+def full_folders() -> Iterator[str]:
+    """Yield folders with more than 20 Python files."""
+    count = Counter(file.path.parent for file in files(*PACKAGES))
+    return (folder.relative_to(ROOT).as_posix() for folder, number in count.items() if number > MAX_FILES_PER_FOLDER)
+
+
+def mutable_classes() -> Iterator[str]:
+    """Yield classes in the operator's `flow/` that are no frozen dataclass, named tuple, enum, protocol or exception."""
+    found = [
+        (file, node)
+        for file in files(PACKAGES[1])
+        if "flow" in file.path.parts
+        for node in file.parse().body
+        if isinstance(node, ast.ClassDef)
+    ]
+    bases = {node.name: {_last_name(base) for base in node.bases} for _, node in found}
+    for file, node in found:
+        if not _is_frozen(node) and not _is_immutable(node.name, bases):
+            yield f"{file.name}:{node.name}"
+
+
+def _is_frozen(node: ast.ClassDef) -> bool:
+    return any(
+        isinstance(decorator, ast.Call)
+        and _last_name(decorator.func) == "dataclass"
+        and any(
+            word.arg == "frozen" and isinstance(word.value, ast.Constant) and word.value.value is True
+            for word in decorator.keywords
+        )
+        for decorator in node.decorator_list
+    )
+
+
+def _is_immutable(name: str, bases: dict[str, set[str]]) -> bool:
+    return any(
+        base in IMMUTABLE_BASES or base.endswith(("Error", "Exception")) or _is_immutable(base, bases)
+        for base in bases.get(name, ())
+    )
+
+
+def _last_name(node: ast.expr) -> str:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def docstring_openings() -> Iterator[str]:
+    """Yield modules, classes and functions whose docstring opens with one of the words."""
+    for file in files(*PROSE_FOLDERS):
+        yield from (file.place(one) for one in file.definitions if OPENINGS.match(one.docstring))
+
+
+def forbidden_phrases() -> Iterator[str]:
+    """Yield where docstrings, comments, messages and Markdown have one of the phrases."""
+    for file in files(*PROSE_FOLDERS):
+        if file.path != Path(__file__) and PHRASES.search(file.text):
+            lines = {*_lines_of_strings(file), *_lines_of_comments(file)}
+            yield from sorted({file.place_of(line) for line in lines})
+    for page in pages():
+        if page.path.parent.name != GENERATED and PHRASES.search(page.text):
+            yield page.name
+
+
+def _lines_of_strings(file: SourceFile) -> Iterator[int]:
+    for node in ast.walk(file.parse()):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and " " in node.value
+            and PHRASES.search(node.value)
+        ):
+            yield node.lineno
+
+
+def _lines_of_comments(file: SourceFile) -> Iterator[int]:
+    for number, line in enumerate(file.text.splitlines(), 1):
+        comment = COMMENT.search(line)
+        if comment and PHRASES.search(comment[1]):
+            yield number
+
+
+RULES: dict[str, Callable[[], Iterator[str]]] = {
+    rule.__name__: rule
+    for rule in (
+        duplicate_modules,
+        duplicate_classes,
+        long_files,
+        short_files,
+        full_folders,
+        mutable_classes,
+        docstring_openings,
+        forbidden_phrases,
+    )
+}

@@ -1,0 +1,15 @@
+"""Names are unique, files and folders have a readable size, and decisions are made from values."""
+
+from __future__ import annotations
+
+import pytest
+from allowlists import complaints
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["duplicate_modules", "duplicate_classes", "long_files", "short_files", "full_folders", "mutable_classes"],
+)
+def test_layout_keeps_the_rule(rule: str) -> None:
+    found = complaints(rule)
+    assert not found, "\n".join(found)

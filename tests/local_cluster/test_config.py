@@ -1,0 +1,75 @@
+"""`cluster.yaml` is read, and each mistake in it is reported in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from local_cluster.config import ClusterConfig, burst_bytes, rate_bytes_per_second, read_config
+from local_cluster.network import token_bucket
+from local_cluster.paths import project_root
+
+Read = Callable[[str], ClusterConfig]
+
+
+def test_the_committed_description_is_three_fast_nodes_and_a_slow_one() -> None:
+    shape = read_config(project_root() / "deploy" / "local-cluster" / "cluster.yaml")
+    assert [node.accelerator for node in shape.nodes] == ["emulated-v100"] * 3 + ["emulated-t4"]
+    assert {node.devices for node in shape.nodes} == {2}
+    assert len({node.link for node in shape.nodes}) == 2
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("40mbit", "40mb", "'40mb' is not a rate"),
+        ("40mbit", "9kbit", "too slow"),
+        ("accelerator: emulated-fast, devices: 4", "accelerator: emulated-slow, devices: 4", "not under accelerators"),
+        ("name: right", "name: left", "'left' is used twice"),
+        ("name: right", "name: node-0", "the system node's name"),
+        ("emulated-fast", "fast", "call it emulated-fast"),
+        ("devices: 4", "devices: 0", "nodes.1.devices"),
+        ("devices: 4", "devices: 4, colour: red", "nodes.1.colour"),
+        ("name: rehearsal", "name: a-very-long-name", "at most 12 characters"),
+        ("name: rehearsal", "name: rehearsal\nnetwork: {pods: 10.231.0.0/16}", "overlaps"),
+        ("name: rehearsal", "name: rehearsal\nnetwork: {nodes: 10.1.0.0/30}", "too small"),
+        ("nodes:", "nodes: [", "is not YAML"),
+    ],
+)
+def test_a_mistake_is_named(read: Read, description: str, right: str, wrong: str, told: str) -> None:
+    with pytest.raises(ValueError, match=r"cluster\.yaml") as refusal:
+        read(description.replace(right, wrong))
+    assert told in str(refusal.value)
+
+
+def test_a_missing_description_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.yaml does not exist"):
+        read_config(tmp_path / "nowhere.yaml")
+
+
+def test_addresses_are_distinct_and_inside_their_ranges(shape: ClusterConfig) -> None:
+    addresses = {shape.node_address(name) for name in shape.node_names} | {shape.host_address}
+    assert len(addresses) == len(shape.node_names) + 1
+    assert all(address in shape.network.nodes for address in addresses)
+    ranges = [shape.pod_range(name) for name in shape.node_names]
+    assert all(inside.subnet_of(shape.network.pods) for inside in ranges)
+    assert not any(one.overlaps(other) for one in ranges for other in ranges if one is not other)
+
+
+@pytest.mark.parametrize(
+    ("link", "bytes_per_second"), [("40mbit", 5e6), ("1.5gbit", 187.5e6), ("800kbit", 1e5), ("8bit", 1)]
+)
+def test_rates_are_decimal_bits(link: str, bytes_per_second: float) -> None:
+    assert rate_bytes_per_second(link) == bytes_per_second
+
+
+@pytest.mark.parametrize("link", ["40mbit", "200mbit"])
+def test_the_bucket_is_small_enough_to_shape_a_message_of_16_to_32_kib(link: str) -> None:
+    assert 2 * 1514 < burst_bytes(link) <= {"40mbit": 16, "200mbit": 32}[link] * 1024 / 4
+    assert token_bucket(link)[token_bucket(link).index("burst") + 1] == str(burst_bytes(link))
+
+
+def test_a_fast_link_gets_a_bucket_for_the_timers_lateness() -> None:
+    assert burst_bytes("10gbit") == 312500

@@ -1,0 +1,52 @@
+"""Profiles measured at one number of rows, drawn out by the data sheet's curve."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainwright.accelerators import estimate_profiles, extrapolated
+from trainwright.families import Gpt
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.profiles import LayerProfile, Profiles
+
+MODEL = Model.of(Gpt(4, 1024, 16, 1024, 50304), Dtype.FLOAT16)
+ROWS = (1, 2, 4, 8)
+
+
+def measured(accelerator: str, rows: tuple[int, ...] = (1,)) -> Profiles:
+    return Profiles(
+        tuple(
+            LayerProfile(accelerator, kind.name, 1, count, 0.004 * count, 0.008 * count, 0.001, 1000 * count, 10)
+            for kind in MODEL.kinds
+            for count in rows
+        )
+    )
+
+
+def test_what_was_measured_stays_and_the_rest_follows_the_sheet() -> None:
+    grown = extrapolated(measured("Tesla-T4"), MODEL, ROWS)
+    sheet = estimate_profiles(MODEL, ["Tesla-T4"], tensor_degrees=[1], rows=ROWS)
+    for kind in MODEL.kinds:
+        costs = [grown.cost("Tesla-T4", kind.name, 1, rows) for rows in ROWS]
+        assert (costs[0].forward_seconds, costs[0].backward_seconds) == (0.004, 0.008)
+        assert [cost.activation_bytes for cost in costs] == [1000, 2000, 4000, 8000]
+        forwards = [cost.forward_seconds for cost in costs]
+        assert forwards == sorted(forwards)
+        assert forwards[-1] <= 8 * 0.004 * (1 + 1e-9)
+    block = [sheet.cost("Tesla-T4", "block", 1, rows).forward_seconds for rows in ROWS]
+    forwards = [grown.cost("Tesla-T4", "block", 1, rows).forward_seconds for rows in ROWS]
+    assert forwards[-1] / forwards[-2] == pytest.approx(block[-1] / block[-2], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "profiles",
+    [
+        measured("Tesla-T4", (1, 2)),
+        measured("emulated-T4"),
+        estimate_profiles(MODEL, ["T4"], tensor_degrees=[1], rows=[1]),
+    ],
+    ids=["measured at two", "no data sheet", "estimated"],
+)
+def test_what_needs_no_drawing_out_or_allows_none_stays_as_it_is(profiles: Profiles) -> None:
+    assert extrapolated(profiles, MODEL, ROWS) is profiles

@@ -1,0 +1,169 @@
+"""Operator graphs of every family: nothing of a layer is lost, everybody reads what is there, trivial operators follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.layer import Attention
+from trainwright.model import Model
+from trainwright.search.alpa.intra.operator_catalogue import IndexedTensor, Loop, Operation
+from trainwright.search.alpa.intra.operator_graph import (
+    BOUNDARY,
+    ENCODER_OUTPUT,
+    LayerWiring,
+    OperatorGraph,
+    build_graph,
+)
+from trainwright.search.alpa.intra.parallel_algorithms import AlgorithmSpace, GraphAlgorithms
+
+FAMILIES = {
+    "gpt": Gpt(2, 64, 4, 32, 128),
+    "gpt with dropout": Gpt(2, 64, 4, 32, 128, dropout=True),
+    "llama": Llama(2, 64, 4, 32, 128, key_value_heads=2),
+    "bert": Bert(2, 64, 4, 32, 128, dropout=True),
+    "vit": Vit(2, 64, 4, 32, 8),
+    "t5": T5(2, 64, 4, 32, 128, decoder_sequence_length=16),
+    "t5 with dropout": T5(2, 64, 4, 32, 128, dropout=True),
+    "moe": Moe(4, 64, 4, 32, 128, expert_every=2),
+    "moe with relu": Moe(2, 64, 4, 32, 128, gated=False),
+    "wide_resnet": WideResnet(base_channels=32),
+    "swin": Swin((1, 1, 1, 1), 32),
+    "trans_gan": TransGan((1, 1, 1), bottom_width=8),
+}
+ALL = [
+    pytest.param(family, attention, id=f"{name}, {attention}")
+    for name, family in FAMILIES.items()
+    for attention in Attention
+]
+
+
+def graphs(family, attention):
+    model = Model.of(family, attention=attention)
+    for kind in model.kinds:
+        layer = build_graph(kind, family, model.max_tensor_degree, is_first=kind.name == model.layers[0])
+        yield kind, OperatorGraph.of(layer)
+
+
+def graph_of(family, name, attention=Attention.FUSED) -> OperatorGraph:
+    return next(graph for kind, graph in graphs(family, attention) if kind.name == name)
+
+
+@pytest.mark.parametrize(("family", "attention"), ALL)
+def test_a_graph_holds_and_computes_what_its_layer_does(family, attention):
+    for kind, graph in graphs(family, attention):
+        held = sum(one.weight.elements for one in graph.operations if one.weight is not None)
+        assert held == kind.parameters
+        assert sum(one.flops_per_row for one in graph.operations) == pytest.approx(kind.forward_flops_per_row)
+        followers = [index for node in graph.nodes for index in node.operations]
+        assert sorted(followers) == list(range(len(kind.operators)))
+
+
+@pytest.mark.parametrize(("family", "attention"), ALL)
+def test_operators_read_no_more_than_what_others_wrote(family, attention):
+    for kind, graph in graphs(family, attention):
+        for index, (operation, sources) in enumerate(zip(graph.operations, graph.wired.operand_sources, strict=True)):
+            assert len(sources) == len(operation.operands)
+            for source in sources:
+                assert -graph.wired.inputs <= source < index, f"{kind.name}: {operation.name}"
+            read = sum(operand.elements for operand in operation.operands)
+            distinct = [graph.operations[source].output.elements for source in set(sources) if source >= 0]
+            if len(distinct) == len(set(sources)) == 1 and distinct[0] and not operation.is_trivial:
+                assert read <= 2 * distinct[0] * (1 + 1e-9), f"{kind.name}: {operation.name}"
+
+
+@pytest.mark.parametrize(("family", "attention"), ALL)
+def test_trivial_operators_never_choose_and_heavy_ones_always_do(family, attention):
+    for _, graph in graphs(family, attention):
+        leaders = {node.leader for node in graph.nodes}
+        for index, operation in enumerate(graph.operations):
+            if operation.is_heavy:
+                assert index in leaders
+            elif operation.is_trivial and operation.operands:
+                assert index not in leaders
+
+
+@pytest.mark.parametrize(("family", "attention"), ALL)
+def test_followers_keep_the_layout_that_they_follow(family, attention):
+    for _, graph in graphs(family, attention):
+        algorithms = GraphAlgorithms.of(graph, AlgorithmSpace((2, 2), 8), 8)
+        for node in graph.nodes:
+            for follower in node.followers:
+                own = algorithms.operators[follower.operation].operand_layouts[follower.operand]
+                assert own.tolist() == algorithms.output_layouts(follower.source).tolist()
+
+
+def test_a_transformer_block_is_four_products_and_an_attention():
+    graph = graph_of(FAMILIES["gpt"], "block")
+    names = [[graph.operations[index].name for index in node.operations] for node in graph.nodes]
+    assert names == [
+        ["attention_normalisation"],
+        ["query_key_value"],
+        ["attention"],
+        ["attention_output", "attention_residual", "feed_forward_normalisation"],
+        ["feed_forward_in", "activation"],
+        ["feed_forward_out", "feed_forward_residual"],
+    ]
+
+
+def test_attention_that_stores_its_scores_is_two_batched_products():
+    graph = graph_of(FAMILIES["llama"], "block", Attention.STORED)
+    place = {one.name: index for index, one in enumerate(graph.operations)}
+    assert graph.wired.operand_sources[place["scores"]] == (place["repeat"], place["repeat"])
+    assert graph.wired.operand_sources[place["context"]] == (place["softmax"], place["repeat"])
+    scores = graph.operations[place["scores"]]
+    assert [operand.elements for operand in scores.operands] == [32 * 64, 32 * 64]
+    assert [operand.elements for operand in graph.operations[place["context"]].operands] == [4 * 32 * 32, 32 * 64]
+
+
+def test_a_decoder_reads_the_encoder_and_hands_it_on():
+    graph = graph_of(FAMILIES["t5"], "decoder")
+    place = {one.name: index for index, one in enumerate(graph.operations)}
+    assert graph.wired.operand_sources[place["cross_key_value"]] == (ENCODER_OUTPUT,)
+    attentions = [index for index, one in enumerate(graph.operations) if one.name == "attention"]
+    assert graph.wired.operand_sources[attentions[1]] == (place["cross_query"], place["cross_key_value"])
+    assert [operand.elements for operand in graph.operations[attentions[1]].operands] == [16 * 64, 2 * 32 * 64]
+    assert graph.wired.outputs == (place["feed_forward_residual"], ENCODER_OUTPUT)
+
+
+def test_a_mixture_dispatches_and_combines():
+    graph = graph_of(FAMILIES["moe"], "expert_block")
+    place = {one.name: index for index, one in enumerate(graph.operations)}
+    assert graph.wired.operand_sources[place["dispatch"]] == (place["feed_forward_normalisation"], place["choice"])
+    assert graph.wired.operand_sources[place["combination"]] == (place["experts_down"], place["choice"])
+    assert dict(graph.operations[place["experts_down"]].loops)[Loop.EXPERT] == 8
+    assert [graph.operations[place[name]].output.elements for name in ("dispatch", "combination")] == [4096, 2048]
+
+
+def test_a_residual_block_of_convolutions_adds_what_went_around():
+    first = graph_of(FAMILIES["wide_resnet"], "first_1")
+    place = {one.name: index for index, one in enumerate(first.operations)}
+    assert first.wired.operand_sources[place["projection"]] == (BOUNDARY,)
+    assert first.wired.operand_sources[place["activation"]] == (
+        place["expand_normalisation"],
+        place["projection_normalisation"],
+    )
+    further = graph_of(FAMILIES["wide_resnet"], "block_1")
+    place = {one.name: index for index, one in enumerate(further.operations)}
+    assert further.wired.operand_sources[place["activation"]] == (place["expand_normalisation"], BOUNDARY)
+    sizes = {loop: dict(further.operations[place["convolve"]].loops)[loop] for loop in (Loop.IN, Loop.OUT)}
+    assert sizes == {Loop.IN: 128, Loop.OUT: 128}
+
+
+def test_trivial_operators_follow_their_deepest_operand():
+    tensor = IndexedTensor((), 1)
+
+    def one(name, operands, *, trivial=False):
+        return Operation(name, (), tensor, (tensor,) * operands, is_trivial=trivial)
+
+    operations = (
+        one("short", 1),
+        one("long", 1),
+        one("longer", 1),
+        one("sum", 2, trivial=True),
+        one("same", 2, trivial=True),
+    )
+    graph = OperatorGraph.of(LayerWiring(operations, ((-1,), (-1,), (1,), (0, 2), (3, 3)), 1, (4,)))
+    assert graph.node_of[3] == graph.node_of[2]
+    assert graph.node_of[4] == graph.node_of[3]
+    assert [(read.source, read.operation) for read in graph.operand_edges] == [(-1, 0), (-1, 1), (1, 2), (0, 3), (3, 4)]

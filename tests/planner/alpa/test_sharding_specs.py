@@ -1,0 +1,102 @@
+"""Sharding specs and conversions between them, against the tables of Alpa's paper and every order of conversion."""
+
+from __future__ import annotations
+
+import alpa_intra_oracle as oracle
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.search.alpa.intra import LogicalMesh
+from trainwright.search.alpa.intra.sharding_specs import (
+    LAYOUTS,
+    Axis,
+    Resharding,
+    all_gather,
+    all_reduce,
+    device_shares,
+    format_spec,
+    layout_number,
+    reduce_scatter,
+)
+
+MATRIX = (Axis.INNER, Axis.WIDTH)
+R, ROW, COLUMN = Axis.NOTHING, Axis.INNER, Axis.WIDTH
+MESH = LogicalMesh(("any",), (2, 4), (1e-5, 2e-6), (1e-9, 1e-10))
+
+
+@pytest.mark.parametrize(
+    ("held", "name", "slices"),
+    [
+        (layout_number(R, R), "R R", [((0, 8), (0, 8))] * 4),
+        (layout_number(ROW, COLUMN), "S0 S1", [((0, 4), (0, 4)), ((0, 4), (4, 8)), ((4, 8), (0, 4)), ((4, 8), (4, 8))]),
+        (layout_number(COLUMN, ROW), "S1 S0", [((0, 4), (0, 4)), ((4, 8), (0, 4)), ((0, 4), (4, 8)), ((4, 8), (4, 8))]),
+        (layout_number(ROW, R), "S0 R", [((0, 4), (0, 8))] * 2 + [((4, 8), (0, 8))] * 2),
+        (layout_number(R, COLUMN), "R S1", [((0, 8), (0, 4)), ((0, 8), (4, 8))] * 2),
+        (layout_number(ROW, ROW), "S01 R", [((0, 2), (0, 8)), ((2, 4), (0, 8)), ((4, 6), (0, 8)), ((6, 8), (0, 8))]),
+    ],
+)
+def test_specs_are_those_of_table_1(held, name, slices):
+    assert format_spec(held, MATRIX) == name
+    for device, (rows, columns) in zip(oracle.devices((2, 2)), slices, strict=True):
+        found = [oracle.part(8, axis, held, device, (2, 2)) for axis in MATRIX]
+        assert found == [slice(*rows), slice(*columns)]
+        assert device_shares((2, 2))[held] == pytest.approx((rows[1] - rows[0]) * (columns[1] - columns[0]) / 64)
+
+
+SIZE = 1e6
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "seconds"),
+    [
+        (layout_number(R, R), layout_number(ROW, COLUMN), 0.0),
+        (layout_number(ROW, R), layout_number(R, R), all_gather(MESH, 0).of(SIZE)),
+        (layout_number(ROW, COLUMN), layout_number(ROW, R), all_gather(MESH, 1).of(SIZE / 2)),
+        (layout_number(ROW, R), layout_number(COLUMN, R), all_gather(MESH, 0).of(SIZE / 2)),  # all-to-all(M / n0, 0)
+        (
+            layout_number(ROW, COLUMN),
+            layout_number(ROW, ROW),
+            all_gather(MESH, 1).of(SIZE / 8),
+        ),  # all-to-all(M / (n0 n1), 1)
+    ],
+)
+def test_conversions_cost_what_table_2_says(source, target, seconds):
+    found = Resharding(MESH)
+    assert found.fixed_seconds[source, target] + SIZE * found.seconds_per_byte[source, target] == pytest.approx(seconds)
+
+
+MESHES = st.builds(
+    LogicalMesh,
+    st.just(("any",)),
+    st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 3, 8])),
+    st.tuples(st.floats(0, 1e-3), st.floats(0, 1e-3)),
+    st.tuples(st.floats(0, 1e-8), st.floats(0, 1e-8)),
+)
+
+
+@given(MESHES, st.integers(0, LAYOUTS - 1), st.integers(0, LAYOUTS - 1), st.floats(1, 1e9))
+def test_a_conversion_takes_the_better_order(mesh, source, target, size):
+    found = Resharding(mesh).seconds(np.array(source), np.array(target), size)
+    both = oracle.resharding_seconds(mesh, source, target, size) + oracle.resharding_seconds(mesh, target, source, size)
+    assert found == pytest.approx(both, rel=1e-9, abs=1e-15)
+
+
+@given(MESHES)
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(mesh):
+    for dimensions in ((), (0,), (1,), (0, 1)):
+        assert all_reduce(mesh, dimensions).of(1e6) == pytest.approx(2 * reduce_scatter(mesh, dimensions).of(1e6))
+    assert all_reduce(mesh, (0,)).of(1e6) == pytest.approx(2 * all_gather(mesh, 0).of(1e6))
+
+
+def test_sums_over_both_dimensions_cross_slow_links_with_the_parts_that_fast_links_leave():
+    assert all_reduce(MESH, (0, 1)).of(8e6) == pytest.approx(
+        all_reduce(MESH, (1,)).of(8e6) + all_reduce(MESH, (0,)).of(2e6)
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"shape": (0, 1)}, {"accelerators": ()}, {"latency_seconds": (-1.0, 0.0)}])
+def test_a_mesh_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match="mesh"):
+        LogicalMesh(**{"accelerators": ("any",), "shape": (1, 1), **wrong})

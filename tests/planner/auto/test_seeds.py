@@ -1,0 +1,110 @@
+"""Seeds from other searches: used as far as found, and not awaited after the budget ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from trainwright.cluster import Cluster
+from trainwright.search import Candidate, NoFeasiblePlan, Problem, SearchControl, run
+from trainwright.search.auto import search, seeds
+
+
+def endless(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+    """A search that finds nothing, and tells that it goes on."""
+    while True:
+        control.report_progress(0, 1)
+
+
+def hopeless(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+    raise NoFeasiblePlan("nothing fits")
+
+
+def amp(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+    return run("amp", problem, top=top, control=control)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Asks these searches alone."""
+    return lambda *searches: monkeypatch.setattr(
+        seeds, "WARM_START_SEARCHES", tuple((search, 64, 64) for search in searches)
+    )
+
+
+def over_after(calls: int) -> Callable[[], bool]:
+    left = iter(range(calls))
+    return lambda: next(left, None) is None
+
+
+def test_the_best_two_of_each_search(asked: Callable[..., None], make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem(layers=4, batch=8)
+    asked(hopeless, amp)
+    found = list(
+        seeds.warm_start_candidates(problem, SearchControl(), is_short_of_memory=False, is_out_of_time=lambda: False)
+    )
+    assert found == run("amp", problem, top=2)
+
+
+def test_a_search_that_goes_on_is_broken_off_when_it_is_over(
+    asked: Callable[..., None], make_problem: Callable[..., Problem]
+) -> None:
+    asked(amp, endless, amp)
+    problem = make_problem(layers=4, batch=8)
+    found = list(
+        seeds.warm_start_candidates(
+            problem, SearchControl(), is_short_of_memory=False, is_out_of_time=over_after(10_000)
+        )
+    )
+    assert found == run("amp", problem, top=2)
+
+
+def test_amp_gives_its_best_so_far_when_time_is_up(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem(layers=12, batch=32)
+    told: list[float] = []
+    whole = seeds.amp_candidates(problem, SearchControl(), lambda: False, told.append)
+    short = seeds.amp_candidates(problem, SearchControl.with_budget(0.0), lambda: True, told.append)
+    assert whole == run("amp", problem, top=2)
+    assert min(told) == whole[0].estimate.iteration_seconds < max(told)
+    assert whole[0].estimate.iteration_seconds <= short[0].estimate.iteration_seconds
+
+
+def test_amp_without_a_plan_is_broken_off_when_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, make_problem: Callable[..., Problem]
+) -> None:
+    monkeypatch.setattr(seeds, "amp", endless)
+    told: list[float] = []
+    problem = make_problem(layers=4, batch=8)
+    assert seeds.amp_candidates(problem, SearchControl.with_budget(0.0), lambda: True, told.append) == told == []
+
+
+def test_what_is_asked_last_is_gone_on_from_where_it_is_better(
+    monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[..., Cluster], make_problem: Callable[..., Problem]
+) -> None:
+    problem = make_problem(make_cluster((("fast", 2), ("slow", 2))), layers=4, batch=8)
+    (best,) = run("auto", problem, top=1)
+    strange = run("random", problem, top=None)[-1]
+
+    def offered(seconds: float) -> float:
+        """Return the answer's seconds if a late candidate claims to take `seconds`."""
+        told = replace(strange, estimate=replace(strange.estimate, iteration_seconds=seconds))
+        monkeypatch.setattr(search, "late_candidates", lambda *_: [told])
+        (found,) = run("auto", problem, top=1)
+        return found.estimate.iteration_seconds
+
+    seconds = best.estimate.iteration_seconds
+    assert offered(seconds / 2) == seconds / 2
+    assert offered(seconds * 2) == seconds
+
+
+def test_alpa_is_asked_last_where_it_was_not_asked_first(
+    monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[..., Cluster], make_problem: Callable[..., Problem]
+) -> None:
+    many = make_problem(make_cluster((("fast", 4), ("slow", 4), ("fast", 2))), layers=4, batch=8)
+    few = make_problem(make_cluster((("fast", 4), ("slow", 2))), layers=4, batch=8)
+    found = seeds.late_candidates(many, SearchControl(), lambda: False)
+    assert found == run("alpa", many, top=2)
+    assert seeds.late_candidates(few, SearchControl(), lambda: False) == []
+    assert seeds.late_candidates(many, SearchControl(), lambda: True) == []

@@ -1,0 +1,39 @@
+"""Stages taken apart and put together again, on the same devices and on others."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainwright.cluster import Device
+from trainwright.plan import RankOrder
+from trainwright.search.auto.layer_rebalancing import LayerStrategy, StageConfig, scale_rows
+
+DEVICES = tuple(Device(f"node-{node}", slot) for node in (1, 2, 3) for slot in (0, 1))
+
+
+@pytest.mark.parametrize("order", RankOrder)
+@pytest.mark.parametrize(("tensor", "rows"), [(1, (6, 5, 4, 3, 2, 4)), (2, (12, 7, 5)), (1, (5, 1, 5, 1, 5, 1))])
+def test_on_its_own_devices_it_is_what_it_was(order: RankOrder, tensor: int, rows: tuple[int, ...]) -> None:
+    setup = StageConfig(DEVICES, (LayerStrategy(rows, tensor, order=order),) * 2)
+    assert setup.with_devices(DEVICES, sum(rows)) == setup
+
+
+def test_replicas_keep_their_nodes_proportions() -> None:
+    setup = StageConfig(DEVICES, (LayerStrategy((3, 3, 2, 2, 1, 1)),))
+    assert setup.with_devices(DEVICES[2:], 12).layers[0].rows == (4, 4, 2, 2)
+    assert setup.with_devices(DEVICES[:4], 20).layers[0].rows == (6, 6, 4, 4)
+
+
+def test_of_other_nodes_there_is_the_mean() -> None:
+    setup = StageConfig(DEVICES[:4], (LayerStrategy((3, 3, 1, 1)),))
+    assert setup.with_devices((*DEVICES[:2], *DEVICES[4:]), 10).layers[0].rows == (3, 3, 2, 2)
+
+
+def test_a_degree_that_does_not_divide_becomes_one() -> None:
+    (layer,) = StageConfig(DEVICES[:4], (LayerStrategy((2, 2), tensor=2),)).with_devices(DEVICES[:3], 6).layers
+    assert (layer.tensor, layer.rows) == (1, (2, 2, 2))
+
+
+def test_fewer_rows_than_replicas_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 replicas cannot share 2 rows"):
+        scale_rows((1, 1, 1), 2)

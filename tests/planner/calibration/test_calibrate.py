@@ -1,0 +1,279 @@
+"""Calibration on synthetic truth: a runtime whose factors are known, measured with noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trainwright import documents
+from trainwright.calibration import DeviceMemory, Trial, Trials, fit
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.plan import Plan, Sharding
+from trainwright.profiles import Profiles
+from trainwright.runtime import ComputeRatio, Runtime
+
+TRUTH = Runtime(
+    compute_ratios=(ComputeRatio("emulated-fast", 1.35), ComputeRatio("emulated-slow", 1.6)),
+    link_ratio=0.5,
+    constant_seconds=0.3,
+    constant_bytes=2**22,
+    activation_ratio=1.4,
+)
+DEGREES = ((8, 1, 1), (4, 2, 1), (2, 4, 1), (1, 8, 1), (4, 1, 2), (2, 2, 2), (1, 4, 2), (2, 1, 4))
+BATCH = 32
+NOISE = 0.05
+
+
+@pytest.fixture(scope="module")
+def setting(make_problem, make_cluster):
+    """Slow links between fast nodes and a slow one, so that computing and sending both count."""
+    return make_problem(make_cluster(between=4e6), batch=BATCH).cost_context
+
+
+@pytest.fixture(scope="module")
+def plans(make_problem, make_cluster, make_plan):
+    problem = make_problem(make_cluster(between=4e6), batch=BATCH)
+    layers = len(problem.model.layers)
+    return [
+        make_plan(problem, _even(layers, stages), data=data, tensor=tensor, rows=rows)
+        for stages, data, tensor in DEGREES
+        for rows in (1, 2, 4)
+        if BATCH % (rows * data) == 0
+    ]
+
+
+def _even(layers, stages):
+    return [layers // stages + (stage < layers % stages) for stage in range(stages)]
+
+
+def _measured(plan, setting, truth=TRUTH, draw=None, noise=NOISE, **changes):
+    found = estimate_with_context(plan, replace(setting, runtime=truth))
+    factor, memory_factor = np.exp(draw.normal(0, (noise, noise / 3))) if draw is not None else (1.0, 1.0)
+    seconds = found.iteration_seconds * factor
+    trial = Trial(plan, seconds, round(found.peak_memory_bytes * memory_factor))
+    return replace(trial, **changes)
+
+
+def _error(trials, setting, runtime=None):
+    """Mean absolute error over measured iterations."""
+    runtime = runtime or setting.runtime
+    predicted = [
+        estimate_with_context(trial.plan, replace(setting, runtime=runtime)).iteration_seconds for trial in trials
+    ]
+    return np.mean([abs(p / trial.iteration_seconds - 1) for p, trial in zip(predicted, trials, strict=True)])
+
+
+def _memory_error(trials, setting, runtime):
+    predicted = [
+        estimate_with_context(trial.plan, replace(setting, runtime=runtime)).peak_memory_bytes for trial in trials
+    ]
+    return np.mean([abs(p / trial.peak_memory_bytes - 1) for p, trial in zip(predicted, trials, strict=True)])
+
+
+def _five(plans, setting, seed, truth=TRUTH):
+    """Five measured trials, and all other plans measured too."""
+    draw = np.random.default_rng(seed)
+    measured = [_measured(plans[number], setting, truth, draw) for number in draw.permutation(len(plans))]
+    return measured[:5], measured[5:]
+
+
+def _factor(found, name):
+    return next(factor for factor in found.factors if factor.name == name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_five_trials_halve_the_error_of_plans_that_were_held_back(plans, setting, seed):
+    trials, held_back = _five(plans, setting, seed)
+    found = fit(Trials(tuple(trials)), setting)
+
+    before, after = _error(held_back, setting), _error(held_back, setting, found.runtime)
+    assert before > 0.25
+    assert after < before / 2
+    assert after < 2.5 * NOISE
+    assert _memory_error(held_back, setting, found.runtime) < _memory_error(held_back, setting, Runtime()) / 2
+    assert found.time_helps
+    assert found.memory_helps
+    assert found.time_errors.after <= found.time_errors.left_out < found.time_errors.before
+
+
+def test_many_trials_recover_the_factors(plans, setting):
+    draw = np.random.default_rng(0)
+    found = fit(Trials(tuple(_measured(plan, setting, draw=draw) for plan in plans[::2])), setting)
+
+    assert found.runtime.compute_ratio("emulated-slow") == pytest.approx(1.6, rel=0.08)
+    assert found.runtime.compute_ratio("emulated-fast") == pytest.approx(1.35, rel=0.2)  # seldom the slowest
+    assert found.runtime.link_ratio == pytest.approx(0.5, rel=0.15)
+    assert found.runtime.activation_ratio == pytest.approx(1.4, rel=0.05)
+    assert found.runtime.constant_bytes == pytest.approx(2**22, rel=0.05)
+    for name, true in (("compute_ratio emulated-slow", 1.6), ("link_ratio", 0.5), ("activation_ratio", 1.4)):
+        factor = _factor(found, name)
+        assert factor.informed
+        assert abs(np.log(factor.after / true)) < 3 * factor.deviation
+
+
+def test_without_noise_what_is_left_is_small(plans, setting):
+    trials = [_measured(plan, setting) for plan in plans[1::2]]
+    found = fit(Trials(tuple(trials)), setting)
+    assert found.time_errors.after < 0.01
+    assert found.memory_errors.after < 0.005
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_trial_that_went_wrong_does_not_carry_the_others_away(plans, setting, seed):
+    trials, held_back = _five(plans, setting, seed)
+    trials[1] = replace(trials[1], iteration_seconds=3 * trials[1].iteration_seconds)
+    found = fit(Trials(tuple(trials)), setting)
+
+    assert _error(held_back, setting, found.runtime) < _error(held_back, setting) / 2
+    assert found.trials[1].is_outlier
+
+
+def test_one_trial_alone_moves_the_shared_ratio_and_nothing_else(plans, setting):
+    trials, held_back = _five(plans, setting, 3)
+    found = fit(Trials((replace(trials[0], peak_memory_bytes=None),)), setting)
+
+    shared = found.runtime.compute_ratio("emulated-fast")
+    assert found.runtime == replace(
+        setting.runtime, compute_ratios=tuple(ComputeRatio(name, shared) for name in ("emulated-fast", "emulated-slow"))
+    )
+    assert _error(held_back, setting, found.runtime) < _error(held_back, setting)
+    assert found.memory_errors is None
+    assert found.trials[0].iteration_seconds.left_out == found.trials[0].iteration_seconds.before
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_where_the_model_was_right_noise_is_not_believed(plans, setting, count):
+    for seed in range(2):
+        trials, held_back = _five(plans, setting, seed, truth=Runtime())
+        found = fit(Trials(tuple(trials[:count])), setting)
+        assert _error(held_back, setting, found.runtime) < 3 * NOISE
+
+
+def test_factors_that_do_not_help_are_left_as_they_were(plans, setting):
+    # One plan, now far faster and now far slower than predicted: any one of them misleads about the others.
+    right = _measured(plans[0], setting, Runtime())
+    trials = [replace(right, iteration_seconds=right.iteration_seconds * factor) for factor in (0.5, 2.0)]
+    found = fit(Trials(tuple(trials)), setting)
+
+    assert not found.time_helps
+    assert replace(found.runtime, constant_bytes=0) == setting.runtime
+    assert found.time_errors.after == found.time_errors.before < found.time_errors.left_out
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+def test_no_measurement_moves_a_factor_beyond_its_bounds(plans, setting, factor):
+    trials = [
+        replace(trial, iteration_seconds=trial.iteration_seconds * factor, peak_memory_bytes=1 + round(2**30 * factor))
+        for trial in (_measured(plan, setting) for plan in plans[:5])
+    ]
+    runtime = fit(Trials(tuple(trials)), setting).runtime
+    for accelerator in ("emulated-fast", "emulated-slow"):
+        assert 0.1 - 1e-9 <= runtime.compute_ratio(accelerator) <= 10 + 1e-9
+    assert 0.05 - 1e-9 <= runtime.link_ratio <= 4 + 1e-9
+    assert 1 <= runtime.overlap_slowdown_ratio <= 3 + 1e-9
+    assert 0 <= runtime.constant_bytes <= max(trial.peak_memory_bytes for trial in trials)
+    assert 0.3 - 1e-9 <= runtime.activation_ratio <= 3 + 1e-9
+
+
+def test_equal_trials_say_what_one_of_them_says(plans, setting):
+    trial = _measured(plans[4], setting)
+    found = fit(Trials((trial,) * 5), setting)
+    predicted = estimate_with_context(trial.plan, replace(setting, runtime=found.runtime))
+    assert predicted.iteration_seconds == pytest.approx(trial.iteration_seconds, rel=0.05)
+    assert np.isfinite([factor.deviation for factor in found.factors]).all()
+
+
+def test_the_order_of_trials_does_not_matter(plans, setting):
+    trials, _ = _five(plans, setting, 1)
+    one, other = (fit(Trials(tuple(ordered)), setting).runtime for ordered in (trials, trials[::-1]))
+    assert one.link_ratio == pytest.approx(other.link_ratio, rel=1e-3)
+    assert one.compute_ratio("emulated-slow") == pytest.approx(other.compute_ratio("emulated-slow"), rel=1e-3)
+
+
+def test_a_factor_that_no_trial_depends_on_stays(plans, setting):
+    before = replace(setting.runtime, overlap_slowdown_ratio=1.7)
+    found = fit(Trials(tuple(_five(plans, setting, 0)[0])), replace(setting, runtime=before))
+    factor = _factor(found, "overlap_slowdown_ratio")
+    assert not factor.informed
+    assert found.runtime.overlap_slowdown_ratio == pytest.approx(1.7)
+
+
+def _sharded(plan: Plan, sharding: Sharding) -> Plan:
+    pipeline = plan.pipelines[0]
+    stages = tuple(
+        replace(stage, layers=tuple(replace(run, sharding=sharding) for run in stage.layers))
+        for stage in pipeline.stages
+    )
+    return replace(plan, pipelines=(replace(pipeline, stages=stages),))
+
+
+def test_plans_that_overlap_tell_the_slowdown_of_overlapping(plans, setting):
+    overlapping = [
+        _sharded(plan, sharding)
+        for plan in plans[::2]
+        if plan.pipelines[0].stages[0].layers[0].data > 1
+        for sharding in (Sharding.ZERO2, Sharding.ZERO3)
+    ]
+    truth = Runtime(overlap_slowdown_ratio=1.6)
+    found = fit(Trials(tuple(_measured(plan, setting, truth) for plan in overlapping)), setting)
+    assert _factor(found, "overlap_slowdown_ratio").informed
+    assert found.runtime.overlap_slowdown_ratio == pytest.approx(1.6, abs=0.2)
+
+
+def test_growth_with_the_rows_is_corrected_where_it_was_derived(plans, setting):
+    derived = Profiles(tuple(replace(layer, samples=int(layer.rows == 1)) for layer in setting.profiles.layers))
+    setting = replace(setting, profiles=derived)
+    truth = Runtime(row_growth_ratio=0.6)
+    trials = tuple(_measured(plan, setting, truth) for plan in plans[1::2])
+    found = fit(Trials(trials), setting)
+    assert found.runtime.row_growth_ratio == pytest.approx(0.6, abs=0.08)
+    assert found.runtime.compute_ratio("emulated-slow") == pytest.approx(1.0, abs=0.1)
+
+
+def test_memory_measured_device_by_device_is_compared_so(plans, setting):
+    trials = []
+    for plan in plans[:6]:
+        found = estimate_with_context(plan, replace(setting, runtime=TRUTH))
+        by_device = tuple(DeviceMemory(device, size) for device, size in found.memory_by_device[::2])
+        trials.append(Trial(plan, found.iteration_seconds, memory_by_device=by_device))
+    found = fit(Trials(tuple(trials)), setting)
+    assert found.runtime.activation_ratio == pytest.approx(1.4, rel=0.03)
+    assert found.runtime.constant_bytes == pytest.approx(2**22, rel=0.03)
+    assert found.trials[0].peak_bytes.measured == max(memory.peak_bytes for memory in trials[0].memory_by_device)
+
+
+def test_trials_are_a_document(plans, setting):
+    trials = Trials((_measured(plans[0], setting, name="first"), _measured(plans[1], setting, peak_memory_bytes=None)))
+    assert documents.loads(documents.dumps(trials), Trials) == trials
+    with pytest.raises(documents.DocumentError, match="at least one measured trial"):
+        documents.parse({"trials": []}, Trials)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"iteration_seconds": 0.0}, "iteration_seconds of .* must be above 0"),
+        ({"peak_memory_bytes": 0}, "peak_memory_bytes of .* must be above 0"),
+        ({"memory_by_device": "strange"}, "must name devices of its plan"),
+        ({"memory_by_device": "twice"}, "must name devices of its plan, each once"),
+    ],
+)
+def test_trials_that_cannot_be_are_refused(plans, setting, changes, said):
+    trial = _measured(plans[0], setting)
+    device = plans[0].devices[0]
+    memories = {
+        "strange": (DeviceMemory(replace(device, node="elsewhere"), 1),),
+        "twice": (DeviceMemory(device, 1), DeviceMemory(device, 2)),
+    }
+    if "memory_by_device" in changes:
+        changes = {"memory_by_device": memories[changes["memory_by_device"]]}
+    with pytest.raises(ValueError, match=said):
+        replace(trial, **changes)
+
+
+def test_a_trial_of_another_cluster_is_named(plans, make_problem, make_cluster):
+    smaller = make_problem(make_cluster((("fast", 2), ("fast", 2))), batch=BATCH).cost_context
+    with pytest.raises(ValueError, match=r"trial 0 \(odd one\): .*node"):
+        fit(Trials((Trial(plans[0], 1.0, name="odd one"),)), smaller)

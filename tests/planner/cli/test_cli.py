@@ -1,0 +1,330 @@
+"""The command line, as a program that somebody else calls."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from quick_planner import quickly
+from typer.testing import CliRunner, Result
+
+from trainwright import documents
+from trainwright.cli import app
+from trainwright.cluster import Cluster
+from trainwright.plan import Plan
+from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, run
+
+MODEL = """
+gpt: {layers: 12, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
+global_batch_size: 16
+"""
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def files(tmp_path: Path, make_problem: Callable[..., Problem]) -> Path:
+    """A folder with cluster.json, model.yaml, profiles.json and plan.json that belong together."""
+    return write(tmp_path, make_problem())
+
+
+def write(folder: Path, problem: Problem) -> Path:
+    (folder / "cluster.json").write_text(documents.dumps(problem.cluster))
+    (folder / "model.yaml").write_text(MODEL)
+    (folder / "profiles.json").write_text(documents.dumps(problem.profiles))
+    return folder
+
+
+def call(folder: Path, command: str, *more: str) -> Result:
+    given_files = ["--cluster", "cluster.json", "--model", "model.yaml", "--profiles", "profiles.json"]
+    arguments = [str(folder / a) if a.endswith((".json", ".yaml")) else a for a in (*given_files, *more)]
+    return runner.invoke(app, [*quickly(command), *arguments])
+
+
+def refused(result: Result, code: int = 2) -> str:
+    """The one sentence on standard error; nothing on standard output and no traceback."""
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert not result.stdout
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("trainwright: ")
+    return result.stderr
+
+
+@pytest.mark.parametrize("planner", ["amp", "megatron"])
+def test_plan_writes_candidates_best_first_that_can_be_read_again(
+    files: Path, planner: str, make_problem: Callable[..., Problem]
+) -> None:
+    result = call(files, "plan", "--planner", planner, "--top", "3", "--output", "json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert list(answer) == ["planner", "search_seconds", "work_bound_seconds", "candidates"]
+    assert answer["planner"] == planner
+    expected = run(planner, make_problem(), top=3)
+    assert [c["rank"] for c in answer["candidates"]] == [1, 2, 3]
+    for found, candidate in zip(answer["candidates"], expected, strict=True):
+        assert list(found) == ["rank", "predicted_seconds", "peak_memory_bytes", "plan"]
+        assert found["predicted_seconds"] == candidate.estimate.iteration_seconds
+        assert found["peak_memory_bytes"] == candidate.estimate.peak_memory_bytes
+        assert documents.parse(found["plan"], Plan) == candidate.plan
+
+
+def test_estimate_tells_the_same_as_plan(files: Path) -> None:
+    answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    best = answer["candidates"][0]
+    (files / "plan.json").write_text(json.dumps(best["plan"]))
+    result = call(files, "estimate", "--plan", "plan.json", "--output", "json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["predicted_seconds"] == best["predicted_seconds"]
+    assert found["peak_memory_bytes"] == best["peak_memory_bytes"]
+    assert found["feasible"] is True
+    assert sum(found["breakdown"].values()) == pytest.approx(found["predicted_seconds"])
+    amp = json.loads(call(files, "estimate", "--plan", "plan.json", "--output", "json", "--cost-model", "amp").stdout)
+    assert (amp["cost_model"], amp["exact_seconds"]) == ("amp", found["predicted_seconds"])
+    assert amp["predicted_seconds"] != found["predicted_seconds"]
+    assert amp["breakdown"] == found["breakdown"]
+
+
+def test_tables_say_that_devices_are_emulated(files: Path) -> None:
+    result = call(files, "plan", "--planner", "megatron")
+    assert result.exit_code == 0
+    assert "Candidates of megatron (device times emulated)" in result.stdout
+    answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    (files / "plan.json").write_text(json.dumps(answer["candidates"][0]["plan"]))
+    result = call(files, "estimate", "--plan", "plan.json")
+    assert "device times emulated" in result.stdout
+    assert "gradient sync" in result.stdout
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(files: Path) -> None:
+    best = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)["candidates"][0]["plan"]
+    for file, content in (("plan.json", json.dumps(best)), ("cluster.json", (files / "cluster.json").read_text())):
+        (files / file).write_text(re.sub(r"node-(\d)", r"[/\1]:smile:", content))
+    result = call(files, "estimate", "--plan", "plan.json")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"on \[/\d\]:smile::\d", " ".join(result.stdout.split()))
+
+
+def test_an_answer_that_cannot_be_written_ends_in_one_sentence(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("trainwright.cli.plan.show_json", full)
+    sentence = refused(call(files, "plan", "--output", "json"), 1)
+    assert "the answer cannot be written: No space left on device" in sentence
+
+
+def test_sizes_beyond_any_memory_end_in_one_sentence(files: Path) -> None:
+    (files / "model.yaml").write_text(MODEL.replace("hidden_size: 128", "hidden_size: 1000000000000000000"))
+    assert "no plan fits into memory" in refused(call(files, "plan"), 3)
+
+
+EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples" / "planner"
+
+
+def test_the_example_files_give_a_plan_that_estimate_reads(tmp_path: Path) -> None:
+    given_files = [
+        f"--{file.stem}={file}" for file in (EXAMPLES / n for n in ("cluster.yaml", "model.yaml", "profiles.json"))
+    ]
+    planned = runner.invoke(app, ["plan", *given_files, "--output", "json"])
+    best = json.loads(planned.stdout)["candidates"][0]
+    assert len(best["plan"]["pipelines"][0]["stages"]) > 1
+    (tmp_path / "plan.json").write_text(json.dumps(best["plan"]))
+    result = runner.invoke(app, ["estimate", *given_files, "--plan", str(tmp_path / "plan.json"), "--output", "json"])
+    assert json.loads(result.stdout)["predicted_seconds"] == best["predicted_seconds"]
+    assert "device times emulated" in runner.invoke(app, ["plan", *given_files]).stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("cluster.json", None, "cluster.json: cannot be read: No such file or directory"),
+        ("model.yaml", "gpt: 3\nglobal_batch_size: 2", "model.yaml: gpt: "),
+        ("model.yaml", "gpt: [", "model.yaml: neither YAML nor JSON"),
+        ("profiles.json", '{"layers": []}', "there is no profile of layer kind embedding on emulated-fast"),
+        ("cluster.json", '{"accelerators": [], "nodes": [], "links": []}', "a cluster needs at least one node"),
+    ],
+)
+def test_bad_files_end_in_one_sentence_and_code_2(files: Path, file: str, content: str | None, message: str) -> None:
+    (files / file).unlink() if content is None else (files / file).write_text(content)
+    assert message in refused(call(files, "plan"))
+
+
+def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: Path) -> None:
+    assert "choose one of amp, " in refused(call(files, "plan", "--planner", "best"))
+    assert ": --top must be at least 1" in refused(call(files, "plan", "--top", "0"))
+    assert ": --max-tensor-degree must be at least 1" in refused(call(files, "plan", "--max-tensor-degree", "0"))
+    assert "--budget-seconds must be at least 0, got nan" in refused(call(files, "plan", "--budget-seconds", "nan"))
+    for effort in ("0", "nan", "1001"):
+        assert f"--effort must be 0.1 to 1,000, got {effort}" in refused(call(files, "plan", "--effort", effort))
+    for command in (("plan",), ("explain",), ("compare", "amp", "megatron")):
+        assert "--effort is for the planner auto" in refused(call(files, *command, "--effort", "2"))
+    assert "choose one of cluster, model, profiles, plan, runtime, trials" in refused(
+        runner.invoke(app, ["schema", "nothing"])
+    )
+    without = runner.invoke(
+        app, ["plan", "--cluster", str(files / "cluster.json"), "--model", str(files / "model.yaml")]
+    )
+    assert "--profiles is needed" in refused(without)
+    (files / "folder.json").mkdir()
+    assert "Is a directory" in refused(call(files, "plan", "--cluster", "folder.json"))
+
+
+def test_a_plan_for_another_batch_is_refused(files: Path) -> None:
+    answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    (files / "plan.json").write_text(json.dumps(answer["candidates"][0]["plan"]))
+    (files / "model.yaml").write_text(MODEL.replace("16", "32"))
+    assert "a global batch of 16 rows" in refused(call(files, "estimate", "--plan", "plan.json"))
+
+
+def test_no_feasible_plan_ends_in_one_sentence_and_code_3(
+    tmp_path: Path, make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
+) -> None:
+    folder = write(tmp_path, make_problem(make_cluster(memory=2**20)))
+    assert "no plan fits into memory; the closest is" in refused(call(folder, "plan"), 3)
+
+
+def test_limits_hold_for_the_plans_shown(files: Path) -> None:
+    limits = ["--max-tensor-degree", "1", "--max-data-degree", "2", "--max-pipeline-degree", "4", "--spare", "node-4"]
+    shown = json.loads(call(files, "plan", *limits, "--use-nodes", "node-1,node-2", "--output", "json").stdout)
+    for candidate in shown["candidates"]:
+        plan = documents.parse(candidate["plan"], Plan)
+        assert set(plan.nodes) <= {"node-1", "node-2"}
+        for pipeline in plan.pipelines:
+            assert len(pipeline.stages) <= 4
+            assert all(run.tensor == 1 and run.data <= 2 for stage in pipeline.stages for run in stage.layers)
+    assert "the cluster has no node-9" in refused(call(files, "plan", "--spare", "node-9"))
+    assert ": --memory-headroom must be" in refused(call(files, "plan", "--memory-headroom", "1.5"))
+    assert "--budget-seconds must be at least 0" in refused(call(files, "plan", "--budget-seconds", "-1"))
+
+
+def test_the_batch_size_on_the_command_line_goes_before_that_of_the_model_file(files: Path) -> None:
+    shown = json.loads(call(files, "plan", "--global-batch-size", "32", "--top", "1", "--output", "json").stdout)
+    assert shown["candidates"][0]["plan"]["global_batch_size"] == 32
+    assert "takes a number of rows or `search`, got 'many'" in refused(
+        call(files, "plan", "--global-batch-size", "many")
+    )
+    assert "--global-batch-size must be 1" in refused(call(files, "plan", "--global-batch-size", "0"))
+
+
+@pytest.mark.parametrize("rows", ["16", "search"])
+def test_the_batch_size_on_the_command_line_stands_in_for_one_that_the_model_file_lacks(files: Path, rows: str) -> None:
+    def found() -> str:
+        more = ("--planner", "megatron", "--global-batch-size", rows, "--output", "json")
+        return json.loads(call(files, "plan", *more).stdout)["candidates"]
+
+    named = found()
+    (files / "model.yaml").write_text(MODEL.replace("global_batch_size: 16", ""))
+    assert found() == named
+    assert "global_batch_size: Field required: add it" in refused(call(files, "plan"))
+    told = refused(call(files, "plan", "--global-batch-size", "0"))
+    assert "--global-batch-size must be 1 … 1000000, got 0" in told
+    assert "model.yaml" not in told
+    (files / "model.yaml").write_text(MODEL.replace("global_batch_size", "globalBatchSize"))
+    assert "did you mean global_batch_size?" in refused(call(files, "plan", "--global-batch-size", "16"))
+
+
+def test_a_searched_batch_has_at_least_the_throughput_of_the_batch_asked_for(files: Path) -> None:
+    def throughput(*more: str) -> float:
+        answer = json.loads(
+            call(files, "plan", "--planner", "megatron", "--top", "1", "--output", "json", *more).stdout
+        )
+        best = answer["candidates"][0]
+        return best["plan"]["global_batch_size"] / best["predicted_seconds"]
+
+    assert throughput("--global-batch-size", "search") >= throughput()
+    table = call(files, "plan", "--planner", "megatron", "--global-batch-size", "search").stdout
+    assert "batch" in table.splitlines()[2].split()
+
+
+def test_the_best_plan_is_written_and_read_again(files: Path) -> None:
+    written = files / "best.json"
+    answer = json.loads(call(files, "plan", "--output", "json", "--write-plan", str(written)).stdout)
+    assert json.loads(written.read_text()) == answer["candidates"][0]["plan"]
+    seconds = json.loads(call(files, "estimate", "--plan", "best.json", "--output", "json").stdout)["predicted_seconds"]
+    assert seconds == answer["candidates"][0]["predicted_seconds"]
+    assert "cannot be written into" in refused(call(files, "plan", "--write-plan", str(files / "no" / "p")), 1)
+    (files / "answer.json").write_text(json.dumps(answer))
+    assert "give one of them, what stands under candidates[0].plan" in refused(
+        call(files, "estimate", "--plan", "answer.json")
+    )
+
+
+def test_a_runtime_document_changes_the_estimate(files: Path) -> None:
+    (files / "runtime.yaml").write_text("constant_seconds: 10")
+    slower = json.loads(call(files, "plan", "--top", "1", "--output", "json", "--runtime", "runtime.yaml").stdout)
+    plain = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
+    extra = slower["candidates"][0]["predicted_seconds"] - plain["candidates"][0]["predicted_seconds"]
+    assert extra == pytest.approx(10)
+
+
+@pytest.mark.parametrize("cost_model", ["amp", "galvatron"])
+def test_papers_cost_models_estimate_too(files: Path, cost_model: str) -> None:
+    call(files, "plan", "--write-plan", str(files / "plan.json"))
+    result = call(files, "estimate", "--plan", "plan.json", "--cost-model", cost_model)
+    assert result.exit_code == 0, result.output
+    assert "predicts" in result.stdout
+    assert "choose one of exact, amp, galvatron" in refused(
+        call(files, "estimate", "--plan", "plan.json", "--cost-model", "guess")
+    )
+
+
+def test_compare_shows_planners_against_the_first(files: Path, make_problem: Callable[..., Problem]) -> None:
+    answer = json.loads(call(files, "compare", "megatron", "amp", "--output", "json").stdout)
+    assert answer["baseline"] == "megatron"
+    assert [found["planner"] for found in answer["planners"]] == ["megatron", "amp"]
+    expected = [run(name, make_problem(), top=1)[0].estimate.iteration_seconds for name in ("megatron", "amp")]
+    assert [found["predicted_seconds"] for found in answer["planners"]] == expected
+    assert [found["relative_seconds"] for found in answer["planners"]] == pytest.approx([1, expected[1] / expected[0]])
+    table = call(files, "compare", "megatron", "amp").stdout
+    assert "device times emulated" in table
+    assert "100.0%" in table
+
+
+def test_compare_names_the_batch_that_a_single_planner_found(files: Path) -> None:
+    assert " batch " not in call(files, "compare", "megatron").stdout
+    found = call(files, "compare", "megatron", "--global-batch-size", "search", "--output", "json").stdout
+    batch = json.loads(found)["planners"][0]["plan"]["global_batch_size"]
+    table = call(files, "compare", "megatron", "--global-batch-size", "search").stdout
+    assert re.search(rf"megatron .* {batch} ", table)
+
+
+@pytest.mark.parametrize("columns", ["20", "60", "200"])
+def test_a_narrow_terminal_hides_no_name_and_no_unit(
+    files: Path, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    table = call(files, "compare", "megatron", "amp").stdout
+    assert re.search(r"^megatron +\S+ m?s .* (GiB|MiB) .* m?s *$", table, re.MULTILINE)
+
+
+def test_a_planner_that_finds_nothing_is_a_row_that_says_so(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> list[object]:
+        raise NoFeasiblePlan("nothing here")
+
+    monkeypatch.setitem(SEARCHES, "megatron", nothing)
+    table = call(files, "compare", "megatron", "amp").stdout
+    assert re.search(r"megatron +no plan", table)
+    assert "megatron: nothing here" in table
+    assert re.search(r"amp .*100.0%", table)
+    assert "no planner found a plan: megatron: nothing here" in refused(call(files, "compare", "megatron"), 3)
+
+
+def test_ctrl_c_ends_without_a_traceback(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SEARCHES, "amp", interrupted)
+    assert "trainwright: interrupted" in refused(call(files, "plan"), 130)
+
+
+def test_options_that_do_not_exist_are_refused_in_one_sentence() -> None:
+    assert "No such option" in refused(runner.invoke(app, ["plan", "--bad"]))
+    assert "Missing option '--cluster'" in refused(runner.invoke(app, ["plan"]))
+    assert "No such command 'best'" in refused(runner.invoke(app, ["best"]))

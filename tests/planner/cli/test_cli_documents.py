@@ -1,0 +1,224 @@
+"""Commands that write documents: clusters of machines, profiles, runtimes; and plans from data sheets alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from trainwright import documents
+from trainwright.accelerators import cluster_of, data_sheets, machines
+from trainwright.calibration import Trial, Trials
+from trainwright.cli import app
+from trainwright.cluster import Cluster
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
+from trainwright.search import Problem, run
+
+MODEL = """
+gpt: {layers: 4, hidden_size: 256, heads: 4, sequence_length: 128, vocabulary_size: 1024}
+global_batch_size: 8
+dtype: float16
+"""
+
+runner = CliRunner()
+
+
+def call(*arguments: object) -> Result:
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("trainwright: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A mixed cluster of machines, and a model."""
+    (tmp_path / "cluster.yaml").write_text(call("cluster", "p3.8xlarge=1", "g4dn.12xlarge=1").stdout)
+    (tmp_path / "model.yaml").write_text(MODEL)
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_a_cluster_of_machines_is_a_document(form: str) -> None:
+    result = call("cluster", "p3.8xlarge=2", "g4dn.12xlarge=1", "p3.8xlarge=1", "--output", form)
+    assert result.exit_code == 0, result.output
+    assert documents.loads(result.stdout, Cluster) == cluster_of({"p3.8xlarge": 3, "g4dn.12xlarge": 1})
+
+
+@given(text=st.text(max_size=12))
+def test_what_is_no_machine_is_refused(text: str) -> None:
+    result = runner.invoke(app, ["cluster", "--", text])
+    assert result.exit_code == 2
+    assert "expected a machine" in result.stderr or "there is no data sheet" in result.stderr
+
+
+def test_machines_and_accelerators_are_listed_with_their_sources() -> None:
+    assert all(machine.accelerator[:8] in call("machines").stdout for machine in machines())
+    listed = json.loads(call("accelerators", "--output", "json").stdout)
+    assert [sheet["name"] for sheet in listed] == [sheet.name for sheet in data_sheets()]
+    assert "https://" in call("accelerators", "t4").stdout
+    assert "https://" in call("machines", "p3.8xlarge").stdout
+    assert "there is no data sheet" in refused(call("accelerators", "abacus"))
+
+
+def test_without_profiles_a_plan_is_estimated_and_says_so(folder: Path) -> None:
+    given_files = ["--cluster", folder / "cluster.yaml", "--model", folder / "model.yaml"]
+    result = call("plan", *given_files)
+    assert "(profiles estimated)" in result.stdout
+    assert "estimated from data sheets, not measured" in result.stderr
+    answer = json.loads(call("plan", *given_files, "--top", 1, "--output", "json").stdout)
+    assert answer["profiles"] == "estimated"
+    written = folder / "profiles.json"
+    call("profiles", "estimate", *given_files, "--write", written)
+    again = json.loads(call("plan", *given_files, "--profiles", written, "--top", 1, "--output", "json").stdout)
+    assert again["candidates"] == answer["candidates"]
+    assert again["profiles"] == "estimated"
+    assert "(profiles estimated)" in call("compare", "megatron", *given_files).stdout
+    assert "(profiles estimated)" in call("explain", *given_files).stdout
+
+
+def test_an_accelerator_without_a_data_sheet_needs_profiles(folder: Path) -> None:
+    text = (folder / "cluster.yaml").read_text().replace("Tesla-T4", "Abacus-9000")
+    (folder / "cluster.yaml").write_text(text)
+    result = call("plan", "--cluster", folder / "cluster.yaml", "--model", folder / "model.yaml")
+    assert "--profiles is needed: there is no data sheet of accelerator 'Abacus-9000'" in refused(result)
+
+
+def test_imported_tables_become_profiles(folder: Path) -> None:
+    table = {"1": {"1": {str(layer): [0.001, 0.002, 0.0005] for layer in range(6)}}}
+    (folder / "table.json").write_text(json.dumps(table))
+    given_options = ["--model", folder / "model.yaml", "--accelerator", "Tesla-T4", folder / "table.json"]
+    result = call("profiles", "import", "--format", "sailor", *given_options)
+    assert result.exit_code == 0, result.output
+    found = documents.loads(result.stdout, Profiles)
+    assert {layer.accelerator for layer in found.layers} == {"Tesla-T4"}
+    assert "choose one of sailor, metis, amp" in refused(call("profiles", "import", "--format", "csv", *given_options))
+    for option in ("--inside-bandwidth", "--inside-latency"):
+        odd = call(
+            "profiles", "import", "--format", "sailor", "--inside-bandwidth", "1e9", option, "nan", *given_options
+        )
+        assert "must be finite" in refused(odd)
+    assert "--blocks: expected a whole number" in refused(
+        call("profiles", "import", "--format", "amp", "--blocks", "a:b", *given_options)
+    )
+
+
+def test_merged_profiles_take_a_point_from_the_first_file_that_has_it(
+    tmp_path: Path, make_problem: Callable[..., Problem]
+) -> None:
+    whole = make_problem().profiles
+    slow = tuple(replace(layer, forward_seconds=9.0) for layer in whole.layers)
+    (tmp_path / "first.json").write_text(documents.dumps(Profiles(whole.layers[:3])))
+    (tmp_path / "second.json").write_text(documents.dumps(Profiles(slow, "estimated")))
+    result = call("profiles", "merge", tmp_path / "first.json", tmp_path / "second.json")
+    found = documents.loads(result.stdout, Profiles)
+    assert set(found.layers) == {*whole.layers[:3], *slow[3:]}
+    assert found.origin == "estimated"
+    assert "the whole document is marked so" in result.stderr
+
+
+def test_profiles_are_estimated_for_accelerators_by_name(folder: Path) -> None:
+    result = call("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "Tesla-T4")
+    found = documents.loads(result.stdout, Profiles)
+    assert found.origin == "estimated"
+    assert {layer.tensor_degree for layer in found.layers} == {1, 2, 4}
+    assert "give --cluster or --accelerator" in refused(call("profiles", "estimate", "--model", folder / "model.yaml"))
+
+
+def test_what_layers_cost_needs_no_batch(folder: Path) -> None:
+    asked = ("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "Tesla-T4")
+    named = call(*asked).stdout
+    (folder / "model.yaml").write_text(MODEL.replace("global_batch_size: 8", ""))
+    assert call(*asked).stdout == named
+
+
+def test_calibration_writes_a_runtime_that_predicts_the_trials(
+    tmp_path: Path, make_problem: Callable[..., Problem]
+) -> None:
+    problem = make_problem()
+    plans = [candidate.plan for candidate in run("amp", problem, top=6)]
+    truth = Runtime(constant_seconds=0.5, link_ratio=0.8)
+    setting = replace(problem, runtime=truth).cost_context
+    trials = Trials(tuple(Trial(plan, estimate_with_context(plan, setting).iteration_seconds) for plan in plans))
+    for name, noun in (("cluster", problem.cluster), ("profiles", problem.profiles), ("trials", trials)):
+        (tmp_path / f"{name}.json").write_text(documents.dumps(noun))
+    (tmp_path / "model.yaml").write_text(
+        "gpt: {layers: 12, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}\nglobal_batch_size: 16"
+    )
+    files = [f"--{name}={tmp_path / name}.json" for name in ("cluster", "profiles", "trials")]
+    files.append(f"--model={tmp_path / 'model.yaml'}")
+    to_output, into_file = call("calibrate", *files), call("calibrate", *files, "--write", tmp_path / "runtime.json")
+    assert into_file.exit_code == 0, into_file.output
+    assert documents.loads(to_output.stdout, Runtime) == documents.loads(
+        (tmp_path / "runtime.json").read_text(), Runtime
+    )
+    assert "for trials that the fit did not see" in " ".join(into_file.stdout.split())
+    searched = call("calibrate", *files, "--global-batch-size", "search")
+    assert "search goes with a planner" in refused(searched)
+    found = documents.loads(to_output.stdout, Runtime)
+    for trial in trials.trials:
+        fitted = estimate_with_context(trial.plan, replace(problem, runtime=found).cost_context).iteration_seconds
+        plain = estimate_with_context(trial.plan, problem.cost_context).iteration_seconds
+        assert abs(fitted - trial.iteration_seconds) < abs(plain - trial.iteration_seconds) / 2
+
+
+def profiled(folder: Path, model: str, asked: str) -> Result:
+    """`plan` of one model with the profiles of another."""
+    cluster, profiles = folder / "cluster.yaml", folder / "profiles.json"
+    for name, text in (("profiled", model), ("asked", asked)):
+        (folder / f"{name}.yaml").write_text(f"{text}\nglobal_batch_size: 4\n")
+    call("profiles", "estimate", "--model", folder / "profiled.yaml", "--cluster", cluster, "--write", profiles)
+    return planned(folder)
+
+
+def planned(folder: Path) -> Result:
+    names = (("cluster", "cluster.yaml"), ("model", "asked.yaml"), ("profiles", "profiles.json"))
+    return call("plan", *(f"--{option}={folder / name}" for option, name in names))
+
+
+def gpt(hidden: int = 64, more: str = "") -> str:
+    return f"gpt: {{layers: 2, hidden_size: {hidden}, heads: 4, sequence_length: 16, vocabulary_size: 100}}\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (gpt(), None),
+        (gpt(72), "were they measured on another one?"),
+        (gpt(256), "were they measured on another one?"),
+        (gpt(more="dtype: float16"), "take twice the bytes of this model's in float16"),
+    ],
+)
+def test_profiles_of_another_model_or_number_format_are_told(folder: Path, asked: str, told: str | None) -> None:
+    result = profiled(folder, gpt(), asked)
+    assert result.exit_code == 0, result.output
+    assert told in result.stderr if told else not result.stderr
+
+
+def test_profiles_of_other_kinds_of_layers_are_refused(folder: Path) -> None:
+    t5 = "t5: {layers: 2, hidden_size: 64, heads: 4, sequence_length: 16, vocabulary_size: 100}"
+    told = refused(profiled(folder, gpt(), t5))
+    assert "profiles.json: the model of" in told
+    assert "layers of kind encoder, decoder_embedding, decoder, but the profiles are of embedding, block, head" in told
+
+
+def test_profiles_of_further_kinds_are_told(folder: Path) -> None:
+    profiled(folder, gpt(), gpt())
+    document = json.loads((folder / "profiles.json").read_text())
+    document["layers"] += [{**layer, "kind": "decoder"} for layer in document["layers"] if layer["kind"] == "block"]
+    (folder / "profiles.json").write_text(json.dumps(document))
+    result = planned(folder)
+    assert result.exit_code == 0, result.output
+    assert "tell of layers of kind decoder, which this model has not" in result.stderr

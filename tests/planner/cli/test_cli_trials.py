@@ -1,0 +1,195 @@
+"""Conversion of a trial's report to the trials document that `calibrate` and `propose` read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from quick_planner import quickly
+from typer.testing import CliRunner, Result
+
+from trainwright import documents
+from trainwright.calibration import DeviceMemory, FailedTrial, Trial, Trials
+from trainwright.cli import app
+from trainwright.cluster import Device
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.plan import Plan
+from trainwright.search import Problem, run
+from trainwright.worker_api import RankMemory, TrialReport
+
+MODEL = """
+gpt: {layers: 6, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
+global_batch_size: 16
+"""
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def problem(make_problem: Callable[..., Problem]) -> Problem:
+    return make_problem(layers=6)
+
+
+@pytest.fixture(scope="module")
+def plans(problem: Problem) -> Sequence[Plan]:
+    return [candidate.plan for candidate in run("amp", problem, top=4)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, problem: Problem) -> Path:
+    (tmp_path / "cluster.json").write_text(documents.dumps(problem.cluster))
+    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "profiles.json").write_text(documents.dumps(problem.profiles))
+    return tmp_path
+
+
+def report_of(plan: Plan, seconds: float) -> TrialReport:
+    memory = tuple(RankMemory(device.node, device.slot, 10**8 + n) for n, device in enumerate(plan.devices))
+    return TrialReport((1.1 * seconds, seconds, 0.9 * seconds), (3.0,), memory, 1000, 1)
+
+
+def call(folder: Path, command: str, *more: str) -> Result:
+    names = {"cluster": "cluster.json", "model": "model.yaml", "profiles": "profiles.json"}
+    return runner.invoke(
+        app, [*quickly(command), *(f"--{name}={folder / file}" for name, file in names.items()), *more]
+    )
+
+
+def append(folder: Path, plan: Plan, report: TrialReport, *more: str, name: str = "trials.json") -> Result:
+    (folder / "plan.json").write_text(documents.dumps(plan))
+    (folder / "report.json").write_text(documents.dumps(report))
+    given = (f"--plan={folder / 'plan.json'}", f"--report={folder / 'report.json'}", f"--append={folder / name}")
+    return call(folder, "trial", *given, *more)
+
+
+def refused(result: Result, code: int = 2) -> str:
+    assert result.exit_code == code, result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def held(folder: Path) -> Trials:
+    return documents.loads((folder / "trials.json").read_text(), Trials)
+
+
+def test_reports_become_a_document_that_calibrate_and_propose_read(
+    folder: Path, problem: Problem, plans: Sequence[Plan]
+) -> None:
+    for number, plan in enumerate(plans, 1):
+        seconds = 1.3 * estimate_with_context(plan, problem.cost_context).iteration_seconds
+        result = append(folder, plan, report_of(plan, seconds))
+        assert result.exit_code == 0, result.output
+        assert "tokens a second" in result.stdout
+        assert f"which holds {number} measured trial{'s' * (number > 1)}\n" in result.stderr
+        last = held(folder).trials[-1]
+        memory = tuple(DeviceMemory(device, 10**8 + n) for n, device in enumerate(plan.devices))
+        assert last == Trial(plan, seconds, 10**8 + len(plan.devices) - 1, memory)
+    fitted = call(folder, "calibrate", f"--trials={folder / 'trials.json'}", f"--write={folder / 'runtime.json'}")
+    assert fitted.exit_code == 0, fitted.output
+    assert call(folder, "propose", f"--trials={folder / 'trials.json'}").exit_code == 0
+
+
+def test_a_report_counts_once_and_another_run_of_its_plan_again(folder: Path, plans: Sequence[Plan]) -> None:
+    append(folder, plans[0], report_of(plans[0], 1.0))
+    written = (folder / "trials.json").read_bytes()
+    again = append(folder, plans[0], report_of(plans[0], 1.0))
+    assert again.exit_code == 0
+    assert "holds this trial already; nothing was added" in again.stderr
+    assert (folder / "trials.json").read_bytes() == written
+    append(folder, plans[0], report_of(plans[0], 1.01))
+    append(folder, plans[1], report_of(plans[1], 1.0))
+    assert len(held(folder).trials) == 3
+
+
+def test_what_the_document_held_stays(folder: Path, plans: Sequence[Plan]) -> None:
+    before = Trials((Trial(plans[0], 2.0, name="by hand"),), (FailedTrial(plans[1], out_of_memory=True),))
+    (folder / "trials.json").write_text(documents.dumps(before))
+    (folder / "trials.json").chmod(0o640)
+    (folder / "link.json").symlink_to("trials.json")
+    without = replace(report_of(plans[2], 1.0), memory=())
+    assert append(folder, plans[2], without, name="link.json").exit_code == 0
+    assert held(folder) == replace(before, trials=(*before.trials, Trial(plans[2], 1.0)))
+    assert (folder / "trials.json").stat().st_mode & 0o777 == 0o640
+    assert (folder / "link.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "trials.json: expected a mapping at the top, got nothing"),
+        ('{"document": "Plan"}', "trials.json: expected a document of kind Trials, got 'Plan'"),
+        ('{"layers": []}', "trials.json: layers: there is no such field; there are trials, failed"),
+        ("{", "trials.json: neither YAML nor JSON"),
+    ],
+)
+def test_a_file_that_holds_no_trials_is_refused_and_kept(
+    folder: Path, plans: Sequence[Plan], content: str, told: str
+) -> None:
+    (folder / "trials.json").write_text(content)
+    assert told in refused(append(folder, plans[0], report_of(plans[0], 1.0)))
+    assert (folder / "trials.json").read_text() == content
+
+
+def test_trials_of_another_model_or_cluster_are_refused(
+    folder: Path, make_problem: Callable[..., Problem], plans: Sequence[Plan]
+) -> None:
+    deeper = run("amp", make_problem(layers=9), top=1)[0].plan
+    document = documents.dump(Trials((Trial(plans[0], 1.0),), (FailedTrial(deeper),)))
+    (folder / "trials.json").write_text(json.dumps(document))
+    told = refused(append(folder, plans[0], report_of(plans[0], 1.0)))
+    assert "for another model or cluster: the plan is for a model of 11 layers, but this one has 8" in told
+    elsewhere = documents.dumps(Trials((Trial(plans[0], 1.0),))).replace("node-1", "node-one")
+    (folder / "trials.json").write_text(elsewhere)
+    assert "the cluster has no node node-one" in refused(append(folder, plans[0], report_of(plans[0], 1.0)))
+    assert (folder / "trials.json").read_text() == elsewhere
+
+
+def test_yaml_is_not_written_anew(folder: Path, plans: Sequence[Plan]) -> None:
+    text = f"# by hand\ntrials:\n- iteration_seconds: 2.0\n  plan: {documents.dumps(plans[0])}\n"
+    (folder / "trials.json").write_text(text)
+    assert "is YAML, whose comments would be lost" in refused(append(folder, plans[0], report_of(plans[0], 1.0)))
+    assert (folder / "trials.json").read_text() == text
+
+
+def test_what_means_nothing_is_not_added(folder: Path, plans: Sequence[Plan]) -> None:
+    report = report_of(plans[0], 1.0)
+    told = refused(append(folder, plans[0], replace(report, late_segments=11)))
+    assert "report.json: 11 of 1000 computations took longer than the emulated devices would" in told
+    more = f"--trace={folder / 'trials.json'}"
+    assert "give each a file of its own" in refused(append(folder, plans[0], report, more))
+    assert not (folder / "trials.json").exists()
+
+
+def test_the_file_stays_whole_where_writing_fails(
+    folder: Path, plans: Sequence[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(folder, plans[0], report_of(plans[0], 1.0))
+    written, files = (folder / "trials.json").read_bytes(), {*folder.iterdir()}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    told = refused(append(folder, plans[1], report_of(plans[1], 1.0)), 1)
+    assert "trials.json: No space left on device" in told
+    assert (folder / "trials.json").read_bytes() == written
+    assert {*folder.iterdir()} == files
+
+
+def test_a_place_that_is_no_file_is_refused(folder: Path, plans: Sequence[Plan]) -> None:
+    report = report_of(plans[0], 1.0)
+    os.mkfifo(folder / "pipe")
+    assert "is no file that a trial can be added to" in refused(append(folder, plans[0], report, name="pipe"))
+    assert "Is a directory" in refused(append(folder, plans[0], report, name="."), 1)
+    assert "No such file" in refused(append(folder, plans[0], report, name="nowhere/trials.json"), 1)
+
+
+def test_memory_of_devices_that_the_plan_lacks_is_refused(folder: Path, plans: Sequence[Plan]) -> None:
+    report = report_of(plans[0], 1.0)
+    assert Device("far", 0) not in plans[0].devices
+    odd = replace(report, memory=(*report.memory, RankMemory("far", 0, 1)))
+    assert "give the plan that was tried" in refused(append(folder, plans[0], odd))

@@ -1,0 +1,134 @@
+"""Reports of a plan: the timeline ends with the estimate, and its legend explains every letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.plan import Plan
+from trainwright.report import Explanation, timeline
+from trainwright.report.comparison import runner_up
+from trainwright.report.iteration_chart import Activity, Span, letters, stage_tracks
+from trainwright.report.plan_summary import format_run_lengths
+from trainwright.report.tables import add_row, new_table
+from trainwright.search import SEARCHES, Candidate, Problem, run
+
+
+@pytest.mark.parametrize("planner", list(SEARCHES))
+def test_the_tracks_end_with_the_iteration(planner: str, make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    for candidate in run(planner, problem, top=5):
+        tracks = stage_tracks(candidate.plan, problem.cost_context)
+        assert len(tracks) == sum(len(pipeline.stages) for pipeline in candidate.plan.pipelines)
+        end = max(span.end for track in tracks for span in track.spans)
+        assert end == pytest.approx(candidate.estimate.iteration_seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "data"), [((14,), 1), ((7, 7), 1), ((4, 4, 3, 3), 2)])
+def test_a_track_has_every_forward_and_backward_and_nothing_at_once(
+    layers: tuple[int, ...], data: int, make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem()
+    plan = make_plan(problem, layers, data=data)
+    batches = plan.pipelines[0].micro_batches
+    for track in stage_tracks(plan, problem.cost_context):
+        kinds = [span.activity for span in track.spans]
+        assert kinds.count(Activity.FORWARD) == kinds.count(Activity.BACKWARD) == batches
+        for before, after in zip(track.spans, track.spans[1:], strict=False):
+            assert after.start >= before.end - 1e-12
+        busy = sum(s.end - s.start for s in track.spans if s.activity in {Activity.FORWARD, Activity.BACKWARD})
+        assert busy == pytest.approx(track.busy_seconds)
+
+
+def test_more_micro_batches_than_can_be_drawn_leave_the_figures(
+    make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem(batch=200_000)
+    plan = make_plan(problem, (7, 7))
+    told = Explanation.of(problem, plan, estimate_with_context(plan, problem.cost_context))
+    assert not any(track.spans for track in told.tracks)
+    assert "2 stages more, which are not drawn" in timeline(told.tracks, 1.0, 80).plain
+    assert any("sets the pace" in sentence for sentence in told.sentences())
+
+
+def test_the_slowest_stage_is_named_and_the_picture_fits_the_terminal(
+    make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem()
+    plan = make_plan(problem, (1, 1, 11, 1), data=2)
+    estimate = estimate_with_context(plan, problem.cost_context)
+    told = Explanation.of(problem, plan, estimate)
+    assert told.bottleneck == 2
+    assert told.sentences()[1].startswith("Stage 2 (11 layers on 2 × emulated-fast) sets the pace")
+    for width in (80, 120):
+        lines = timeline(told.tracks, estimate.iteration_seconds, width).plain.splitlines()
+        assert len(lines) == 4 + 3
+        assert {len(line) for line in lines[:4]} == {width}
+
+
+def test_a_plan_that_does_not_fit_says_which_device_lacks_what(
+    make_problem: Callable[..., Problem], make_cluster: Callable[..., object], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem(make_cluster(memory=2**20))
+    plan = make_plan(problem, (14,))
+    sentences = Explanation.of(problem, plan, estimate_with_context(plan, problem.cost_context)).sentences()
+    assert any("it does not fit: device node-1:0 (emulated-fast) lacks" in sentence for sentence in sentences)
+    assert "Of the cluster's 8 devices, 7 are not used: 5 × emulated-fast and 2 × emulated-slow." in sentences
+
+
+def test_a_letter_is_what_fills_most_of_its_time() -> None:
+    spans = [Span(0, 1, Activity.FORWARD), Span(1, 3, Activity.BACKWARD), Span(5, 5.4, Activity.GRADIENTS)]
+    assert letters(spans, 8, 8) == "FBB..g.."
+    assert letters(spans, 8, 4) == "FBg."
+    assert letters(spans, 8, 2) == "B" + "g"
+    assert letters([], 0, 3) == "..."
+
+
+@given(
+    edges=st.lists(st.floats(0, 1), min_size=2, max_size=12, unique=True).map(sorted),
+    cells=st.integers(1, 100),
+)
+def test_letters_fill_exactly_the_cells(edges: list[float], cells: int) -> None:
+    spans = [Span(a, b, Activity.FORWARD) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+    picture = letters(spans, 1.0, cells)
+    assert len(picture) == cells
+    assert set(picture) <= {"F", "f", "."}
+    for span in spans:
+        if span.end - span.start >= 2 / cells:
+            assert picture[min(int((span.start + span.end) / 2 * cells), cells - 1)] == "F"
+
+
+def test_long_rows_of_layers_are_counted() -> None:
+    assert format_run_lengths([3, 3, 3, 1]) == "3 3 3 1"
+    assert format_run_lengths([2] * 24 + [1]) == "24×2 1"
+
+
+def test_the_runner_up_is_told_apart_from_the_winner(
+    make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
+) -> None:
+    problem = make_problem()
+    plans = (make_plan(problem, (7, 7), rows=2), make_plan(problem, (7, 7)), make_plan(problem, (8, 6)))
+    first, batches, layers = (Candidate(plan, estimate_with_context(plan, problem.cost_context)) for plan in plans)
+    rows = problem.global_batch_size
+    said = runner_up([first, batches])[0]
+    assert f"with 1×{rows} (rows × micro-batches) in place of 2×{rows // 2}, takes" in said
+    assert "pp2 dp1 tp1 with layers 8 6, takes" in runner_up([first, layers])[0]
+    assert runner_up([first]) == []
+
+
+@given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(1, 60))
+def test_a_terminal_that_is_too_narrow_hides_no_column(widths: list[int], columns: int) -> None:
+    headings, cells = ["planner", "time", "gap", "search"], ["9" * width for width in widths]
+    table = new_table([(heading, "right") for heading in headings])
+    add_row(table, *cells)
+    console = Console(width=columns)
+    with console.capture() as told:
+        console.print(table, crop=False)
+    lines = told.get().splitlines()
+    assert lines[0].split() == headings
+    assert lines[2].split() == cells

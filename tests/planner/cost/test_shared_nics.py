@@ -1,0 +1,169 @@
+"""Concurrent rings that share a NIC: of replicas, of stages, of consecutive layer runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
+from trainwright.cost.context import CostContext
+from trainwright.cost.gradient_sync import gradient_reductions
+from trainwright.cost.pipeline_replay import channels_of, replay_pipelines
+from trainwright.cost.stage_times import PlanTimes
+from trainwright.families import Gpt
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.profiles import LayerProfile, Profiles
+from trainwright.runtime import Runtime
+
+MODEL = Model.of(Gpt(4, 96, 12, 32, 500), Dtype.FLOAT32)
+NETWORK, INSIDE = 1e6, 1e7
+A = tuple(Device("a", slot) for slot in range(8))
+B = tuple(Device("b", slot) for slot in range(8))
+MESSAGE = 1e6
+
+
+def setting(runtime: Runtime | None = None) -> CostContext:
+    """Two real nodes of eight devices, links without latency; computation takes no time."""
+    ports = Port(0.0, NETWORK), Port(0.0, INSIDE)
+    cluster = Cluster((Accelerator("x", 2**40),), (Node("a", "x", 8, *ports), Node("b", "x", 8, *ports)))
+    profiles = tuple(
+        LayerProfile("x", kind.name, tensor, 1, 0.0, 0.0, 0.0, 0, 0)
+        for kind in MODEL.kinds
+        for tensor in ((1, 2, 3, 4) if kind.is_tensor_parallel else (1,))
+    )
+    return CostContext(MODEL, cluster, Profiles(profiles), runtime=runtime or Runtime())
+
+
+def paces(*stages: Stage, micro_batches: int = 1, rows: int = 4) -> PlanTimes:
+    plan = Plan(len(MODEL.layers), micro_batches * rows, (Pipeline(micro_batches, rows, stages),))
+    return PlanTimes(plan, setting())
+
+
+def stage(devices: tuple[Device, ...], first: int, count: int, tensor: int, **run: object) -> Stage:
+    data = len(devices) // tensor
+    return Stage(devices, (LayerRun(first, count, tensor, data, (4 // data,) * data, **run),))  # type: ignore[arg-type]
+
+
+def reduced(rings: int) -> float:
+    """Return reduction seconds of two members on each of two nodes: in pairs inside, then as one of `rings` rings."""
+    return MESSAGE / INSIDE + rings * MESSAGE / NETWORK
+
+
+def test_tensor_groups_of_two_replicas_share_the_cards_between_the_nodes() -> None:
+    halves = (*A[:4], *B[:4])
+    both = paces(stage(halves, 0, 6, 4, order=RankOrder.DATA_INNER))
+    group = ("a", "a", "b", "b")
+    assert both.layouts[0, 0][0].tensor_group_nodes == (group, group)
+    assert both.tensor_all_reduce(group).seconds(MESSAGE) == pytest.approx(reduced(2))
+    alone = paces(stage((*A[:2], *B[:2]), 0, 6, 4))
+    assert alone.tensor_all_reduce(group).seconds(MESSAGE) == pytest.approx(reduced(1))
+
+
+def test_tensor_groups_of_two_stages_share_the_cards_flat_rings_too() -> None:
+    """One member on each node: there is nothing to reduce inside."""
+    two = paces(stage((A[0], B[0]), 0, 3, 2), stage((A[1], B[1]), 3, 3, 2))
+    assert two.tensor_all_reduce(("a", "b")).seconds(MESSAGE) == pytest.approx(2 * MESSAGE / NETWORK)
+
+
+def test_tensor_groups_inside_a_node_use_no_card() -> None:
+    mixed = paces(stage((A[0], B[0]), 0, 3, 2), stage((A[1], A[2]), 3, 3, 2))
+    assert mixed.tensor_all_reduce(("a", "b")).seconds(MESSAGE) == pytest.approx(MESSAGE / NETWORK)
+    assert mixed.tensor_all_reduce(("a", "a")).seconds(MESSAGE) == pytest.approx(MESSAGE / INSIDE)
+
+
+def test_runs_of_one_stage_take_turns_on_the_cards() -> None:
+    """The first run has one ring over the cards at a time, the second two, and never are there three."""
+    devices = (A[0], B[0], A[1], B[1])
+    runs = (LayerRun(0, 3, 4, 1, (4,)), LayerRun(3, 3, 2, 2, (2, 2)))
+    found = paces(Stage(devices, runs))
+    assert [seats.tensor_group_nodes for seats in found.layouts[0, 0]] == [
+        (("a", "b", "a", "b"),),
+        (("a", "b"), ("a", "b")),
+    ]
+    # The flat ring over a, b, a, b crosses each card twice, as the two rings do; between the nodes it crosses once.
+    assert found.tensor_rings.flat["out", "a"] == 2
+    assert found.tensor_rings.inter_node["out", "a"] == 2
+    assert found.tensor_all_reduce(("a", "b")).seconds(MESSAGE) == pytest.approx(2 * MESSAGE / NETWORK)
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_gathers_of_two_stages_share_the_cards(*, sharing: bool) -> None:
+    """Layers that compute nothing hide nothing: a forward takes as long as all its gathers."""
+    sharded = {"sharding": Sharding.ZERO3}
+    found = paces(
+        stage((*A[:2], *B[:2]), 0, 3, 1, **sharded),
+        stage((*A[2:4], *B[2:4]), 3, 3, 1, **(sharded if sharing else {})),
+    )
+    held = sum(MODEL.kind_of(layer).parameters for layer in range(3)) * 4
+    spent = found.stages[0, 0].workers[0].forward.sharding_seconds
+    assert spent == pytest.approx(held / 2 / MESSAGE * reduced(1 + sharing))
+
+
+@pytest.mark.parametrize("tensors", [(2, 3), (3, 2), (1, 2), (1, 1)])
+def test_pipelines_of_any_tensor_degrees_sum_every_slice_once(tensors: tuple[int, int]) -> None:
+    """Whoever holds what: each value goes over the cards between two pipelines once in either direction."""
+    stages = [
+        Stage(devices[:tensor], (LayerRun(0, 6, tensor, 1, (4,)),))
+        for devices, tensor in zip((A, B), tensors, strict=True)
+    ]
+    plan = Plan(6, 8, tuple(Pipeline(1, 4, (one,)) for one in stages))
+    (across,) = gradient_reductions(PlanTimes(plan, setting()))
+    values = max(tensor * setting().resident_parameters(0, 6, tensor) for tensor in tensors)
+    assert across.seconds == pytest.approx(values * 4 / NETWORK)
+    assert across.nic_seconds["out", "a"] == pytest.approx(across.seconds)
+
+
+def pipelines_of_replicas(*rows: tuple[int, ...], sharding: Sharding) -> Plan:
+    """A pipeline on each node, of one stage, whose replicas take these rows."""
+    stages = [
+        Stage(devices[: len(one)], (LayerRun(0, 6, 1, len(one), one, sharding=sharding),))
+        for devices, one in zip((A, B), rows, strict=True)
+    ]
+    return Plan(6, 2 * sum(rows[0]), tuple(Pipeline(1, sum(rows[0]), (one,)) for one in stages))
+
+
+def test_pipelines_that_share_weights_out_alike_sum_every_part_once() -> None:
+    syncs = gradient_reductions(PlanTimes(pipelines_of_replicas((3, 3), (3, 3), sharding=Sharding.ZERO1), setting()))
+    assert [one.stages for one in syncs] == [((0, 0),), ((1, 0),), ((0, 0), (1, 0))]
+    assert syncs[-1].seconds == pytest.approx(setting().resident_parameters(0, 6, 1) * 4 / NETWORK)
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])
+def test_pipelines_that_share_weights_out_in_different_ways_sum_them_whole(sharding: Sharding) -> None:
+    """The worker does so, too: it reduces over all replicas of both pipelines, after the last backward."""
+    shared, whole = (
+        gradient_reductions(PlanTimes(pipelines_of_replicas((3, 3), (2, 2, 2), sharding=one), setting()))
+        for one in (sharding, Sharding.NONE)
+    )
+    assert shared == whole
+    assert [one.stages for one in shared] == [((0, 0), (1, 0))]
+
+
+def test_no_pipeline_is_done_before_the_busiest_card_has_carried_its_messages() -> None:
+    """Stages on a, b, a, b: three boundaries meet on each card, which the replay of one boundary does not see."""
+    stages = [
+        stage((device,), first, count, 1)
+        for device, first, count in ((A[0], 0, 2), (B[0], 2, 1), (A[1], 3, 1), (B[1], 4, 2))
+    ]
+    found = paces(*stages, micro_batches=20)
+    message = 4 * MODEL.output_bytes_per_row(0) / NETWORK
+    # Out of a: forwards from stage 0 and 2, backwards from stage 2; out of b: forwards from 1, backwards from 1 and 3.
+    assert channels_of(0, found).nic_seconds["out", "a"] == pytest.approx(3 * message)
+    times = replay_pipelines(found)
+    for one in times.values():
+        assert one.ends == pytest.approx((20 * 3 * message,))
+        assert one.replay_ends[0] < one.ends[0]
+        assert one.transit_seconds[0] + one.idle_seconds[0] == pytest.approx(one.ends[0])
+
+
+def test_sums_beside_the_last_backward_keep_a_card_busy_with_what_they_move() -> None:
+    """A whole all-reduce over a pair, or the half of it that a reduce-scatter is."""
+    busy = {}
+    for sharding in (Sharding.NONE, Sharding.ZERO2):
+        plan = Plan(6, 4, (Pipeline(1, 4, (stage((A[0], B[0]), 0, 6, 1, sharding=sharding),)),))
+        (beside,) = gradient_reductions(PlanTimes(plan, setting(Runtime(overlaps_gradients=True))))
+        assert beside.overlaps_backward
+        busy[sharding] = beside.nic_seconds["out", "a"]
+    assert busy[Sharding.NONE] == pytest.approx(setting().resident_parameters(0, 6, 1) * 4 / NETWORK)
+    assert busy[Sharding.ZERO2] == pytest.approx(busy[Sharding.NONE] / 2)

@@ -1,0 +1,152 @@
+"""Properties of Galvatron's searches: names, units and the requested number of plans change nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from changed_problems import renamed, slower
+from hypothesis import given
+from hypothesis import strategies as st
+from property_tests import examples
+
+from trainwright.cluster import Cluster
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.search import NoFeasiblePlan, Problem, Progress, run
+from trainwright.search.candidates import DeviceSymmetry
+from trainwright.search.node_order import canonical_node_order
+from trainwright.search.problem import Candidate, SearchControl
+
+MIB = 2**20
+nodes = st.lists(st.tuples(st.sampled_from(["fast", "slow"]), st.integers(1, 2)), min_size=1, max_size=4)
+randoms = st.randoms(use_true_random=False)
+memories = st.sampled_from([8 * MIB, 12 * MIB, None])
+planners = pytest.mark.parametrize("planner", ["galvatron-base", "galvatron-bmw"])
+few = examples(12)
+
+
+@pytest.fixture(scope="module")
+def draw(make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]) -> Callable[..., Problem]:
+    """A problem whose links between nodes differ, or are equal in part."""
+
+    def drawn(speeds: list[tuple[str, int]], pick: random.Random, memory: int | None = None) -> Problem:
+        cluster = make_cluster(speeds, memory=memory)
+        ratios = pick.choice(((0.2, 0.7, 1.0, 3.0), (0.5, 2.0)))
+        links = tuple(
+            replace(link, bandwidth_bytes_per_second=link.bandwidth_bytes_per_second * pick.choice(ratios))
+            for link in cluster.links
+        )
+        return make_problem(replace(cluster, links=links), layers=pick.randint(1, 4), batch=pick.choice((4, 6)))
+
+    return drawn
+
+
+def found(planner: str, problem: Problem, top: int | None = None) -> list[Candidate]:
+    try:
+        return run(planner, problem, top=top)
+    except NoFeasiblePlan:
+        return []
+
+
+def best(planner: str, problem: Problem) -> float:
+    return min((candidate.estimate.iteration_seconds for candidate in found(planner, problem)), default=float("inf"))
+
+
+@planners
+@few
+@given(speeds=nodes, memory=memories, pick=randoms)
+def test_names_and_order_of_nodes_change_nothing(
+    *,
+    draw: Callable[..., Problem],
+    planner: str,
+    speeds: list[tuple[str, int]],
+    memory: int | None,
+    pick: random.Random,
+) -> None:
+    problem = draw(speeds, pick, memory)
+    assert best(planner, renamed(problem, pick)) == pytest.approx(best(planner, problem), rel=1e-9)
+
+
+@planners
+@few
+@given(speeds=nodes, memory=memories, ratio=st.sampled_from([2.0, 3.7]), pick=randoms)
+def test_all_times_longer_make_the_answer_longer_by_as_much(
+    *,
+    draw: Callable[..., Problem],
+    planner: str,
+    speeds: list[tuple[str, int]],
+    memory: int | None,
+    ratio: float,
+    pick: random.Random,
+) -> None:
+    problem = draw(speeds, pick, memory)
+    assert best(planner, slower(problem, ratio)) == pytest.approx(ratio * best(planner, problem), rel=1e-9)
+
+
+@planners
+@few
+@given(speeds=nodes, memory=memories, top=st.integers(1, 4), pick=randoms)
+def test_candidates_fit_differ_and_stand_in_order_and_the_first_are_the_best_of_all(
+    *,
+    draw: Callable[..., Problem],
+    planner: str,
+    speeds: list[tuple[str, int]],
+    memory: int | None,
+    top: int,
+    pick: random.Random,
+) -> None:
+    problem = draw(speeds, pick, memory)
+    everything = found(planner, problem)
+    assert found(planner, problem, top) == everything[:top]
+    roles = DeviceSymmetry(problem.cluster)
+    assert len({roles.canonical_key(candidate.plan) for candidate in everything}) == len(everything)
+    seconds = [candidate.estimate.iteration_seconds for candidate in everything]
+    assert seconds == sorted(seconds)
+    for candidate in everything:
+        assert candidate.estimate.feasible
+        assert candidate.estimate == estimate_with_context(candidate.plan, problem.cost_context)
+        assert sorted(candidate.plan.devices) == sorted(problem.devices)
+
+
+@few
+@given(speeds=nodes, memory=memories, pick=randoms)
+def test_bmw_holds_what_base_finds(
+    draw: Callable[..., Problem], speeds: list[tuple[str, int]], memory: int | None, pick: random.Random
+) -> None:
+    problem = draw(speeds, pick, memory)
+    roles = DeviceSymmetry(problem.cluster)
+    base, bmw = (
+        {roles.canonical_key(candidate.plan) for candidate in found(planner, problem)}
+        for planner in ("galvatron-base", "galvatron-bmw")
+    )
+    assert base <= bmw
+
+
+@planners
+def test_progress_tells_seconds_of_the_replay(draw: Callable[..., Problem], planner: str) -> None:
+    problem = draw([("fast", 2), ("slow", 2)], random.Random(1))
+    told: list[Progress] = []
+    candidates = run(planner, problem, control=SearchControl(report=told.append))
+    replayed = {candidate.estimate.iteration_seconds for candidate in candidates}
+    seconds = [step.best_seconds for step in told]
+    assert set(seconds) <= replayed
+    assert seconds == sorted(seconds, key=lambda value: -value)
+    assert seconds[-1] == min(replayed)
+
+
+@examples(60)
+@given(speeds=nodes, pick=randoms)
+def test_a_cluster_is_relisted_by_what_its_nodes_are(
+    draw: Callable[..., Problem], speeds: list[tuple[str, int]], pick: random.Random
+) -> None:
+    problem = draw(speeds, pick)
+    one, other = canonical_node_order(problem.cluster), canonical_node_order(renamed(problem, pick).cluster)
+    for a, first in enumerate(one.nodes):
+        assert (first.accelerator, first.devices) == (other.nodes[a].accelerator, other.nodes[a].devices)
+        rows = [
+            sorted(cluster.link(cluster.nodes[a].name, node.name).bandwidth_bytes_per_second for node in cluster.nodes)
+            for cluster in (one, other)
+        ]
+        assert rows[0] == rows[1]

@@ -1,0 +1,177 @@
+"""Selection of links to measure: a few of every kind, checked, with the message sizes of plans."""
+
+from __future__ import annotations
+
+from itertools import combinations, islice, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.cluster import Link, Node
+from trainwright.families import Gpt, WideResnet
+from trainwright.layer import Dtype
+from trainwright.measurement.collective_check import LARGEST_STEP, MOST_BYTES, collective_sizes
+from trainwright.measurement.link_sampling import (
+    MOST_GROUPS,
+    SAMPLES,
+    LinkSampling,
+    NodeLocation,
+    further_pairs,
+    have_similar_bandwidth,
+    heterogeneous_kinds,
+    heterogeneous_machines,
+    link_kinds,
+    links_bytes,
+    take_within,
+)
+from trainwright.model import Model
+
+PLACES = {f"node-{number}": NodeLocation("m", ("left" if number < 5 else "right",)) for number in range(8)}
+
+
+def links(pairs, rate=lambda _source, _target: 1e9):
+    return {edge: Link(*edge, 1e-4, rate(*edge)) for a, b in pairs for edge in ((a, b), (b, a))}
+
+
+def in_racks(nodes: int, per_rack: int, machines: int = 1) -> dict[str, NodeLocation]:
+    """Nodes in racks, four racks to a zone."""
+    return {
+        f"node-{number}": NodeLocation(
+            f"m{number % machines}", (f"zone-{number // per_rack // 4}", f"rack-{number // per_rack}")
+        )
+        for number in range(nodes)
+    }
+
+
+def unordered(pairs) -> list[tuple[str, str]]:
+    return sorted(tuple(sorted(pair)) for pair in pairs)
+
+
+places = st.builds(NodeLocation, st.sampled_from("ab"), st.tuples(st.sampled_from("xyz"), st.sampled_from("1234567")))
+
+
+@given(st.lists(places, min_size=1, max_size=40))
+def test_every_pair_is_of_exactly_one_kind(found: list[NodeLocation]) -> None:
+    nodes = {f"node-{number}": place for number, place in enumerate(found)}
+    kinds = link_kinds(nodes)
+    assert unordered(pair for kind in kinds for pair in kind.pairs()) == unordered(combinations(nodes, 2))
+    for kind in kinds:
+        assert kind.size == len(list(kind.pairs()))
+        assert set(kind.sample) <= set(kind.pairs())
+        assert len(set(kind.sample)) == len(kind.sample) >= min(kind.size, SAMPLES)
+        assert len({nodes[a].shared_levels(nodes[b]) for a, b in kind.pairs()}) == 1
+        assert len({tuple(sorted((nodes[a].machine, nodes[b].machine))) for a, b in kind.pairs()}) == 1
+    assert len({kind.name for kind in kinds}) == len(kinds)
+
+
+def test_a_kinds_samples_have_no_node_in_common() -> None:
+    left, across, right = link_kinds(PLACES)
+    for kind in (left, across):
+        nodes = [node for pair in kind.sample for node in pair]
+        assert len(kind.sample) == SAMPLES
+        assert len(set(nodes)) == len(nodes)
+    assert right.size == 3
+    assert len(set(right.sample)) == 2  # three nodes have no two pairs apart
+    assert left.name == "among left/m"
+    assert across.name == "between left/m and right/m"
+
+
+def test_of_nodes_without_labels_a_near_and_a_far_pair_are_measured() -> None:
+    (kind,) = link_kinds(dict.fromkeys((f"node-{number:03}" for number in range(100)), NodeLocation("m")))
+    distances = [int(b[5:]) - int(a[5:]) for a, b in kind.sample]
+    assert distances == [1, 50]
+
+
+def test_with_many_groups_kinds_are_what_is_shared_and_stay_few() -> None:
+    few = in_racks(MOST_GROUPS * 4, 4)
+    assert len(link_kinds(few)) == MOST_GROUPS * (MOST_GROUPS + 1) // 2
+    nodes = in_racks(500, 4)
+    kinds = {kind.name: kind for kind in link_kinds(nodes)}
+    assert sorted(kinds) == [f"between m0 with {shared} of 2 places in common" for shared in range(3)]
+    for kind in kinds.values():
+        ends = [node for pair in kind.sample for node in pair]
+        assert len(kind.sample) == 2 * SAMPLES
+        assert len(set(ends)) == len(ends)
+    assert len(link_kinds(in_racks(500, 4, machines=2))) == 3 * 3
+    assert len(link_kinds(in_racks(500, 4, machines=6))) == 3  # the check has to find out
+
+
+def test_five_hundred_nodes_take_few_pods() -> None:
+    for nodes in (in_racks(500, 8), in_racks(500, 32), in_racks(500, 500)):
+        sampling = LinkSampling(tuple(Node(name, "t4", 8) for name in nodes), tuple(nodes.values()))
+        assert len(sampling.first_pairs) <= 2 * MOST_GROUPS * (MOST_GROUPS + 1) // 2
+        assert len(sampling.first_nodes) <= 4 * MOST_GROUPS
+
+
+def test_links_that_are_alike_are_not_measured_further() -> None:
+    kind = link_kinds(PLACES)[0]
+    assert heterogeneous_kinds([kind], links(kind.sample)) == ()
+    slower = kind.sample[1]
+    odd = links(kind.sample, lambda *edge: 0.7e9 if edge == slower else 1e9)
+    assert heterogeneous_kinds([kind], odd) == (kind,)
+    assert have_similar_bandwidth(odd.values(), tolerance=0.5)
+    rest = further_pairs([kind])
+    assert unordered((*kind.sample, *rest)) == unordered(kind.pairs())
+    with pytest.raises(ValueError, match="stands for its kind, but was not measured"):
+        heterogeneous_kinds([kind], {})
+
+
+def test_a_kind_that_is_measured_whole_leaves_no_doubt() -> None:
+    (kind,) = link_kinds({"a": NodeLocation("m"), "b": NodeLocation("m")})
+    assert heterogeneous_kinds([kind], {("a", "b"): Link("a", "b", 0, 1e9), ("b", "a"): Link("b", "a", 0, 1e6)}) == ()
+
+
+def test_further_pairs_are_bounded_shared_and_spread_over_the_nodes() -> None:
+    large, small = (
+        dict.fromkeys((f"{name}-{i}" for i in range(count)), NodeLocation(name))
+        for name, count in (("x", 200), ("y", 5))
+    )
+    kinds = [kind for kind in link_kinds({**large, **small}) if kind.name.startswith("among")]
+    found = further_pairs(kinds, most=300)
+    assert len(set(found)) == len(found) == 300
+    assert sum(pair[0] in small for pair in found) == 10 - SAMPLES  # what the small one leaves, the large one has
+    assert {node for pair in found for node in pair} == {*large, *small}
+    (kind, *_) = kinds
+    first = list(islice(kind.pairs(), 400))
+    assert len({int(b[2:]) - int(a[2:]) for a, b in first}) >= 3
+
+
+def test_further_pairs_take_no_more_of_a_report_than_they_may() -> None:
+    nodes = {f"{name}-{number:03}": NodeLocation(name) for name in ("long-" * 40, "s") for number in range(60)}
+    kinds = [kind for kind in link_kinds(nodes) if kind.name.startswith("among")]
+    found = further_pairs(kinds, most_bytes=200_000)
+    assert 190_000 < links_bytes(found) <= 200_000
+    by_kind = [[pair for pair in found if pair[0][0] == letter] for letter in "ls"]
+    assert 0.9 < links_bytes(by_kind[0]) / links_bytes(by_kind[1]) < 1.1
+    assert take_within([("a", "b"), ("c", "c")], links_bytes([("a", "b")])) == (("a", "b"),)
+
+
+def test_insides_are_compared_by_machine() -> None:
+    nodes = tuple(Node(name, "t4", devices) for name, devices in (("a", 2), ("b", 2), ("c", 2), ("d", 1)))
+    sampling = LinkSampling(
+        nodes, (*(NodeLocation("2 × t4", (rack,)) for rack in "123"), NodeLocation("1 × t4", ("3",)))
+    )
+    assert sampling.machines == {"2 × t4": ("a", "b", "c")}
+    inside = {(name, name): Link(name, name, 0.0, rate) for name, rate in (("a", 1e9), ("b", 2e9))}
+    assert heterogeneous_machines(sampling.machines, inside) == ("2 × t4",)
+    assert heterogeneous_machines(sampling.machines, inside | {("c", "c"): Link("c", "c", 0.0, 1e9)}) == ()
+    assert heterogeneous_machines(sampling.machines, {("a", "a"): inside["a", "a"]}) == ()
+    with pytest.raises(ValueError, match="no link inside a node like a"):
+        heterogeneous_machines(sampling.machines, {})
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_sizes_reach_from_a_rows_activations_to_all_gradients(dtype: Dtype) -> None:
+    model = Model.of(Gpt(4, 512, 8, 128, 5_000), dtype)
+    sizes = collective_sizes(model)
+    assert sizes[0] == 128 * 512 * dtype.num_bytes
+    assert sizes[-1] == 4 * sum(model.kind_of(layer).parameters for layer in range(len(model.layers)))
+    for few, many in pairwise(sizes):
+        assert few < many <= 1.01 * LARGEST_STEP * few
+
+
+def test_sizes_are_bounded_and_models_without_tensor_sums_have_some() -> None:
+    assert collective_sizes(Model.of(Gpt(2, 16_384, 8, 128, 50_000)))[-1] == MOST_BYTES
+    images = Model.of(WideResnet())
+    assert collective_sizes(images)

@@ -1,0 +1,139 @@
+"""A cluster with sampled links never reports more than the measured bandwidth of any link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+
+from trainwright import documents
+from trainwright.cluster import Accelerator, Cluster, Link, Node
+from trainwright.cost.network import node_classes
+from trainwright.measurement.link_sampling import LinkSampling, NodeLocation, Pair, further_pairs, heterogeneous_kinds
+from trainwright.measurement.sampled_cluster import SampledCluster, sampled_cluster
+
+Rate = Callable[[int, int], float]
+T4 = (Accelerator("t4", 2**34),)
+
+
+def sampling_of(count: int, racks: Callable[[int], str] = lambda _: "", devices: int = 2) -> LinkSampling:
+    nodes = tuple(Node(f"n{number:03}", "t4", devices) for number in range(count))
+    return LinkSampling(nodes, tuple(NodeLocation(f"{devices} × t4", (racks(number),)) for number in range(count)))
+
+
+def measure(sampling: LinkSampling, rate: Rate, latency: Rate = lambda *_: 1e-4) -> dict[Pair, Link]:
+    """Measure in the operator's order: samples first, then inconsistent links."""
+
+    def link(source: str, target: str) -> Link:
+        ends = int(source[1:]), int(target[1:])
+        return Link(source, target, latency(*ends), rate(*ends))
+
+    def both(pairs) -> dict[Pair, Link]:
+        return {edge: link(*edge) for a, b in pairs for edge in ((a, b), (b, a))}
+
+    found = both(sampling.first_pairs)
+    found |= {(name, name): Link(name, name, 1e-6, 1e10) for name in sampling.first_nodes}
+    return found | both(further_pairs(heterogeneous_kinds(sampling.kinds, found)))
+
+
+def built(sampling: LinkSampling, rate: Rate, most_bytes: float = 1e6) -> SampledCluster:
+    return sampled_cluster(T4, sampling, measure(sampling, rate), most_bytes)
+
+
+def rates(cluster: Cluster) -> dict[tuple[int, int], float]:
+    names = [node.name for node in cluster.nodes]
+    return {(int(a[1:]), int(b[1:])): cluster.link(a, b).bandwidth_bytes_per_second for a, b in permutations(names, 2)}
+
+
+def test_nodes_that_are_all_alike_need_only_ports_and_change_places() -> None:
+    found = built(sampling_of(100), lambda a, b: 1e9 * (1 + 0.05 * ((a * b) % 3)))
+    assert found.cluster.links == ()
+    assert len(set(node_classes(found.cluster))) == 1
+    assert set(rates(found.cluster).values()) <= {1e9, 1.05e9, 1.1e9}
+    assert found.cluster.link("n000", "n000").bandwidth_bytes_per_second == 1e10
+    assert len(documents.dumps(found.cluster)) < 30_000
+
+
+@pytest.mark.parametrize("across", [1e8, 1e10])
+def test_racks_joined_by_other_links_are_told_apart(across: float) -> None:
+    found = built(
+        sampling_of(40, lambda number: f"rack-{number // 10}"), lambda a, b: 1e9 if a // 10 == b // 10 else across
+    )
+    assert not found.uses_slowest_links
+    for (a, b), rate in rates(found.cluster).items():
+        assert rate == (1e9 if a // 10 == b // 10 else across)
+    assert len(set(node_classes(found.cluster))) == 4
+    # Slow links between racks are the ports' matter, and fast ones inside are listed; and the other way round.
+    assert len(found.cluster.links) == (4 * 10 * 9 if across < 1e9 else 0) or across > 1e9
+
+
+def test_racks_that_no_label_tells_are_found_by_the_check() -> None:
+    sampling = sampling_of(30)
+    found = built(sampling, lambda a, b: 1e9 if a // 10 == b // 10 else 1e8)
+    for (a, b), rate in rates(found.cluster).items():
+        assert rate == (1e9 if a // 10 == b // 10 else 1e8)
+
+
+def test_what_was_not_measured_of_an_unlike_kind_is_as_at_the_slower_node_usually() -> None:
+    """One card of 200 is slow, and there are too many links to measure all: the others keep their speed."""
+    found = built(sampling_of(200), lambda a, b: 1e8 if 1 in (a, b) else 1e9)
+    told = rates(found.cluster)
+    assert all(rate == 1e8 for (a, b), rate in told.items() if 1 in (a, b))
+    assert sum(rate == 1e9 for (a, b), rate in told.items() if 1 not in (a, b)) > 0.99 * 199 * 198
+
+
+def test_too_many_links_to_list_are_all_taken_as_slow_as_the_slowest() -> None:
+    truth: Rate = lambda a, b: 1e9 if a // 20 == b // 20 else 1e8  # noqa: E731
+    sampling = sampling_of(40, lambda number: f"rack-{number // 20}")
+    found = built(sampling, truth, most_bytes=20_000)
+    assert found.uses_slowest_links
+    assert found.cluster.links == ()
+    assert all(rate <= truth(*edge) for edge, rate in rates(found.cluster).items())
+
+
+@pytest.mark.parametrize(("count", "rack"), [(100, 50), (400, 8)])
+def test_documents_of_many_listed_links_fit_and_their_length_is_foreseen(count: int, rack: int) -> None:
+    truth: Rate = lambda a, b: 1.23456e9 / 7 if a // rack == b // rack else 1e8 / 7  # noqa: E731
+    sampling = sampling_of(count, lambda number: f"rack-{number // rack}")
+    measured = measure(sampling, truth, lambda *_: 1e-4 / 7)
+    found = sampled_cluster(T4, sampling, measured)
+    assert not found.uses_slowest_links
+    assert len(found.cluster.links) == count * (rack - 1)
+    size = len(documents.dumps(found.cluster).encode())
+    assert size < 1_000_000
+    assert sampled_cluster(T4, sampling, measured, most_bytes=size * 0.95).uses_slowest_links
+    assert not sampled_cluster(T4, sampling, measured, most_bytes=size * 1.2).uses_slowest_links
+
+
+def test_latency_counts_where_it_is_of_another_order() -> None:
+    sampling = sampling_of(8, lambda number: f"rack-{number // 4}")
+    latency: Rate = lambda a, b: 1e-5 if a // 4 == b // 4 else 1e-3  # noqa: E731
+    cluster = sampled_cluster(T4, sampling, measure(sampling, lambda *_: 1e9, latency)).cluster
+    assert cluster.link("n000", "n001").latency_seconds == 1e-5
+    assert cluster.link("n000", "n004").latency_seconds == 1e-3
+    assert all(link.source != link.target and link.bandwidth_bytes_per_second == 1e9 for link in cluster.links)
+
+
+def test_insides_that_differ_are_each_nodes_own() -> None:
+    sampling = sampling_of(6)
+    measured = measure(sampling, lambda *_: 1e9)
+    slow = {(node.name, node.name): Link(node.name, node.name, 1e-6, 1e10) for node in sampling.nodes}
+    slow["n002", "n002"] = Link("n002", "n002", 1e-6, 1e9)
+    cluster = sampled_cluster(T4, sampling, measured | slow).cluster
+    assert {node.name: node.inside.bandwidth_bytes_per_second for node in cluster.nodes} == {
+        name: 1e9 if name == "n002" else 1e10 for name in (node.name for node in cluster.nodes)
+    }
+
+
+def test_reports_that_lack_a_sample_or_name_a_stranger_are_refused() -> None:
+    sampling = sampling_of(6)
+    measured = measure(sampling, lambda *_: 1e9)
+    with pytest.raises(ValueError, match="stands for its kind"):
+        sampled_cluster(
+            T4, sampling, {edge: link for edge, link in measured.items() if edge != sampling.first_pairs[0]}
+        )
+    with pytest.raises(ValueError, match="inside a node like n000"):
+        sampled_cluster(T4, sampling, {edge: link for edge, link in measured.items() if edge[0] != edge[1]})
+    with pytest.raises(ValueError, match="a link of x was measured"):
+        sampled_cluster(T4, sampling, measured | {("x", "n000"): Link("x", "n000", 0.0, 1e9)})

@@ -1,0 +1,137 @@
+"""Time and cost at once: the front holds what nothing beats in both, and shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.cluster import Cluster
+from trainwright.plan import Plan
+from trainwright.report import pareto_plot
+from trainwright.report.tables import HEIGHT
+from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
+from trainwright.search.candidates import candidate_of
+from trainwright.search.cost_objective import pareto_front, subclusters, subsampled
+
+MakeProblem = Callable[..., Problem]
+MakeCluster = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="module")
+def problem(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
+    return priced(make_problem(make_cluster((("fast", 2), ("slow", 2), ("fast", 2))), layers=6, batch=12), 3.0, 0.5)
+
+
+@pytest.fixture(scope="module")
+def any_candidate(problem: Problem, make_plan: Callable[..., Plan]) -> Candidate:
+    return candidate_of(problem, make_plan(problem, (8,)))
+
+
+def priced(problem: Problem, *prices: float | None) -> Problem:
+    accelerators = tuple(
+        replace(one, price_per_hour=price) for one, price in zip(problem.cluster.accelerators, prices, strict=True)
+    )
+    return replace(
+        problem,
+        cluster=replace(problem.cluster, accelerators=accelerators),
+        limits=Limits(objective=Objective.PARETO),
+    )
+
+
+def costing(candidate: Candidate, seconds: float, price_per_hour: float | None) -> Candidate:
+    return replace(
+        candidate, estimate=replace(candidate.estimate, iteration_seconds=seconds), price_per_hour=price_per_hour
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=20))
+def test_the_front_is_what_no_other_beats(any_candidate: Candidate, points: list[tuple[int, int]]) -> None:
+    candidates = [costing(any_candidate, float(seconds), float(price)) for seconds, price in points]
+
+    def beats(one: Candidate, other: Candidate) -> bool:
+        mine, its = both(one), both(other)
+        return mine != its and mine[0] <= its[0] and mine[1] <= its[1]
+
+    expected = {both(one) for one in candidates if not any(beats(other, one) for other in candidates)}
+    found = pareto_front(candidates)
+    assert [both(one) for one in found] == sorted(expected)
+
+
+def both(candidate: Candidate) -> tuple[float, float]:
+    assert candidate.price_per_row is not None
+    return candidate.estimate.iteration_seconds, candidate.price_per_row
+
+
+@pytest.mark.parametrize("planner", ["amp", "megatron", "galvatron-base"])
+def test_a_front_spans_the_fastest_and_the_cheapest_of_all_parts(problem: Problem, planner: str) -> None:
+    found = run(planner, problem)
+    assert len(found) > 1
+    everything = [one for part in subclusters(problem) for one in tried(planner, part)]
+    assert both(found[0]) == min(map(both, everything))
+    assert both(found[-1])[1] == min(both(one)[1] for one in everything)
+    assert found == pareto_front(found)
+    cost = replace(problem, limits=Limits(objective=Objective.COST))
+    assert run(planner, cost, top=1)[0].price_per_row == pytest.approx(found[-1].price_per_row)
+
+
+def tried(planner: str, part: Problem) -> list[Candidate]:
+    try:
+        return run(planner, replace(part, limits=replace(part.limits, objective=Objective.TIME)))
+    except NoFeasiblePlan:
+        return []
+
+
+def test_a_long_front_is_thinned_evenly_with_both_ends(any_candidate: Candidate) -> None:
+    whole = [costing(any_candidate, 1.0 + n, 1.0) for n in range(9)]
+    assert [one.estimate.iteration_seconds for one in subsampled(whole, 3)] == [1, 5, 9]
+    assert subsampled(whole, 1) == whole[:1]
+    assert subsampled(whole, 9) == subsampled(whole, None) == subsampled(whole, 99) == whole
+    assert [one.estimate.iteration_seconds for one in subsampled(whole, 2)] == [1, 9]
+
+
+def test_missing_prices_are_named(problem: Problem, any_candidate: Candidate) -> None:
+    with pytest.raises(
+        ValueError, match="planning for cost needs the price of every accelerator, and emulated-slow has"
+    ):
+        run("megatron", priced(problem, 1.0, None))
+    with pytest.raises(ValueError, match="needs the price of every accelerator"):
+        pareto_front([costing(any_candidate, 1.0, None)])
+    with pytest.raises(ValueError, match="needs the price of every accelerator"):
+        pareto_plot([costing(any_candidate, 1.0, None)], 80)
+
+
+def test_fewer_parts_are_looked_at_where_so_many_are_allowed(problem: Problem) -> None:
+    assert [part.nodes for part in subclusters(problem, 3)][:1] == [problem.nodes]
+    assert len(list(subclusters(problem, 3))) <= 3 < len(list(subclusters(problem)))
+
+
+def test_a_spent_budget_shortens_the_front(problem: Problem) -> None:
+    control = SearchControl.with_budget(0.0)
+    assert run("megatron", problem, control=control)
+    assert control.budget_exhausted.is_set()
+
+
+def test_the_plot_shows_every_rank_at_its_place(any_candidate: Candidate) -> None:
+    candidates = [
+        costing(any_candidate, seconds, price / seconds) for seconds, price in ((1.0, 9.0), (2.0, 3.0), (5.0, 1.0))
+    ]
+    lines = pareto_plot(candidates, 60).plain.splitlines()
+    rows = lines[1 : HEIGHT + 1]
+    assert max(map(len, lines)) <= 60
+    places = {mark: (row, line.index(mark, 8)) for row, line in enumerate(rows) for mark in "123" if mark in line[8:]}
+    assert places["1"][0] == 0
+    assert places["3"][0] == HEIGHT - 1
+    assert 0 < places["2"][0] < HEIGHT - 1
+    assert places["1"][1] < places["2"][1] < places["3"][1]
+    assert "1 s" in lines[-2]
+    assert "5 s" in lines[-2]
+
+
+def test_a_single_point_and_equal_points_are_drawn(any_candidate: Candidate) -> None:
+    one = costing(any_candidate, 1.0, 1.0)
+    assert "1" in pareto_plot([one], 80).plain
+    assert "2" not in "".join(line[9:] for line in pareto_plot([one, one], 80).plain.splitlines()[1 : HEIGHT + 1])

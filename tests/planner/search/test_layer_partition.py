@@ -1,0 +1,157 @@
+"""The layer assignment: the dynamic programme finds what trying every assignment finds, and what the paper's table does."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from amp_oracle import objective, plain_table, try_everything
+from hypothesis import given
+from hypothesis import strategies as st
+from property_tests import examples
+
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright.search.spans import Array
+from trainwright.search.uniform.layer_partition import even_split, partition
+
+Instance = tuple[Array, Array, int]
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> Instance:
+    """Stages on up to three types of devices, uneven layers, exchanges by cut, some stages too small for some spans."""
+    layers = draw(st.integers(1, 8))
+    stages = draw(st.integers(1, layers))
+    numbers = st.one_of(st.integers(0, 4).map(float), st.floats(0, 10))
+    types = draw(st.lists(st.lists(numbers, min_size=layers, max_size=layers), min_size=1, max_size=3))
+    table = np.array([types[draw(st.integers(0, len(types) - 1))] for _ in range(stages)])
+    sums = np.concatenate([np.zeros((stages, 1)), np.cumsum(table, axis=1)], axis=1)
+    times = sums[:, None, :] - sums[:, :, None]
+    first, end = np.indices((layers + 1, layers + 1))
+    limits = np.array(draw(st.lists(st.integers(1, layers), min_size=stages, max_size=stages)))
+    times = np.where((end > first) & (end - first <= limits[:, None, None]), times, np.inf)
+    exchanges = np.array(
+        draw(st.lists(st.lists(numbers, min_size=layers + 1, max_size=layers + 1), min_size=stages, max_size=stages))
+    )
+    return times, exchanges, draw(st.integers(1, 40))
+
+
+def cost_of(instance: Instance) -> float:
+    ends = partition(*instance)
+    return float("inf") if ends is None else objective(*instance, ends)
+
+
+@examples(300)
+@given(instances())
+def test_the_dynamic_programme_finds_the_optimum_of_equation_5(instance: Instance) -> None:
+    times, _, _ = instance
+    best = try_everything(*instance)
+    ends = partition(*instance)
+    if ends is None:
+        assert np.isinf(best)
+        return
+    assert len(ends) == len(times)
+    assert ends[-1] == times.shape[1] - 1
+    assert objective(*instance, ends) == pytest.approx(best, rel=1e-7, abs=1e-9)
+
+
+@examples(60)
+@given(instances())
+def test_it_is_never_worse_than_the_papers_table(instance: Instance) -> None:
+    plain = plain_table(*instance)
+    if plain is None:
+        assert partition(*instance) is None
+    else:
+        assert cost_of(instance) <= objective(*instance, plain) * (1 + 1e-9) + 1e-12
+
+
+@examples(100)
+@given(instances())
+def test_among_equals_the_most_even_assignment_is_taken(instance: Instance) -> None:
+    times, _, micro_batches = instance
+    ends = partition(*instance)
+    if ends is None:
+        return
+    layers = times.shape[1] - 1
+    least, longest, squares = objective(*instance, ends), longest_of(times, ends), squares_of(times, ends)
+    for cuts in combinations(range(1, layers), len(times) - 1):
+        other = (*cuts, layers)
+        if objective(*instance, other) <= least and (micro_batches == 1 or longest_of(times, other) == longest):
+            assert squares <= squares_of(times, other) * (1 + 1e-6)
+
+
+def stage_times(times: Array, ends: tuple[int, ...]) -> list[float]:
+    return [float(times[stage, first, end]) for stage, (first, end) in enumerate(pairwise((0, *ends)))]
+
+
+def longest_of(times: Array, ends: tuple[int, ...]) -> float:
+    return max(stage_times(times, ends))
+
+
+def squares_of(times: Array, ends: tuple[int, ...]) -> float:
+    return sum(seconds**2 for seconds in stage_times(times, ends))
+
+
+def test_one_slow_layer_does_not_leave_the_other_stages_uneven() -> None:
+    seconds = np.array([1.0] * 9 + [6.0])
+    sums = np.concatenate([[0.0], np.cumsum(seconds)])
+    first, end = np.indices((11, 11))
+    times = np.where(end > first, sums[None, :] - sums[:, None], np.inf)
+    for micro_batches in (1, 8):
+        assert partition(np.stack([times] * 4), np.ones((3, 11)), micro_batches) == (3, 6, 9, 10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_keeps_up_with_the_papers_table_where_everything_cannot_be_tried(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    stages, layers = 4, 13
+    sums = np.concatenate([[0.0], np.cumsum(random.choice([1.0, 1.0, 1.25, 3.0], layers))])
+    first, end = np.indices((layers + 1, layers + 1))
+    speeds = random.choice([1.0, 2.5], stages)
+    times = np.where(end > first, (sums[None, :] - sums[:, None])[None] * speeds[:, None, None], np.inf)
+    instance = (times, random.random((stages - 1, layers + 1)), 8)
+    plain = plain_table(*instance)
+    assert plain is not None
+    assert cost_of(instance) <= objective(*instance, plain) * (1 + 1e-9)
+
+
+@given(instances(), st.data())
+def test_a_faster_stage_or_link_and_more_room_never_cost(instance: Instance, data: st.DataObject) -> None:
+    times, exchanges, micro_batches = instance
+    stage = data.draw(st.integers(0, len(times) - 1))
+    faster, sooner, roomier = times.copy(), exchanges.copy(), times.copy()
+    faster[stage] *= data.draw(st.floats(0.1, 1))
+    sooner[stage] *= data.draw(st.floats(0.1, 1))
+    first, end = np.indices(times[stage].shape)
+    longest = np.max(times[stage], initial=0.0, where=np.isfinite(times[stage]))
+    roomier[stage] = np.where((end > first) & np.isinf(times[stage]), longest, times[stage])
+    before = cost_of(instance) * (1 + 1e-9) + 1e-12
+    assert cost_of((faster, exchanges, micro_batches)) <= before
+    assert cost_of((times, sooner, micro_batches)) <= before
+    assert cost_of((roomier, exchanges, micro_batches)) <= before
+
+
+@given(instances())
+def test_twice_the_times_cost_twice(instance: Instance) -> None:
+    times, exchanges, micro_batches = instance
+    assert cost_of((2 * times, 2 * exchanges, micro_batches)) == pytest.approx(2 * cost_of(instance))
+
+
+def test_a_slow_stage_gets_fewer_layers() -> None:
+    per_layer = np.array([1.0, 1.0, 3.0])
+    first, end = np.indices((15, 15))
+    times = np.where(end > first, (end - first) * per_layer[:, None, None], np.inf)
+    ends = partition(times, np.zeros((2, 15)), 32)
+    assert ends == (6, 12, 14)
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"), [(1, (26,)), (2, (13, 26)), (4, (7, 13, 19, 26)), (5, (6, 11, 16, 21, 26)), (25, None)]
+)
+def test_megatron_splits_the_blocks_evenly_and_leaves_the_rest_at_the_ends(
+    stages: int, expected: tuple[int, ...] | None
+) -> None:
+    model = Model.of(Gpt(24, 64, 4, 32, 100))
+    assert even_split(model, stages) == expected

@@ -1,0 +1,265 @@
+"""Candidates of a real search, simulated truths, and the command that proposes the next trial."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+import pytest
+from quick_planner import quickly
+from trial_oracle import Error, proposed, run_by_measurement, true_seconds
+from trial_oracle import run as try_out
+from typer.testing import CliRunner
+
+from trainwright import documents
+from trainwright.calibration import DeviceMemory, FailedTrial, Trial, Trials, fit
+from trainwright.cli import app
+from trainwright.cost.estimate import estimate_with_context
+from trainwright.plan import Plan
+from trainwright.search import run
+from trainwright.trial_selection import ModelUncertainty, StoppingDecision, TrialHistory, propose
+
+TRUTHS, TRIALS = 30, 4
+CANDIDATES = 24
+MARGIN = 0.7
+"""Of regrets; these thirty truths give a fifth, others up to a half."""
+
+
+@pytest.fixture(scope="module")
+def problem(make_problem, make_cluster):
+    """Two kinds of nodes, and links slow enough to count."""
+    return make_problem(make_cluster(between=8e6), batch=32)
+
+
+@pytest.fixture(scope="module")
+def plans(problem):
+    return [candidate.plan for candidate in run("amp", problem, top=CANDIDATES)]
+
+
+@pytest.fixture(scope="module")
+def study(problem, plans):
+    return TrialHistory.of(plans, problem.cost_context)
+
+
+def seconds_of(plan, problem, **changes):
+    runtime = replace(problem.runtime, **changes)
+    return estimate_with_context(plan, replace(problem.cost_context, runtime=runtime)).iteration_seconds
+
+
+def test_factors_move_plans_as_the_cost_model_says(problem, plans, study):
+    column = study.loadings.values[:, study.loadings.names.index("bandwidth of links")]
+    faster = [seconds_of(plan, problem, link_ratio=exp(ModelUncertainty().link)) for plan in plans]
+    moved = [log(after / before.iteration_seconds) for after, before in zip(faster, study.estimates, strict=True)]
+    np.testing.assert_allclose(column, moved, atol=0.03)
+    assert column.min() < -0.03  # some plans send a lot …
+    assert column.max() > column.min() / 3  # … and some little
+
+
+def test_before_any_trial_the_error_is_expected_to_be_5_to_25_per_cent(study):
+    assert study.prior.seconds.deviations.min() > 0.05
+    assert study.prior.seconds.deviations.max() < 0.25
+
+
+def test_trials_teach_which_factor_is_off_and_correct_plans_that_were_not_tried(problem, plans, study):
+    truth = {plan: seconds_of(plan, problem, link_ratio=0.7) for plan in plans}
+    sending = sorted(
+        range(len(plans)),
+        key=lambda plan: study.loadings.values[plan, study.loadings.names.index("bandwidth of links")],
+    )
+    tried = [*sending[:3], *sending[-3:]]
+    learnt = TrialHistory.of(
+        plans, problem.cost_context, Trials(tuple(Trial(plans[plan], truth[plans[plan]]) for plan in tried))
+    )
+
+    factors = {factor.name: factor for factor in learnt.factor_observations}
+    links = factors["bandwidth of links"]
+    assert links.share == pytest.approx(-0.3, abs=2 * links.deviation)
+    assert links.share < -0.15
+    assert links.deviation < 0.7 * ModelUncertainty().link
+    rest = [plan for plan in range(len(plans)) if plan not in tried]
+    off_before = [abs(study.prior.seconds.means[plan] - log(truth[plans[plan]])) for plan in rest]
+    off_after = [abs(learnt.posterior.seconds.means[plan] - log(truth[plans[plan]])) for plan in rest]
+    assert np.mean(off_after) < np.mean(off_before) / 2
+    assert (learnt.posterior.seconds.deviations[rest] < study.prior.seconds.deviations[rest]).all()
+
+
+def test_without_trials_nothing_is_learnt(study):
+    spreads = dict(zip(study.loadings.names, study.loadings.spreads, strict=True))
+    assert [(factor.share, pytest.approx(factor.deviation)) for factor in study.factor_observations] == [
+        (0.0, spread) for spread in spreads.values()
+    ]
+
+
+def test_the_true_best_is_found_with_fewer_trials_than_in_order(problem, plans, study):
+    ours, in_order = [], []
+    for number in range(TRUTHS):
+        truth = true_seconds(plans, problem.cost_context, Error(), np.random.default_rng(number))
+        ours.append(try_out(study.posterior, truth, proposed, TRIALS, (number,)).regrets)
+        in_order.append(run_by_measurement(truth, study.posterior.noise, TRIALS, (number,)).regrets)
+    mine, theirs = np.mean(ours, axis=0), np.mean(in_order, axis=0)
+    assert mine[0] == theirs[0]  # both begin with the plan that is predicted fastest
+    assert mine[1:].mean() < MARGIN * theirs[1:].mean()
+
+
+def test_a_plan_that_was_tried_and_is_no_candidate_counts_too(problem, plans):
+    few, other = plans[:3], plans[5]
+    trial = Trial(other, 0.5 * seconds_of(other, problem))
+    found = TrialHistory.of(few, problem.cost_context, Trials((trial,)))
+    assert found.plans == (*few, other)
+    assert found.posterior.best == 3
+    assert (found.posterior.seconds.means[:3] < np.log([seconds_of(plan, problem) for plan in few])).all()
+
+
+def test_memory_is_believed_as_measured(problem, plans):
+    held = estimate_with_context(plans[0], problem.cost_context)
+    whole = Trial(plans[0], 1.0, peak_memory_bytes=2 * held.peak_memory_bytes)
+    device, peak = max(held.memory_by_device, key=lambda pair: pair[1])
+    single = Trial(plans[0], 1.0, memory_by_device=(DeviceMemory(device, 2 * peak),))
+    for trial in (whole, single):
+        found = TrialHistory.of(plans, problem.cost_context, Trials((trial,)))
+        moved = found.posterior.memory.means - found.prior.memory.means
+        assert moved[0] == pytest.approx(log(2))
+        assert (moved[1:] > 0.5).all()
+
+
+def test_failed_trials_alone_are_a_document_but_nothing_to_fit(problem, plans):
+    trials = Trials((), (FailedTrial(plans[0], out_of_memory=True),))
+    assert documents.loads(documents.dumps(trials), Trials) == trials
+    found = TrialHistory.of(plans, problem.cost_context, trials)
+    assert found.posterior.failed == {0}
+    assert propose(found.posterior).trial == 1
+    with pytest.raises(ValueError, match="no trial was measured"):
+        fit(trials, problem.cost_context)
+
+
+def test_a_plan_of_another_cluster_is_refused_by_its_place(problem, make_problem, make_cluster):
+    strange = run("amp", make_problem(make_cluster(nodes=[("fast", 4)] * 3), batch=32), top=1)[0].plan
+    with pytest.raises(ValueError, match="plan 1 "):
+        TrialHistory.of([strange], problem.cost_context)
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, problem):
+    found = tmp_path_factory.mktemp("propose")
+    (found / "cluster.json").write_text(documents.dumps(problem.cluster))
+    (found / "profiles.json").write_text(documents.dumps(problem.profiles))
+    (found / "model.json").write_text(
+        json.dumps(
+            {
+                "gpt": {"layers": 12, "hidden_size": 128, "heads": 4, "sequence_length": 64, "vocabulary_size": 1000},
+                "global_batch_size": 32,
+            }
+        )
+    )
+    return found
+
+
+def call(folder, command, *more):
+    files = [f"--{name}={folder / name}.json" for name in ("cluster", "model", "profiles")]
+    return CliRunner().invoke(app, [*quickly(command), *files, *more])
+
+
+def answer(folder, *more):
+    result = call(folder, "propose", "--output=json", *more)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def write_trials(folder, trials):
+    (folder / "trials.json").write_text(documents.dumps(trials))
+    return f"--trials={folder / 'trials.json'}"
+
+
+def test_the_command_proposes_from_a_file_what_it_proposes_from_the_planner(folder):
+    listed = call(folder, "plan", "--top=8", "--output=json")
+    (folder / "candidates.json").write_text(listed.stdout)
+    from_file = answer(folder, f"--candidates={folder / 'candidates.json'}")
+    assert from_file == answer(folder, "--top=8")
+    assert from_file["verdict"] == "try"
+    assert len(from_file["candidates"]) == 8
+    assert documents.parse(from_file["trial"]["plan"], Plan).global_batch_size == 32
+    assert from_file["trial"]["expected_seconds"] == min(one["expected_seconds"] for one in from_file["candidates"])
+
+
+def test_listed_candidates_go_with_no_limits(folder):
+    listed = call(folder, "plan", "--top=2", "--output=json")
+    (folder / "candidates.json").write_text(listed.stdout)
+    refused = call(
+        folder, "propose", f"--candidates={folder / 'candidates.json'}", "--use-nodes=node-1", "--max-data-degree=1"
+    )
+    assert refused.exit_code == 2
+    assert "whatever --use-nodes, --max-data-degree says" in refused.stderr
+
+
+def test_the_command_goes_on_until_it_says_stop(folder, problem, plans):
+    tried: list[Trial] = []
+    for _ in range(6):
+        found = answer(folder, "--top=5", *([write_trials(folder, Trials(tuple(tried)))] if tried else []))
+        if found["trial"] is None:
+            break
+        plan = documents.parse(found["trial"]["plan"], Plan)
+        assert plan not in {trial.plan for trial in tried}
+        tried.append(Trial(plan, seconds_of(plan, problem, link_ratio=0.8)))
+    assert found["verdict"] in {StoppingDecision.REGRET_IS_SMALL, StoppingDecision.ALL_TRIED}
+    assert found["expected_regret"] < 0.01
+    best = documents.parse(next(one["plan"] for one in found["candidates"] if one["rank"] == found["best"]), Plan)
+    assert best == min(tried, key=lambda trial: trial.iteration_seconds).plan
+    assert "Stop" in found["reason"]
+
+
+def test_the_command_tells_people_what_failed_and_what_trials_said(folder, problem, plans, tmp_path):
+    trials = Trials(
+        (Trial(plans[0], 1.3 * seconds_of(plans[0], problem)),), (FailedTrial(plans[1], out_of_memory=True),)
+    )
+    written = tmp_path / "next.json"
+    result = call(
+        folder, "propose", "--top=8", "--stop-below=0", f"--write-plan={written}", write_trials(folder, trials)
+    )
+    assert result.exit_code == 0, result.output
+    assert "device times emulated" in result.stdout
+    assert "failed" in result.stdout
+    assert "next: it is expected to take" in result.stdout
+    assert "the cost model is off by" in " ".join(result.stdout.split())
+    assert documents.loads(written.read_text(), Plan) in plans[2:8]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--candidates=nowhere.json",), "cannot be read"),
+        (("--stop-below=-1",), "regret_below"),
+        (("--top=0",), "top must be at least 1"),
+        (("--global-batch-size=search",), "different batches"),
+        (("--planner=nobody",), "no planner"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence(folder, options, words):
+    result = call(folder, "propose", *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    "content", ['{"candidates": []}', "{}", "[]", '{"candidates": [{"plan": {}}]}', '{"candidates": [{"rank": 1}]}', ""]
+)
+def test_odd_candidates_are_refused(folder, tmp_path, content):
+    file = tmp_path / "odd.json"
+    file.write_text(content)
+    result = call(folder, "propose", f"--candidates={file}")
+    assert result.exit_code == 2
+    assert "odd.json" in result.stderr
+
+
+def test_candidates_of_another_batch_are_refused(folder):
+    listed = call(folder, "plan", "--top=2", "--output=json", "--global-batch-size=16")
+    (folder / "smaller.json").write_text(listed.stdout)
+    result = call(folder, "propose", f"--candidates={folder / 'smaller.json'}")
+    assert result.exit_code == 2
+    assert "there is one of 16" in result.stderr

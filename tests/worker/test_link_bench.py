@@ -1,0 +1,115 @@
+"""Links, collectives and overlap, measured by gangs on this machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from trainwright.cluster import Device, Emulation
+from trainwright.worker_api import LinkReport, LinkTask
+from trainwright_worker.gang.errors import WorkerError
+from trainwright_worker.measure.collective_bench import COLLECTIVE_KINDS, concurrent_group_sets, message_numel
+from trainwright_worker.validation import check_task
+
+SIZES = (4_096, 65_536, 1_048_576, 8_388_608)
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_collectives_are_measured_inside_nodes_and_over_them(worker, make) -> None:
+    order = LinkTask(make.gang(2, 1), repeats=1, collective_bytes=SIZES, collective_seconds=4.0, overlap=True)
+    outcome = worker.local(order)
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert isinstance(report, LinkReport)
+    assert len(report.links) == 3
+    first, second, third = Device("node-a", 0), Device("node-a", 1), Device("node-b", 0)
+    groups = [(first, second), (first, third), (first, second, third)]
+    assert list(dict.fromkeys(one.members for one in report.collectives)) == groups
+    assert all(
+        uses == 1 for uses in Counter((x.members, x.collective, x.message_bytes) for x in report.collectives).values()
+    )
+    found = {(one.members, one.collective): [] for one in report.collectives}
+    assert set(found) == {(members, kind) for members in groups for kind in COLLECTIVE_KINDS}
+    for one in report.collectives:
+        found[one.members, one.collective].append(one)
+        assert one.samples >= 1
+        assert 0 < one.seconds < 10
+        assert one.message_bytes % (4 * len(one.members)) == 0
+        # No link is faster than memory.
+        assert one.message_bytes / one.seconds < 1e12
+    for series in found.values():
+        for few, many in pairwise(series):
+            assert many.message_bytes > few.message_bytes
+        if len(series) == len(SIZES):
+            # 2000 times the bytes take longer than one start-up, even on a busy machine.
+            assert series[-1].seconds > series[0].seconds
+    assert [one.node for one in report.overlaps] == ["node-a", "node-b"]
+    for one in report.overlaps:
+        assert 0.2 < one.compute_slowdown_ratio < 50
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_only_the_pairs_that_are_ordered_are_measured_and_the_insides_of_nodes_with_two_slots(worker, make) -> None:
+    pairs = (("node-c", "node-a"), ("node-a", "node-b"), ("node-d", "node-b"))
+    outcome = worker.local(LinkTask(make.gang(1, 1, 2, 1), pairs=pairs, repeats=1))
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    directed = {edge for a, b in pairs for edge in ((a, b), (b, a))}
+    assert {(link.source, link.target) for link in report.links} == {*directed, ("node-c", "node-c")}
+    assert len(report.links) == 7
+    # Two rounds of pairs, since node-a is in two; then the link within node-c.
+    told = [(one.what, one.done, one.total) for one in outcome.progress]
+    rounds = ("rounds of latencies", "rounds of links")
+    assert told == [(what, number, 3) for what in rounds for number in (1, 2, 3)]
+
+
+@pytest.mark.torch_processes
+@pytest.mark.timeout(120)
+def test_sizes_beyond_the_time_are_left_out_and_emulated_devices_have_no_overlap(worker, make) -> None:
+    gang = make.gang(1, 1)
+    nodes = tuple(replace(node, accelerator="emulated-x") for node in gang.nodes)
+    gang = replace(gang, nodes=nodes, emulations=(("emulated-x", Emulation(1e9, 0.01, 1e9)),))
+    order = LinkTask(gang, repeats=1, collective_bytes=(1_024, 2**40), collective_seconds=0.1, overlap=True)
+    outcome = worker.local(order)
+    assert outcome.code == 0, outcome.errors
+    (report,) = outcome.reports
+    assert [(one.collective, one.message_bytes) for one in report.collectives] == [
+        (kind, 1_024) for kind in COLLECTIVE_KINDS
+    ]
+    assert report.overlaps == ()
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ((2,), [[(0, 1)]]),
+        ((1, 1), [[(0, 1)]]),
+        ((2, 2), [[(0, 1), (2, 3)], [(0, 2)], [(0, 1, 2, 3)]]),
+        ((1, 3, 1), [[(1, 2, 3)], [(0, 1, 4)], [(0, 1, 2, 3, 4)]]),
+    ],
+)
+def test_groups_of_a_stage_have_no_device_in_common(make, devices, expected) -> None:
+    assert concurrent_group_sets(make.gang(*devices)) == expected
+
+
+def test_every_member_has_an_equal_part_of_a_message() -> None:
+    for members in (2, 3, 7):
+        for size in (1, 4_096, 1_000_001):
+            values = message_numel(size, members)
+            assert values % members == 0
+            assert abs(4 * values - size) <= 4 * members
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"collective_bytes": (4, 4)}, {"collective_bytes": (8, 4)}, {"collective_bytes": (4,), "collective_seconds": 0.0}],
+)
+def test_collectives_that_cannot_be_measured_are_refused(make, fields: dict) -> None:
+    check_task(LinkTask(make.gang(2), collective_bytes=(4, 8)))
+    with pytest.raises(WorkerError, match="collective_bytes must be ascending"):
+        check_task(LinkTask(make.gang(2), **fields))
