@@ -83,6 +83,8 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 - a kind of value each
         return _document(value) if value.startswith("{") else value
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, float):
+        return _rounded(value)
     if is_dataclass(value):
         return _plain_fields(value)
     if isinstance(value, Mapping):
@@ -92,6 +94,11 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 - a kind of value each
     return _plain(value.dump()) if hasattr(value, "dump") else value
 
 
+def _rounded(value: float | str) -> float:
+    """Return the number without its last digits, which depend on the CPU: BLAS has a kernel for each kind."""
+    return float(f"{float(value):.12g}")
+
+
 def _document(value: str) -> Any:
     """Return an opened document, unless its text is not the canonical one: then the text counts."""
     opened = json.loads(value)
@@ -99,7 +106,7 @@ def _document(value: str) -> Any:
         for keys_are_sorted in (False, True):
             for is_ascii in (False, True):
                 if json.dumps(opened, separators=separators, sort_keys=keys_are_sorted, ensure_ascii=is_ascii) == value:
-                    return {"json": opened}
+                    return {"json": json.loads(value, parse_float=_rounded)}
     return value
 
 
