@@ -86,7 +86,8 @@ def _object_section(schema: Schema) -> str:
     meanings = dict(_attributes(schema.get("description", "")))
     required = schema.get("required", [])
     rows = [
-        f"| `{name}` | {_type(field)} | {_default(field, is_required=name in required)} | {_cell(meanings.get(name, ''))} |"
+        f"| `{name}` | {_type(field)} | {_default(field, is_required=name in required)} "
+        f"| {_cell(field.get('description', meanings.get(name, '')))} |"
         for name, field in schema.get("properties", {}).items()
         if name not in ("apiVersion", "document")
     ]

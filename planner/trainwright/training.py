@@ -7,16 +7,13 @@ from functools import cached_property
 from typing import Literal
 
 from trainwright.document_kind import document
-from trainwright.families import T5, Bert, Custom, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.families import FAMILIES, T5, Bert, Custom, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 
 MAX_LAYERS = 1024
 MAX_BATCH_SIZE = 1_000_000
 """Limits beyond which a document is taken for a mistake; a search would take minutes and gigabytes."""
-
-FAMILIES = ("gpt", "llama", "bert", "vit", "swin", "t5", "moe", "wide_resnet", "trans_gan", "custom")
-"""Fields of `Training` for a family, exactly one of which is given."""
 
 Optimizer = Literal["adam", "sgd"]
 

@@ -8,23 +8,22 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from flow_reports import report_of
 from flow_world import World, spec_of
 from pydantic import ValidationError
 
-from trainwright import documents
+from trainwright import documents, families
 from trainwright.cluster import Cluster
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.search import SEARCHES, Candidate, Objective, Problem, SearchControl, run
-from trainwright.training import FAMILIES
 from trainwright.worker_api import TrialTask, WorkerTask
 from trainwright_operator import search_process
-from trainwright_operator.api import families
 from trainwright_operator.api import spec as api
+from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 from trainwright_worker import validation
@@ -104,9 +103,9 @@ def test_every_family_ends_in_a_winner_and_the_worker_takes_its_orders(name: str
 
 
 def test_every_family_of_the_planner_is_offered_with_its_fields_and_defaults() -> None:
-    offered = {part.noun.__dataclass_fields__["family"].default: part for part in families.FamilySpec.__subclasses__()}
-    assert set(offered) == set(FAMILIES)
-    for part in offered.values():
+    for noun, offered in zip(families.FAMILIES.values(), ModelSpec.model_fields.values(), strict=True):
+        part = get_args(offered.annotation)[0]
+        assert part.noun is noun
         fields = {one.name: one for one in dataclasses.fields(part.noun)}
         assert set(fields) - {"family", "dropout"} == set(part.model_fields)  # the worker's layers have no dropout
         for name, one in part.model_fields.items():

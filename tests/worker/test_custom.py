@@ -27,7 +27,7 @@ from trainwright.profiles import Profiles
 from trainwright.search import SEARCHES
 from trainwright.training import Training
 from trainwright.worker_api import FailureReason, ProfilingTask, TrialTask
-from trainwright_operator.api.families import ModelSpec
+from trainwright_operator.api.model import ModelSpec
 from trainwright_worker import describe as command
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom_description import describe

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
+
+VALIDATIONS: Final = "x-kubernetes-validations"
+"""Keyword of a schema's CEL rules."""
 
 
 class ApiModel(BaseModel):
@@ -38,7 +41,7 @@ def rules(*pairs: tuple[str, str], field_path: str | None = None) -> dict[str, A
     `field_path`: the offending field relative to the rules, for example `.heads`.
     """
     blamed = {} if field_path is None else {"fieldPath": field_path}
-    return {"x-kubernetes-validations": [{"rule": rule, "message": message, **blamed} for rule, message in pairs]}
+    return {VALIDATIONS: [{"rule": rule, "message": message, **blamed} for rule, message in pairs]}
 
 
 def immutable(field: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from trainwright_operator.api.base import ApiModel, Seconds, immutable, opaque, rules
-from trainwright_operator.api.families import ModelSpec
+from trainwright_operator.api.model import ModelSpec
 
 
 class LinksSpec(ApiModel):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from trainwright_operator.api.base import VALIDATIONS
+
 Schema = dict[str, Any]
 
 _EXTENSION: Final = "x-kubernetes-"
@@ -68,9 +70,8 @@ def _inlined(node: Schema, definitions: dict[str, Schema]) -> Schema:
     target = _inlined(definitions[node["$ref"].removeprefix("#/$defs/")], definitions)
     own = {key: value for key, value in node.items() if key != "$ref"}
     merged = {**target, **own}
-    validations = "x-kubernetes-validations"
-    if validations in target and validations in own:
-        merged[validations] = [*target[validations], *own[validations]]
+    if VALIDATIONS in target and VALIDATIONS in own:
+        merged[VALIDATIONS] = [*target[VALIDATIONS], *own[VALIDATIONS]]
     return merged
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Final, get_args
 
 from pydantic import Field
 
@@ -24,9 +25,15 @@ Family = Annotated[
 ]
 """Families that a model can be of; in a document the field `family` selects one."""
 
+FAMILIES: Final[Mapping[str, type[Family]]] = {
+    noun.__dataclass_fields__["family"].default: noun for noun in get_args(get_args(Family)[0])
+}
+"""Class of every family by its tag."""
+
 __all__ = [
     "BLOCK",
     "EMBEDDING",
+    "FAMILIES",
     "HEAD",
     "T5",
     "Bert",

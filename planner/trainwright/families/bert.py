@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import (
     BLOCK,
@@ -15,11 +15,22 @@ from trainwright.families.blocks import (
     feed_forward_branch,
     layer,
 )
+from trainwright.families.fields import (
+    EQUAL_HEADS,
+    Bounds,
+    Doc,
+    Dropout,
+    Entries,
+    FeedForwardWidth,
+    FieldRule,
+    Heads,
+    Layers,
+    Tokens,
+    Width,
+    check,
+)
 from trainwright.families.operators import (
     all_reduced_segment,
-    check_layers,
-    check_multiple,
-    check_positive,
     cross_entropy,
     dropout,
     element_wise,
@@ -33,33 +44,24 @@ from trainwright.layer import Attention, LayerKind, LayerList
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """BERT, trained on masked tokens and (with `next_sentence`) on whether two sentences follow each other.
+    """BERT, trained on masked tokens and (with `next_sentence`) on whether two sentences follow each other."""
 
-    Attributes:
-        sequence_length: tokens per row, each with a learned position.
-        intermediate_size: width of the feed-forward; by default 4 × hidden_size.
-        token_types: number of segments that a token may belong to.
-        next_sentence: add a pooler with that second head.
-        dropout: drop out after the embedding, the softmax and every branch, as published. It costs memory: masks are
-            saved, and with stored attention a second copy of its scores.
-    """
-
-    layers: int
-    hidden_size: int
-    heads: int
-    sequence_length: int = 512
-    vocabulary_size: int = 30522
-    intermediate_size: int | None = None
-    token_types: int = 2
-    next_sentence: bool = True
-    dropout: bool = False
-    family: Literal["bert"] = "bert"
+    layers: Layers
+    hidden_size: Width
+    heads: Heads
+    sequence_length: Tokens = 512
+    vocabulary_size: Entries = 30522
+    intermediate_size: FeedForwardWidth = None
+    token_types: Annotated[int, Bounds(1, 1024), Doc("Segments that a token may belong to.")] = 2
+    next_sentence: Annotated[
+        bool, Doc("Whether there is a pooler, with the second head that tells whether two sentences follow each other.")
+    ] = True
+    dropout: Dropout = False
+    family: Annotated[Literal["bert"], Doc("A BERT of any size.")] = "bert"
+    rules: ClassVar[tuple[FieldRule[Bert], ...]] = (EQUAL_HEADS,)
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers")
-        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size", "intermediate_size")
-        check_positive(self, "token_types")
-        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
+        check(self)
 
     @property
     def feed_forward_size(self) -> int:

@@ -5,45 +5,35 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from trainwright.families.operators import LARGEST_SIZE, MOST_LAYERS
+from trainwright.families.fields import LARGEST_SIZE, MOST_LAYERS, Bounds, Doc, FieldRule, Length, check
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
+_Name = Annotated[str, Length(1, 64)]
+_Count = Annotated[float, Bounds(0, 1e18, limit=LARGEST_SIZE)]
 _ENTRYPOINT: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
 class CustomKind:
-    """Sizes of a user model's uniform layers.
+    """Sizes of a user model's uniform layers."""
 
-    Attributes:
-        name: unique in its model.
-        parameters: of one layer.
-        forward_flops_per_row: 2 for each multiply-add of its products.
-        output_elements_per_row: of the tensors that it passes on; 1 after the last layer.
-        saved_elements_per_row: in the model's dtype, saved by the forward for the backward, including its input.
-        saved_bytes_per_row: saved in other formats (indices, masks).
-    """
-
-    name: str
-    parameters: int
-    forward_flops_per_row: float
-    output_elements_per_row: int
-    saved_elements_per_row: float
-    saved_bytes_per_row: float = 0.0
+    name: Annotated[_Name, Doc("Name of the kind, unique in the model.")]
+    parameters: Annotated[int, Bounds(0, 10**15, limit=LARGEST_SIZE), Doc("Values of one layer's weights.")]
+    forward_flops_per_row: Annotated[_Count, Doc("FLOPs of its products, 2 for each multiply-add.")]
+    output_elements_per_row: Annotated[
+        int,
+        Bounds(1, 10**15, limit=LARGEST_SIZE),
+        Doc("Values of the tensors that it hands on; 1 behind the last layer."),
+    ]
+    saved_elements_per_row: Annotated[
+        _Count, Doc("Values of the number format that its forward keeps for its backward, its input included.")
+    ]
+    saved_bytes_per_row: Annotated[_Count, Doc("Bytes that it keeps in other formats (indices, masks).")] = 0.0
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("custom.kinds: every kind needs a name")
-        for field, least in (
-            *(("parameters", 0), ("forward_flops_per_row", 0), ("output_elements_per_row", 1)),
-            *(("saved_elements_per_row", 0), ("saved_bytes_per_row", 0)),
-        ):
-            if not least <= getattr(self, field) <= LARGEST_SIZE:
-                raise ValueError(
-                    f"custom.kinds: {field} of {self.name} must be {least} … {LARGEST_SIZE:g}, got {getattr(self, field)}"
-                )
+        check(self, lambda name: f"custom.kinds: {name} of {self.name}")
 
     def layer_kind(self) -> LayerKind:
         """Return the kind as one product of the same FLOPs and weights, and one operator that reads the saved tensors.
@@ -83,24 +73,44 @@ class CustomKind:
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """User's own model, as `python -m trainwright_worker.describe` reports it; no tensor degree splits its layers.
+    """User's own model, as `python -m trainwright_worker.describe` reports it; no tensor degree splits its layers."""
 
-    Attributes:
-        entrypoint: `package.module:function` on the worker's PYTHONPATH, which makes the layers.
-        kinds: of layers, each once.
-        layers: name of each layer's kind, in order.
-    """
-
-    entrypoint: str
-    kinds: tuple[CustomKind, ...]
-    layers: tuple[str, ...]
-    family: Literal["custom"] = "custom"
+    entrypoint: Annotated[
+        str,
+        Length(3, 256),
+        Doc(
+            "The function, written package.module:function, that makes the model's layers. What python -m "
+            "trainwright_worker.describe --training-plan ENTRYPOINT writes belongs here whole."
+        ),
+    ]
+    kinds: Annotated[
+        tuple[
+            Annotated[
+                CustomKind,
+                Doc("What layers of the user's own model that are alike hold, compute, keep and hand on."),
+            ],
+            ...,
+        ],
+        Length(1, 256),
+        Doc("Kinds of layers, each once."),
+    ]
+    layers: Annotated[
+        tuple[_Name, ...],
+        Length(1, 1026, limit=MOST_LAYERS, words="name {} layers"),
+        Doc("The kind's name of every layer, in order."),
+    ]
+    family: Annotated[Literal["custom"], Doc("A model of your own.")] = "custom"
+    rules: ClassVar[tuple[FieldRule[Custom], ...]] = (
+        FieldRule(
+            "self.entrypoint.matches('^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$')",
+            lambda custom: _ENTRYPOINT.fullmatch(custom.entrypoint) is not None,
+            "entrypoint must be written package.module:function, for example models.resnet:resnet18",
+            lambda custom: f"custom.entrypoint must be written package.module:function, got {custom.entrypoint!r}",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        if not _ENTRYPOINT.fullmatch(self.entrypoint):
-            raise ValueError(f"custom.entrypoint must be written package.module:function, got {self.entrypoint!r}")
-        if not 1 <= len(self.layers) <= MOST_LAYERS:
-            raise ValueError(f"custom.layers must name 1 … {MOST_LAYERS} layers, got {len(self.layers)}")
+        check(self)
         names = [kind.name for kind in self.kinds]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import (
     BLOCK,
@@ -14,32 +14,37 @@ from trainwright.families.blocks import (
     token_embedding_layer,
     token_head_layer,
 )
-from trainwright.families.operators import check_layers, check_multiple, check_positive, layer_norm
+from trainwright.families.fields import (
+    EQUAL_HEADS,
+    Bounds,
+    Doc,
+    Dropout,
+    Entries,
+    FieldRule,
+    Layers,
+    Tokens,
+    Width,
+    check,
+)
+from trainwright.families.operators import layer_norm
 from trainwright.layer import Attention, LayerKind, LayerList
 
 
 @dataclass(frozen=True, slots=True)
 class Gpt:
-    """GPT-2; the unit of a batch is one row, a sequence.
+    """GPT-2; the unit of a batch is one row, a sequence."""
 
-    Attributes:
-        sequence_length: tokens per row.
-        dropout: drop out after the embedding, the softmax and every branch, as published. It costs memory: masks are
-            saved, and with stored attention a second copy of its scores.
-    """
-
-    layers: int
-    hidden_size: int
-    heads: int
-    sequence_length: int
-    vocabulary_size: int
-    dropout: bool = False
-    family: Literal["gpt"] = "gpt"
+    layers: Layers
+    hidden_size: Width
+    heads: Annotated[int, Bounds(1, 1024), Doc("Attention heads; also the largest tensor degree that is tried.")]
+    sequence_length: Tokens
+    vocabulary_size: Entries
+    dropout: Dropout = False
+    family: Annotated[Literal["gpt"], Doc("A GPT-2 of any size.")] = "gpt"
+    rules: ClassVar[tuple[FieldRule[Gpt], ...]] = (replace(EQUAL_HEADS, field="hidden_size"),)
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers")
-        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size")
-        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
+        check(self)
 
     def stack(self, attention: Attention) -> LayerList:
         """Return `[embedding, block × layers, head]`; the head is the final normalisation and the tied projection."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import (
     BLOCK,
@@ -16,15 +16,21 @@ from trainwright.families.blocks import (
     token_embedding_layer,
     token_head_layer,
 )
-from trainwright.families.operators import (
-    all_reduced_segment,
-    check_layers,
-    check_multiple,
-    check_positive,
-    element_wise,
-    residual,
-    rms_norm,
+from trainwright.families.fields import (
+    EQUAL_GROUPS,
+    EQUAL_HEADS,
+    Doc,
+    Entries,
+    FieldRule,
+    Heads,
+    KeyValueHeads,
+    Layers,
+    TiedEmbeddings,
+    Tokens,
+    Width,
+    check,
 )
+from trainwright.families.operators import all_reduced_segment, element_wise, residual, rms_norm
 from trainwright.layer import Attention, LayerKind, LayerList, Segment, Split
 
 INTERMEDIATE_MULTIPLE = 256
@@ -33,34 +39,23 @@ INTERMEDIATE_MULTIPLE = 256
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """Llama 1–3, Mistral and similar models.
+    """Llama 1–3, Mistral and similar models."""
 
-    Attributes:
-        sequence_length: tokens per row.
-        intermediate_size: width of the gated feed-forward; by default 8/3 of hidden_size, rounded up to a multiple of
-            256.
-        key_value_heads: heads of keys and values, each shared by equally many query heads; by default one per query
-            head.
-        tied_embeddings: the projection onto the vocabulary is the token embedding.
-    """
-
-    layers: int
-    hidden_size: int
-    heads: int
-    sequence_length: int
-    vocabulary_size: int = 32000
-    intermediate_size: int | None = None
-    key_value_heads: int | None = None
-    tied_embeddings: bool = False
-    family: Literal["llama"] = "llama"
+    layers: Layers
+    hidden_size: Width
+    heads: Heads
+    sequence_length: Tokens
+    vocabulary_size: Entries = 32000
+    intermediate_size: Annotated[
+        Width | None, Doc("Width of the gated feed-forward. Absent: 8/3 of hidden_size, rounded up to 256.")
+    ] = None
+    key_value_heads: KeyValueHeads = None
+    tied_embeddings: TiedEmbeddings = False
+    family: Annotated[Literal["llama"], Doc("A Llama, a Mistral or one of their like.")] = "llama"
+    rules: ClassVar[tuple[FieldRule[Llama], ...]] = (EQUAL_HEADS, EQUAL_GROUPS)
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers")
-        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size")
-        check_positive(self, "intermediate_size", "key_value_heads")
-        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
-        if self.key_value_heads is not None:
-            check_multiple(self, "heads", "key_value_heads", "every key's head serves equally many queries' heads")
+        check(self)
 
     @property
     def feed_forward_size(self) -> int:

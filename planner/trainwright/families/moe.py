@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from trainwright.families.blocks import (
     BLOCK,
@@ -15,17 +15,23 @@ from trainwright.families.blocks import (
     token_embedding_layer,
     token_head_layer,
 )
-from trainwright.families.llama import gated_size, rotary_attention_segment
-from trainwright.families.operators import (
-    INDEX_BYTES,
-    all_reduced_segment,
-    check_layers,
-    check_multiple,
-    check_positive,
-    matmul,
-    residual,
-    rms_norm,
+from trainwright.families.fields import (
+    EQUAL_GROUPS,
+    EQUAL_HEADS,
+    Bounds,
+    Doc,
+    Entries,
+    FieldRule,
+    Heads,
+    KeyValueHeads,
+    Layers,
+    TiedEmbeddings,
+    Tokens,
+    Width,
+    check,
 )
+from trainwright.families.llama import gated_size, rotary_attention_segment
+from trainwright.families.operators import INDEX_BYTES, all_reduced_segment, matmul, residual, rms_norm
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment
 
 EXPERT_BLOCK: Final = "expert_block"
@@ -36,42 +42,47 @@ class Moe:
     """Mixtral, and Switch Transformers with one expert per token.
 
     Tokens are assumed to be spread evenly over the experts, with none dropped. A tensor degree splits every expert's
-    width; there is no expert parallelism.
-
-    Attributes:
-        sequence_length: tokens per row.
-        experts_per_token: experts that each token passes through, the router's best k.
-        expert_every: interval of the blocks with experts, the others having one plain feed-forward; 1: all blocks.
-        intermediate_size: width of one expert (and of a plain feed-forward); by default Llama's rule.
-        key_value_heads: heads of keys and values; by default one per query head.
-        gated: experts are SwiGLUs of three products; otherwise two products with a ReLU between them.
+    width; there is no expert parallelism. A plain feed-forward is as wide as one expert.
     """
 
-    layers: int
-    hidden_size: int
-    heads: int
-    sequence_length: int
-    vocabulary_size: int = 32000
-    experts: int = 8
-    experts_per_token: int = 2
-    expert_every: int = 1
-    intermediate_size: int | None = None
-    key_value_heads: int | None = None
-    gated: bool = True
-    tied_embeddings: bool = False
-    family: Literal["moe"] = "moe"
+    layers: Layers
+    hidden_size: Width
+    heads: Heads
+    sequence_length: Tokens
+    vocabulary_size: Entries = 32000
+    experts: Annotated[int, Bounds(1, 4096), Doc("Experts of a block that has them.")] = 8
+    experts_per_token: Annotated[int, Bounds(1, 4096), Doc("Experts that each token passes through.")] = 2
+    expert_every: Annotated[
+        int, Bounds(1, 1024), Doc("Every so manieth block has experts, the others one plain feed-forward.")
+    ] = 1
+    intermediate_size: Annotated[
+        Width | None, Doc("Width of one expert. Absent: 8/3 of hidden_size, rounded up to 256.")
+    ] = None
+    key_value_heads: KeyValueHeads = None
+    gated: Annotated[
+        bool, Doc("Whether an expert is a SwiGLU of three products, or two products with a ReLU between them.")
+    ] = True
+    tied_embeddings: TiedEmbeddings = False
+    family: Annotated[Literal["moe"], Doc("A mixture of experts.")] = "moe"
+    rules: ClassVar[tuple[FieldRule[Moe], ...]] = (
+        EQUAL_HEADS,
+        EQUAL_GROUPS,
+        FieldRule(
+            "self.experts_per_token <= self.experts",
+            lambda moe: moe.experts_per_token <= moe.experts,
+            "experts_per_token cannot be more than experts; lower it, or raise experts",
+            lambda moe: f"moe.experts_per_token {moe.experts_per_token} is more than moe.experts {moe.experts}",
+        ),
+        FieldRule(
+            "self.expert_every <= self.layers",
+            lambda moe: moe.expert_every <= moe.layers,
+            "expert_every leaves no block with experts; lower it to layers at most",
+            lambda moe: f"moe.expert_every {moe.expert_every} leaves no expert in moe.layers {moe.layers}",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers")
-        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size")
-        check_positive(self, "experts", "experts_per_token", "expert_every", "intermediate_size", "key_value_heads")
-        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
-        if self.key_value_heads is not None:
-            check_multiple(self, "heads", "key_value_heads", "every key's head serves equally many queries' heads")
-        if self.experts_per_token > self.experts:
-            raise ValueError(f"moe.experts_per_token {self.experts_per_token} is more than moe.experts {self.experts}")
-        if self.expert_every > self.layers:
-            raise ValueError(f"moe.expert_every {self.expert_every} leaves no expert in moe.layers {self.layers}")
+        check(self)
 
     @property
     def feed_forward_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Operators that families share: products, convolutions, normalisations, look-ups, and the checks of their sizes.
+"""Operators that families share: products, convolutions, normalisations and look-ups.
 
 Products count 2 FLOPs per multiply-add; normalisations, look-ups and element-wise operators count none, since memory
 bounds them. A tensor that two operators save counts at the one that reads it, so that a layer counts its own input, not
@@ -14,46 +14,6 @@ INDEX_BYTES = 8
 
 STATISTIC_BYTES = 4
 """Bytes of a mean, an inverse deviation or a sum of exponentials, which are float32 in every number format."""
-
-LARGEST_SIZE = 10**30
-"""Maximum of any size; up to it no product of sizes overflows."""
-
-MOST_LAYERS = 100_000
-"""Maximum number of layers of one kind, far above what is planned."""
-
-
-def check_positive(family: object, *names: str) -> None:
-    """Raise ValueError naming the first of these fields (a number, or several) that is not a size."""
-    for name in names:
-        value = getattr(family, name)
-        for size in value if isinstance(value, tuple) else (value,):
-            if size is not None and not 1 <= size <= LARGEST_SIZE:
-                limit = "at least 1" if size < 1 else f"at most {LARGEST_SIZE:g}"
-                raise ValueError(f"{_tag(family)}.{name} must be {limit}, got {_shown(size)}")
-
-
-def check_layers(family: object, name: str, *, least: int = 1) -> None:
-    """Raise ValueError if a number of layers (or one of several) is out of range."""
-    value = getattr(family, name)
-    for layers in value if isinstance(value, tuple) else (value,):
-        if not least <= layers <= MOST_LAYERS:
-            raise ValueError(f"{_tag(family)}.{name} must be {least} … {MOST_LAYERS}, got {_shown(layers)}")
-
-
-def check_multiple(family: object, name: str, of: str, why: str) -> None:
-    """Raise ValueError if one field is not a multiple of another."""
-    value, divisor = getattr(family, name), getattr(family, of)
-    if value % divisor:
-        tag = _tag(family)
-        raise ValueError(f"{tag}.{name} {value} must be a multiple of {tag}.{of} {divisor}: {why}")
-
-
-def _tag(family: object) -> str:
-    return str(getattr(family, "family", type(family).__name__))
-
-
-def _shown(number: int) -> str:
-    return str(number) if abs(number) <= LARGEST_SIZE else f"a number of {number.bit_length()} bits"
 
 
 def matmul(  # noqa: PLR0913 - the shape of a matrix product

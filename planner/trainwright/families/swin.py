@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import (
     EMBEDDING,
@@ -16,11 +16,23 @@ from trainwright.families.blocks import (
     layer,
     patches,
 )
+from trainwright.families.fields import (
+    MOST_LAYERS,
+    WHOLE_PATCHES,
+    Bounds,
+    Channels,
+    Classes,
+    Doc,
+    FieldRule,
+    ImageSize,
+    Length,
+    PatchSize,
+    Pixels,
+    Width,
+    check,
+)
 from trainwright.families.operators import (
     all_reduced_segment,
-    check_layers,
-    check_multiple,
-    check_positive,
     element_wise,
     layer_norm,
     matmul,
@@ -36,32 +48,41 @@ class Swin:
 
     Between two stages each square of four patches becomes one of twice the width. Every block has a table of biases for
     the relative positions of two patches in a window.
-
-    Attributes:
-        layers: blocks of each stage.
-        hidden_size: width of the first stage.
-        heads: attention heads of each stage; by default one per 32 of the width.
-        image_size, patch_size, window_size: sides; the window's in patches.
     """
 
-    layers: tuple[int, ...]
-    hidden_size: int
-    heads: tuple[int, ...] | None = None
-    image_size: int = 224
-    patch_size: int = 4
-    window_size: int = 7
-    channels: int = 3
-    classes: int = 1000
-    family: Literal["swin"] = "swin"
+    layers: Annotated[
+        tuple[Annotated[int, Bounds(1, 1024, limit=MOST_LAYERS)], ...],
+        Length(1, 16, limit=16, words="give the blocks of {} stages"),
+        Doc("Blocks of each stage."),
+    ]
+    hidden_size: Annotated[Width, Doc("Width in the first stage; twice as much in each further one.")]
+    heads: Annotated[
+        Annotated[tuple[Annotated[int, Bounds(1, 1024)], ...], Length(1, 16)] | None,
+        Doc("Attention heads of each stage. Absent: one for every 32 values of its width."),
+    ] = None
+    image_size: ImageSize = 224
+    patch_size: PatchSize = 4
+    window_size: Annotated[Pixels, Doc("Side of a window in patches; windows tile every stage.")] = 7
+    channels: Channels = 3
+    classes: Classes = 1000
+    family: Annotated[Literal["swin"], Doc("A Swin Transformer of any size.")] = "swin"
+    rules: ClassVar[tuple[FieldRule[Swin], ...]] = (
+        WHOLE_PATCHES,
+        FieldRule(
+            "!has(self.heads) || self.heads.size() == self.layers.size()",
+            lambda swin: swin.heads is None or len(swin.heads) == len(swin.layers),
+            "heads must give one number for each stage, as many as layers does; make the two lists equally long",
+            lambda swin: f"swin.heads must give one number for each of {len(swin.layers)} stages",
+        ),
+        FieldRule(
+            "self.layers.sum() <= 1024",
+            lambda swin: sum(swin.layers) <= 1024,
+            "layers must sum to 1024 at most; leave some out",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers")
-        check_positive(self, "hidden_size", "image_size", "patch_size", "window_size", "channels", "classes", "heads")
-        check_multiple(self, "image_size", "patch_size", "patches tile the image")
-        if not 1 <= len(self.layers) <= 16:
-            raise ValueError(f"swin.layers must give the blocks of 1 … 16 stages, got {len(self.layers)}")
-        if self.heads is not None and len(self.heads) != len(self.layers):
-            raise ValueError(f"swin.heads must give one number for each of {len(self.layers)} stages")
+        check(self)
         for stage, heads in enumerate(self._heads):
             if self._width(stage) % heads:
                 raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from trainwright.families.blocks import (
     EMBEDDING,
@@ -15,11 +15,24 @@ from trainwright.families.blocks import (
     relu_branch,
     token_embedding_layer,
 )
+from trainwright.families.fields import (
+    EQUAL_HEADS,
+    MOST_LAYERS,
+    Bounds,
+    Doc,
+    Dropout,
+    Entries,
+    FeedForwardWidth,
+    FieldRule,
+    Heads,
+    Layers,
+    TiedEmbeddings,
+    Tokens,
+    Width,
+    check,
+)
 from trainwright.families.operators import (
     all_reduced_segment,
-    check_layers,
-    check_multiple,
-    check_positive,
     cross_entropy,
     dropout,
     element_wise,
@@ -43,39 +56,37 @@ class T5:
     The encoder's blocks share one table of relative positions, and so do the decoder's. After the encoder a boundary
     has two tensors: the decoder's state, and the encoder's output, which every decoder block attends to and passes on.
     A row is one pair of sequences.
-
-    Attributes:
-        layers: blocks of the encoder.
-        decoder_layers: blocks of the decoder; by default as many as the encoder's.
-        sequence_length: tokens per row of the encoder.
-        decoder_sequence_length: tokens per row of the decoder; by default the encoder's.
-        intermediate_size: width of the feed-forward; by default 4 × hidden_size.
-        position_buckets: classes of distances with a bias each.
-        tied_embeddings: the projection onto the vocabulary is the token embedding.
-        dropout: drop out after the embedding, the softmax and every branch and product, as published. It costs memory:
-            masks are saved, and with stored attention a second copy of its scores.
     """
 
-    layers: int
-    hidden_size: int
-    heads: int
-    sequence_length: int = 512
-    vocabulary_size: int = 32128
-    decoder_layers: int | None = None
-    decoder_sequence_length: int | None = None
-    intermediate_size: int | None = None
-    position_buckets: int = 32
-    tied_embeddings: bool = True
-    dropout: bool = False
-    family: Literal["t5"] = "t5"
+    layers: Annotated[int, Bounds(1, 512, limit=MOST_LAYERS), Doc("Blocks of the encoder.")]
+    hidden_size: Width
+    heads: Heads
+    sequence_length: Annotated[Tokens, Doc("Tokens of a row that the encoder reads; a row is a pair of sequences.")] = (
+        512
+    )
+    vocabulary_size: Annotated[Entries, Doc("Entries of the token embedding, which encoder and decoder share.")] = 32128
+    decoder_layers: Annotated[Layers | None, Doc("Blocks of the decoder. Absent: as many as the encoder's.")] = None
+    decoder_sequence_length: Annotated[
+        Tokens | None, Doc("Tokens of a row that the decoder reads. Absent: as many as the encoder.")
+    ] = None
+    intermediate_size: FeedForwardWidth = None
+    position_buckets: Annotated[
+        int, Bounds(1, 65_536), Doc("Classes of distances between positions that have a bias of their own.")
+    ] = 32
+    tied_embeddings: TiedEmbeddings = True
+    dropout: Dropout = False
+    family: Annotated[Literal["t5"], Doc("A T5 of any size.")] = "t5"
+    rules: ClassVar[tuple[FieldRule[T5], ...]] = (
+        EQUAL_HEADS,
+        FieldRule(
+            "!has(self.decoder_layers) || self.layers + self.decoder_layers <= 1024",
+            lambda t5: t5.decoder_layers is None or t5.layers + t5.decoder_layers <= 1024,
+            "layers and decoder_layers must sum to 1024 at most; lower one of the two",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers")
-        if self.decoder_layers is not None:
-            check_layers(self, "decoder_layers")
-        check_positive(self, "hidden_size", "heads", "sequence_length", "vocabulary_size", "decoder_sequence_length")
-        check_positive(self, "intermediate_size", "position_buckets")
-        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
+        check(self)
 
     @property
     def feed_forward_size(self) -> int:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import EMBEDDING, HEAD, AttentionShape, attention_branch, feed_forward_segment, layer
-from trainwright.families.operators import (
-    all_reduced_segment,
-    check_layers,
-    check_positive,
-    convolution,
-    element_wise,
-    layer_norm,
-    matmul,
-    residual,
-)
+from trainwright.families.fields import MOST_LAYERS, Bounds, Doc, FieldRule, Heads, Length, Pixels, Width, check
+from trainwright.families.operators import all_reduced_segment, convolution, element_wise, layer_norm, matmul, residual
 from trainwright.layer import Attention, LayerKind, LayerList
 
 IMAGE_CHANNELS = 3
@@ -30,29 +22,33 @@ class TransGan:
     Its stages are transformer blocks, each on an image of twice the side of the one before. The second and third stage
     interpolate and keep the width; every further one shuffles pixels into four times as many positions, which leaves a
     quarter of the width. On images larger than a window, attention stays within windows. The loss is the squared
-    distance to an image. Where the papers leave something open, blocks are GPT-2's.
-
-    Attributes:
-        layers: blocks of each stage. AMP: 12 in the first stage (1024 wide) and 12 in the sixth (16 wide).
-        hidden_size: width of the first stage.
-        bottom_width: side of the first stage's image.
-        latent_size: size of the vector that the image is made from.
-        window_size: side of a window.
+    distance to an image. By default the sizes are AMP's: the first stage is 1024 wide, the sixth 16. Where the papers
+    leave something open, blocks are GPT-2's.
     """
 
-    layers: tuple[int, ...] = (12, 0, 0, 0, 0, 12)
-    hidden_size: int = 1024
-    heads: int = 4
-    bottom_width: int = 9
-    latent_size: int = 512
-    window_size: int = 16
-    family: Literal["trans_gan"] = "trans_gan"
+    layers: Annotated[
+        tuple[Annotated[int, Bounds(0, 1024, limit=MOST_LAYERS)], ...],
+        Length(1, 16, limit=16, words="give the blocks of {} stages"),
+        Doc("Blocks of each stage; each stage works on an image of twice the side of the one before."),
+    ] = (12, 0, 0, 0, 0, 12)
+    hidden_size: Annotated[
+        Width, Doc("Width of the first stage; from the fourth stage on a quarter of the one before.")
+    ] = 1024
+    heads: Heads = 4
+    bottom_width: Annotated[Pixels, Doc("Side of the first stage's image.")] = 9
+    latent_size: Annotated[Width, Doc("Values that an image is made from.")] = 512
+    window_size: Annotated[Pixels, Doc("Side of a window; where the image is larger, attention stays in windows.")] = 16
+    family: Annotated[Literal["trans_gan"], Doc("TransGAN's generator.")] = "trans_gan"
+    rules: ClassVar[tuple[FieldRule[TransGan], ...]] = (
+        FieldRule(
+            "self.layers.sum() >= 1 && self.layers.sum() <= 1024",
+            lambda gan: 1 <= sum(gan.layers) <= 1024,
+            "layers must sum to 1 … 1024; change some of them",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers", least=0)
-        check_positive(self, "hidden_size", "heads", "bottom_width", "latent_size", "window_size")
-        if not 1 <= len(self.layers) <= 16:
-            raise ValueError(f"trans_gan.layers must give the blocks of 1 … 16 stages, got {len(self.layers)}")
+        check(self)
         for stage, layers in enumerate(self.layers):
             narrowing = 4 ** max(0, stage + 1 - FIRST_NARROWER)
             if self.hidden_size % (narrowing * (self.heads if layers else 1)):

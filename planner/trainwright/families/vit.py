@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import (
     BLOCK,
@@ -16,36 +16,42 @@ from trainwright.families.blocks import (
     layer,
     patches,
 )
-from trainwright.families.operators import check_layers, check_multiple, check_positive, element_wise, layer_norm
+from trainwright.families.fields import (
+    EQUAL_HEADS,
+    WHOLE_PATCHES,
+    Channels,
+    Classes,
+    Doc,
+    FeedForwardWidth,
+    FieldRule,
+    Heads,
+    ImageSize,
+    Layers,
+    PatchSize,
+    Width,
+    check,
+)
+from trainwright.families.operators import element_wise, layer_norm
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind
 
 
 @dataclass(frozen=True, slots=True)
 class Vit:
-    """Pre-normalised Vision Transformer that classifies by a class token; a row is one image.
+    """Pre-normalised Vision Transformer that classifies by a class token; a row is one image."""
 
-    Attributes:
-        image_size, patch_size: side of the square image and of a patch, in pixels.
-        channels: of the image.
-        intermediate_size: width of the feed-forward; by default 4 × hidden_size.
-    """
-
-    layers: int
-    hidden_size: int
-    heads: int
-    image_size: int = 224
-    patch_size: int = 16
-    channels: int = 3
-    classes: int = 1000
-    intermediate_size: int | None = None
-    family: Literal["vit"] = "vit"
+    layers: Layers
+    hidden_size: Width
+    heads: Heads
+    image_size: ImageSize = 224
+    patch_size: PatchSize = 16
+    channels: Channels = 3
+    classes: Classes = 1000
+    intermediate_size: FeedForwardWidth = None
+    family: Annotated[Literal["vit"], Doc("A Vision Transformer of any size.")] = "vit"
+    rules: ClassVar[tuple[FieldRule[Vit], ...]] = (EQUAL_HEADS, WHOLE_PATCHES)
 
     def __post_init__(self) -> None:
-        check_layers(self, "layers")
-        check_positive(self, "hidden_size", "heads", "image_size", "patch_size", "channels", "classes")
-        check_positive(self, "intermediate_size")
-        check_multiple(self, "hidden_size", "heads", "every head takes an equal part")
-        check_multiple(self, "image_size", "patch_size", "patches tile the image")
+        check(self)
 
     @property
     def sequence_length(self) -> int:

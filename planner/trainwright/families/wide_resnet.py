@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import EMBEDDING, HEAD, classifier, layer
-from trainwright.families.operators import INDEX_BYTES, batch_norm, check_positive, convolution, element_wise
+from trainwright.families.fields import Bounds, Channels, Classes, Doc, FieldRule, Pixels, check
+from trainwright.families.operators import INDEX_BYTES, batch_norm, convolution, element_wise
 from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -23,30 +24,36 @@ class WideResnet:
 
     From stage to stage the image shrinks, weights grow and activations become fewer: layers are uneven. No tensor
     degree splits them.
-
-    Attributes:
-        depth: ResNet's: 50, 101 or 152.
-        width_factor: ratio of the inner convolutions' width to ResNet's.
-        widened: `both`: the outputs of both inner convolutions (Wide-ResNet-50-2 has 68.9 M parameters); `second`: only
-            that of the 3 × 3, which gives the sizes of Alpa's table 8.
-        base_channels: inner width of the first stage before widening; doubled in each further stage.
     """
 
-    depth: Literal[50, 101, 152] = 50
-    width_factor: int = 2
-    widened: Literal["both", "second"] = "both"
-    base_channels: int = 64
-    image_size: int = 224
-    channels: int = 3
-    classes: int = 1000
-    family: Literal["wide_resnet"] = "wide_resnet"
+    depth: Annotated[Literal[50, 101, 152], Doc("Depth of the ResNet.")] = 50
+    width_factor: Annotated[int, Bounds(1, 1024), Doc("How much wider the inner convolutions are than ResNet's.")] = 2
+    widened: Annotated[
+        Literal["both", "second"],
+        Doc("Both: what both inner convolutions make is wider; second: only what the 3 × 3 makes, as in Alpa's sizes."),
+    ] = "both"
+    base_channels: Annotated[
+        int,
+        Bounds(1, 65_536),
+        Doc("Inner width of the first stage before it is widened; twice as much in each further one."),
+    ] = 64
+    image_size: Annotated[Pixels, Doc("Side of the square image in pixels; a multiple of 32.")] = 224
+    channels: Channels = 3
+    classes: Classes = 1000
+    family: Annotated[Literal["wide_resnet"], Doc("A Wide-ResNet.")] = "wide_resnet"
+    rules: ClassVar[tuple[FieldRule[WideResnet], ...]] = (
+        FieldRule(
+            "self.image_size % 32 == 0",
+            lambda resnet: resnet.image_size % 32 == 0,
+            "image_size must be a multiple of 32, since it is halved five times; change it",
+            lambda resnet: f"wide_resnet.image_size must be a multiple of 32, got {resnet.image_size}: it halves 5 ×",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        check_positive(self, "width_factor", "base_channels", "image_size", "channels", "classes")
+        check(self)
         if self.depth not in BLOCKS:
             raise ValueError(f"wide_resnet.depth must be one of {', '.join(map(str, BLOCKS))}, got {self.depth}")
-        if self.image_size % 32:
-            raise ValueError(f"wide_resnet.image_size must be a multiple of 32, got {self.image_size}: it halves 5 ×")
 
     def _side(self, stage: int) -> int:
         """Return the pixels along the image's side."""

@@ -14,10 +14,23 @@ from torch_models.measure import measure
 from torch_models.parts import Reference, hidden, inputs
 
 from trainwright import documents
-from trainwright.families import T5, Bert, Custom, CustomKind, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.families import (
+    FAMILIES,
+    T5,
+    Bert,
+    Custom,
+    CustomKind,
+    Gpt,
+    Llama,
+    Moe,
+    Swin,
+    TransGan,
+    Vit,
+    WideResnet,
+)
 from trainwright.layer import Attention, Dtype, Split
 from trainwright.model import Model
-from trainwright.training import FAMILIES, Training
+from trainwright.training import Training
 
 STEM = CustomKind("stem", 9_536, 1.2e8, 65_536, 120_000.0, 8_000.0)
 HEAD = CustomKind("head", 5_130, 1e4, 1, 1_000.0)

@@ -1,0 +1,176 @@
+"""Fields of families: their bounds and descriptions, and the rules that span them.
+
+The planner checks them, and the operator derives the fields of a TrainingPlan and the checks of its API server from
+them. Sentences name fields as the planner does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
+LARGEST_SIZE: Final = 10**30
+"""Maximum of any size; up to it no product of sizes overflows."""
+
+MOST_LAYERS: Final = 100_000
+"""Maximum number of layers of one kind, far above what is planned."""
+
+Noun = TypeVar("Noun")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Least and greatest value of a number.
+
+    Attributes:
+        most: in a TrainingPlan.
+        limit: what the planner accepts at most; by default LARGEST_SIZE, named only where it is exceeded.
+        words: predicate of the planner's refusal.
+    """
+
+    least: int
+    most: float
+    limit: int | None = None
+    words: str = "be {}"
+
+    def check(self, place: str, value: float) -> None:
+        """Raise ValueError if a number is out of the planner's bounds."""
+        limit = LARGEST_SIZE if self.limit is None else self.limit
+        if not self.least <= value <= limit:
+            exceeded = f"at least {self.least}" if value < self.least else f"at most {limit:g}"
+            allowed = exceeded if self.limit is None else f"{self.least} … {limit:g}"
+            shown = (
+                f"a number of {value.bit_length()} bits"
+                if isinstance(value, int) and abs(value) > LARGEST_SIZE
+                else value
+            )
+            raise ValueError(f"{place} must {self.words.format(allowed)}, got {shown}")
+
+
+@dataclass(frozen=True, slots=True)
+class Length(Bounds):
+    """Bounds of the length of a list or a text."""
+
+    words: str = "have a length of {}"
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """Description of a field, or of a family at its field `family`.
+
+    Attributes:
+        is_offered: a TrainingPlan has the field.
+    """
+
+    text: str
+    is_offered: bool = True
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "description": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRule(Generic[Noun]):
+    """Rule about a family's fields.
+
+    Attributes:
+        cel: for the API server, about `self`.
+        check: the same for the planner.
+        sentence: what must hold and what to change, for the API server's refusal.
+        refusal: of the planner; by default the sentence.
+        field: the one that the API server names; by default the whole family.
+    """
+
+    cel: str
+    check: Callable[[Noun], bool]
+    sentence: str
+    refusal: Callable[[Noun], str] | None = None
+    field: str | None = None
+
+
+def multiple(name: str, of: str, why: str, *, is_optional: bool = False) -> FieldRule[Any]:
+    """Return the rule that one field is a multiple of another, which may be absent if `is_optional`."""
+    return FieldRule(
+        f"!has(self.{of}) || self.{name} % self.{of} == 0" if is_optional else f"self.{name} % self.{of} == 0",
+        lambda noun: getattr(noun, of) is None or getattr(noun, name) % getattr(noun, of) == 0,
+        f"{name} must be a multiple of {of}, since {why}; change one of the two",
+        lambda noun: (
+            f"{noun.family}.{name} {getattr(noun, name)} must be a multiple of {noun.family}.{of} {getattr(noun, of)}: {why}"
+        ),
+    )
+
+
+EQUAL_HEADS: Final = multiple("hidden_size", "heads", "every head takes an equal part")
+EQUAL_GROUPS: Final = multiple("heads", "key_value_heads", "each of these serves equally many heads", is_optional=True)
+WHOLE_PATCHES: Final = multiple("image_size", "patch_size", "patches tile the image")
+
+Layers = Annotated[
+    int, Bounds(1, 1024, limit=MOST_LAYERS), Doc("Transformer blocks; the embedding and the head come on top.")
+]
+Width = Annotated[int, Bounds(1, 1_048_576), Doc("Width of the model; a multiple of heads.")]
+Heads = Annotated[int, Bounds(1, 1024), Doc("Attention heads; a tensor degree must divide them.")]
+Tokens = Annotated[int, Bounds(1, 1_048_576), Doc("Tokens in a row; batches are counted in rows.")]
+Entries = Annotated[int, Bounds(1, 4_194_304), Doc("Entries of the token embedding.")]
+Classes = Annotated[int, Bounds(1, 4_194_304), Doc("Classes that are told apart.")]
+Pixels = Annotated[int, Bounds(1, 65_536)]
+ImageSize = Annotated[Pixels, Doc("Side of the square image in pixels; a multiple of patch_size.")]
+PatchSize = Annotated[Pixels, Doc("Side of a patch in pixels.")]
+Channels = Annotated[int, Bounds(1, 65_536), Doc("Channels of the image.")]
+FeedForwardWidth = Annotated[Width | None, Doc("Width of the feed-forward. Absent: 4 × hidden_size.")]
+KeyValueHeads = Annotated[
+    Heads | None, Doc("Heads of keys and values, each shared by equally many heads. Absent: as many as heads.")
+]
+TiedEmbeddings = Annotated[bool, Doc("Whether the projection onto the vocabulary is the token embedding.")]
+Dropout = Annotated[
+    bool,
+    Doc(
+        "Drop out after the embedding, the softmax and every branch (in T5 every product, too), as published. It costs "
+        "memory: masks are saved, and with stored attention a second copy of its scores.",
+        is_offered=False,
+    ),
+]
+
+
+_FIELD_TYPES: Final[dict[type[Any], dict[str, Any]]] = {}
+
+
+def field_types(noun: type[Any]) -> dict[str, Any]:
+    """Return the annotated type of every field of a family or of a part of one."""
+    if noun not in _FIELD_TYPES:
+        hints = get_type_hints(noun, include_extras=True)
+        _FIELD_TYPES[noun] = {field.name: hints[field.name] for field in fields(noun)}
+    return _FIELD_TYPES[noun]
+
+
+def check(noun: Any, place: Callable[[str], str] | None = None) -> None:
+    """Raise ValueError in one sentence if a field is out of its bounds or a rule does not hold.
+
+    `place` returns how the sentence names a field: by default with the family's tag.
+    """
+    for name, hint in field_types(type(noun)).items():
+        _check_bounds(place(name) if place else f"{noun.family}.{name}", hint, getattr(noun, name))
+    for rule in getattr(noun, "rules", ()):
+        if not rule.check(noun):
+            raise ValueError(rule.refusal(noun) if rule.refusal else f"{noun.family}: {rule.sentence}")
+
+
+def _check_bounds(place: str, hint: Any, value: Any) -> None:
+    if value is None:
+        return
+    kind, (inner, *others) = get_origin(hint), get_args(hint) or (hint,)
+    if kind is Annotated:
+        for bounds in others:
+            if isinstance(bounds, Bounds):
+                bounds.check(place, len(value) if isinstance(bounds, Length) else value)
+    if kind in (Annotated, Union, UnionType):  # an optional field's type stands before None
+        _check_bounds(place, inner, value)
+    elif kind is tuple:
+        for item in value:
+            _check_bounds(place, inner, item)
