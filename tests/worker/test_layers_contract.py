@@ -9,10 +9,11 @@ import pytest
 import torch
 from tensor_group import Thread, passes, run_group, whole_gradients
 
+from trainwright import families
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.model import Model
 from trainwright_worker.layers.layer import Boundary, Data, Layer
-from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.layers.registry import make_family_layers, supported_families
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 FAMILIES = (
@@ -91,6 +92,21 @@ class OneKind:
         boundary = self.values(self.layers.boundary(self.index - 1)) if self.index else ()
         data = self.layers.rows(self.layer.reads, seed=1, iteration=0, first=0, count=ROWS)
         return boundary, data, self.values(self.layers.boundary(self.index))
+
+
+def test_the_worker_has_the_layers_of_every_family() -> None:
+    """Further tests compare kinds and parameters; `test_custom.py` those of a user's model."""
+    assert set(supported_families()) == set(families.FAMILIES)
+    assert {family.family for family in FAMILIES} | {"custom"} == set(families.FAMILIES)
+
+
+@EACH_FAMILY
+def test_layers_are_of_the_planners_kinds(family) -> None:
+    model = Model.of(family)
+    layers = make_family_layers(model)
+    made = [layers.make(index, seed=1, shard=TensorShard(), shared={}) for index in range(len(model.layers))]
+    assert tuple(layers.kinds) == model.layers
+    assert [numel(layer) for layer in made] == [model.kind(name).parameters for name in model.layers]
 
 
 def numel(layer: Layer) -> int:
