@@ -16,7 +16,7 @@ from trainwright.plan import Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, NoFeasiblePlan, SearchControl
 from trainwright.search.batch_size import best_batch_size
-from trainwright.search.galvatron.balanced_partition import PartitionTables, balance_degree, best_partition
+from trainwright.search.galvatron.balanced_partition import PartitionTables, best_partition
 from trainwright.search.galvatron.partition_search import SplitTables, memory_balanced_partition
 from trainwright.search.galvatron.pipeline_solutions import GroupTablesCache
 from trainwright.search.galvatron.search import (
@@ -206,11 +206,6 @@ def test_the_partition_equals_brute_force():
                 least = min(least, (m - 1) * limit + sum(sums) + exchanged)
         found = best_partition(PartitionTables(steady, last, sent), m)
         assert (found.seconds if found else np.inf) == pytest.approx(least)
-
-
-def test_balance_degrees():
-    assert balance_degree([1.0, 1.0, 1.0, 1.0]) == pytest.approx(0.75)
-    assert balance_degree([3.0, 1.0]) == pytest.approx(0.25)
 
 
 def test_the_best_batch_size_is_close_to_that_of_the_plain_loop(tight):

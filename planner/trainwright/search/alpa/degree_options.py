@@ -76,7 +76,6 @@ class DegreeOptions:
     spans: LayerSpans
     devices: RepresentativeDevices
     _resident: dict[int, Array] = field(default_factory=dict)
-    _span_sums: dict[tuple[object, ...], Array] = field(default_factory=dict)
 
     @cached_property
     def _memory(self) -> StageMemory:
@@ -132,12 +131,6 @@ class DegreeOptions:
         found = np.zeros_like(self.spans.is_stage, dtype=float)
         found[:, -1] = memory.loss_bytes(self.problem.cost_context, shape.tensor, shape.rows)
         return found
-
-    def cached_span_sums(self, key: tuple[object, ...], by_kind: Mapping[str, float]) -> Array:
-        """Return sums over spans, cached by what they depend on."""
-        if key not in self._span_sums:
-            self._span_sums[key] = self.spans.sums(by_kind)
-        return self._span_sums[key]
 
 
 @dataclass

@@ -1,8 +1,7 @@
-"""Partition of layers into stages that minimises Eq. 8, and the paper's balance degrees."""
+"""Partition of layers into stages that minimises Eq. 8."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -14,12 +13,6 @@ Array = NDArray[np.float64]
 _ROUNDING = 1e-9
 MAX_THRESHOLDS = 64
 """Maximum number of limits on the longest stage that are tried before the best partition so far is returned."""
-
-
-def balance_degree(costs: Sequence[float]) -> float:
-    """Return α_t or α_m of Eq. 6: 1 - max / sum, which is 1 - 1/P at most, when all stages cost the same."""
-    total = sum(costs)
-    return 1 - max(costs) / total if total else 1 - 1 / len(costs)
 
 
 @dataclass(frozen=True)
