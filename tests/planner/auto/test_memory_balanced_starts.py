@@ -14,13 +14,9 @@ from random_problems import drawn_problem
 
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.search import Limits, Problem
+from trainwright.search import Limits, NoFeasiblePlan, Problem, run
 from trainwright.search.auto.bottleneck_starts import bottleneck_balanced_plans
-from trainwright.search.auto.memory_first_starts import (
-    memory_balanced_plans,
-    minimize_fullest_part,
-    minimum_memory_plans,
-)
+from trainwright.search.auto.memory_first_starts import memory_balanced_plans, minimize_fullest_part
 
 COSTS = st.integers(1, 4).flatmap(
     lambda parts: st.integers(parts, 7).flatmap(
@@ -67,7 +63,8 @@ def tight_and_unequal() -> Problem:
 
 def test_unequal_devices_hold_what_even_splits_do_not() -> None:
     problem = tight_and_unequal()
-    assert not list(minimum_memory_plans(problem))
+    with pytest.raises(NoFeasiblePlan):
+        run("megatron", problem, top=1)
     plans = list(memory_balanced_plans(problem))
     assert plans
     for plan in plans:

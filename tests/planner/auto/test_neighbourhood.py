@@ -119,12 +119,10 @@ def test_stages_change_places_near_and_far(problem: Problem, make_plan: Callable
     assert {number for number, stage in found if stage.devices == first} == {0, 1, 2, 3}
 
 
-def test_devices_are_left_out_by_halves_by_nodes_and_by_every_second_one(
-    taken_apart: list[EditablePipeline], plan: Plan
-) -> None:
+def test_devices_are_left_out_by_halves_and_by_nodes(taken_apart: list[EditablePipeline], plan: Plan) -> None:
     used = {frozenset(map(str, other.pipelines[0].stages[0].devices)) for other in made(change_devices, taken_apart)}
     names = [str(device) for device in plan.pipelines[0].stages[0].devices]
-    assert {frozenset(names[:2]), frozenset(names[2:]), frozenset(names[::2])} <= used
+    assert {frozenset(names[:2]), frozenset(names[2:])} <= used
 
 
 def test_devices_that_nobody_uses_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:

@@ -11,13 +11,12 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.memory import in_flight_micro_batches, stage_memory
 from trainwright.cost.seats import RankLayout
 from trainwright.cost.stage_times import PlanTimes
-from trainwright.plan import Plan, Sharding, Stage
+from trainwright.plan import Plan, Stage
 from trainwright.search.auto.diversity import best_of_each_shape
 from trainwright.search.auto.layer_rebalancing import (
     LayerRebalancer,
     StageConfig,
     stage_configs,
-    with_sharding,
     with_stage_configs,
 )
 from trainwright.search.auto.neighbourhood import (
@@ -135,15 +134,7 @@ class CandidateEvaluator:
 
     def evaluate_repaired(self, plan: Plan) -> Candidate | None:
         """Evaluate the plan or, if memory is short, its repair with more recompute."""
-        return self._evaluate_repaired(self._symmetry.canonical_key(plan), plan)
-
-    def evaluate_draft(self, plan: Plan) -> None:
-        """Evaluate a new plan with repair, and with ZeRO-3 if that fails."""
         key = self._symmetry.canonical_key(plan)
-        if key not in self.evaluated and self._evaluate_repaired(key, plan) is None:
-            self.evaluate_repaired(with_sharding(plan, Sharding.ZERO3))
-
-    def _evaluate_repaired(self, key: Hashable, plan: Plan) -> Candidate | None:
         if key in self.evaluated:
             return None
         found = self._evaluate(key, plan)

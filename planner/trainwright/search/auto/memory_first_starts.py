@@ -1,9 +1,8 @@
-"""Starting plans where memory is short: least memory, and layers balanced by memory."""
+"""Starting plans where memory is short: layers balanced by memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,45 +10,9 @@ from numpy.typing import NDArray
 from trainwright.cluster import Device
 from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
-from trainwright.search.degrees import divisors, is_profiled, tensor_degrees
-from trainwright.search.megatron import EvenSplits
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.search.degrees import is_profiled, tensor_degrees
 from trainwright.search.problem import Problem
-from trainwright.search.uniform.plan_space import UniformPlanSpace, memory_shortfall
-
-
-def minimum_memory_plans(problem: Problem) -> Iterator[Plan]:
-    """Yield Megatron's even splits that fit when fully sharded and recomputed, shortest pipelines first.
-
-    Replicas take one row at a time, which stores least, or all rows at once, which also shards gradients.
-    """
-    plan_space = UniformPlanSpace.of(problem)
-    splits = EvenSplits(plan_space)
-    sizes = divisors(problem.global_batch_size)
-    for rows in dict.fromkeys((1, *reversed(sizes))):
-        for stages, _, ends in splits.with_rows(rows):
-            if rows in {1, problem.global_batch_size // stages.data}:
-                plan = _minimize_memory(plan_space.plan(stages.placement, rows, ends))
-                if memory_shortfall(problem, plan)[0] <= 0:
-                    yield plan
-
-
-def _minimize_memory(plan: Plan) -> Plan:
-    pipelines = tuple(
-        replace(
-            pipeline,
-            stages=tuple(
-                replace(stage, layers=tuple(map(_minimize_run_memory, stage.layers))) for stage in pipeline.stages
-            ),
-        )
-        for pipeline in plan.pipelines
-    )
-    return replace(plan, pipelines=pipelines)
-
-
-def _minimize_run_memory(run: LayerRun) -> LayerRun:
-    return replace(run, recompute=True, sharding=Sharding.ZERO3 if run.data > 1 else Sharding.NONE)
-
 
 _MAX_TENSOR_DEGREE = 16
 _MAX_ROUNDS = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
 from trainwright.plan import Plan, Sharding
 from trainwright.search.auto.bottleneck_starts import bottleneck_balanced_plans
@@ -31,12 +30,12 @@ from trainwright.search.auto.drafts import DraftGenerator
 from trainwright.search.auto.exhaustive import enumerate_plans, is_enumerable
 from trainwright.search.auto.layer_rebalancing import with_sharding
 from trainwright.search.auto.local_search import IteratedLocalSearch, local_search
-from trainwright.search.auto.memory_first_starts import memory_balanced_plans, minimum_memory_plans
+from trainwright.search.auto.memory_first_starts import memory_balanced_plans
 from trainwright.search.auto.neighbourhood.strategy_moves import other_schedules
 from trainwright.search.auto.search_state import MAX_EVALUATIONS, PHASE_STEPS, USUAL_COMPUTE_ESTIMATE_RATIO, SearchState
 from trainwright.search.auto.seeds import amp_candidates, late_candidates, warm_start_candidates
 from trainwright.search.auto.subclusters import subclusters_of_fewer_devices, subclusters_of_fewer_nodes
-from trainwright.search.candidates import LazyCandidate, best_of, candidate_of, fastest_first, fitting_candidate
+from trainwright.search.candidates import LazyCandidate, best_of, fastest_first, fitting_candidate
 from trainwright.search.degrees import divisors
 from trainwright.search.megatron import megatron_candidates
 from trainwright.search.preference.plan_adaptation import adapt_plan
@@ -85,10 +84,6 @@ def _try_memory_first_plans(state: SearchState) -> None:
     for plan in memory_balanced_plans(state.problem):
         state.evaluator.evaluate(plan)
         state.report_progress(0)
-    if state.has_no_plan:
-        state.provisional = [
-            candidate_of(state.problem, plan) for plan in islice(minimum_memory_plans(state.problem), 1)
-        ]
 
 
 MAX_EVALUATED_DRAFTS = 48
@@ -131,8 +126,8 @@ def evaluate_drafts(state: SearchState) -> None:
                 state.is_out_of_time and number >= MIN_EVALUATED_DRAFTS
             ):
                 break
-            # The DP only approximates memory, so a draft may need more recompute or sharding.
-            state.evaluator.evaluate_draft(plan)
+            # The DP only approximates memory, so a draft may need more recompute.
+            state.evaluator.evaluate_repaired(plan)
 
 
 def draft_evaluation_limit(state: SearchState) -> int:
@@ -252,7 +247,7 @@ def _evaluate_best_draft(state: SearchState, drafts: Sequence[LineDraft]) -> Non
         _, best = min(drafts, key=lambda one: one[0])
         with state.with_extra_evaluations(COSTED_PER_PART):
             for plan in (best, with_sharding(best, Sharding.ZERO2)):
-                state.evaluator.evaluate_draft(plan)
+                state.evaluator.evaluate_repaired(plan)
 
 
 def warm_start(state: SearchState) -> None:
@@ -270,11 +265,10 @@ def warm_start(state: SearchState) -> None:
 
 
 def add_alternatives(state: SearchState) -> None:
-    """Evaluate the best plans in the other schedule, and the incumbent at each uniform tensor degree."""
+    """Evaluate the incumbent at each uniform tensor degree."""
     max_tensor_degree = max((node.devices for node in state.problem.cluster.nodes), default=1)
-    others = best_in_other_schedules(state)
     best = fastest_first(state.evaluator.feasible())[:1]
-    others += [other for one in best for other in with_tensor_degree(one.plan, max_tensor_degree)]
+    others = [other for one in best for other in with_tensor_degree(one.plan, max_tensor_degree)]
     state.evaluator.remaining_evaluations = max(state.evaluator.remaining_evaluations, len(others))
     for plan in others:
         state.evaluator.evaluate(plan)

@@ -125,7 +125,7 @@ def _hand_over_devices(pipeline: EditablePipeline, giver: int, taker: int, count
 def change_devices(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
     """Remove, add or reorder devices of one stage.
 
-    Removal takes half, every second or one node's devices; orders are node by node or round-robin over nodes.
+    Removal takes half or one node's devices; orders are node by node or round-robin over nodes.
     """
     for pipeline in editable:
         unused_by_node = pipeline.unused_by_node
@@ -147,7 +147,7 @@ def _reorderings(nodes: dict[str, Devices]) -> Iterator[Devices]:
 
 def _device_subsets(devices: Devices, nodes: dict[str, Devices]) -> Iterator[Devices]:
     if half := len(devices) // 2:
-        yield from (devices[:half], devices[half:], devices[::2])
+        yield from (devices[:half], devices[half:])
     if len(nodes) > 1:
         for node in islice(nodes, MAX_NODES):
             yield tuple(device for device in devices if device.node != node)

@@ -37,17 +37,16 @@ def _with_tensor_degree(pipeline: EditablePipeline, number: int, layer_range: ra
 
 
 def change_micro_batch_size(editable: Sequence[EditablePipeline]) -> Iterator[Move]:
-    """Scale one pipeline's micro-batch rows by 2, 3, 1/2 or 1/3."""
+    """Double or halve one pipeline's micro-batch rows."""
     for editable_pipeline in editable:
         pipeline = editable_pipeline.plan.pipelines[editable_pipeline.index]
-        for factor in (2, 3):
-            if pipeline.micro_batches % factor == 0:
-                size = pipeline.micro_batch_size * factor
-                yield partial(_resize_micro_batches, editable_pipeline, size, pipeline.micro_batches // factor)
-            if pipeline.micro_batch_size % factor == 0:
-                size = pipeline.micro_batch_size // factor
-                if all(stage.max_data_degree <= size for stage in editable_pipeline.stages):
-                    yield partial(_resize_micro_batches, editable_pipeline, size, pipeline.micro_batches * factor)
+        if pipeline.micro_batches % 2 == 0:
+            size = pipeline.micro_batch_size * 2
+            yield partial(_resize_micro_batches, editable_pipeline, size, pipeline.micro_batches // 2)
+        if pipeline.micro_batch_size % 2 == 0:
+            size = pipeline.micro_batch_size // 2
+            if all(stage.max_data_degree <= size for stage in editable_pipeline.stages):
+                yield partial(_resize_micro_batches, editable_pipeline, size, pipeline.micro_batches * 2)
 
 
 def _resize_micro_batches(pipeline: EditablePipeline, size: int, micro_batches: int) -> Plan:
