@@ -129,7 +129,7 @@ def _compare(console: Console, title: str, problems: list[Simulated]) -> None:
     spent = (time.process_time() - started) / len(problems) / len(STRATEGIES) / TRIALS
     regrets = {name: _mean([one.regrets for one in runs]) for name, runs in curves.items()}
     found = {name: _mean([one.found for one in runs]) for name, runs in curves.items()}
-    _print_curve(console, "mean regret after so many trials", regrets, "{:.2%}")
+    _print_curve(console, "mean regret by number of trials", regrets, "{:.2%}")
     _print_curve(console, "the true best is found", found, "{:.0%}")
     _print_ratios(console, regrets["in order, fastest measured"], regrets["proposed"])
     _print_stops(console, problems)

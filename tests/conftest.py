@@ -23,7 +23,7 @@ Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def helm() -> Helm:
-    """Runs Helm: `helm("list", "--all-namespaces")`."""
+    """Return a function that runs Helm: `helm("list", "--all-namespaces")`."""
     built = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")).path("helm")
     program = str(built) if built.exists() else shutil.which("helm")
     if program is None:
@@ -38,7 +38,7 @@ def helm() -> Helm:
 
 @pytest.fixture(scope="session")
 def helm_template(helm: Helm) -> Helm:
-    """Renders the chart: `helm_template("--set", "crds.keep=false", kube_version="1.30.0")`."""
+    """Return a function that renders the chart: `helm_template("--set", "crds.keep=false", kube_version="1.30.0")`."""
 
     def render(*arguments: str, kube_version: str = "1.34.0") -> subprocess.CompletedProcess[str]:
         chart = str(ROOT / "charts" / "trainwright")

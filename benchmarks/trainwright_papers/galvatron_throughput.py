@@ -41,7 +41,7 @@ REASONS: Mapping[str, str] = {
     PP: "the paper's GPipe hardly gains from memory (one process drives all devices, and starts each micro-batch on "
     "each), ours is bounded by the bubble alone",
     TP: "the paper's all-reduces of activations reach less of the link than ours, which have their nominal rate",
-    SDP: "our gathers of weights and sums of gradients reach the links' nominal rate and hide behind computation",
+    SDP: "our gathers of weights and sums of gradients reach the links' nominal rate and overlap with computation",
     DEEPSPEED: "the paper does not say its degrees beyond eight devices, nor its micro-batches",
     BASE: "the paper's 1F1B gains less than ours over recomputing under GPipe",
 }

@@ -37,7 +37,9 @@ AT_ONCE = 5
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", type=int, default=22, help="plans of each setting (default 22)")
-    parser.add_argument("--talkative", type=int, default=10, help="at least so many that communicate much (default 10)")
+    parser.add_argument(
+        "--talkative", type=int, default=10, help="at least this many that communicate much (default 10)"
+    )
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--keep-cluster", action="store_true", help="leave the cluster up")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -91,8 +91,8 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
         raise DocumentError(f"{source}: apiVersion {_shown(version)} is not known here; this version reads {VERSION!r}")
     if data.get("kind") == "TrainingPlan":
         raise DocumentError(
-            f"{source}: this is a TrainingPlan, which the operator reads; the planner's own documents are told by "
-            "`trainwright schema`"
+            f"{source}: expected a document of the planner, got a TrainingPlan, which the operator reads; "
+            "`trainwright schema` lists the planner's documents"
         )
     kinds = {kind_of(member): member for member in get_args(noun) or (noun,)}
     if "candidates" in data and "Plan" in kinds:

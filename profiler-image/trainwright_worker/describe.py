@@ -20,7 +20,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--training-plan",
         action="store_true",
-        help="for spec.model of a TrainingPlan (the default is for the file behind `trainwright plan --model`)",
+        help="write it for spec.model of a TrainingPlan (default: for the file of `trainwright plan --model`)",
     )
     return parser.parse_args()
 

@@ -43,7 +43,7 @@ def all_built() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test pays for the start, and, where the programs are not built yet, for their build."""
+    """Give every test time for the start of the API server, and for its build if it is not built yet."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     seconds = START_DEADLINE_SECONDS + 60 if all_built() else BUILD_DEADLINE_SECONDS
     for item in here:
@@ -86,7 +86,7 @@ class ApiServer:
         return found
 
     def create(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The object as the API server keeps it."""
+        """Return the object as the API server stores it."""
         created: dict[str, Any] = json.loads(self.kubectl("create", "--output", "json", document=document))
         return created
 
@@ -117,14 +117,14 @@ def programs() -> None:
 
 @pytest.fixture
 def bare_api_server(programs: None, tmp_path: Path) -> Iterator[ApiServer]:
-    """An API server for one test alone, without anything of ours in it."""
+    """Start an API server for one test, without our resources."""
     with ExitStack() as running:
         yield _start(tmp_path, running)
 
 
 @pytest.fixture(scope="session")
 def api_server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """The run's API server. It knows the TrainingPlan, from the generated definition."""
+    """Start the API server of the session, with the generated TrainingPlan definition."""
     with ExitStack() as running:
         api = _start(tmp_path_factory.mktemp("apiserver"), running)
         done = api.try_kubectl("apply", document=crd.crd_manifest())
@@ -136,7 +136,7 @@ def api_server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def namespace(api_server: ApiServer) -> str:
-    """A namespace of the test's own."""
+    """Create a namespace for the test."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     api_server.kubectl("create", "namespace", name)
     return name
@@ -144,7 +144,7 @@ def namespace(api_server: ApiServer) -> str:
 
 @pytest.fixture
 def training_plan(namespace: str) -> Callable[..., dict[str, Any]]:
-    """Builds a minimal TrainingPlan in the test's namespace: `training_plan("name", {"trials.topK": 0})`.
+    """Return a builder of minimal TrainingPlans in the test's namespace: `training_plan("name", {"trials.topK": 0})`.
 
     A value of `...` leaves the field out.
     """
@@ -235,7 +235,7 @@ def _kubeconfig(url: str, authority: Path, token: str) -> dict[str, Any]:
 
 @contextmanager
 def _program(log: Path, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that ends with this block, and with this process should that be killed."""
+    """Run a program until the block ends or this process is killed."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],

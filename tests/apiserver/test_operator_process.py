@@ -33,7 +33,7 @@ NODES = ("alpha", "beta")
 
 @pytest.fixture(scope="session")
 def equipped_api_server(api_server) -> Any:
-    """The API server with PyTorchJob's definition and two nodes of two emulated devices each."""
+    """Return the API server with PyTorchJob's definition and two nodes of two emulated devices each."""
     manifests = yaml.safe_load_all((TRAINING_OPERATOR.build_folder(FOLDERS) / "manifests.yaml").read_text())
     definition = next(m for m in manifests if m["metadata"]["name"] == "pytorchjobs.kubeflow.org")
     definition.pop("status", None)
@@ -73,7 +73,7 @@ def free_port() -> int:
 def operator(
     api: Any, namespace: str, folder: Path, *others: str, kubeconfig: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-    """The operator for a namespace, where its lease is too, and others: the process, its health port and its log."""
+    """Run the operator on a namespace, which also holds its lease, and others; yield process, health port and log."""
     health, log = free_port(), folder / f"operator-{time.monotonic_ns()}.log"
     environment = os.environ | {
         "KUBECONFIG": str(kubeconfig or api.kubeconfig),
@@ -213,7 +213,7 @@ def test_one_operator_works_at_a_time_and_the_next_takes_over(equipped_api_serve
 
 
 def roles_of(helm_template: Any, home: str, *namespaces: str) -> list[dict[str, Any]]:
-    """The chart's roles and bindings, for an operator in `home` that works on these namespaces."""
+    """Return the chart's roles and bindings for an operator in `home` that watches these namespaces."""
     names = f"watchNamespaces={{{','.join(namespaces)}}}"
     done = helm_template("--namespace", home, "--set", names, "--set", f"fullnameOverride={home}")
     return [document for document in yaml.safe_load_all(done.stdout) if "Role" in document["kind"]]

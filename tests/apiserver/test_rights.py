@@ -75,7 +75,7 @@ Right = tuple[str, str, str]
 
 @pytest.fixture(scope="module")
 def installed(api_server) -> Any:
-    """The API server with the plain manifests applied."""
+    """Return the API server with the plain manifests applied."""
     done = api_server.try_kubectl("apply", "--server-side", "-f", str(ROOT / "deploy/manifests/trainwright.yaml"))
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr

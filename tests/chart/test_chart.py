@@ -26,7 +26,7 @@ READ = {"get", "list", "watch"}
 
 @pytest.fixture
 def rendered(helm_template):
-    """The documents of the chart with these arguments."""
+    """Return a function that renders the chart to documents."""
 
     def render(*arguments: str, kube_version: str = "1.34.0") -> list[dict[str, Any]]:
         done = helm_template(*arguments, kube_version=kube_version)

@@ -26,7 +26,7 @@ QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
 
 
 def exported() -> Iterator[str]:
-    """The names of all series."""
+    """Yield the names of all series."""
     for name, metric in METRIC_DEFINITIONS.items():
         if metric.kind is Kind.HISTOGRAM:
             yield from (f"{name}_bucket", f"{name}_sum", f"{name}_count")
@@ -35,14 +35,14 @@ def exported() -> Iterator[str]:
 
 
 def metric_names(expression: str) -> set[str]:
-    """The metrics in an expression, whatever they are called: words that are not labels, strings or PromQL's own."""
+    """Return the metrics in an expression: words that are not labels, strings or PromQL's own."""
     words = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|\b(by|on) \([^)]*\)', " ", expression)
     return set(re.findall(r"\b[a-z_]+_[a-z_]+\b(?!\s*\()", words))
 
 
 @pytest.fixture
 def only(helm_template):
-    """The chart's one document of a kind, with these settings."""
+    """Return a function that finds the chart's one document of a kind."""
 
     def find(kind: str, setting: str) -> dict[str, Any]:
         done = helm_template("--set", setting, *PROMETHEUS_OPERATOR)

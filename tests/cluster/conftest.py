@@ -72,7 +72,7 @@ class Workbench:
         return self.kubectl.get_plan(name)
 
     def wait(self, name: str, what: str, reached: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
-        """The resource once it is `reached`. Fails with the resource's status when that takes longer."""
+        """Return the resource once it is `reached`. Fails with its status after the deadline."""
         deadline = time.monotonic() + seconds
         resource = self.get(name)
         while not reached(resource):
@@ -154,7 +154,7 @@ def workbench(kubectl: Kubectl) -> Iterator[Workbench]:
 
 @pytest.fixture
 def small_plan() -> Callable[..., dict[str, Any]]:
-    """A TrainingPlan that is answered in about a minute: two devices of one node, few iterations."""
+    """Return a builder of TrainingPlans that take about a minute: two devices of one node, few iterations."""
 
     def build(name: str = "small", *, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "custom"
 
 @pytest.fixture
 def module_and_plan(workbench, small_plan) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The example's ConfigMap and plan, on two nodes and with few iterations."""
+    """Return the example's ConfigMap and plan, on two nodes and with few iterations."""
     module, plan = yaml.safe_load_all(workbench.run("kustomize", str(EXAMPLE)))
     return module, small_plan("own", **{part: plan["spec"][part] for part in ("model", "worker")}, devices={"max": 4})
 

@@ -41,7 +41,7 @@ class Prometheus:
     port: int
 
     def samples(self, expression: str, *, seconds: float) -> list[dict[str, Any]]:
-        """The samples of an instant query, as soon as there are any; none after that many seconds."""
+        """Return the samples of an instant query as soon as there are any; none after `seconds`."""
         deadline = time.monotonic() + seconds
         url = f"http://127.0.0.1:{self.port}/api/v1/query?query={urllib.parse.quote(expression)}"
         while time.monotonic() < deadline:
@@ -55,7 +55,7 @@ class Prometheus:
 
 @pytest.fixture
 def prometheus(kubectl, tmp_path) -> Iterator[Prometheus]:
-    """A Prometheus of the test's own that scrapes the operator's service every second."""
+    """Run a Prometheus that scrapes the operator's service every second."""
     endpoint = ("endpoints", "trainwright-metrics", "--output", "jsonpath={.subsets[0].addresses[0].ip}")
     address = kubectl.run("--namespace", OPERATOR_NAMESPACE, "get", *endpoint)
     scrape = {"job_name": "trainwright", "static_configs": [{"targets": [f"{address}:9090"]}]}

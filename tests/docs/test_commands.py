@@ -39,7 +39,7 @@ SHOWN = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the examples where the project has them, a model file, and what the stand-in for kubectl answers."""
+    """Return a folder with the project's examples, a model file and the answers of the fake kubectl."""
     shutil.copytree(ROOT / "deploy" / "examples", tmp_path / "deploy" / "examples")
     examples = tmp_path / "deploy" / "examples" / "planner"
     shutil.copy(examples / "model.yaml", tmp_path)

@@ -161,7 +161,7 @@ def test_the_status_says_that_nothing_runs() -> None:
     for kind in ("TrialsCompleted", "Succeeded"):
         assert (world.condition(kind).status, world.condition(kind).reason) == ("Unknown", "Suspended")
     assert world.condition("Planned").status == "True"
-    assert [event.message.partition(":")[0] for event in world.events] == ["Suspended"], "it is told once"
+    assert [event.message.partition(":")[0] for event in world.events] == ["Suspended"], "one event for a suspension"
     suspend(world, suspended=False)
     world.step()
     assert "Suspended" not in {condition.reason for condition in world.status.conditions}

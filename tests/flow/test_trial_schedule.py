@@ -86,7 +86,7 @@ def test_what_was_chosen_is_chosen_again_when_its_result_is_there(planned: Plann
 @examples(30)
 @given(data=st.data())
 def test_what_was_tried_out_of_order_counts_before_the_next_is_chosen(planned: PlannedTrials, data) -> None:
-    """This also happens when several were tried in one gang."""
+    """Cover several trials of one gang too."""
     candidates = [trial for trial in planned.trials if trial.role is Role.CANDIDATE]
     some = data.draw(st.lists(st.sampled_from(candidates), unique_by=lambda trial: trial.name, max_size=7))
     off = data.draw(st.lists(st.floats(0.7, 1.4), min_size=len(some), max_size=len(some)))

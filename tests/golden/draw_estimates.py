@@ -88,7 +88,7 @@ def draw_runtime(draw: random.Random, accelerators: Sequence[str]) -> dict[str, 
 
 
 def draw_plan(draw: random.Random, seed: int, problem: dict[str, Any], degrees: tuple[int, ...], layers: int) -> Any:
-    """A random plan on the cluster's devices, shuffled in half of the cases; every fourth as AMP's cost model needs it."""
+    """Return a random plan on the cluster's devices, half of them shuffled, every fourth as AMP's cost model needs it."""
     devices = [[node["name"], slot] for node in problem["cluster"]["nodes"] for slot in range(node["devices"])]
     plan = random_plan(seed, layers=layers, tensor_degrees=degrees, devices=len(devices))
     document = json.loads(s.documents.dumps(plan))

@@ -47,7 +47,7 @@ def series(watch: Watch) -> None:
 
 
 def series_interrupted(watch: Watch) -> None:
-    """The first gang runs out of memory after its first trial."""
+    """Run out of memory after the first trial of the first gang."""
     world = watch(world_of(per_gang=3))
     world.run(until=lambda: running(world, "candidate-1s"))
     world.pass_time(5)
@@ -72,7 +72,7 @@ def too_many_failed_trials(watch: Watch) -> None:
 
 
 def gang_lost_while_profiling(watch: Watch) -> None:
-    """A job is deleted by hand, then the plan is edited and goes on."""
+    """Delete a job by hand, then edit the plan so that it goes on."""
     world = watch(World())
     world.run(until=lambda: running(world, "profile-1"))
     world.delete_job(next(name for name, job in world.jobs.items() if job.gang == "profile-1"))
@@ -118,7 +118,7 @@ def no_room(watch: Watch) -> None:
 
 
 def links_of_many(watch: Watch) -> None:
-    """Sampled links of ten nodes in five racks, one of them slower than its kind."""
+    """Sample links of ten nodes in five racks, one of them slower than its kind."""
 
     def rate(source: str, target: str) -> float:
         return 1e8 if source == target else 1e6 if "m7" in (source, target) else 1e7
@@ -143,7 +143,7 @@ def operator_killed_on_the_way(watch: Watch) -> None:
 
 
 def refused(watch: Watch) -> None:
-    """Ends before any pod: spec, image, template, quota, memory, nodes."""
+    """Fail before any pod: spec, image, template, quota, memory, nodes."""
     tiny = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "1"}
     worlds = (
         World(spec_error="spec.model: Field required"),

@@ -203,14 +203,14 @@ def scalars(executor: PlanExecutor) -> list[float]:
 
 def run_case(case: Case, rank: int, groups: ProcessGroups) -> dict:
     training = TrainingConfig(case.optimizer, case.learning_rate, SEED)
-    before, behind = (model_of(case.model, dtype) for dtype in case.dtypes)
+    before, after = (model_of(case.model, dtype) for dtype in case.dtypes)
     first = executor_of(case.first, before, training, rank, groups, name=case.name)
     losses = trained(first, range(STEPS))
     checkpoint.MAX_CHUNK_VALUES = case.chunk_values or USUAL_CHUNK_VALUES
     if first:
         save(first, Path(case.folder), STEPS)
     saved = whole_state(first)
-    second = executor_of(case.second, behind, training, rank, groups, name=f"{case.name} behind")
+    second = executor_of(case.second, after, training, rank, groups, name=f"{case.name} after")
     trained(second, range(100, 101))  # loading must replace a trained state, not only initial values
     begin = bytes_read()
     iteration = load(second, Path(case.folder)) if second else None

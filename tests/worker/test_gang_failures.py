@@ -287,7 +287,7 @@ def test_a_pod_that_waits_for_others_ends_when_it_is_told_to(worker, make) -> No
 
 @pytest.mark.parametrize(("victim", "node"), [pytest.param(0, "node-a", marks=pytest.mark.slow), (2, "node-b")])
 def test_a_pod_speaks_for_its_killed_process_and_the_others_hear_it(worker, make, victim: int, node: str) -> None:
-    """This includes the pod that hosts the store."""
+    """Cover the pod that hosts the store too."""
     pods = Pods(worker, make.trial(make.gang(2, 1), iterations=FOR_EVER))
     os.kill(pods.pids()[victim], signal.SIGKILL)
     outcomes, seconds = pods.end()

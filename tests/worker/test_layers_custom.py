@@ -194,7 +194,7 @@ def test_an_entry_point_that_is_not_there(monkeypatch, tmp_path) -> None:
         (":model", "must be written package.module:function"),
         ("nowhere.at_all:model", "no module nowhere; bring it into the worker's image or into a volume"),
         ("lacks_a_library:model", "lacks_a_library imports nowhere, which this worker has not; install that"),
-        ("outside_models:vgg", "has no function vgg; change the name behind the colon"),
+        ("outside_models:vgg", "has no function vgg; change the name after the colon"),
         ("outside_models:SMALL_BERT", "has no function SMALL_BERT"),
         ("breaks_on_import:model", "importing breaks_on_import fails: ZeroDivisionError"),
         ("breaks_when_called:model", "model.. fails: ZeroDivisionError"),

@@ -1,6 +1,6 @@
 """A model of another library as Trainwright trains it: torchvision's ResNet-18, cut into layers.
 
-Nothing of torchvision is changed: its blocks are the layers, and what stands before and behind them is two small modules.
+torchvision's blocks are layers as they are; two small modules hold what comes before and after them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Head(nn.Module):
 
 
 def widening(channels: int) -> BasicBlock:
-    """The first block of a stage: half as many pixels a side, twice as many channels."""
+    """Return the first block of a stage, which halves height and width and doubles the channels."""
     around = nn.Sequential(nn.Conv2d(channels // 2, channels, 1, stride=2, bias=False), nn.BatchNorm2d(channels))
     return BasicBlock(channels // 2, channels, 2, around)
 
@@ -52,7 +52,7 @@ def rows(*, seed: int, iteration: int, first: int, count: int) -> dict[str, Tens
 
 
 def resnet18() -> CustomModel:
-    """The entry point: functions that make one layer each."""
+    """Return the model, layer by layer; its entry point."""
     blocks = [partial(BasicBlock, 64, 64)] * 2
     for channels in (128, 256, 512):
         blocks += [partial(widening, channels), partial(BasicBlock, channels, channels)]

@@ -11,7 +11,7 @@ from trainwright_operator.api.base import StatusModel, Timestamp
 
 
 class ConditionType(StrEnum):
-    """What can be true of a TrainingPlan. Unknown means: not decided yet; False: it failed, and the reason says why."""
+    """Types of conditions. Unknown: not decided yet. False: failed, for the stated reason."""
 
     ACCEPTED = "Accepted"
     NODES_DISCOVERED = "NodesDiscovered"

@@ -69,7 +69,7 @@ class Planner(StrEnum):
 
 
 class Objective(StrEnum):
-    """What a better plan has less of."""
+    """Quantity that the search minimises."""
 
     TIME = "Time"
     COST = "Cost"
@@ -81,14 +81,14 @@ class Objective(StrEnum):
 
 
 class Baseline(StrEnum):
-    """What the winner is compared with."""
+    """Plan that the winner is compared with."""
 
     MEGATRON = "Megatron"
     NONE = "None"
 
 
 class TrainingSpec(ApiModel):
-    """How the model is trained."""
+    """Training of the model: batch, number format, optimizer."""
 
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Rows (sequences) in one iteration, over all devices. Degrees and micro-batches are sought among its divisors."""
@@ -99,7 +99,7 @@ class TrainingSpec(ApiModel):
 
 
 class DevicesSpec(ApiModel):
-    """Which devices may be used."""
+    """Devices that may be used."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -142,7 +142,7 @@ _SOME_EFFORT = ("self >= 0.1", "effort is at least 0.1; 1 is what `trainwright p
 
 
 class SearchSpec(ApiModel):
-    """How candidates are found."""
+    """Search for candidates."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -263,7 +263,7 @@ _POD_SPEC = opaque(
 
 
 class PodTemplate(ApiModel):
-    """What is merged into every worker pod."""
+    """Template that is merged into every worker pod."""
 
     metadata: PodMetadata = PodMetadata()
     """Labels and annotations that are added."""

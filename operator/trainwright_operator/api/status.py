@@ -1,4 +1,4 @@
-"""What the operator answers: `status` of a TrainingPlan. Big tables stand in ConfigMaps that it names."""
+"""Model of `status` of a TrainingPlan. Large tables are in ConfigMaps that it names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainwright_operator.api.conditions import Condition
 
 
 class Phase(StrEnum):
-    """Where a plan stands, in one word; derived from the conditions, for the column alone."""
+    """Phase of a plan, derived from the conditions, for the printed column."""
 
     PENDING = "Pending"
     DISCOVERING = "Discovering"
@@ -26,14 +26,14 @@ class Phase(StrEnum):
 
 
 class TrialRole(StrEnum):
-    """Why a plan is tried."""
+    """Role of a trial: a candidate of the search, or a baseline."""
 
     CANDIDATE = "Candidate"
     BASELINE = "Baseline"
 
 
 class TrialState(StrEnum):
-    """Where a trial stands. Void: it ran, but its measurement does not count. Skipped: it was never started, or the plan failed meanwhile."""
+    """State of a trial. Void: ran, but its measurement does not count. Skipped: never started, or cut short as the plan failed."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -55,7 +55,7 @@ class ConfigMapReference(StatusModel):
 
 
 class Progress(StatusModel):
-    """How far the present phase is."""
+    """Progress of the present phase."""
 
     phase: Phase
     """The phase that is meant."""
@@ -112,7 +112,7 @@ def _keyed_by_name(max_items: int) -> dict[str, Any]:
 
 
 class ClusterStatus(StatusModel):
-    """What discovery found."""
+    """Findings of discovery."""
 
     devices: Annotated[int, Field(ge=0)] = 0
     """Devices on all nodes together."""
@@ -127,7 +127,7 @@ class ClusterStatus(StatusModel):
 
 
 class LinksStatus(StatusModel):
-    """What the measurement of the links found."""
+    """Findings of the measurement of links."""
 
     measured: Annotated[int, Field(ge=0)]
     """Directed links that were measured, those within nodes included."""

@@ -64,7 +64,7 @@ class KopfWatch:
         failure: BaseException | None = None
         try:
             asyncio.run(self._watch())
-        except BaseException as error:  # noqa: BLE001 - whatever ended it is told in the loop that waits for it
+        except BaseException as error:  # noqa: BLE001 - the waiting loop reports whatever ended it
             failure = error
         self._call_end(failure)
 

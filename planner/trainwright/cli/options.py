@@ -240,7 +240,7 @@ class SearchOptions:
     ] = None
     effort: Annotated[
         float,
-        typer.Option(help="Of auto: look at so many times as many plans as usual; for runs that take days."),
+        typer.Option(help="Only auto: multiply the number of plans it costs; for runs that take days."),
     ] = 1.0
 
     def check(self, planners: Collection[str]) -> None:

@@ -32,7 +32,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """What to show, and where to."""
+    """Options of the output: number of candidates, format and file."""
 
     top: Annotated[int, typer.Option(help="How many candidates to show.")] = 10
     write_plan: Annotated[Path | None, typer.Option(help="Write the best plan into this file, too."), WRITTEN] = None

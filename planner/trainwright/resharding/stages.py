@@ -40,7 +40,7 @@ def stage_messages(
     """
     pipeline, number = place
     if not (0 <= pipeline < len(plan.pipelines) and 0 <= number < len(plan.pipelines[pipeline].stages) - 1):
-        raise ValueError(f"the plan has no boundary behind stage {number} of pipeline {pipeline}")
+        raise ValueError(f"the plan has no boundary after stage {number} of pipeline {pipeline}")
     upper, lower = plan.pipelines[pipeline].stages[number : number + 2]
     width = model.kind_of(upper.end - 1).output_elements_per_row
     source, target = stage_rows(upper, upper.layers[-1], width), stage_rows(lower, lower.layers[0], width)

@@ -245,7 +245,7 @@ def custom_layers(entrypoint: str) -> CustomLayers:
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise _model_error(where, f"module {module_name} has no function {name}; change the name behind the colon")
+        raise _model_error(where, f"module {module_name} has no function {name}; change the name after the colon")
     try:
         model = function()
     except Exception as error:

@@ -31,7 +31,7 @@ def load_described_layers(family: Custom) -> CustomLayers:
     if difference := _find_difference(family, layers):
         raise WorkerError(
             FailureReason.ORDER_INVALID,
-            f"the model behind entry point {family.entrypoint} is not the one that was described: {difference}; "
+            f"entry point {family.entrypoint} returns another model than the one described: {difference}; "
             f"describe it again with python -m trainwright_worker.describe {family.entrypoint}",
         )
     return layers

@@ -128,7 +128,7 @@ BLOCK_SPLIT: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """This rank's part of tensor-parallel layers: the `index`-th of `degree` equal parts.
+    """Part of tensor-parallel layers on this rank: the `index`-th of `degree` equal parts.
 
     Attributes:
         collectives: the tensor group; None if a part is computed without its group (profiling).

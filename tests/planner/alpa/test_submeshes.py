@@ -103,7 +103,7 @@ def test_any_submeshes_that_fill_the_line_cover_every_device_once(
 
 
 def _may_end(line: DeviceChain, used: int, submesh: Submesh) -> bool:
-    """A seam takes whole nodes: what its first block has left before it must have been filled with the others."""
+    """Return whether a submesh may end here: one across two blocks takes whole nodes of both."""
     end = used + submesh.size
     return any(start < end <= stop for start, stop in pairwise(line.starts))
 

@@ -29,7 +29,7 @@ few = examples(4, derandomize=True, phases=(Phase.explicit, Phase.generate))  # 
 
 @pytest.fixture(scope="module")
 def draw(make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]) -> Draw:
-    """A problem on nodes of one to three devices; links between nodes all differ, or none does."""
+    """Return a function that draws problems: links between nodes all differ, or none does."""
 
     def drawn(speeds: list[tuple[str, int]], batch: int, pick: Random, memory: int | None = None) -> Problem:
         cluster = make_cluster(speeds, memory=memory)

@@ -221,7 +221,7 @@ def test_levelled_ports_stay_near_what_was_measured(
 
 
 def noisy(problem: Problem, seed: int, spread: float = 0.05) -> Problem:
-    """Times of all profiles, bandwidths and latencies, each times a log-normal factor of its own."""
+    """Scale every profile time, bandwidth and latency by its own log-normal factor."""
     generator = np.random.default_rng(seed)
     layers = tuple(
         replace(

@@ -13,7 +13,7 @@ from trainwright.search.auto import search, seeds
 
 
 def endless(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
-    """A search that finds nothing, and tells that it goes on."""
+    """Search for ever, finding nothing but reporting progress."""
     while True:
         control.report_progress(0, 1)
 

@@ -29,7 +29,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def files(tmp_path: Path, make_problem: Callable[..., Problem]) -> Path:
-    """A folder with cluster.json, model.yaml, profiles.json and plan.json that belong together."""
+    """Return a folder with matching cluster.json, model.yaml, profiles.json and plan.json."""
     return write(tmp_path, make_problem())
 
 
@@ -47,7 +47,7 @@ def call(folder: Path, command: str, *more: str) -> Result:
 
 
 def refused(result: Result, code: int = 2) -> str:
-    """The one sentence on standard error; nothing on standard output and no traceback."""
+    """Return the sentence on standard error, the only output."""
     assert result.exit_code == code, result.output
     assert isinstance(result.exception, SystemExit)
     assert not result.stdout

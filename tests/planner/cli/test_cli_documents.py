@@ -44,7 +44,7 @@ def refused(result: Result) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A mixed cluster of machines, and a model."""
+    """Return a folder with a mixed cluster and a model."""
     (tmp_path / "cluster.yaml").write_text(call("cluster", "p3.8xlarge=1", "g4dn.12xlarge=1").stdout)
     (tmp_path / "model.yaml").write_text(MODEL)
     return tmp_path

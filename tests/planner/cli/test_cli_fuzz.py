@@ -44,7 +44,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def good(make_problem: Callable[..., Problem]) -> dict[str, Any]:
-    """A document of each kind, as plain data; they belong together."""
+    """Return one document of each kind as plain data; they match."""
     problem = make_problem(layers=2, heads=2, batch=4, hidden=16)
     plan = run("amp", problem, top=1)[0].plan
     return {
@@ -68,7 +68,7 @@ def folder(good: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def call(folder: Path, command: str, file: str, content: bytes) -> Result:
-    """The command with good documents but for one."""
+    """Run the command with one document replaced by `content`."""
     (folder / "odd").write_bytes(content)
     path = {
         name: str(folder / ("odd" if name == file else f"{name}.json"))
@@ -97,7 +97,7 @@ def call(folder: Path, command: str, file: str, content: bytes) -> Result:
 
 
 def check(result: Result) -> None:
-    """An answer, or a refusal that ends in one sentence."""
+    """Check that the command answers, or refuses in one sentence."""
     assert result.exit_code in {0, 2, 3}, (result.output, result.exception)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.output

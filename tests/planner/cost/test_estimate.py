@@ -29,7 +29,7 @@ def cost(problem: Problem, plan: Plan) -> Estimate:
 
 
 def edit(plan: Plan, **changes: object) -> Plan:
-    """The plan with the first layer run changed."""
+    """Return the plan with its first layer run changed."""
     pipeline = plan.pipelines[0]
     first = pipeline.stages[0]
     run = replace(first.layers[0], **changes)  # type: ignore[arg-type]

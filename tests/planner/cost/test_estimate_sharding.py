@@ -56,7 +56,7 @@ def passes(problem: Problem, rows: int) -> tuple[float, float]:
 
 
 def half_ring(values: float) -> float:
-    """A reduce-scatter or an all-gather of float32 values: (n - 1) / n of them pass each card."""
+    """Return seconds of a reduce-scatter or all-gather of float32 values: (n - 1) / n of them pass each NIC."""
     return (MEMBERS - 1) / MEMBERS * values * 4 / BANDWIDTH
 
 

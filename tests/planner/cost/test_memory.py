@@ -79,7 +79,7 @@ def divided_as(run: LayerRun) -> tuple[object, ...]:
 
 
 def count(plan: Plan, setting: CostContext, stage_number: int, index: int, *, divides: bool) -> MemoryParts:
-    """The oracle: layer by layer, as the model's documentation says."""
+    """Return the oracle's bytes, counted layer by layer as documented."""
     pipeline = plan.pipelines[0]
     stages, stage = len(pipeline.stages), pipeline.stages[stage_number]
     names = setting.model.layers

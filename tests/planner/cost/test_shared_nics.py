@@ -115,7 +115,7 @@ def test_pipelines_of_any_tensor_degrees_sum_every_slice_once(tensors: tuple[int
 
 
 def pipelines_of_replicas(*rows: tuple[int, ...], sharding: Sharding) -> Plan:
-    """A pipeline on each node, of one stage, whose replicas take these rows."""
+    """Return a plan of one single-stage pipeline per node, whose replicas take these rows."""
     stages = [
         Stage(devices[: len(one)], (LayerRun(0, 6, 1, len(one), one, sharding=sharding),))
         for devices, one in zip((A, B), rows, strict=True)

@@ -36,7 +36,7 @@ def bound(problem: Problem) -> float:
 
 
 def noisy(problem: Problem, pick: random.Random) -> Problem:
-    """The problem with uneven profiles, some of them falling with the rows, and a calibrated runtime."""
+    """Return the problem with uneven profiles, some decreasing in the rows, and a calibrated runtime."""
 
     def changed(layer: LayerProfile) -> LayerProfile:
         return replace(

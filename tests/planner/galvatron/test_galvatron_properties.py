@@ -29,7 +29,7 @@ few = examples(12)
 
 @pytest.fixture(scope="module")
 def draw(make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]) -> Callable[..., Problem]:
-    """A problem whose links between nodes differ, or are equal in part."""
+    """Return a function that draws problems: links between nodes all differ, or some are equal."""
 
     def drawn(speeds: list[tuple[str, int]], pick: random.Random, memory: int | None = None) -> Problem:
         cluster = make_cluster(speeds, memory=memory)

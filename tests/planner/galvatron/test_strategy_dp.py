@@ -26,7 +26,7 @@ MEDIUM = "emulated-medium"
 
 
 def drawn(seed: int, *, layers: int | None = None, most: int = 6) -> StageChoices:
-    """A stage of up to four layers; what is released is O_f, a part of the forward bytes, or nothing."""
+    """Draw a stage of up to four layers that releases O_f, a part of the forward bytes, or nothing."""
     rng = np.random.default_rng(seed)
     layers = layers or int(rng.integers(1, 5))
     size, layouts = int(rng.integers(1, most)), int(rng.integers(1, 4))
@@ -119,7 +119,7 @@ def test_strategies_that_are_not_open_are_not_taken():
 
 @pytest.fixture(scope="module")
 def stage_of(make_cluster, make_problem):
-    """A stage of a real problem with one to three accelerators: all layers of the model or some, at most four."""
+    """Return a maker of stages on one to three accelerators, with at most four layers of the model."""
 
     def made(seed: int) -> tuple[StageTable, int, int, float]:
         pick = random.Random(seed)
@@ -140,7 +140,7 @@ def stage_of(make_cluster, make_problem):
 
 
 def with_a_third_accelerator(problem: Problem, ratio: float) -> Problem:
-    """The last node gets devices that take `ratio` times as long."""
+    """Return the problem with devices on the last node that take `ratio` times as long."""
     cluster, last = problem.cluster, problem.cluster.nodes[-1]
     old = cluster.accelerator_of(Device(last.name, 0))
     profiles = tuple(

@@ -203,7 +203,7 @@ def check(data: Any, noun: type) -> None:
 
 
 def refused_or_read(read: Callable[[], Any]) -> tuple[str, Any]:
-    """The refusal (empty where there is none) and what was read; any other exception is a failure."""
+    """Return the error (empty if none) and the result; any other exception fails the test."""
     try:
         return "", read()
     except documents.DocumentError as refusal:
@@ -211,7 +211,7 @@ def refused_or_read(read: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def doubled(document: dict[str, Any], member: str, **change: Any) -> dict[str, Any]:
-    """The document with the second of these members there once more, changed."""
+    """Return the document with the second of these members repeated and changed."""
     return {**document, member: [*document[member], {**document[member][1], **change}]}
 
 
@@ -291,7 +291,7 @@ def test_what_is_written_has_only_fields_of_its_schema(nouns: tuple[object, ...]
     ("body", "told"),
     [
         ({"globalBatchSize": 8}, "globalBatchSize: there is no such field; did you mean global_batch_size"),
-        ({"kind": "TrainingPlan", "spec": {}}, "this is a TrainingPlan, which the operator reads"),
+        ({"kind": "TrainingPlan", "spec": {}}, "got a TrainingPlan, which the operator reads"),
         ({}, "global_batch_size: Field required: add it"),
     ],
 )

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 def drawn(seed: int, *, most_nodes: int = 5, most_algorithms: int = 3) -> IntegerProgram:
-    """A small programme: nodes of a few algorithms, some of which cannot hold weights divided, and some edges."""
+    """Draw a small program: nodes of a few algorithms, some of which cannot shard weights, and some edges."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, most_algorithms + 1, int(rng.integers(1, most_nodes + 1)))
     nodes = []

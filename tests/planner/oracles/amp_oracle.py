@@ -31,7 +31,7 @@ def try_everything(times: Array, exchanges: Array, micro_batches: int) -> float:
 
 
 def plain_table(times: Array, exchanges: Array, micro_batches: int) -> tuple[int, ...] | None:
-    """The table dp[i][j][m] filled cell by cell; m is 0 or any time that a stage can take.
+    """Fill the table dp[i][j][m] cell by cell; m is 0 or any possible stage time.
 
     Eq. 7 for one stage; Eq. 8 for more: the last cut i' looks at dp[i'][j - 1][max(t_2, m)].
     """

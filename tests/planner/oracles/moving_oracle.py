@@ -42,7 +42,7 @@ def held_units(plan: Plan, setting: CostContext) -> dict[Device, set[Unit]]:
 
 
 def named_values(stage: Stage, setting: CostContext) -> list[tuple[str, bool, bool, LayerRun]]:
-    """The stage's weights: name, whether these are the values divided by nature, whether they are divided here."""
+    """Return the stage's weights: name, whether they can be sharded, whether they are sharded here."""
     found = []
     owned: set[str] = set()
     for run_ in stage.layers:

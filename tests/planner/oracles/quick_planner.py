@@ -6,5 +6,5 @@ SEARCHING = ("plan", "explain", "propose")
 
 
 def quickly(command: str) -> tuple[str, ...]:
-    """The command with options that others may follow, a `--planner` that takes this one's place among them."""
+    """Return the command with the fastest planner; a later `--planner` overrides it."""
     return (command, "--planner", "amp") if command in SEARCHING else (command,)

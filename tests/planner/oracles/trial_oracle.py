@@ -137,7 +137,7 @@ def run(known: TrialPosterior, truth: Sequence[float], strategy: Strategy, trial
 
 
 def run_by_measurement(truth: Sequence[float], noise: float, trials: int, seed: Sequence[int]) -> Run:
-    """The plans in the order of their predictions, and the fastest measured one wins: what a person does by hand."""
+    """Try the plans in the order of their predictions and choose the fastest measured one, as a person does by hand."""
     off = np.random.default_rng([*seed, 1]).normal(0, noise, len(truth))
     measured = [seconds * exp(by) for seconds, by in zip(truth, off, strict=True)]
     best = [min(range(count), key=measured.__getitem__) for count in range(1, trials + 1)]

@@ -32,7 +32,7 @@ FABRIC = Network(
 
 @st.composite
 def sides(draw: st.DrawFn, nodes: str, rows: int) -> Stage:
-    """A stage on some nodes, each of its tensor groups on one or over several of them."""
+    """Draw a stage whose tensor groups are each on one node or across several."""
     tensor, data = draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (4, 1), (3, 2), (4, 2), (1, 4)]))
     cuts = sorted(draw(st.lists(st.integers(1, rows - 1), min_size=data - 1, max_size=data - 1, unique=True)))
     parts = tuple(b - a for a, b in zip((0, *cuts), (*cuts, rows), strict=True))
@@ -146,7 +146,7 @@ def test_without_replicas_there_is_nothing_to_gather() -> None:
 
 
 def test_a_boundary_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="no boundary behind stage 1 of pipeline 0"):
+    with pytest.raises(ValueError, match="no boundary after stage 1 of pipeline 0"):
         stage_messages(uniform(2, 1), MODEL, FABRIC, (0, 1))
 
 

@@ -35,7 +35,7 @@ few = examples(8)
 
 @pytest.fixture(scope="module")
 def draw(make_problem: MakeProblem, make_cluster: MakeCluster) -> Callable[..., Problem]:
-    """A problem whose links between nodes all differ."""
+    """Return a function that draws problems whose links between nodes all differ."""
 
     def drawn(speeds: list[tuple[str, int]], batch: int, pick: Random, memory: int | None = None) -> Problem:
         cluster = make_cluster(speeds, memory=memory)

@@ -34,7 +34,7 @@ def random_belief(seed, count):
 
 
 def roomy(count):
-    """A belief of memory by which every plan surely fits."""
+    """Return a memory posterior by which every plan fits."""
     return Posterior(np.full(count, -5.0), 1e-4 * np.eye(count))
 
 
@@ -43,7 +43,7 @@ def knowledge(seconds, memory=None, noise=0.01):
 
 
 def uncertain_memory(*shares):
-    """A belief with a shared doubt of 10 % and an own one of 2 %."""
+    """Return a memory posterior with 10 % shared and 2 % independent standard deviation."""
     return Posterior(np.log(shares), 0.1**2 + 0.02**2 * np.eye(len(shares)))
 
 

@@ -49,5 +49,5 @@ def rows(*, seed: int, iteration: int, first: int, count: int) -> dict[str, Tens
 
 
 def encoder() -> CustomModel:
-    """The entry point: functions that make one layer each."""
+    """Return the model, layer by layer; its entry point."""
     return CustomModel(layers=[Embedding, *[block] * BLOCKS, Head], rows=rows)

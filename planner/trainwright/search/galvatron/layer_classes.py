@@ -87,7 +87,7 @@ class LayerSequence:
 
 
 def layer_sequence(model: Model) -> LayerSequence:
-    """Number the distinct ranges of a model."""
+    """Return the model's distinct layer ranges, numbered."""
     layers = len(model.layers)
     classes: dict[tuple[str, int, int, bool], int] = {}
     found: list[LayerClass] = []

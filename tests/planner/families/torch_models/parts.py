@@ -24,7 +24,7 @@ def hidden(*shape: int) -> Callable[[int, str, torch.dtype], Tensor]:
 
 
 def image(*shape: int) -> Callable[[int, str, torch.dtype], Tensor]:
-    """Data that wants none."""
+    """Return a maker of data that requires no gradient."""
     return lambda rows, device, dtype: torch.ones(rows, *shape, device=device, dtype=dtype)
 
 
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         return self.table[places].permute(2, 0, 1)[None]
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The kernel for CPUs takes no mask that wants a gradient and no dropout; those of GPUs do, and keep the same."""
+        """Return attention without mask gradient and dropout, which the CPU kernel lacks; GPU kernels save the same tensors."""
         biases = self._biases(query.shape[2], key.shape[2])
         return functional.scaled_dot_product_attention(
             query,
