@@ -22,7 +22,7 @@ def complaint(subject: str) -> str | None:
     if found is None:
         return "not of the form `area: Imperative summary`, without a full stop"
     if NO_VERB.fullmatch(found["verb"]):
-        return f"{found['verb']!r} is no imperative"
+        return f"{found['verb']!r} is not an imperative"
     return None
 
 
@@ -46,7 +46,7 @@ def main() -> None:
         return
     complaints = [f"{commit} {subject!r}: {what}" for commit, subject in found if (what := complaint(subject))]
     if complaints:
-        sys.exit("\n".join(["commit subjects to mend:", *complaints]))
+        sys.exit("\n".join(["commit subjects to fix:", *complaints]))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
     body = {**(absent or {}), **{key: value for key, value in data.items() if key not in ("apiVersion", "document")}}
     version = data.get("apiVersion", VERSION)
     if version != VERSION:
-        raise DocumentError(f"{source}: apiVersion {_shown(version)} is not known here; this version reads {VERSION!r}")
+        raise DocumentError(f"{source}: expected apiVersion {VERSION!r}, got {_shown(version)}")
     if data.get("kind") == "TrainingPlan":
         raise DocumentError(
             f"{source}: expected a document of the planner, got a TrainingPlan, which the operator reads; "
@@ -97,8 +97,8 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
     kinds = {kind_of(member): member for member in get_args(noun) or (noun,)}
     if "candidates" in data and "Plan" in kinds:
         raise DocumentError(
-            f"{source}: this is the answer of `trainwright plan`, with several plans; give one of them, what stands under "
-            "candidates[0].plan, or write the best one with --write-plan"
+            f"{source}: expected one plan, got the candidates of `trainwright plan`; give what is under "
+            "candidates[0].plan, or write the best plan with --write-plan"
         )
     document = data.get("document", next(iter(kinds)))
     if not isinstance(document, str) or document not in kinds:
@@ -118,9 +118,9 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         told = what if not where or what.startswith(f"{where}.") else f"{where}: {what}"
         raise DocumentError(f"{source}: {told}") from None
     except RecursionError:
-        raise DocumentError(f"{source}: lists within lists beyond any depth that means something here") from None
+        raise DocumentError(f"{source}: nested too deeply; flatten it") from None
     except (ArithmeticError, MemoryError) as error:
-        raise DocumentError(f"{source}: larger numbers than any model or cluster has ({error})") from None
+        raise DocumentError(f"{source}: a number is too large ({error})") from None
 
 
 def _plain(name: int | str) -> str:
@@ -184,7 +184,7 @@ def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
 def _refuse_large_numbers(value: Any, source: str) -> None:
     place = _too_large(value, "")
     if place is not None:
-        raise DocumentError(f"{source}: {place}: larger than any number here can be ({LARGEST_NUMBER:g})")
+        raise DocumentError(f"{source}: {place}: must be at most {LARGEST_NUMBER:g} in size")
 
 
 def _shown(value: Any) -> str:
@@ -231,7 +231,7 @@ def _load_yaml(text: str | bytes, source: str) -> Any:
         problem = " ".join(_YAML_PLACE.sub(" in", str(error)).split())
         raise DocumentError(f"{source}: neither YAML nor JSON: {problem or type(error).__name__}") from None
     if values > MAX_YAML_VALUES:
-        raise DocumentError(f"{source}: its aliases (*name) stand for more than {MAX_YAML_VALUES} values")
+        raise DocumentError(f"{source}: aliases (*name) expand to more than {MAX_YAML_VALUES} values; write it as JSON")
     return data
 
 

@@ -25,8 +25,8 @@ def _arguments() -> argparse.Namespace:
         help="launch: this pod's part of the gang, by the node that the pod runs on; local: the whole gang, here",
     )
     parser.add_argument("--order", type=Path, default=Path(TASK_PATH), help=f"the order's file (default {TASK_PATH})")
-    parser.add_argument("--master-addr", help="launch: where the gang meets (default: $MASTER_ADDR)")
-    parser.add_argument("--master-port", type=int, help="launch: and at which port (default: $MASTER_PORT)")
+    parser.add_argument("--master-addr", help="launch: host of the gang's store (default: $MASTER_ADDR)")
+    parser.add_argument("--master-port", type=int, help="launch: port of the gang's store (default: $MASTER_PORT)")
     return parser.parse_args()
 
 

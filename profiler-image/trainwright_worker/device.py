@@ -83,5 +83,5 @@ class Clock:
         if isinstance(begin, float) and isinstance(end, float):
             return end - begin
         if isinstance(begin, float) or isinstance(end, float):
-            raise TypeError("one mark is of the process's clock and the other of a GPU's")
+            raise TypeError("cannot compare a time of the process clock with one of a GPU event")
         return float(begin.elapsed_time(end)) / 1e3

@@ -119,9 +119,9 @@ def _time_iterations(
 def _inject_fault(task: TrialTask, watchdog: Watchdog) -> None:
     """Inject the task's fault, if any; `mute` is injected where the report would be written."""
     if task.fault == "crash":
-        raise RuntimeError("a crash after the first iteration was ordered, as a rehearsal")
+        raise RuntimeError("crashing after the first iteration, a rehearsed fault")
     if task.fault == "hang":
-        watchdog.beat("hanging after the first iteration, as ordered for a rehearsal")
+        watchdog.beat("hanging after the first iteration, a rehearsed fault")
         threading.Event().wait()
 
 

@@ -89,7 +89,7 @@ def test_a_file_cut_short_means_nothing_is_known(processes: Processes) -> None:
 def test_a_wait_that_fails_shows_its_reason_and_the_log(tmp_path: Path) -> None:
     log = tmp_path / "program.log"
     log.write_text("first\nthe port is taken\n")
-    with pytest.raises(ClusterError, match="the server to be ready: not so after 0 s") as failure:
+    with pytest.raises(ClusterError, match="the server to be ready: timed out after 0 s") as failure:
         wait_until(lambda: False, what="the server to be ready", deadline_seconds=0, log=log)
     assert "the port is taken" in str(failure.value)
 

@@ -146,7 +146,7 @@ def test_what_describe_needs_is_told_where_only_the_planner_is_installed(
         ),
         (
             lambda found: replace(found, kinds=(replace(found.kinds[0], output_elements_per_row=9), *found.kinds[1:])),
-            "layer 0 .BertEmbeddings. hands on 396 values of a row, not 9",
+            "layer 0 .BertEmbeddings. outputs 396 values per row, not 9",
         ),
         (lambda found: replace(found, entrypoint="outside_models:vgg"), "has no function vgg"),
     ],

@@ -82,7 +82,7 @@ def test_out_of_memory_on_the_host_says_what_was_asked_for_and_what_there_is() -
     assert classify_error(refused.value).message.startswith("asked for 65536.00 TiB, the host has ")
     with pytest.raises(MemoryError) as without_words:
         bytearray(2**62)
-    assert classify_error(without_words.value).message.startswith("asked for more than there is, the host has ")
+    assert classify_error(without_words.value).message.startswith("asked for more than is free, the host has ")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_hang_hangs_on_who_does_not_answer_or_else_waits_for_nobody() -> None:
 def test_the_summary_has_a_line_for_every_rank() -> None:
     lines = GangStatus(DEVICES, (stand(2, waits=False), stand(0))).summary().splitlines()
     assert lines == [
-        "where every rank stood:",
+        "status of every rank:",
         "  rank 0 on a:0, stage 0: for 5.0 s: step 0 (waits for others)",
         "  rank 1 on a:1: no answer",
         "  rank 2 on b:0, stage 0: for 5.0 s: step 2",
@@ -267,7 +267,7 @@ def test_a_watchdog_says_what_it_waited_for_and_where_it_was() -> None:
     watchdog = Watchdog(60, 0.2, give_up)
     watchdog.beat("step 1")
     assert said.wait(30)
-    assert told == [(FailureReason.HANG, "nothing moved for 0.2 s")]
+    assert told == [(FailureReason.HANG, "no progress for 0.2 s")]
     assert watchdog.doing == "step 1"
     assert watchdog.seconds_since_beat >= 0.2
     watchdog.stop()

@@ -111,11 +111,11 @@ def test_a_crash_is_told_by_the_process_that_crashed_and_by_the_others_as_their_
     assert not outcome.reports
     told = by_rank(outcome.failures)
     assert told[0].reason is FailureReason.CRASHED
-    assert "rehearsal" in told[0].message
+    assert "rehearsed fault" in told[0].message
     assert "pipeline 0, stage 0, layers 0…1" in told[0].message
     assert told[1].reason is FailureReason.PEER_LOST
     assert told[1].cause.reason is FailureReason.CRASHED
-    assert "rehearsal" in told[1].cause.message
+    assert "rehearsed fault" in told[1].cause.message
 
 
 def test_a_rank_that_hangs_is_named_by_all_of_them_with_everyones_stacks(worker, make) -> None:
@@ -153,7 +153,7 @@ def test_a_rank_that_stands_still_altogether_is_named_by_the_others(worker, make
     for rank in (0, 2):
         assert "rank 1 on node-b:0 does not answer" in told[rank].message
         assert f"[rank {rank} on node-{'abc'[rank]}:0] thread MainThread" in outcome.errors
-    assert "did not end by itself and was killed" in told[1].message
+    assert "did not exit and was killed" in told[1].message
     assert "rank 1 on node-b:0: no answer" in outcome.errors
 
 
@@ -234,7 +234,7 @@ def test_a_gang_that_is_told_to_end_says_so_and_ends(worker, make) -> None:
     outcome = worker.end(process)
     assert time.monotonic() - begin < MOST_SECONDS
     assert outcome.code != 0
-    assert outcome.failures[0].message == "the whole gang was told to end (SIGTERM)"
+    assert outcome.failures[0].message == "the gang was stopped by a signal (SIGTERM)"
     told = by_rank(outcome.failures)
     assert told[None].reason is FailureReason.TERMINATED
     assert {told[0].reason, told[1].reason} <= {FailureReason.TERMINATED, FailureReason.PEER_LOST}
@@ -250,7 +250,7 @@ def test_a_gang_whose_parent_is_gone_ends(worker, make) -> None:
     outcome = worker.end(process)  # its output ends with the last of its processes
     assert time.monotonic() - begin < MOST_SECONDS
     assert outcome.reasons == {"PeerLost"}
-    assert any("where the gang meets, is gone" in failure.message for failure in outcome.failures)
+    assert any("the gang's store, is gone" in failure.message for failure in outcome.failures)
 
 
 @pytest.mark.slow
@@ -311,7 +311,7 @@ def test_a_pod_whose_process_stands_still_ends_after_the_alarm_of_another(worker
     assert first.reasons == {"Hang"}
     assert "rank 1 on node-b:0 does not answer" in first.failures[0].message
     assert second.code != 0
-    assert "a process of this pod did not end by itself after an alarm (Hang: " in second.failures[0].message
+    assert "a process of this pod did not exit after an abort (Hang: " in second.failures[0].message
 
 
 @pytest.mark.slow
@@ -324,4 +324,4 @@ def test_processes_whose_launcher_is_gone_end(worker, make) -> None:
     lost = [*first.failures, *second.failures]
     assert lost
     assert {failure.reason for failure in lost} == {FailureReason.PEER_LOST}
-    assert any("where the gang meets, is gone" in failure.message for failure in lost)
+    assert any("the gang's store, is gone" in failure.message for failure in lost)

@@ -44,8 +44,8 @@ def check_images() -> None:
     for variable in ("OPERATOR_IMAGE", "WORKER_IMAGE"):
         if ":" not in os.environ.get(variable, "").rpartition("/")[2]:
             raise SystemExit(
-                f"on a context of your own the demo needs {variable}=REGISTRY/NAME:TAG, an image that its nodes can "
-                "pull; README.md says how the two are built"
+                f"with --context the demo needs {variable}=REGISTRY/NAME:TAG, an image that its nodes can pull; "
+                "docs/install.md says how to build both"
             )
 
 

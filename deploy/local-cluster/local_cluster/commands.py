@@ -85,7 +85,7 @@ def wait_until(
     while not ready():
         if time.monotonic() > end:
             shown = f"; the end of {log}:\n{tail(_end_of(log))}" if log is not None and log.exists() else ""
-            raise ClusterError(f"{what}: not so after {deadline_seconds:.0f} s{shown}")
+            raise ClusterError(f"{what}: timed out after {deadline_seconds:.0f} s{shown}")
         time.sleep(pause_seconds)
 
 

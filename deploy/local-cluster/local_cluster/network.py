@@ -88,7 +88,10 @@ class Network:
         """Remove a node's namespace and veth pair, if any."""
         namespace = self.namespace(node_or_namespace)
         if succeeds(["ip", "link", "show", self.cable(node_or_namespace)]):
-            run(["ip", "link", "delete", self.cable(node_or_namespace)], what=f"removing the cable of {namespace.name}")
+            run(
+                ["ip", "link", "delete", self.cable(node_or_namespace)],
+                what=f"removing the veth pair of {namespace.name}",
+            )
         if namespace.exists():
             run(["ip", "netns", "delete", namespace.name], what=f"removing the namespace {namespace.name}")
 

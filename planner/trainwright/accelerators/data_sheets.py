@@ -34,9 +34,7 @@ def find(name: str, known: Mapping[str, T], what: str) -> T:
         near = get_close_matches(plain(name), known, n=len(known), cutoff=0.4)
         labels = dict.fromkeys(str(known[alias]) for alias in near)
         shown = list(labels)[:MOST_NAMES_SHOWN] or sorted({str(item) for item in known.values()})
-        raise ValueError(
-            f"there is no data sheet of {what} {name!r}; name one that has one, such as {', '.join(shown)}"
-        )
+        raise ValueError(f"no data sheet for {what} {name!r}; choose one that has one, such as {', '.join(shown)}")
     return found
 
 

@@ -20,11 +20,11 @@ NOT_WRITTEN, BAD_OPTIONS = 1, 2
 
 COMMANDS = {
     "plan": "Find the plans that train fastest, best first.",
-    "estimate": "Tell what a plan costs, whoever made it.",
+    "estimate": "Predict the time and memory of a plan.",
     "compare": "Run several searches and show the best plan of each side by side.",
-    "explain": "Tell why a plan takes as long as it does, with a timeline.",
+    "explain": "Explain where the time of a plan goes, with a timeline.",
     "calibrate": "Fit the cost model to measured trials.",
-    "trial": "Tell how a measured trial went, with its timeline.",
+    "trial": "Compare a measured trial with its prediction, with its timeline.",
     "propose": "Propose the next trial, or say that none is worth it.",
     "cluster": "Write a cluster document from machines by name and number.",
     "machines": "List the machines that `cluster` knows.",

@@ -42,7 +42,7 @@ def _table_names() -> list[str]:
 
 def _table_help() -> str:
     names = _table_names()
-    return "Only this table; again for more." + (f" {', '.join(names)}." if names else "")
+    return "Only this table; may be repeated." + (f" {', '.join(names)}." if names else "")
 
 
 @app.callback()

@@ -29,7 +29,7 @@ def compare(  # noqa: PLR0913 - one group of options each
         typer.Argument(
             metavar="[PLANNER]…",
             autocompletion=planner_names,
-            help="Which, the first is the baseline; without any: all, against megatron.",
+            help="Searches to run, the baseline first. Default: all, against megatron.",
         ),
     ] = None,
     inputs: Inputs,

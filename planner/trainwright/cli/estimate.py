@@ -49,9 +49,9 @@ def estimate(
     ] = EXACT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Tell what a plan costs, whoever made it. Whatever the cost model, memory and breakdown are those of the replay."""
+    """Predict the time and memory of a plan. Memory and breakdown are always those of the exact replay."""
     if cost_model not in {EXACT, *COST_MODELS}:
-        raise ValueError(f"there is no cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
+        raise ValueError(f"unknown cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
     problem = inputs.problem()
     given = plan_of(plan_file, problem, inputs)
     found = estimate_with_context(given, problem.cost_context)
@@ -82,7 +82,9 @@ def estimate(
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
     """Read a plan. Raises DocumentError if its batch or its number of layers differs from the problem's."""
     if inputs.searches_batch:
-        raise ValueError("the plan has a batch size of its own; --global-batch-size search goes with a planner")
+        raise ValueError(
+            "--global-batch-size cannot be `search` for a given plan, which has a batch size; leave it out"
+        )
     given: Plan = read(file, Plan)
     if given.model_layers != len(problem.model.layers):
         raise documents.DocumentError(

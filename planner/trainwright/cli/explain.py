@@ -40,7 +40,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     planner: PlannerOption = DEFAULT_PLANNER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Tell why a plan takes as long as it does: bottleneck, bubble, communication, memory, and a timeline."""
+    """Explain where the time of a plan goes: bottleneck, bubble, communication, memory, and a timeline."""
     preload_search(planner)
     search.check([planner])
     problem = inputs.problem(limits.limits, preferences.preference)

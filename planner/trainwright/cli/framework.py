@@ -84,13 +84,11 @@ def report_errors(options: Collection[str] = ()) -> Iterator[None]:
         _fail(_as_typed(str(error), options), BAD_INPUT)
     except (ArithmeticError, MemoryError, RecursionError) as error:
         _fail(
-            f"the numbers in the documents are beyond what can be calculated ({error or type(error).__name__})",
+            f"numbers in the documents are too large to compute with ({error or type(error).__name__}); check their units",
             BAD_INPUT,
         )
     except KeyboardInterrupt:
-        _fail(
-            "interrupted; where --budget-seconds is given, a search ends by itself, with its best so far", INTERRUPTED
-        )
+        _fail("interrupted; with --budget-seconds a search ends by itself and shows its best plan so far", INTERRUPTED)
     except BrokenPipeError:
         raise
     except OSError as error:

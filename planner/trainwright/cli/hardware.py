@@ -62,13 +62,13 @@ def cluster(
     for given in machine:
         name, number = _counted(given)
         counts[name] = counts.get(name, 0) + number
-    show_document(cluster_of(counts), output, comment="Links and prices come from data sheets, they are not measured.")
+    show_document(cluster_of(counts), output, comment="Links and prices are from data sheets, not measured.")
 
 
 def _counted(given: str) -> tuple[str, int]:
     name, _, number = given.partition("=")
     if not name or not number.isascii() or not number.isdigit() or len(number) > 4:
-        raise ValueError(f"expected a machine and how many of it, up to 9999, for example p3.8xlarge=3, got {given!r}")
+        raise ValueError(f"expected MACHINE=COUNT with a count up to 9999, for example p3.8xlarge=3, got {given!r}")
     return name, int(number)
 
 

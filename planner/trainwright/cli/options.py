@@ -45,7 +45,7 @@ def content_of(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         raise documents.DocumentError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MAX_DOCUMENT_BYTES:
-        raise documents.DocumentError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; this is not such a document")
+        raise documents.DocumentError(f"{path}: larger than {MAX_DOCUMENT_BYTES} bytes; give a smaller document")
     return content
 
 
@@ -64,20 +64,19 @@ class Inputs:
     """The documents, and the batch where it is not that of the model file."""
 
     cluster: Annotated[Path, typer.Option(help="Accelerators, nodes and links; `trainwright cluster` writes one.")]
-    model: Annotated[Path, typer.Option(help="What to train: model family, batch size, number format, optimizer.")]
+    model: Annotated[Path, typer.Option(help="Model family, batch size, number format, optimizer.")]
     profiles: Annotated[
         Path | None,
         typer.Option(help="Measured layer profiles. Without it they are estimated from accelerators' data sheets."),
     ] = None
     runtime: Annotated[
-        Path | None, typer.Option(help="What `trainwright calibrate` found out about the training runtime.")
+        Path | None, typer.Option(help="Calibrated training runtime, as `trainwright calibrate` writes it.")
     ] = None
     global_batch_size: Annotated[
         str | None,
         typer.Option(
             metavar="ROWS|search",
-            help="Rows of one iteration, whatever the model file says of them, or if it says nothing; `search` looks for the "
-            "best throughput.",
+            help="Rows of one iteration, in place of the model file's; `search` finds the batch size with the best throughput.",
         ),
     ] = None
 
@@ -117,23 +116,23 @@ class Inputs:
             check_layer_kinds(given, training, file=self.profiles, model_file=self.model)
             if doubted := mismatch_warning(given, training):
                 note(doubted)
-            return _drawn_out(given, training)
+            return _extrapolated(given, training)
         names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
         try:
             found = estimate_from_data_sheets(training, names, devices=len(cluster.devices))
         except ValueError as error:
             raise ValueError(
-                f"--profiles is needed: {error}; `trainwright accelerators` lists all, by their names in a cluster document"
+                f"--profiles is needed: {error}; `trainwright accelerators` lists the names that a cluster document uses"
             ) from None
-        note("layer profiles are estimated from data sheets, not measured; --profiles takes measured ones")
+        note("layer profiles are estimated from data sheets, not measured; give measured ones with --profiles")
         return found
 
 
-def _drawn_out(given: Profiles, training: Training) -> Profiles:
+def _extrapolated(given: Profiles, training: Training) -> Profiles:
     """Extrapolate layers measured at a single row count over the rows, with a note on standard error."""
     found = extrapolated(given, training.model, ROWS)
     if found is not given:
-        note("what was measured at one number of rows alone is drawn out to others by the data sheets' curves")
+        note("profiles measured at a single row count are extrapolated by curves of the data sheets")
     return found
 
 
@@ -166,7 +165,7 @@ def _rows(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"--global-batch-size takes a number of rows or `{SEARCHED}`, got {text!r}") from None
+        raise ValueError(f"--global-batch-size must be a number of rows or `{SEARCHED}`, got {text!r}") from None
 
 
 @dataclass(frozen=True)
@@ -180,12 +179,10 @@ class LimitOptions:
         float, typer.Option(help="Share of every device's memory to leave free, for example 0.1.")
     ] = 0.0
     use_nodes: Annotated[str, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = ""
-    spare: Annotated[str, typer.Option(metavar="NAME,…", help="Leave these nodes or accelerators alone, by name.")] = ""
+    spare: Annotated[str, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")] = ""
     objective: Annotated[
         Objective,
-        typer.Option(
-            help="What is least in the best plan: time of an iteration, cost of a sample, or neither for both."
-        ),
+        typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
     ] = Objective.TIME
 
     @property
@@ -215,7 +212,7 @@ class PreferenceOptions:
     keep_weight: Annotated[
         float,
         typer.Option(
-            help="What a second of moving state weighs against a second of each iteration; "
+            help="Weight of a second of moving state against a second of each iteration; "
             "0.001: moving pays off within 1,000 iterations."
         ),
     ] = 0.001
@@ -233,10 +230,10 @@ def _names(text: str) -> tuple[str, ...]:
 class SearchOptions:
     """Options of the search."""
 
-    seed: Annotated[int, typer.Option(help="For searches that draw; the same seed gives the same plans.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of random searches; the same seed gives the same plans.")] = 0
     budget_seconds: Annotated[
         float | None,
-        typer.Option(help="Stop searching after so long and show the best so far."),
+        typer.Option(help="Stop the search after this many seconds and show the best plans so far."),
     ] = None
     effort: Annotated[
         float,
@@ -249,6 +246,6 @@ class SearchOptions:
             raise ValueError(f"--effort must be {LEAST_EFFORT:g} to {MOST_EFFORT:,g}, got {self.effort:g}")
         if self.effort != 1 and DEFAULT_PLANNER not in planners:
             raise ValueError(
-                f"--effort is for the planner {DEFAULT_PLANNER}, but {', '.join(planners)} is asked; ask for {DEFAULT_PLANNER}, or "
-                "leave --effort out"
+                f"--effort needs the planner {DEFAULT_PLANNER}, got {', '.join(planners)}; choose {DEFAULT_PLANNER}, or leave "
+                "--effort out"
             )

@@ -33,24 +33,21 @@ def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
     known = {kind.name for kind in training.model.kinds}
     others = [name for name in _profiled_kinds(profiles) if name not in known]
     if others:
-        return (
-            f"the profiles tell of layers of kind {_named(others)}, which this model has not: were they measured on "
-            "another one?"
-        )
+        return f"the profiles have layers of kind {_named(others)}, which this model lacks; check that they are of this model"
     shares = set()
     for layer, ratio in _weight_ratios(profiles, training):
         share = next((share for share in (1.0, *FORMATS) if abs(ratio / share - 1) <= TOLERANCE), None)
         if share is None:
             return (
                 f"the profiles' {layer.kind} holds {layer.parameter_bytes} bytes of weights, {ratio:.3g} times those "
-                "of this model: were they measured on another one?"
+                "of this model; check that they are of this model"
             )
         shares.add(share)
     formats = [FORMATS[share] for share in shares if share in FORMATS]
     if len(shares) == len(formats) == 1:
         return (
-            f"the weights of the profiles take {formats[0]} the bytes of this model's in {training.dtype}: were they "
-            "measured in another number format?"
+            f"the weights of the profiles take {formats[0]} the bytes of this model's in {training.dtype}; check that they "
+            "were measured in this number format"
         )
     return None
 

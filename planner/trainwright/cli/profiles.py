@@ -38,12 +38,12 @@ def format_names(incomplete: str) -> list[str]:
 class TableOptions:
     """Options for what the tables do not state."""
 
-    accelerator: Annotated[str, typer.Option(help="What they were measured on, named as in the cluster document.")]
+    accelerator: Annotated[str, typer.Option(help="Accelerator that was measured, named as in the cluster document.")]
     inside_bandwidth: Annotated[
         float | None,
         typer.Option(
             metavar="BYTES/S",
-            help="Between the devices that measured tensor degrees above 1: takes the all-reduces off their times.",
+            help="Bandwidth between the measured devices, to subtract all-reduces from times at tensor degrees above 1.",
         ),
     ] = None
     inside_latency: Annotated[float, typer.Option(metavar="SECONDS", help="The latency of that link.")] = 1e-5
@@ -54,7 +54,8 @@ class TableOptions:
         str, typer.Option(metavar="FROM:TO,…", help="amp: entries that are the model's tensor-parallel layers.")
     ] = ""
     tensor_degrees: Annotated[
-        str, typer.Option(metavar="DEGREE,…", help="amp: of each file, where the file names do not end with it.")
+        str,
+        typer.Option(metavar="DEGREE,…", help="amp: tensor degree of each file, if the file names do not end with it."),
     ] = ""
 
     @property
@@ -98,7 +99,7 @@ def import_tables(
     tables: Annotated[list[Path], typer.Argument(metavar="TABLE…", help="The files that hold the measurements.")],
     table_format: Annotated[
         str,
-        typer.Option("--format", autocompletion=format_names, metavar="|".join(FORMATS), help="Whose tables they are."),
+        typer.Option("--format", autocompletion=format_names, metavar="|".join(FORMATS), help="Format of the tables."),
     ],
     model: ModelFile,
     more: TableOptions,
@@ -106,7 +107,7 @@ def import_tables(
 ) -> None:
     """Turn another tool's layer tables into a profiles document, on standard output."""
     if table_format not in FORMATS:
-        raise ValueError(f"there is no format {table_format!r}; choose one of {', '.join(FORMATS)}")
+        raise ValueError(f"unknown format {table_format!r}; choose one of {', '.join(FORMATS)}")
     training = _training(model)
     found = FORMATS[table_format](tables, model=training.model, accelerator=more.accelerator, options=more.options)
     write_document(found, write)

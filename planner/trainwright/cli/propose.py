@@ -64,16 +64,17 @@ class Choosing:
     """Options for the candidates and the stopping rule."""
 
     candidates: Annotated[
-        Path | None, typer.Option(help="What `trainwright plan --output json` wrote; without it a planner searches.")
+        Path | None,
+        typer.Option(help="Candidates that `trainwright plan --output json` wrote; default: those of a search."),
     ] = None
     top: Annotated[int, typer.Option(help="How many candidates of the planner to choose from.")] = 20
     trials: Annotated[
-        Path | None, typer.Option(help="What was tried so far, failed trials too; `trainwright schema trials`.")
+        Path | None, typer.Option(help="Trials so far, failed ones included; `trainwright schema trials`.")
     ] = None
     stop_below: Annotated[float, typer.Option(help="Stop once the expected regret is below this share.")] = REGRET_BELOW
     per_device_second: Annotated[
         bool,
-        typer.Option("--per-device-second", help="Weigh a trial's gain by the devices that it holds and how long."),
+        typer.Option("--per-device-second", help="Choose by gain per device-second of the trial."),
     ] = False
     write_plan: Annotated[Path | None, typer.Option(help="Write the plan to try into this file, too."), WRITTEN] = None
     output: OutputOption = Output.TABLE
@@ -89,9 +90,11 @@ def propose_trial(
     choosing: Choosing,
     planner: PlannerOption = DEFAULT_PLANNER,
 ) -> None:
-    """Propose the trial with which the expected regret falls most, or say that none is worth it any more."""
+    """Propose the trial that lowers the expected regret most, or say that none is worth it."""
     if inputs.searches_batch:
-        raise ValueError("plans of different batches are no rivals; --global-batch-size search goes with `plan`")
+        raise ValueError(
+            "--global-batch-size cannot be `search`: trials compare plans of one batch size; give a number of rows"
+        )
     preload_search(planner)
     search.check([planner])
     check_writable(choosing.write_plan)
@@ -123,13 +126,13 @@ def _refuse_limits(limits: LimitOptions) -> None:
     ]
     if given:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(f"--candidates are taken as they are listed, whatever {named} says; leave that out, or them")
+        raise ValueError(f"{named} does not apply to --candidates, which are listed already; leave one of them out")
 
 
 def _listed(file: Path) -> list[Plan]:
     listed: Candidates = read(file, Candidates)
     if not listed.candidates:
-        raise documents.DocumentError(f"{file}: it lists no candidate")
+        raise documents.DocumentError(f"{file}: lists no candidate; give at least one")
     if len(listed.candidates) > MOST_CANDIDATES:
         raise documents.DocumentError(f"{file}: more than {MOST_CANDIDATES} candidates; leave the slowest out")
     return [candidate.plan for candidate in listed.candidates]
@@ -140,13 +143,13 @@ def _check_batches(plans: list[Plan], trials: Trials | None, problem: Problem) -
     if sizes != {problem.global_batch_size}:
         other = next(iter(sizes - {problem.global_batch_size}))
         raise ValueError(
-            f"candidates and trials must all be of the batch of {problem.global_batch_size} rows that is asked for; "
-            f"there is one of {other}"
+            f"candidates and trials must have the global batch of {problem.global_batch_size} rows, got one of {other}; "
+            "leave that one out"
         )
 
 
 def _write(answer: Proposal, study: TrialHistory, file: Path) -> None:
     chosen = answer.best if answer.trial is None else answer.trial
     if chosen is None:
-        raise ValueError("there is no plan to write: every plan failed")
+        raise ValueError("no plan to write: every plan failed")
     write_document(study.plans[chosen], file)

@@ -43,16 +43,14 @@ app = typer.Typer(add_completion=False)
 def calibrate(
     *,
     inputs: Inputs,
-    trials: Annotated[
-        Path, typer.Option(help="Plans that were run, with what was measured; `trainwright schema trials`.")
-    ],
+    trials: Annotated[Path, typer.Option(help="Measured trials; `trainwright schema trials`.")],
     write: Annotated[
         Path | None, typer.Option(help="Write the runtime into this file; `--runtime` reads it."), WRITTEN
     ] = None,
 ) -> None:
-    """Fit the cost model to measured trials. The account goes to standard output, or to standard error without --write."""
+    """Fit the cost model to measured trials. The report goes to standard output, or to standard error without --write."""
     if inputs.searches_batch:
-        raise ValueError("the trials have batch sizes of their own; --global-batch-size search goes with a planner")
+        raise ValueError("--global-batch-size cannot be `search` for trials, which have batch sizes; leave it out")
     measured: Trials = read(trials, Trials)
     found = fit(measured, inputs.problem().cost_context)
     write_document(found.runtime, write)
@@ -70,7 +68,7 @@ class TrialsFile:
     def opened(cls, path: Path, context: CostContext) -> TrialsFile:
         """Open a trials file. Raises DocumentError if it holds anything else, or plans of another model or cluster."""
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise DocumentError(f"{path}: is no file that a trial can be added to")
+            raise DocumentError(f"{path}: not a regular file; give a file to append the trial to")
         check_writable(path)
         if not path.exists():
             return cls(path, None)
@@ -82,7 +80,7 @@ class TrialsFile:
             except ValueError as error:
                 raise DocumentError(
                     f"{path}: holds the trial of a plan ({plan.summary()}) for another model or cluster: {error}; "
-                    "let --append begin a file for this one"
+                    "append to another file"
                 ) from None
         return cls(path, trials)
 
@@ -90,7 +88,7 @@ class TrialsFile:
         """Append the trial unless the file has it already, and return what was done."""
         trials = self.trials
         if trials is not None and any(one.is_same_run_as(trial) for one in trials.trials):
-            return f"{self.path} holds this trial already; nothing was added"
+            return f"{self.path} already holds this trial; nothing was added"
         grown = Trials((trial,)) if trials is None else replace(trials, trials=(*trials.trials, trial))
         replace_document(grown, self.path)
         several = len(grown.trials) > 1
@@ -103,7 +101,7 @@ def _refuse_other_form(path: Path) -> None:
         json.loads(content_of(path))
     except ValueError:
         raise DocumentError(
-            f"{path}: is YAML, whose comments would be lost; write it as JSON, or let --append begin a file of its own"
+            f"{path}: is YAML, which would lose its comments; convert it to JSON, or append to another file"
         ) from None
 
 
@@ -120,8 +118,7 @@ class Written:
         Path | None,
         typer.Option(
             metavar="TRIALS",
-            help="Add plan and measurement to this trials document, which `calibrate` and `propose` read; begin it where "
-            "there is none.",
+            help="Append plan and measurement to this trials document, which `calibrate` and `propose` read; created if missing.",
         ),
         WRITTEN,
     ] = None
@@ -139,7 +136,7 @@ def trial(
     written: Written,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Tell how a measured trial went: throughput, utilisation, how far the prediction was off, and what each device did when."""
+    """Show a measured trial: throughput, utilisation, error of the prediction, and a timeline of each device."""
     trace = written.trace
     check_writable(trace)
     problem = inputs.problem()
@@ -186,7 +183,7 @@ def _check_devices(answer: TrialReport, plan: Plan, path: Path) -> None:
     if used and used != wanted:
         odd = min(used ^ wanted)
         raise documents.DocumentError(
-            f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(wanted)}, and {odd} is but in one "
+            f"{path}: the report is of a trial on {len(used)} devices, the plan is for {len(wanted)}, and {odd} is in only one "
             "of them; give the plan that was tried"
         )
 
@@ -197,10 +194,10 @@ def _report_in(path: Path) -> TrialReport:
     marker = f"{REPORT_MARKER} ".encode()
     marked = [line.removeprefix(marker) for line in content.splitlines() if line.startswith(marker)]
     if len(marked) > 1:
-        raise documents.DocumentError(f"{path}: holds {len(marked)} reports; leave the one that is meant")
+        raise documents.DocumentError(f"{path}: holds {len(marked)} reports; keep the one of this trial")
     if not marked and not content.lstrip().startswith((b"{", b"apiVersion", b"document")):
         raise documents.DocumentError(
-            f"{path}: holds no report (no line begins with {REPORT_MARKER}): did the trial end?"
+            f"{path}: holds no report (no line begins with {REPORT_MARKER}); check that the trial ended"
         )
     found: TrialReport | TrialSeriesReport = documents.loads(
         marked[0] if marked else content, TrialReport | TrialSeriesReport, source=str(path)

@@ -49,7 +49,7 @@ def work_bound_sentences(candidate: Candidate, problem: Problem, *, which: str =
     if bound <= 0:
         return []
     times = candidate.estimate.iteration_seconds / bound
-    least = f"With every device computing all the time an iteration takes at least {tables.seconds(bound)}"
+    least = f"If every device computed all the time, an iteration would take {tables.seconds(bound)}"
     return [f"{least}; {which} takes {times:.2f} times that."]
 
 
@@ -213,10 +213,10 @@ def preference_sentences(candidates: Sequence[Candidate], problem: Problem) -> l
     moved = migration_bytes(keep, first.plan, problem.cost_context)
     seconds = migration_seconds(keep, first.plan, problem.cost_context)
     if not moved:
-        return [*told, "To change to it no state moves."]
+        return [*told, "Changing to it moves no state."]
     return [
         *told,
-        f"To change to it {tables.format_bytes(moved)} of state move, which takes {tables.seconds(seconds)}.",
+        f"Changing to it moves {tables.format_bytes(moved)} of state, which takes {tables.seconds(seconds)}.",
     ]
 
 

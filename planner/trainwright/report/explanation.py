@@ -99,7 +99,7 @@ class Explanation:
         where = f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self.format_accelerators(stage)})"
         busy = f"{tables.seconds(track.busy_seconds)}, {tables.share(track.busy_seconds, whole)} of the iteration"
         if len(self.tracks) == 1:
-            return f"There is one stage, so nothing waits in a pipeline: {where} is busy for {busy}."
+            return f"There is one stage and so no bubble: {where} is busy for {busy}."
         others = [one.busy_seconds for number, one in enumerate(self.tracks) if number != self.bottleneck]
         return (
             f"{where[0].upper()}{where[1:]} sets the pace: it is busy for {busy}; the others for "
@@ -117,10 +117,10 @@ class Explanation:
         stages, batches = len(pipeline.stages), pipeline.micro_batches
         told = (
             f"Bubble: a stage waits {tables.share(idle + transit, whole)} of the iteration, on average: "
-            f"{tables.share(idle, whole)} for work and {tables.share(transit, whole)} for messages on their way. Filling and "
+            f"{tables.share(idle, whole)} for work and {tables.share(transit, whole)} for messages in transit. Filling and "
             f"draining {stages} equal stages with {_counted(batches, 'micro-batch')} would take "
-            f"{tables.share(stages - 1, batches + stages - 1)}; what differs comes of unequal stages, of messages on their "
-            "way and of what follows the last backward."
+            f"{tables.share(stages - 1, batches + stages - 1)}; the difference comes from unequal stages, messages in "
+            "transit and work after the last backward."
         )
         return [told]
 
@@ -128,17 +128,17 @@ class Explanation:
         parts, whole = self.estimate.breakdown, self.estimate.iteration_seconds
         named = (
             ("tensor all-reduces", parts.tensor_sync_seconds),
-            ("collecting sharded weights", parts.sharding_seconds),
+            ("all-gathers of sharded weights", parts.sharding_seconds),
             ("redistribution between layers", parts.redistribution_seconds),
             ("messages between stages", parts.point_to_point_seconds),
-            ("sums of gradients", parts.gradient_sync_seconds),
-            ("sums over the stages that share a weight", parts.shared_weight_sync_seconds),
+            ("gradient reductions", parts.gradient_sync_seconds),
+            ("reductions of tied weights", parts.shared_weight_sync_seconds),
         )
         told = [f"{tables.share(seconds, whole)} {what}" for what, seconds in named if seconds > 0]
         device = self.estimate.critical_device
         if not told:
-            return f"Communication costs {device}, the device that ends last, no time."
-        return f"Communication, as {device}, the device that ends last, sees it: {', '.join(told)}."
+            return f"Communication takes no time on {device}, the last device to finish."
+        return f"Communication on {device}, the last device to finish: {', '.join(told)}."
 
     def _memory(self) -> list[str]:
         if self.estimate.reason is not None:
@@ -147,7 +147,7 @@ class Explanation:
         least = self.memory[number]
         held = self.estimate.memory_parts[[str(d) for d in self.plan.devices].index(least.device)]
         told = (
-            f"Memory: {least.device} in {_place(self.tracks[number], self.plan)} has least to spare: it holds "
+            f"Memory: {least.device} in {_place(self.tracks[number], self.plan)} has the least free memory: it holds "
             f"{tables.format_bytes(least.held_bytes)} of {tables.format_bytes(least.memory_bytes)}, "
             f"{tables.share(least.spare_bytes, least.memory_bytes)} is free; most of it is {_largest_parts(held)}."
         )

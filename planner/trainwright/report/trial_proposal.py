@@ -73,11 +73,11 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
             style="bold" if plan == found.trial else "",
         )
     caption = (
-        "expected: with what trials say of the cost model; gain: by how much a trial is expected to speed up the best plan; "
+        "expected: prediction corrected by the trials; gain: expected speed-up of the best plan by the trial; "
         f"stops below a regret of {rule.regret_below:.1%}"
     )
     words = (Text(sentence) for sentence in sentences(found, study))
-    return Group(titled(f"What to try{origin_words(problem)}", table, caption), Text(), *words)
+    return Group(titled(f"Next trials{origin_words(problem)}", table, caption), Text(), *words)
 
 
 def sentences(found: Proposal, study: TrialHistory) -> list[str]:
@@ -95,22 +95,22 @@ def _verdict(found: Proposal, study: TrialHistory) -> str:
         name, fits = study.plans[found.trial].summary(), float(known.fit_probability[found.trial])
         expected = tables.seconds(known.seconds.expected[found.trial])
         first = f"Try {name} next: it is expected to take {expected} ± {known.seconds.deviations[found.trial]:.1%}"
-        memory = "" if fits > 0.99 else f", and it fits into memory with a likelihood of {fits:.0%}"
+        memory = "" if fits > 0.99 else f", and it fits into memory with probability {fits:.0%}"
         if not known.measured:
-            return f"{first}{memory}; of those that likely fit none is expected to be faster, and nothing ran yet."
-        return f"{first}{memory}; no other trial is expected to win more ({found.gain:.2%})."
+            return f"{first}{memory}; no plan ran yet, and none that likely fits is expected to be faster."
+        return f"{first}{memory}; no other trial has a higher expected gain ({found.gain:.2%})."
     return {
-        StoppingDecision.REGRET_IS_SMALL: "Stop: what further trials could win is below the threshold.",
-        StoppingDecision.NOTHING_IS_WORTH_IT: "Stop: no single trial is expected to win anything to speak of.",
+        StoppingDecision.REGRET_IS_SMALL: "Stop: the expected regret is below the threshold.",
+        StoppingDecision.NOTHING_IS_WORTH_IT: "Stop: no single trial has a noticeable expected gain.",
     }.get(found.verdict, "Stop: every plan was tried.")
 
 
 def _regret(found: Proposal, study: TrialHistory) -> list[str]:
     if found.best is None:
-        return ["Every plan failed: there is none to train with."]
+        return ["Every plan failed: no plan is left to train with."]
     ran = "of those that ran, the best is" if study.posterior.measured else "without a trial the best guess is"
-    name, regret = study.plans[found.best].summary(), f"{found.regret:.2%} slower than the fastest of all in truth"
-    return [f"If one stopped now, {ran} {name}, expected to be {regret}."]
+    name, regret = study.plans[found.best].summary(), f"{found.regret:.2%} slower than the truly fastest plan"
+    return [f"If trials stop now, {ran} {name}, expected to be {regret}."]
 
 
 def _factors(learnt: Sequence[Observations]) -> list[str]:
@@ -118,7 +118,7 @@ def _factors(learnt: Sequence[Observations]) -> list[str]:
     if not moved:
         return []
     told = "; ".join(f"{factor.name} {factor.share:+.0%} (± {factor.deviation:.0%})" for factor in moved)
-    return [f"By the trials the cost model is off by: {told}."]
+    return [f"Corrections of the cost model from the trials: {told}."]
 
 
 def _order(study: TrialHistory) -> list[int]:

@@ -133,5 +133,5 @@ def _least_of_the_largest(loads: Any, whole: Any, limit: tuple[Any, float] | Non
         constraints.append(LinearConstraint(beside(limit[0], 0.0), -np.inf, limit[1]))
     found = milp(np.append(np.zeros(loads.shape[1]), 1.0), constraints=constraints)
     if found.x is None:
-        raise RuntimeError(f"HiGHS did not solve a programme that always has a solution: {found.message}")
+        raise RuntimeError(f"HiGHS did not solve a program that always has a solution: {found.message}")
     return found.x[:-1], float(found.x[-1])

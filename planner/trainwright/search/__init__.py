@@ -57,7 +57,7 @@ def preload_search(planner: str) -> None:
 
 def _check_known(planner: str) -> None:
     if planner not in SEARCHES:
-        raise ValueError(f"there is no planner {planner!r}; choose one of {', '.join(SEARCHES)}")
+        raise ValueError(f"unknown planner {planner!r}; choose one of {', '.join(SEARCHES)}")
 
 
 def run(

@@ -112,14 +112,14 @@ class Problem:
         nodes = {node.name for node in self.cluster.nodes}
         for name in (*self.limits.use_nodes, *self.limits.spare):
             if name not in nodes and (name not in accelerators or name in self.limits.use_nodes):
-                raise ValueError(f"the cluster has no {name} to use or to spare; it has {', '.join(sorted(nodes))}")
+                raise ValueError(f"unknown node {name}; the cluster has {', '.join(sorted(nodes))}")
         keep, layers = self.preference.keep, len(self.model.layers)
         if keep is not None and keep.model_layers != layers:
             raise ValueError(
                 f"the plan to keep is for a model of {keep.model_layers} layers, but this one has {layers}"
             )
         if not self.devices:
-            raise ValueError("all devices are spared; leave at least one to the plans")
+            raise ValueError("every device is excluded; exclude fewer nodes or accelerators")
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class ModelUncertainty:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
         if not self.own:
-            raise ValueError("own must be above 0: no cost model tells every plan exactly from another")
+            raise ValueError("own must be above 0, got 0; no cost model is exact")
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,7 +70,7 @@ class TrialHistory:
         )
         plans = tuple(dict.fromkeys((*candidates, *(trials.plans if trials else ()))))
         if not plans:
-            raise ValueError("there is no candidate to try")
+            raise ValueError("no candidate to try; give at least one")
         estimates = tuple(_estimate(plan, number, context) for number, plan in enumerate(plans))
         loadings = loadings_of(plans, estimates, context, doubts)
         covariance = (
@@ -124,7 +124,9 @@ def _estimate(plan: Plan, number: int, context: CostContext) -> Estimate:
     except ValueError as error:
         raise ValueError(f"plan {number + 1} ({plan.summary()}): {error}") from None
     if not found.iteration_seconds or not found.peak_memory_bytes:
-        raise ValueError(f"plan {number + 1} ({plan.summary()}) is predicted to take no time or no memory at all")
+        raise ValueError(
+            f"plan {number + 1} ({plan.summary()}) is predicted to take no time or no memory; check its profiles"
+        )
     return found
 
 

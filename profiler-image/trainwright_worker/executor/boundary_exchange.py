@@ -165,7 +165,7 @@ def warm_up_pairs(group: dist.ProcessGroup, pairs: Sequence[tuple[int, int]], ra
 def require_work(work: dist.Work | None) -> dist.Work:
     """Return the work handle. Raises RuntimeError if this rank is not in the group."""
     if work is None:
-        raise RuntimeError("a message was to pass through a group that this rank is not in")
+        raise RuntimeError("this rank is not in the group of the message")
     return work
 
 

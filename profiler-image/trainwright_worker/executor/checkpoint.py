@@ -146,7 +146,7 @@ def _start_saving(executor: PlanExecutor, folder: Path, temporary: Path, iterati
     if not _is_first_rank(executor):
         return
     if folder.exists():
-        raise CheckpointError(f"{folder} is there already; save each checkpoint to a folder of its own")
+        raise CheckpointError(f"{folder} already exists; save each checkpoint to a folder of its own")
     if temporary.exists():  # left by a run that ended while writing
         shutil.rmtree(temporary)
     temporary.mkdir(parents=True)
@@ -178,7 +178,7 @@ def _read_training_state(executor: PlanExecutor, folder: Path) -> TrainingState:
     try:
         text = (folder / STATE_FILE).read_text(encoding="utf-8")
     except OSError as error:
-        raise CheckpointError(f"{folder} is no checkpoint that can be read: {STATE_FILE}: {error.strerror}") from error
+        raise CheckpointError(f"{folder} is not a readable checkpoint: {STATE_FILE}: {error.strerror}") from error
     state: TrainingState = documents.loads(text, TrainingState, source=str(folder / STATE_FILE))
     if problem := state.mismatch(executor.model.family, executor.training.optimizer):
         raise CheckpointError(f"{folder}: {problem}")

@@ -168,7 +168,7 @@ class FlatParameter:
     def keep_gradient_shard(self) -> None:
         """Keep this rank's shard of the reduced, unsharded gradients."""
         if self.full_gradients is None:
-            raise RuntimeError("there are no gradients to keep a part of")
+            raise RuntimeError("there are no gradients to shard")
         part = self.full_gradients[self.shard_start : self.shard_stop]
         self.gradient_shard = part if self.keeps_full_gradients else part.clone()
         self.release_full_gradients()

@@ -120,7 +120,7 @@ def make_optimizer(name: str, flat_parameters: Sequence[FlatParameter], learning
 def require_summed_gradient(flat_parameter: FlatParameter) -> Tensor:
     """Return the reduced gradient. Raises RuntimeError if it was not reduced in this iteration."""
     if flat_parameter.gradient_shard is None:
-        raise RuntimeError("an update came before the gradients were summed")
+        raise RuntimeError("the optimizer step needs reduced gradients")
     return flat_parameter.gradient_shard
 
 

@@ -75,7 +75,7 @@ class RankLayer:
     def _collectives(self) -> Collectives:
         found = self.module.shard.collectives
         if found is None:
-            raise RuntimeError(f"layer {self.number} has no tensor group to part a sequence in")
+            raise RuntimeError(f"layer {self.number} has no tensor group to split the sequence over")
         return found
 
     def keeps_sequence_sharded_for(self, other: RankLayer) -> bool:

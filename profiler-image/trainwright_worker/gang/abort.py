@@ -145,7 +145,7 @@ class AbortListener:
                 if self._is_reachable():
                     time.sleep(_CONNECT_TIMEOUT_SECONDS)
                     continue  # only this connection broke
-                cause = Cause(FailureReason.PEER_LOST, f"{self._address}:{self._port}, where the gang meets, is gone")
+                cause = Cause(FailureReason.PEER_LOST, f"{self._address}:{self._port}, the gang's store, is gone")
             if not self._is_closed:
                 on_abort(cause)
             return

@@ -87,7 +87,7 @@ def _out_of_memory_message(sentence: str) -> str:
     Host allocators do not state what is available, so the host is queried.
     """
     requested, capacity, free = (pattern.search(sentence) for pattern in (_REQUESTED, _CAPACITY, _FREE))
-    demand = f"asked for {_format_allocator_bytes(requested[1])}" if requested else "asked for more than there is"
+    demand = f"asked for {_format_allocator_bytes(requested[1])}" if requested else "asked for more than is free"
     if capacity:
         supply = f"the device has {capacity[1]}" + (f", {free[1]} of it free" if free else "")
     else:
@@ -111,11 +111,11 @@ def classify_exit_code(exit_code: int | None, *, process_name: str, out_of_memor
     if exit_code in (0, None, REPORTED_EXIT_CODE):
         return None
     if exit_code == 1:
-        return WorkerError(
-            FailureReason.HANG, f"{process_name} did not let its own watchdog speak any more; its stacks are in the log"
-        )
+        return WorkerError(FailureReason.HANG, f"{process_name} blocked its own watchdog; its stacks are in the log")
     if exit_code > 0:
-        return WorkerError(FailureReason.CRASHED, f"{process_name} ended with exit code {exit_code}, without a word")
+        return WorkerError(
+            FailureReason.CRASHED, f"{process_name} ended with exit code {exit_code} and reported nothing"
+        )
     name = signal.Signals(-exit_code).name
     if name == "SIGTERM":
         return WorkerError(FailureReason.TERMINATED, f"{process_name} was ended by {name}")

@@ -69,7 +69,7 @@ def _launch_config(
     if not address or not number:
         raise WorkerError(
             FailureReason.ORDER_INVALID,
-            "the gang's meeting point is not known: pass --master-addr and --master-port, or MASTER_ADDR and MASTER_PORT",
+            "the gang's store address is unknown; pass --master-addr and --master-port, or MASTER_ADDR and MASTER_PORT",
         )
     return LaunchConfig(
         min_nodes=len(gang.nodes),
@@ -123,7 +123,7 @@ class _PodReporter:
 
         def on_abort(alarm: Cause) -> None:
             time.sleep(_SELF_EXIT_SECONDS)
-            message = f"a process of this pod did not end by itself after an alarm ({alarm.reason}: {alarm.message})"
+            message = f"a process of this pod did not exit after an abort ({alarm.reason}: {alarm.message})"
             sigterm_handler.terminate_pod(Failure(FailureReason.HANG, message, node=self._node.name))
 
         self._abort_listener.listen(on_abort, start_up_seconds=start_up_seconds)

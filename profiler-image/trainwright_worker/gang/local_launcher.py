@@ -61,7 +61,7 @@ def main(task: WorkerTask, task_path: Path) -> int:
 
 
 def _report_signal(signal_name: str, stop_requested: threading.Event) -> None:
-    report_writer.write_failure(Failure(FailureReason.TERMINATED, f"the whole gang was told to end ({signal_name})"))
+    report_writer.write_failure(Failure(FailureReason.TERMINATED, f"the gang was stopped by a signal ({signal_name})"))
     stop_requested.set()
 
 
@@ -134,7 +134,7 @@ class _LocalGang:
         child.process.kill()
         child.process.join(_GRACE_SECONDS)
         self._reported.add(child.device)
-        message = f"process {child.process.pid} did not end by itself and was killed"
+        message = f"process {child.process.pid} did not exit and was killed"
         self._write_failure(FailureReason.HANG, message, child.device)
 
     def _report_exit(self, child: _LocalProcess) -> None:

@@ -75,7 +75,7 @@ class RankAssignment:
             raise WorkerError(
                 FailureReason.PLACEMENT_NOT_MET,
                 f"process {local_rank} on node {gang.nodes[node_index].name} has rank {rank} of {world_size}, but the order gives it "
-                f"rank {expected} of {len(gang_ranks)}; the pods do not stand as the order wants",
+                f"rank {expected} of {len(gang_ranks)}; the pods are not placed as ordered",
             )
         device = gang_ranks[rank]
         rank_devices = task_devices(task)

@@ -66,7 +66,7 @@ class GangStatus:
         status_by_rank = {answer.rank: answer for answer in self.statuses}
         return "\n".join(
             (
-                "where every rank stood:",
+                "status of every rank:",
                 *(self._format_rank(rank, status_by_rank.get(rank)) for rank in range(len(self.devices))),
             )
         )

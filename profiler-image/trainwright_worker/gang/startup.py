@@ -100,7 +100,7 @@ class SigtermHandler:
 
     def _on_signal(self, signal_name: str) -> None:
         node = os.environ.get(NODE_NAME_VARIABLE)
-        message = f"the pod was told to end ({signal_name}): it was deleted, evicted or preempted"
+        message = f"the pod was stopped by a signal ({signal_name}): it was deleted, evicted or preempted"
         failure = self._failure or Failure(FailureReason.TERMINATED, message, node=node)
         report_writer.write_failure(failure)
         self.notify_gang(Cause(failure.reason, failure.message, node))

@@ -50,7 +50,7 @@ class TerminationReporter:
 
     def report_signal(self, signal_name: str) -> NoReturn:
         """Terminate because of a signal."""
-        self._terminate(FailureReason.TERMINATED, f"was told to end ({signal_name})", raises_abort=False)
+        self._terminate(FailureReason.TERMINATED, f"was stopped by a signal ({signal_name})", raises_abort=False)
 
     def report_abort(self, abort_cause: Cause) -> NoReturn:
         """Terminate because another process raised the abort signal."""
@@ -58,7 +58,7 @@ class TerminationReporter:
         message = ""
         if abort_cause.reason in (FailureReason.HANG, FailureReason.PEER_LOST):
             message = (
-                f"{_format_device(abort_cause)} raised the alarm: {abort_cause.message}"
+                f"{_format_device(abort_cause)} aborted the gang: {abort_cause.message}"
                 if abort_cause.node
                 else abort_cause.message
             )
@@ -172,7 +172,7 @@ def run_with_timeout(seconds: float, work: Callable[[], _T]) -> _T | None:
         try:
             results.append(work())
         except (OSError, RuntimeError) as error:
-            sys.stderr.write(f"the others of the gang cannot be told: {error}\n")
+            sys.stderr.write(f"cannot notify the rest of the gang: {error}\n")
 
     thread = threading.Thread(target=run, name="last words", daemon=True)
     thread.start()

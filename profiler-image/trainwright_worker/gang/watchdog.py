@@ -72,7 +72,7 @@ class Watchdog:
         if now >= self._deadline:
             return f"the deadline of {self.deadline_seconds:g} s was reached"
         if self._has_beaten and now - self._last_beat >= self.max_silence_seconds:
-            return f"nothing moved for {self.max_silence_seconds:g} s"
+            return f"no progress for {self.max_silence_seconds:g} s"
         return None
 
     def _watch(self) -> None:

@@ -47,7 +47,9 @@ def _find_difference(family: Custom, layers: CustomLayers) -> str | None:
             return f"layer {number} ({name}) holds {parameters} values, not {kind.parameters}"
         output_elements = _output_elements(layers, number)
         if output_elements != kind.output_elements_per_row:
-            return f"layer {number} ({name}) hands on {output_elements} values of a row, not {kind.output_elements_per_row}"
+            return (
+                f"layer {number} ({name}) outputs {output_elements} values per row, not {kind.output_elements_per_row}"
+            )
     return None
 
 

@@ -165,7 +165,7 @@ def test_lookup_forgives_case_and_separators(asked, found):
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(
-        ValueError, match=r"no data sheet of accelerator 'A100-60'; name one that has one, such as NVIDIA-A100"
+        ValueError, match=r"no data sheet for accelerator 'A100-60'; choose one that has one, such as NVIDIA-A100"
     ):
         data_sheet("A100-60")
 

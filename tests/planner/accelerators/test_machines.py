@@ -97,7 +97,7 @@ def test_a_single_device_needs_no_link_inside():
 
 
 def test_an_unknown_machine_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"machine 'p3.9xlarge'; name one that has one, such as p3.8xlarge"):
+    with pytest.raises(ValueError, match=r"machine 'p3.9xlarge'; choose one that has one, such as p3.8xlarge"):
         cluster_of({"p3.9xlarge": 1})
 
 

@@ -223,7 +223,7 @@ def test_every_family_has_estimates(family, attention):
 
 
 def test_what_cannot_be_estimated_is_refused():
-    with pytest.raises(ValueError, match="no data sheet of accelerator 'V1000'"):
+    with pytest.raises(ValueError, match="no data sheet for accelerator 'V1000'"):
         estimate_profiles(GPT, ["V1000"], tensor_degrees=[1], rows=[1])
     with pytest.raises(ValueError, match="tensor degree 3 does not divide 16"):
         estimate_profiles(GPT, ["T4"], tensor_degrees=[3], rows=[1])

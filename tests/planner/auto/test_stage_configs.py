@@ -35,5 +35,5 @@ def test_a_degree_that_does_not_divide_becomes_one() -> None:
 
 
 def test_fewer_rows_than_replicas_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 replicas cannot share 2 rows"):
+    with pytest.raises(ValueError, match="cannot split 2 rows over 3 replicas"):
         scale_rows((1, 1, 1), 2)

@@ -63,7 +63,7 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_search")
 def test_an_unknown_planner_is_refused_before_the_others_search(files: Path) -> None:
-    assert "there is no planner 'nobody'" in refused(call(files, "compare", "amp", "nobody"))
+    assert "unknown planner 'nobody'" in refused(call(files, "compare", "amp", "nobody"))
 
 
 @pytest.mark.usefixtures("no_search")

@@ -98,7 +98,7 @@ def test_a_report_counts_once_and_another_run_of_its_plan_again(folder: Path, pl
     written = (folder / "trials.json").read_bytes()
     again = append(folder, plans[0], report_of(plans[0], 1.0))
     assert again.exit_code == 0
-    assert "holds this trial already; nothing was added" in again.stderr
+    assert "already holds this trial; nothing was added" in again.stderr
     assert (folder / "trials.json").read_bytes() == written
     append(folder, plans[0], report_of(plans[0], 1.01))
     append(folder, plans[1], report_of(plans[1], 1.0))
@@ -151,7 +151,7 @@ def test_trials_of_another_model_or_cluster_are_refused(
 def test_yaml_is_not_written_anew(folder: Path, plans: Sequence[Plan]) -> None:
     text = f"# by hand\ntrials:\n- iteration_seconds: 2.0\n  plan: {documents.dumps(plans[0])}\n"
     (folder / "trials.json").write_text(text)
-    assert "is YAML, whose comments would be lost" in refused(append(folder, plans[0], report_of(plans[0], 1.0)))
+    assert "is YAML, which would lose its comments" in refused(append(folder, plans[0], report_of(plans[0], 1.0)))
     assert (folder / "trials.json").read_text() == text
 
 
@@ -183,7 +183,7 @@ def test_the_file_stays_whole_where_writing_fails(
 def test_a_place_that_is_no_file_is_refused(folder: Path, plans: Sequence[Plan]) -> None:
     report = report_of(plans[0], 1.0)
     os.mkfifo(folder / "pipe")
-    assert "is no file that a trial can be added to" in refused(append(folder, plans[0], report, name="pipe"))
+    assert "not a regular file" in refused(append(folder, plans[0], report, name="pipe"))
     assert "Is a directory" in refused(append(folder, plans[0], report, name="."), 1)
     assert "No such file" in refused(append(folder, plans[0], report, name="nowhere/trials.json"), 1)
 

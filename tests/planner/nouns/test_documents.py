@@ -86,12 +86,12 @@ def test_the_shortest_model_file_is_read() -> None:
         ({"gpt": 3}, "model.yaml: gpt: expected a mapping"),
         ({"optimizer": "lion"}, "model.yaml: optimizer: Input should be 'adam' or 'sgd'"),
         ({"gpt": {"layers": 2}}, "model.yaml: gpt.hidden_size: Field required"),
-        ({"apiVersion": "v2"}, "model.yaml: apiVersion 'v2' is not known here"),
+        ({"apiVersion": "v2"}, "model.yaml: expected apiVersion"),
         ({"document": "Plan"}, "model.yaml: expected a document of kind Training, got 'Plan'"),
         ({"document": []}, r"model.yaml: expected a document of kind Training, got a list"),
         (
             {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "vocabulary_size": 10**30}},
-            "model.yaml: gpt.vocabulary_size: larger than any number",
+            "model.yaml: gpt.vocabulary_size: must be at most",
         ),
         ({"gpt": {**yaml.safe_load(TRAINING)["gpt"], "layers": 1025}}, "model.yaml: gpt has 1027 layers"),
         ({1: 2}, "model.yaml: "),
@@ -225,7 +225,7 @@ def test_what_a_cluster_or_profiles_cannot_mean_is_refused(nouns: tuple[object, 
         (
             doubled(profiles, "layers", rows=3, forward_seconds=1e300),
             Profiles,
-            "forward_seconds: larger than any number",
+            "forward_seconds: must be at most",
         ),
         ({**cluster, "nodes": {"node-1": 2}}, Cluster, "nodes: expected a list"),
         (doubled(cluster, "nodes", name="many", devices=10**12), Cluster, "a cluster has at most 4096 devices"),
@@ -254,7 +254,7 @@ def test_a_few_lines_that_stand_for_millions_of_values_are_refused_before_they_a
     stages = f"&stages [{stage}, " + ", ".join(["*stage"] * 59) + "]"
     pipeline = f"&pipeline {{micro_batches: 1, micro_batch_size: 1, stages: {stages}}}"
     pipelines = f"[{pipeline}, " + ", ".join(["*pipeline"] * 59) + "]"
-    with pytest.raises(documents.DocumentError, match="stand for more than 1000000 values"):
+    with pytest.raises(documents.DocumentError, match="expand to more than 1000000 values"):
         documents.loads(f"{{model_layers: 1, global_batch_size: 1, pipelines: {pipelines}}}", Plan)
 
 
@@ -262,7 +262,7 @@ def test_merge_keys_that_double_at_each_level_are_refused_before_they_are_built(
     levels = "a0: &a0 {x: 1}\n" + "".join(
         f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 9)
     )
-    with pytest.raises(documents.DocumentError, match="stand for more than 1000000 values"):
+    with pytest.raises(documents.DocumentError, match="expand to more than 1000000 values"):
         documents.loads(levels, Training)
 
 

@@ -179,6 +179,6 @@ def test_a_report_of_other_devices_or_of_a_whole_gang_and_a_log_without_one_are_
 
     fewer = replace(found, timeline=None, memory=found.memory[1:])
     told = refusal(documents.dumps(fewer))
-    assert f"{found.memory[0].node}:{found.memory[0].slot} is but in one of them; give the plan that was tried" in told
+    assert f"{found.memory[0].node}:{found.memory[0].slot} is in only one of them; give the plan that was tried" in told
     assert "holds 2 trials of one gang" in refusal(documents.dumps(TrialSeriesReport((found, found))))
     assert "holds no report (no line begins with TRAINWRIGHT-REPORT)" in refusal("starting\nTRAINWRIGHT-PROGRESS {}\n")

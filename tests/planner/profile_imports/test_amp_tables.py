@@ -137,7 +137,7 @@ def test_an_amp_table_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, a
 
 
 def test_an_amp_table_needs_the_data_sheet_of_its_accelerator(tmp_path):
-    with pytest.raises(ValueError, match="no data sheet of accelerator 'Abacus'"):
+    with pytest.raises(ValueError, match="no data sheet for accelerator 'Abacus'"):
         _import_amp([_save(tmp_path, "gpt2_1.npy", _amp_list())], accelerator="Abacus")
 
 

@@ -230,7 +230,7 @@ def test_many_nodes_of_two_kinds_that_no_degrees_fit_are_refused_at_once(
 
 
 def test_an_unknown_planner_is_refused_with_the_known_ones(mixed: Problem) -> None:
-    with pytest.raises(ValueError, match="no planner 'best'; choose one of amp, amp-annealing"):
+    with pytest.raises(ValueError, match="unknown planner 'best'; choose one of amp, amp-annealing"):
         run("best", mixed)
     with pytest.raises(ValueError, match="top must be at least 1"):
         run("amp", mixed, top=0)

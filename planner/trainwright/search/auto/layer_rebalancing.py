@@ -162,7 +162,7 @@ def scale_rows(rows: Sequence[int], total: int) -> tuple[int, ...]:
         ValueError: `total` is less than the number of replicas.
     """
     if total < len(rows):
-        raise ValueError(f"{len(rows)} replicas cannot share {total} rows")
+        raise ValueError(f"cannot split {total} rows over {len(rows)} replicas: each needs at least one row")
     whole = sum(rows)
     found = [max(one * total // whole, 1) for one in rows]
     order = sorted(range(len(rows)), key=lambda replica: (-(rows[replica] * total % whole), replica))

@@ -140,7 +140,7 @@ def solve_ilp(
     if found.status == 2:  # HiGHS: infeasible
         return None
     if found.x is None or found.status != 0:
-        raise ValueError(f"the integer programme was not solved within {limit_seconds} s: {found.message}")
+        raise ValueError(f"the integer program was not solved within {limit_seconds} s: {found.message}")
     assignment = rows.assignment(found.x)
     totals = programme.assignment_cost(assignment)
     return IlpSolution(assignment, totals)
