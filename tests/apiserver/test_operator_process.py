@@ -141,7 +141,7 @@ def pinned_nodes(api: Any, namespace: str) -> list[str]:
     return nodes
 
 
-def test_a_gang_is_pinned_across_a_kill_and_a_bad_image_ends_it_by_name(
+def test_gang_stays_pinned_after_a_kill_and_a_bad_image_is_named(
     equipped_api_server, namespace, training_plan, tmp_path
 ) -> None:
     api = equipped_api_server
@@ -220,7 +220,7 @@ def roles_of(helm_template: Any, home: str, *namespaces: str) -> list[dict[str, 
 
 
 @pytest.mark.slow
-def test_a_namespace_without_the_role_holds_up_no_other_and_is_worked_on_once_it_has_it(
+def test_namespace_without_the_role_blocks_no_other_and_resumes_when_granted(
     equipped_api_server, namespace, training_plan, helm_template, tmp_path
 ) -> None:
     api, late = equipped_api_server, f"{namespace}-late"
@@ -262,7 +262,7 @@ def forbid_changes_of_pods(api: Any, namespace: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_that_keeps_pods_from_their_nodes_is_told_in_the_plan(
+def test_policy_that_blocks_pods_is_reported_in_the_status(
     equipped_api_server, namespace, training_plan, tmp_path
 ) -> None:
     api = equipped_api_server

@@ -165,11 +165,11 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSALS.values(), ids=REFUSALS)
-def test_a_spec_that_cannot_be_is_refused_in_words(api_server, training_plan, changes, sentence) -> None:
+def test_invalid_spec_is_refused_with_a_sentence(api_server, training_plan, changes, sentence) -> None:
     assert sentence in api_server.refusal(training_plan(changes=changes))
 
 
-def test_the_rule_names_the_field_that_is_to_blame(api_server, training_plan) -> None:
+def test_rule_names_the_offending_field(api_server, training_plan) -> None:
     assert "spec.model.gpt.hiddenSize: " in api_server.refusal(training_plan(changes={"model.gpt.hiddenSize": 9}))
     assert "spec.devices.resourceName: " in api_server.refusal(training_plan(changes={"devices.resourceName": "cpu"}))
     assert "spec.trials.maxDeviceHours: " in api_server.refusal(training_plan(changes={"trials.maxDeviceHours": 0.1}))
@@ -183,7 +183,7 @@ def test_the_rule_names_the_field_that_is_to_blame(api_server, training_plan) ->
         ("gpt2.medium", "since jobs and services are named after it; rename it"),
     ],
 )
-def test_a_name_that_children_cannot_be_made_from_is_refused(api_server, training_plan, name, sentence) -> None:
+def test_name_too_long_for_child_objects_is_refused(api_server, training_plan, name, sentence) -> None:
     assert sentence in api_server.refusal(training_plan(name))
 
 
@@ -217,7 +217,7 @@ def test_a_field_that_does_not_exist_is_refused(api_server, training_plan, path,
         {"search.planner": "GalvatronBmw", "search.tolerance": 0, "training.dtype": "float16"},
     ],
 )
-def test_the_edge_of_what_is_allowed_is_accepted(api_server, training_plan, changes) -> None:
+def test_values_at_the_limits_are_accepted(api_server, training_plan, changes) -> None:
     api_server.kubectl("create", "--dry-run=server", document=training_plan("a" * 40, changes))
 
 
@@ -230,7 +230,7 @@ def test_the_edge_of_what_is_allowed_is_accepted(api_server, training_plan, chan
         ("search", "search.limits.maxTensorDegree", 1),
     ],
 )
-def test_the_question_stays_as_it_was_asked(api_server, training_plan, field, path, value) -> None:
+def test_immutable_fields_cannot_be_changed(api_server, training_plan, field, path, value) -> None:
     api_server.create(training_plan())
     done = api_server.try_kubectl("replace", document=training_plan(changes={path: value}))
     assert done.returncode != 0

@@ -88,7 +88,7 @@ def patch_status(api_server, name: str, namespace: str, status: dict[str, object
     )
 
 
-def test_defaults_appear_where_the_spec_is_silent(api_server, training_plan) -> None:
+def test_defaults_are_filled_in(api_server, training_plan) -> None:
     kept = api_server.create(training_plan())["spec"]
     devices = {"resourceName": "nvidia.com/gpu", "products": [], "nodeSelector": {}, "pricesPerHour": {}}
     assert kept["devices"] == devices
@@ -149,7 +149,7 @@ def test_a_pod_template_is_kept_whole(api_server, training_plan) -> None:
     assert parsed.metadata.labels == {"team": "a"}
 
 
-def test_a_status_comes_back_as_it_was_written(api_server, training_plan, namespace) -> None:
+def test_status_round_trips(api_server, training_plan, namespace) -> None:
     api_server.create(training_plan())
     written = TrainingPlanStatus.model_validate(STATUS)
     patch_status(api_server, "tiny", namespace, written.dump())
@@ -159,14 +159,14 @@ def test_a_status_comes_back_as_it_was_written(api_server, training_plan, namesp
     assert kept["metadata"]["generation"] == 1
 
 
-def test_figures_keep_five_digits_so_that_columns_stay_readable() -> None:
+def test_figures_keep_five_digits() -> None:
     status = TrainingPlanStatus.model_validate(STATUS)
     assert status.winner is not None
     assert status.winner.predicted_seconds == 0.81235
     assert status.trials[0].prediction_error == 0.015432
 
 
-def test_spec_and_status_are_written_through_doors_of_their_own(api_server, training_plan, namespace) -> None:
+def test_spec_and_status_have_separate_endpoints(api_server, training_plan, namespace) -> None:
     api_server.create(training_plan() | {"status": {"phase": "Failed"}})
     assert "status" not in api_server.get("trainingplan", "tiny", "--namespace", namespace)
     api_server.kubectl(
@@ -209,7 +209,7 @@ def test_a_list_of_plans_reads_well(api_server, training_plan, namespace) -> Non
     assert " ".join(wide[1].split()).endswith("pp3 dp1 tp1 mb4×1 [2 1 1] 0.81235 Auto 3")
 
 
-def test_plans_are_among_all_and_ml(api_server, training_plan, namespace) -> None:
+def test_plans_are_in_the_categories_all_and_ml(api_server, training_plan, namespace) -> None:
     api_server.create(training_plan())
     for category in ("all", "ml"):
         assert "trainingplan.trainwright.dev/tiny" in api_server.kubectl(
@@ -217,7 +217,7 @@ def test_plans_are_among_all_and_ml(api_server, training_plan, namespace) -> Non
         )
 
 
-def test_explain_answers_what_a_field_is_for(api_server) -> None:
+def test_explain_describes_fields(api_server) -> None:
     trials = " ".join(api_server.kubectl("explain", "trainingplan.spec.trials").split())
     assert "How many of the best candidates are tried. 0: plan only" in trials
     assert "Megatron (the best measured of the heuristic's best two) or None" in trials

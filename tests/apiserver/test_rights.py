@@ -143,7 +143,7 @@ def test_the_operator_may_do_nothing_that_it_does_not_need(installed) -> None:
 
 
 @pytest.mark.parametrize("all_pods", [False, True], ids=["its own pods", "all pods"])
-def test_with_named_namespaces_its_rights_end_there(installed, helm_template, all_pods) -> None:
+def test_rights_are_limited_to_named_namespaces(installed, helm_template, all_pods) -> None:
     watched, other, home = (f"test-{uuid.uuid4().hex[:8]}" for _ in range(3))
     for name in (watched, other, home):
         installed.kubectl("create", "namespace", name)

@@ -117,7 +117,7 @@ def _on_second_node(first: int, end: int) -> Stage:
     return Stage((Device(f"{FAST}-1", 0),), (LayerRun(first, end - first, 1, 1, (2,)),))
 
 
-def test_memory_counts_the_stages_behind(tmp_path):
+def test_memory_counts_the_later_stages(tmp_path):
     # 24 bytes a value and 2 GB; of two stages the first holds two micro-batches of two rows, 4 bytes a value.
     most = int((16 * GIB - 2e9 - 24 * VALUES[0]) / (2 * 2 * 4))
     two = plan(stage(SLOW, 1, (2,), 0, 1), stage(FAST, 1, (2,), 1, 3))
@@ -126,7 +126,7 @@ def test_memory_counts_the_stages_behind(tmp_path):
     assert verdicts[1].memory_shortfall_bytes - verdicts[0].memory_shortfall_bytes == pytest.approx(16)
 
 
-def test_recomputed_layers_cost_a_forward_and_spare_memory(tmp_path):
+def test_recomputed_layers_cost_a_forward_and_save_memory(tmp_path):
     tables = write(tmp_path, kept_values=1_000_000_000)
     plain = Simulator(tables, CLUSTER).judge(plan(stage(FAST, 1, (2,), 0, 3)))
     again = Simulator(tables, CLUSTER).judge(plan(stage(FAST, 1, (2,), 0, 3, recompute=True)))
@@ -146,7 +146,7 @@ def test_sharded_optimizer_state_is_divided(simulator):
         simulator.judge(plan(stage(FAST, 1, (1, 1), 0, 3, sharding=Sharding.ZERO3)))
 
 
-def test_rows_between_measured_ones_lie_on_the_line(simulator):
+def test_rows_between_measured_ones_are_interpolated(simulator):
     three = simulator.judge(plan(stage(FAST, 1, (3,), 0, 3)))
     two, four = (simulator.judge(plan(stage(FAST, 1, (rows,), 0, 3))) for rows in (2, 4))
     assert three.seconds == pytest.approx((two.seconds + four.seconds) / 2)
@@ -162,7 +162,7 @@ def test_the_slowest_replica_decides(simulator):
     assert uneven.unmodelled == ("replicas with different rows",)
 
 
-def test_pipelines_sum_whole_gradients_across(simulator):
+def test_pipelines_reduce_whole_gradients(simulator):
     own = Pipeline(4, 2, (stage(FAST, 2, (2,), 0, 3),))
     other = Pipeline(1, 2, (stage(SLOW, 2, (2,), 0, 3),))
     alone = simulator.judge(Plan(3, 8, (own,)))
@@ -208,7 +208,7 @@ def test_the_best_of_an_enumeration_fits(tmp_path):
 
 
 @given(st.integers(2, 64), st.floats(1e5, 4 * BUCKET_BYTES))
-def test_rings_go_in_buckets(members, size):
+def test_rings_are_split_into_buckets(members, size):
     flat = ring_seconds(size, members, Curve((0.0, 0.0, 2.0)))
     assert flat == pytest.approx(2 * (members - 1) / members * size / 2e9)
     rising = Curve((0.0, 0.0001, 2.0))
@@ -229,7 +229,7 @@ def test_ports_follow_the_curve(constant, slope):
         assert told == pytest.approx(curve.seconds(size), rel=0.12)
 
 
-def test_without_the_tables_a_sentence_says_what_to_set(monkeypatch):
+def test_missing_tables_are_reported_with_the_variable_to_set(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(ValueError, match=f"set {VARIABLE}"):
         Tables.of_environment()

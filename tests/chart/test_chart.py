@@ -69,7 +69,7 @@ def test_the_plain_manifests_are_the_rendered_chart(helm_template) -> None:
 
 
 @pytest.mark.parametrize("settings", [EVERYWHERE, NAMED], ids=["everywhere", "named namespaces"])
-def test_no_right_goes_further_than_needed(rendered, settings) -> None:
+def test_rights_are_minimal(rendered, settings) -> None:
     documents = rendered(*settings)
     for role in [*of_kind(documents, "ClusterRole"), *of_kind(documents, "Role")]:
         for rule in role["rules"]:
@@ -96,7 +96,7 @@ def test_with_named_namespaces_the_cluster_is_only_read(rendered) -> None:
     assert environment(documents)["TRAINWRIGHT_WATCH_NAMESPACES"] == "team-a,team-b"
 
 
-def test_pods_of_other_namespaces_are_listed_only_where_that_is_wanted(rendered) -> None:
+def test_pods_of_other_namespaces_are_listed_only_when_enabled(rendered) -> None:
     all_pods = ("--set", "rbac.allPods=true")
     added = [
         rule for rule in operator_rules(rendered(*NAMED, *all_pods)) if rule not in operator_rules(rendered(*NAMED))
@@ -114,7 +114,7 @@ def test_the_lease_is_named_after_the_release_and_no_other_may_be_read_or_writte
     assert [rule["verbs"] for rule in rules if rule not in named] == [["create"]]
 
 
-def test_the_operator_runs_with_as_little_as_it_can(rendered) -> None:
+def test_operator_pod_has_a_minimal_security_context(rendered) -> None:
     documents = rendered()
     (deployment,) = of_kind(documents, "Deployment")
     assert deployment["spec"]["replicas"] == 1
@@ -136,7 +136,7 @@ def test_the_operator_runs_with_as_little_as_it_can(rendered) -> None:
     assert "Secret" not in {document["kind"] for document in documents}
 
 
-def test_what_the_operators_pod_runs_as_may_be_left_to_the_cluster(rendered) -> None:
+def test_user_of_the_operator_pod_can_be_left_to_the_cluster(rendered) -> None:
     unset = ",".join(f"podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup"))
     (deployment,) = of_kind(rendered("--set", unset), "Deployment")
     assert deployment["spec"]["template"]["spec"]["securityContext"] == {
@@ -214,7 +214,7 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         ("extraEnv[0].value=x", "extraEnv"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(helm_template, setting, complaint) -> None:
+def test_invalid_values_are_refused(helm_template, setting, complaint) -> None:
     done = helm_template("--set", setting)
     assert done.returncode != 0
     assert complaint in done.stderr
@@ -239,7 +239,7 @@ def test_values_that_mean_nothing_are_refused(helm_template, setting, complaint)
         "resources=null",
     ],
 )
-def test_values_that_mean_something_are_accepted(rendered, setting) -> None:
+def test_valid_values_are_accepted(rendered, setting) -> None:
     rendered("--set", setting)
 
 
@@ -261,7 +261,7 @@ def test_every_value_is_described_and_every_default_passes_the_schema(helm_templ
     assert helm_template().returncode == 0
 
 
-def test_what_the_log_tells_and_further_variables_can_be_chosen(rendered) -> None:
+def test_log_level_and_extra_variables_can_be_chosen(rendered) -> None:
     assert environment(rendered())["TRAINWRIGHT_LOG_LEVEL"] == "info"
     chosen = environment(
         rendered("--set", "logLevel=debug,extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy")
@@ -269,7 +269,7 @@ def test_what_the_log_tells_and_further_variables_can_be_chosen(rendered) -> Non
     assert (chosen["TRAINWRIGHT_LOG_LEVEL"], chosen["HTTPS_PROXY"]) == ("debug", "http://proxy")
 
 
-def test_how_many_searches_compute_at_a_time_can_be_chosen(rendered) -> None:
+def test_number_of_parallel_searches_can_be_chosen(rendered) -> None:
     assert environment(rendered())["TRAINWRIGHT_CONCURRENT_SEARCHES"] == "1"
     assert environment(rendered("--set", "concurrentSearches=3"))["TRAINWRIGHT_CONCURRENT_SEARCHES"] == "3"
 

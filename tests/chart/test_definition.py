@@ -61,7 +61,7 @@ def test_every_field_has_a_type_and_a_bound() -> None:
     assert not unbounded
 
 
-def test_every_rule_tells_what_to_change_in_one_line() -> None:
+def test_every_rule_says_what_to_change_in_one_line() -> None:
     rules = [rule for _, node in [("", SCHEMA), *FIELDS] for rule in node.get("x-kubernetes-validations", [])]
     assert len(rules) >= 10
     for rule in rules:
@@ -79,7 +79,7 @@ class _Either(BaseModel):
     value: int | str
 
 
-def test_what_the_api_server_would_lose_is_not_generated() -> None:
+def test_schema_has_nothing_that_the_api_server_would_drop() -> None:
     with pytest.raises(ValueError, match=r"\.pair: the API server does not keep prefixItems"):
         structural(_Loose.model_json_schema())
     with pytest.raises(ValueError, match="a field may have one type"):

@@ -54,13 +54,13 @@ def only(helm_template):
 
 
 @pytest.mark.parametrize("part", ["serviceMonitor", "prometheusRule"])
-def test_what_the_prometheus_operator_reads_needs_it(helm_template, part) -> None:
+def test_monitoring_objects_need_the_prometheus_operator(helm_template, part) -> None:
     done = helm_template("--set", f"metrics.{part}.enabled=true")
     assert done.returncode != 0
     assert f"install the Prometheus operator first, or set metrics.{part}.enabled=false" in done.stderr
 
 
-def test_nothing_of_it_is_there_by_default(helm_template) -> None:
+def test_monitoring_is_off_by_default(helm_template) -> None:
     done = helm_template(*PROMETHEUS_OPERATOR)
     assert "monitoring.coreos.com" not in done.stdout
     assert "grafana" not in done.stdout
@@ -81,7 +81,7 @@ def test_the_service_is_scraped_and_plans_keep_the_name_of_their_namespace(only)
     }
 
 
-def test_the_alerts_are_those_of_the_file(only) -> None:
+def test_alerts_equal_those_of_the_file(only) -> None:
     rule = only(
         "PrometheusRule", "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus"
     )
@@ -89,7 +89,7 @@ def test_the_alerts_are_those_of_the_file(only) -> None:
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
 
 
-def test_the_dashboard_is_that_of_the_file_and_found_by_its_label(only) -> None:
+def test_dashboard_equals_the_file_and_has_its_label(only) -> None:
     config_map = only("ConfigMap", "metrics.dashboard.enabled=true")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(config_map["data"]["trainwright.json"]) == json.loads(DASHBOARD.read_text())
@@ -98,13 +98,13 @@ def test_the_dashboard_is_that_of_the_file_and_found_by_its_label(only) -> None:
 
 
 @pytest.mark.parametrize("expression", [rule["expr"] for rule in RULES] + QUERIES)
-def test_every_expression_names_exported_metrics_alone(expression) -> None:
+def test_expressions_use_only_exported_metrics(expression) -> None:
     named = metric_names(expression)
     assert named
     assert named <= set(exported())
 
 
-def test_a_metric_that_is_not_exported_would_be_found() -> None:
+def test_unexported_metric_is_detected() -> None:
     assert metric_names('rate(wrong_total{state="a_b"}[5m]) / on (job, a_b) sum by (a_b) (other_wrong)') == {
         "wrong_total",
         "other_wrong",
@@ -118,7 +118,7 @@ def test_every_alert_says_what_to_do(rule) -> None:
     assert len(rule["annotations"]["description"]) > 200
 
 
-def test_every_bound_of_an_error_is_one_that_is_counted() -> None:
+def test_error_bounds_are_histogram_buckets() -> None:
     bounds = set(re.findall(r'le="([^"]*)"', " ".join([*QUERIES, *(rule["expr"] for rule in RULES)])))
     assert bounds
     assert bounds <= {str(bucket) for bucket in ERROR_BUCKETS}

@@ -21,7 +21,7 @@ def module_and_plan(workbench, small_plan) -> tuple[dict[str, Any], dict[str, An
     return module, small_plan("own", **{part: plan["spec"][part] for part in ("model", "worker")}, devices={"max": 4})
 
 
-def test_it_is_profiled_planned_tried_and_answered(workbench, module_and_plan) -> None:
+def test_custom_model_is_profiled_planned_tried_and_answered(workbench, module_and_plan) -> None:
     module, plan = module_and_plan
     workbench.apply(module)
     status = workbench.wait_finished(workbench.apply(plan))["status"]
@@ -32,7 +32,7 @@ def test_it_is_profiled_planned_tried_and_answered(workbench, module_and_plan) -
     assert abs(measured[0]["predictionError"]) < 0.15, measured
 
 
-def test_a_module_that_was_not_brought_is_named(workbench, module_and_plan) -> None:
+def test_missing_module_is_named(workbench, module_and_plan) -> None:
     module, plan = module_and_plan
     resource = workbench.wait_finished(workbench.apply(plan), seconds=90)
     found = next(one for one in resource["status"]["conditions"] if one["type"] == "Succeeded")

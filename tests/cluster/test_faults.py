@@ -30,7 +30,7 @@ def in_the_middle_of(phase, workbench):
 
 
 @pytest.mark.slow
-def test_an_operator_killed_in_every_phase_comes_back_to_the_same_winner(workbench, small_plan) -> None:
+def test_operator_killed_in_every_phase_finds_the_same_winner(workbench, small_plan) -> None:
     undisturbed = workbench.wait_finished(workbench.apply(small_plan("undisturbed")))
     name = workbench.apply(small_plan("killed"))
     workbench.kill_operator()  # while it accepts the plan or looks for devices: both take milliseconds
@@ -64,7 +64,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_plan_with_that_reason(workbench
 
 
 @pytest.mark.slow
-def test_a_plan_deleted_halfway_leaves_nothing_within_a_minute(workbench, small_plan) -> None:
+def test_plan_deleted_halfway_leaves_nothing_after_a_minute(workbench, small_plan) -> None:
     name = workbench.apply(small_plan())
     workbench.wait(
         name,

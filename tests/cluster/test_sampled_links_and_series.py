@@ -13,9 +13,7 @@ import yaml
 
 
 @pytest.mark.slow
-def test_links_are_sampled_and_trials_run_in_one_gang_that_tells_what_each_device_did(
-    workbench: Any, small_plan: Any, tmp_path: Any
-) -> None:
+def test_links_are_sampled_and_series_trials_record_timelines(workbench: Any, small_plan: Any, tmp_path: Any) -> None:
     model = {"gpt": {"layers": 6, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}}
     plan = small_plan(
         model=model,

@@ -36,7 +36,7 @@ def up(shape: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unequal_nodes")
-def test_a_trial_runs_over_nodes_with_one_two_and_four_devices(workbench, small_plan) -> None:
+def test_trial_runs_on_nodes_with_one_two_and_four_devices(workbench, small_plan) -> None:
     plan = small_plan(
         model={"gpt": {"layers": 8, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
         training={"globalBatchSize": 7},

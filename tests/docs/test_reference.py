@@ -17,7 +17,7 @@ def test_the_committed_page_is_the_generated_one(name: str) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name](), "run `make generate`"
 
 
-def test_no_other_page_lies_among_the_generated_ones() -> None:
+def test_generated_folder_has_no_other_page() -> None:
     assert {path.name for path in REFERENCE.iterdir()} == set(PAGES)
 
 

@@ -14,7 +14,7 @@ from local_cluster.paths import project_root
 Read = Callable[[str], ClusterConfig]
 
 
-def test_the_committed_description_is_three_fast_nodes_and_a_slow_one() -> None:
+def test_committed_config_has_three_fast_nodes_and_a_slow_one() -> None:
     shape = read_config(project_root() / "deploy" / "local-cluster" / "cluster.yaml")
     assert [node.accelerator for node in shape.nodes] == ["emulated-v100"] * 3 + ["emulated-t4"]
     assert {node.devices for node in shape.nodes} == {2}
@@ -38,13 +38,13 @@ def test_the_committed_description_is_three_fast_nodes_and_a_slow_one() -> None:
         ("nodes:", "nodes: [", "is not YAML"),
     ],
 )
-def test_a_mistake_is_named(read: Read, description: str, right: str, wrong: str, told: str) -> None:
+def test_mistake_in_the_config_is_named(read: Read, description: str, right: str, wrong: str, told: str) -> None:
     with pytest.raises(ValueError, match=r"cluster\.yaml") as refusal:
         read(description.replace(right, wrong))
     assert told in str(refusal.value)
 
 
-def test_a_missing_description_is_named(tmp_path: Path) -> None:
+def test_missing_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.yaml does not exist"):
         read_config(tmp_path / "nowhere.yaml")
 
@@ -71,5 +71,5 @@ def test_the_bucket_is_small_enough_to_shape_a_message_of_16_to_32_kib(link: str
     assert token_bucket(link)[token_bucket(link).index("burst") + 1] == str(burst_bytes(link))
 
 
-def test_a_fast_link_gets_a_bucket_for_the_timers_lateness() -> None:
+def test_fast_link_gets_a_bucket_for_late_timers() -> None:
     assert burst_bytes("10gbit") == 312500

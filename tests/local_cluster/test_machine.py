@@ -20,14 +20,14 @@ VERSION_1 = (
 VERSION_2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"
 
 
-def test_both_versions_of_control_groups_are_read() -> None:
+def test_both_cgroup_versions_are_read() -> None:
     hybrid = control_groups("rehearsal", VERSION_1)
     assert not hybrid.unified
     assert hybrid.trees == (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/unified"))
     assert control_groups("rehearsal", VERSION_2).unified
 
 
-def test_groups_are_made_filled_and_removed(tmp_path: Path) -> None:
+def test_control_groups_are_created_filled_and_removed(tmp_path: Path) -> None:
     tree = tmp_path / "cpuset"
     tree.mkdir()
     groups = control_groups("rehearsal", f"cgroup {tree} cgroup rw 0 0")
@@ -52,7 +52,7 @@ def test_mounts_are_found_innermost_first() -> None:
     assert found == [Path("/run/c/a b/x"), Path("/run/c/a b"), Path("/run/c")]
 
 
-def test_only_sockets_that_nobody_listens_on_are_dead(tmp_path: Path) -> None:
+def test_socket_is_dead_only_when_nobody_listens(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as living, socket.socket(socket.AF_UNIX) as killed:
         living.bind(str(tmp_path / "living"))
         living.listen()
@@ -61,7 +61,7 @@ def test_only_sockets_that_nobody_listens_on_are_dead(tmp_path: Path) -> None:
         assert dead_sockets(tmp_path) == [tmp_path / "killed"]
 
 
-def test_kernel_settings_are_noted_once_and_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_settings_are_saved_once_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_settings, "_file", lambda name: tmp_path / name)
     for name in host_settings._SET_BY_KUBELET:
         (tmp_path / name).write_text("0\n")
@@ -91,6 +91,6 @@ def test_a_file_is_rewritten_only_when_it_changes(tmp_path: Path) -> None:
     assert (file.read_text(), file.stat().st_mode & 0o777) == ("two", 0o600)
 
 
-def test_a_fingerprint_tells_where_parts_end() -> None:
+def test_fingerprint_depends_on_part_boundaries() -> None:
     assert fingerprint("ab", "c") != fingerprint("a", "bc")
     assert fingerprint("ab") == fingerprint(b"ab")

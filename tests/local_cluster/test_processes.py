@@ -57,7 +57,7 @@ def test_a_killed_program_is_started_again(processes: Processes) -> None:
     assert pid_of(processes) != first
 
 
-def test_a_pid_that_belongs_to_somebody_else_now_is_not_touched(processes: Processes) -> None:
+def test_reused_pid_is_not_touched(processes: Processes) -> None:
     processes.ensure(SLEEP)
     file = processes.folder / "sleeper.json"
     kept = json.loads(file.read_text())
@@ -70,7 +70,7 @@ def test_a_pid_that_belongs_to_somebody_else_now_is_not_touched(processes: Proce
     file.write_text(json.dumps(kept))
 
 
-def test_another_boot_ends_every_identity(processes: Processes) -> None:
+def test_identity_is_invalid_after_a_reboot(processes: Processes) -> None:
     processes.ensure(SLEEP)
     file = processes.folder / "sleeper.json"
     kept = file.read_text()
@@ -79,7 +79,7 @@ def test_another_boot_ends_every_identity(processes: Processes) -> None:
     file.write_text(kept)
 
 
-def test_a_file_cut_short_means_nothing_is_known(processes: Processes) -> None:
+def test_truncated_state_file_counts_as_empty(processes: Processes) -> None:
     processes.folder.mkdir(parents=True)
     (processes.folder / "sleeper.json").write_text('{"pid": 1')
     assert processes.identity("sleeper") is None
@@ -94,7 +94,7 @@ def test_a_wait_that_fails_shows_its_reason_and_the_log(tmp_path: Path) -> None:
     assert "the port is taken" in str(failure.value)
 
 
-def test_a_failing_program_is_named_with_its_words() -> None:
+def test_failing_program_is_named_with_its_output() -> None:
     with pytest.raises(ClusterError, match="cutting the cake") as failure:
         run([sys.executable, "-c", "raise SystemExit('no knife')"], what="cutting the cake")
     assert "no knife" in str(failure.value)

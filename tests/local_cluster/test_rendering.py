@@ -31,7 +31,7 @@ def node(folders: Folders, shape: ClusterConfig) -> Node:
     return Node("left", folders, shape, Binaries(folders), Processes(folders.run, folders.logs, groups), groups)
 
 
-def test_certificates_come_from_two_authorities_and_stay(tmp_path: Path, shape: ClusterConfig) -> None:
+def test_certificates_have_two_authorities_and_are_kept(tmp_path: Path, shape: ClusterConfig) -> None:
     made = make_certificates(tmp_path, shape)
     serving = x509.load_pem_x509_certificate(made.pair("apiserver").certificate.read_bytes())
     serving.verify_directly_issued_by(x509.load_pem_x509_certificate(made.authority.certificate.read_bytes()))
@@ -47,7 +47,7 @@ def test_certificates_come_from_two_authorities_and_stay(tmp_path: Path, shape: 
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in tmp_path.glob("*.key"))
 
 
-def test_a_node_carries_what_a_gpu_node_carries(shape: ClusterConfig) -> None:
+def test_node_has_the_labels_and_resources_of_a_gpu_node(shape: ClusterConfig) -> None:
     metadata = node_patch(shape, "right")["metadata"]
     assert metadata["labels"]["nvidia.com/gpu.product"] == "emulated-fast"
     assert metadata["labels"]["nvidia.com/gpu.count"] == "4"
@@ -64,7 +64,7 @@ def test_the_system_node_has_no_devices(shape: ClusterConfig) -> None:
     assert node_patch(shape, SYSTEM_NODE_NAME)["metadata"] == {"labels": {"trainwright.dev/system": "true"}}
 
 
-def test_containerd_keeps_to_the_nodes_own_folders(node: Node, folders: Folders) -> None:
+def test_containerd_uses_folders_of_its_node(node: Node, folders: Folders) -> None:
     program = node._containerd()
     assert program.arguments[:2] == ("nsenter", "--net=/run/netns/rehearsal-left")
     settings = tomllib.loads(Path(program.arguments[-1]).read_text())
@@ -128,7 +128,7 @@ def test_every_part_is_pinned_with_checksums(folders: Folders) -> None:
 @pytest.mark.parametrize(
     ("dockerfile", "extra"), [("profiler-image/Dockerfile", "worker"), ("operator/Dockerfile", "operator")]
 )
-def test_requirements_are_those_that_the_dockerfile_installs(
+def test_requirements_equal_those_of_the_dockerfile(
     dockerfile: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (project_root() / dockerfile).read_text()
@@ -138,7 +138,7 @@ def test_requirements_are_those_that_the_dockerfile_installs(
     assert capsys.readouterr().out.splitlines() == list(requirements(project_root(), extra))
 
 
-def test_builds_trust_what_the_machine_trusts() -> None:
+def test_builds_use_the_machines_certificates() -> None:
     plain = build_arguments({})
     assert "PIP_CERT=/etc/ssl/certs/ca-certificates.crt" in plain
     elsewhere = build_arguments({"PIP_CERT": "/srv/bundle.crt", "PIP_INDEX_URL": "https://index.example/simple"})
@@ -146,7 +146,7 @@ def test_builds_trust_what_the_machine_trusts() -> None:
     assert "PIP_INDEX_URL=https://index.example/simple" in elsewhere
 
 
-def test_an_archive_holds_just_the_blobs_asked_for(folders: Folders) -> None:
+def test_archive_holds_only_the_requested_blobs(folders: Folders) -> None:
     images = Images(folders, Binaries(folders))
     blobs = images.layout / "blobs" / "sha256"
     blobs.mkdir(parents=True)

@@ -172,7 +172,7 @@ def names(cases: list[dict]) -> list[str]:
     return [case["name"] for case in cases]
 
 
-def test_the_plans_differ_in_all_that_decides_what_a_rank_holds() -> None:
+def test_plans_cover_every_feature_that_changes_resident_state() -> None:
     def ways(plan: dict) -> list[list]:
         runs = [run for pipeline in plan["pipelines"] for stage in pipeline["stages"] for run in stage["layers"]]
         return [[run["first"], run["count"], run["tensor"], run["data"], run["sharding"]] for run in runs]
@@ -186,7 +186,7 @@ def test_the_plans_differ_in_all_that_decides_what_a_rank_holds() -> None:
 
 
 @pytest.mark.parametrize("name", quick_first(names([*FLOAT32, *HALF]), QUICK))
-def test_another_plan_holds_the_very_same_bits(answers: Answers, name: str) -> None:
+def test_loading_into_another_plan_is_bit_identical(answers: Answers, name: str) -> None:
     answer = answers[name]
     assert answer["iterations"] == [3]
     assert answer["missing"] == []
@@ -194,7 +194,7 @@ def test_another_plan_holds_the_very_same_bits(answers: Answers, name: str) -> N
 
 
 @pytest.mark.parametrize("name", quick_first(names(FLOAT32), QUICK))
-def test_training_goes_on_as_in_one_process_that_was_never_interrupted(answers: Answers, name: str) -> None:
+def test_training_continues_as_in_one_uninterrupted_process(answers: Answers, name: str) -> None:
     (case,) = (case for case in FLOAT32 if case["name"] == name)
     answer = answers[name]
     states = {"sgd": {"momentum"}, "adam": {"mean", "square"}}[case["optimizer"]]
@@ -204,30 +204,32 @@ def test_training_goes_on_as_in_one_process_that_was_never_interrupted(answers: 
 
 
 @pytest.mark.parametrize("name", names(HALF))
-def test_another_number_format_goes_on_from_the_float32_weights(answers: Answers, name: str) -> None:
+def test_other_number_format_continues_from_float32_weights(answers: Answers, name: str) -> None:
     assert answers[name]["loss_error"] < 0.01
 
 
 @pytest.mark.parametrize("name", quick_first(names(FLOAT32), QUICK))
-def test_adams_count_of_updates_goes_on(answers: Answers, name: str) -> None:
+def test_adam_step_count_is_restored(answers: Answers, name: str) -> None:
     assert [updates for updates, _, _ in answers[name]["scalars"]] == [3, 3]
 
 
-def test_the_loss_scale_goes_on_where_there_is_one(answers: Answers) -> None:
+def test_loss_scale_is_restored_when_present(answers: Answers) -> None:
     before, behind = answers["float16-float16"]["scalars"]
     assert behind == before == [3, 2.0**16, 3]
     assert answers["float16-float32"]["scalars"][1] == [3, 1.0, 0]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_go_on_is_told_in_one_sentence_on_every_rank(answers: Answers, folder: Path, name: str) -> None:
+def test_incompatible_checkpoint_is_refused_in_one_sentence_on_every_rank(
+    answers: Answers, folder: Path, name: str
+) -> None:
     (told,) = answers[name]["told"]
     assert told.startswith(str(folder))
     assert REFUSED[name][1] in told
     assert "\n" not in told
 
 
-def test_every_value_lies_on_disk_once(answers: Answers, folder: Path) -> None:
+def test_every_value_is_stored_once(answers: Answers, folder: Path) -> None:
     """Expect three 4-byte values per parameter under Adam, plus at most 5 % for index and chunk headers."""
     model = documents.parse({**LARGER, "global_batch_size": 1}, Training).model
     stored = sum(file.stat().st_size for file in (folder / "larger").iterdir())
@@ -250,7 +252,7 @@ def test_no_chunk_is_larger_than_asked(answers: Answers, folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_own_tools_read_whole_weights_by_name(answers: Answers, folder: Path) -> None:
+def test_torch_tools_read_full_weights_by_name(answers: Answers, folder: Path) -> None:
     case = FLOAT32[0]
     one = OneProcess(documents.parse({**GPT, "global_batch_size": 1}, Training).model, seed=3)
     named = one.named()
@@ -272,6 +274,6 @@ def test_the_document_beside_the_tensors_can_be_read_without_torch(answers: Answ
     assert document["family"] == {"family": "gpt", "layers": 4} | document["family"]
 
 
-def test_nothing_half_written_is_left(answers: Answers, folder: Path) -> None:
+def test_save_leaves_no_partial_files(answers: Answers, folder: Path) -> None:
     assert not list(folder.glob("*.partial"))
     assert not (folder / "gpt-0" / "junk").exists()

@@ -29,7 +29,7 @@ def numbers(shape: tuple[int, ...], box: Tile) -> list[int]:
 
 
 @given(intervals(), st.integers(1, 700))
-def test_boxes_are_the_interval_in_order_and_none_is_larger_than_asked(interval: tuple, most: int) -> None:
+def test_boxes_cover_the_interval_in_order_and_are_bounded(interval: tuple, most: int) -> None:
     shape, low, high = interval
     found = list(tiles_of_interval(shape, low, high, most))
     assert [number for box in found for number in numbers(shape, box)] == list(range(low, high))
@@ -37,7 +37,7 @@ def test_boxes_are_the_interval_in_order_and_none_is_larger_than_asked(interval:
 
 
 @given(intervals())
-def test_no_more_boxes_than_a_rim_of_each_dimension_needs(interval: tuple) -> None:
+def test_number_of_boxes_is_bounded_by_the_dimensions(interval: tuple) -> None:
     shape, low, high = interval
     assert len(list(tiles_of_interval(shape, low, high))) <= max(1, 2 * len(shape) - 1)
 
@@ -59,5 +59,5 @@ def test_a_tensor_without_dimensions_is_one_box() -> None:
     assert list(tiles_of_interval((), 0, 1)) == [Tile((), ())]
 
 
-def test_a_moved_box() -> None:
+def test_box_is_shifted() -> None:
     assert Tile((1, 0), (2, 6)).shifted(1, 6) == Tile((1, 6), (2, 6))

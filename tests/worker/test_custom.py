@@ -51,7 +51,7 @@ def bert() -> Custom:
     return describe(BERT)
 
 
-def test_torchvisions_resnet_is_described_by_what_its_layers_are(resnet: Custom) -> None:
+def test_description_of_torchvisions_resnet_lists_its_layers(resnet: Custom) -> None:
     model = Model.of(resnet)
     assert model.parameters == sum(one.numel() for one in resnet18(num_classes=10).parameters())
     assert resnet.layers[:5] == ("Stem", "BasicBlock", "BasicBlock", "BasicBlock2", "BasicBlock3")
@@ -66,7 +66,7 @@ def test_torchvisions_resnet_is_described_by_what_its_layers_are(resnet: Custom)
 
 
 @pytest.mark.parametrize(("entrypoint", "tolerance"), [(RESNET, 0.0), (BERT, 0.15)])
-def test_what_is_counted_on_the_meta_device_is_what_a_real_forward_keeps(entrypoint: str, tolerance: float) -> None:
+def test_counts_on_the_meta_device_equal_a_real_forward(entrypoint: str, tolerance: float) -> None:
     """Attention is excluded: its kernels store different tensors on different devices."""
     model = Model.of(describe(entrypoint))
     layers = make_family_layers(model)
@@ -93,19 +93,19 @@ def test_the_example_is_torchvisions_resnet(monkeypatch: pytest.MonkeyPatch) -> 
     assert flops == pytest.approx(2 * 1.814e9, rel=0.01)  # multiply-adds as torchvision states them
 
 
-def test_the_training_plan_in_the_examples_describes_the_module_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_plan_of_the_example_matches_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ORACLES.parents[2] / "deploy" / "examples" / "custom" / "encoder"
     monkeypatch.syspath_prepend(folder)
     spec = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))["spec"]
     assert ModelSpec.model_validate(spec["model"]).family() == describe("encoder:encoder")
 
 
-def test_the_image_in_the_examples_takes_the_library_that_fits_the_workers_torch() -> None:
+def test_image_of_the_example_installs_a_matching_library() -> None:
     dockerfile = ORACLES.parents[2] / "deploy" / "examples" / "custom" / "Dockerfile"
     assert f"torchvision=={version('torchvision').partition('+')[0]}\n" in dockerfile.read_text(encoding="utf-8")
 
 
-def test_layers_that_are_alike_are_of_one_kind(bert: Custom) -> None:
+def test_equal_layers_share_a_kind(bert: Custom) -> None:
     assert bert.layers == ("BertEmbeddings", "BertBlock", "BertBlock", "BertHead")
     assert [kind.output_elements_per_row for kind in bert.kinds] == [12 * 32 + 12, 12 * 32 + 12, 1]
 
@@ -123,7 +123,7 @@ def test_the_command_writes_what_a_model_file_and_what_a_training_plan_takes(mon
     assert "has no function vgg" in capsys.readouterr().err
 
 
-def test_what_describe_needs_is_told_where_only_the_planner_is_installed(
+def test_describe_names_the_missing_extra_when_only_the_planner_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["describe", BERT])
@@ -151,7 +151,7 @@ def test_what_describe_needs_is_told_where_only_the_planner_is_installed(
         (lambda found: replace(found, entrypoint="outside_models:vgg"), "has no function vgg"),
     ],
 )
-def test_a_model_that_is_not_the_described_one_is_refused(bert: Custom, change, told: str) -> None:
+def test_model_other_than_described_is_refused(bert: Custom, change, told: str) -> None:
     with pytest.raises(WorkerError, match=told) as refusal:
         make_family_layers(Model.of(change(bert)))
     assert refusal.value.reason is FailureReason.ORDER_INVALID
@@ -164,7 +164,9 @@ def model_file(folder: Path, family: Custom, batch: int) -> Path:
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
-def test_every_planner_plans_it_without_tensor_degrees(tmp_path: Path, resnet: Custom, planner: str) -> None:
+def test_every_planner_plans_a_custom_model_without_tensor_degrees(
+    tmp_path: Path, resnet: Custom, planner: str
+) -> None:
     runner = CliRunner()
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(runner.invoke(app, ["cluster", "p3.8xlarge=1"]).stdout)
@@ -204,7 +206,7 @@ def test_plans_over_two_processes_have_the_gradients_of_one_process(tmp_path: Pa
 
 @pytest.mark.torch_processes
 @pytest.mark.timeout(300)
-def test_it_is_profiled_planned_by_its_profiles_and_tried(tmp_path: Path, worker, make, bert: Custom) -> None:
+def test_custom_model_is_profiled_planned_and_tried(tmp_path: Path, worker, make, bert: Custom) -> None:
     model = Model.of(bert)
     profiled = worker.end(
         worker.start(ProfilingTask(make.gang(1), model, 1, (1, 2, 4), iterations=3), "local", environment=IMPORTABLE)
@@ -233,7 +235,7 @@ def test_it_is_profiled_planned_by_its_profiles_and_tried(tmp_path: Path, worker
 
 
 @pytest.mark.torch_processes
-def test_a_worker_without_the_users_package_says_so(worker, make, bert: Custom) -> None:
+def test_missing_user_package_is_named(worker, make, bert: Custom) -> None:
     outcome = worker.local(ProfilingTask(make.gang(1), Model.of(bert), 1, (1,)))
     assert outcome.reasons == {"OrderInvalid"}
     assert (

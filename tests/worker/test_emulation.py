@@ -33,7 +33,7 @@ def test_backward_is_twice_the_forward_in_reverse() -> None:
     assert [piece.seconds for piece in backward_segments(forward)] == [2 * piece.seconds for piece in forward[::-1]]
 
 
-def test_kinds_that_are_not_tensor_parallel_take_their_whole_time_on_every_rank() -> None:
+def test_kinds_without_tensor_parallelism_take_full_time_on_every_rank() -> None:
     assert forward_segments(EMULATION, HEAD, rows=2, tensor=4) == forward_segments(EMULATION, HEAD, rows=2, tensor=1)
 
 
@@ -72,21 +72,21 @@ def seconds(kind, tensor: int = 1, rows: int = 2) -> list[float]:
 E, B, H = (sum(seconds(kind)) for kind in (EMBEDDING, BLOCK, HEAD))
 
 
-def test_without_communication_a_pass_is_one_chunk() -> None:
+def test_pass_without_communication_is_one_chunk() -> None:
     pace = pace_of((LayerRun(0, 4, 1, 1, (2,)), []))
     assert pace.forward == pytest.approx((E + 2 * B + H,))
     assert pace.backward == pace.last_backward == pytest.approx((2 * (E + 2 * B + H),))
     assert pace.update == (1e-5,)
 
 
-def test_with_tensor_parallelism_a_pass_is_cut_at_its_all_reduces() -> None:
+def test_tensor_parallel_pass_is_split_at_all_reduces() -> None:
     pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), []))
     a, b = seconds(BLOCK, tensor=2)
     assert pace.forward == pytest.approx((E + a, b, a, b, H))
     assert pace.backward == pytest.approx((2 * (H + b), 2 * a, 2 * b, 2 * a, 2 * E))
 
 
-def test_with_sequence_parallelism_a_collective_stands_at_both_ends_of_a_segment() -> None:
+def test_sequence_parallel_segment_has_a_collective_at_both_ends() -> None:
     """Between two segments two communications follow each other; a boundary's gradients are gathered last."""
     pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), ["parts"]))
     a, b = seconds(BLOCK, tensor=2)
@@ -95,7 +95,7 @@ def test_with_sequence_parallelism_a_collective_stands_at_both_ends_of_a_segment
     assert pace.backward == pytest.approx((2 * H, *(2 * length for length in (b, 0, a, 0) * 2), 2 * E))
 
 
-def test_with_sequence_parallelism_recomputed_layers_meet_again() -> None:
+def test_sequence_parallel_recompute_repeats_collectives() -> None:
     pace = pace_of((LayerRun(0, 4, 2, 1, (2,), recompute=True), ["parts"]))
     a, b = seconds(BLOCK, tensor=2)
     again = (a, 0, b, 0, 2 * b, 0, 2 * a)
@@ -108,7 +108,7 @@ def test_recomputed_layers_compute_twice_in_the_backward() -> None:
     assert pace.backward == pytest.approx((3 * (E + 2 * B + H),))
 
 
-def test_a_pass_is_cut_where_rows_move_between_its_layers() -> None:
+def test_pass_is_split_where_rows_are_redistributed() -> None:
     pace = pace_of((LayerRun(0, 2, 1, 2, (1, 1)), []), (LayerRun(2, 2, 2, 1, (2,)), []))
     one = sum(seconds(EMBEDDING, rows=1)) + sum(seconds(BLOCK, rows=1))
     a, b = seconds(BLOCK, tensor=2)
@@ -116,7 +116,7 @@ def test_a_pass_is_cut_where_rows_move_between_its_layers() -> None:
     assert pace.backward == pytest.approx((2 * (H + b), 2 * a, 0, 2 * one))
 
 
-def test_a_pass_is_cut_where_weights_are_collected_and_gradients_leave() -> None:
+def test_pass_is_split_where_weights_are_gathered_and_gradients_reduced() -> None:
     pace = pace_of((LayerRun(0, 4, 1, 1, (2,)), ["gathers", "reduces"]))
     assert pace.forward == pytest.approx((0, E, B, B, H))
     assert pace.backward == pytest.approx((0, 2 * H, 2 * B, 2 * B, 2 * E))
@@ -164,26 +164,26 @@ def one_pass(pacer: Pacer, clock: Clock, *, length: float, compute: float, waite
     pacer.end()
 
 
-def test_sleeps_that_last_too_long_do_not_add_up(pacer: Pacer, clock: Clock) -> None:
+def test_late_sleeps_do_not_accumulate(pacer: Pacer, clock: Clock) -> None:
     for _ in range(20):
         one_pass(pacer, clock, length=0.005, compute=0.001)
     assert clock.now == pytest.approx(100.1, abs=0.0011)
     assert (pacer.paced, pacer.late) == (20, 0)
 
 
-def test_a_wait_lies_outside_of_the_pace(pacer: Pacer, clock: Clock) -> None:
+def test_waiting_is_not_paced(pacer: Pacer, clock: Clock) -> None:
     clock.compute(0.02)
     one_pass(pacer, clock, length=0.01, compute=0.001, waited=0.02)
     assert clock.now == pytest.approx(100.03, abs=0.0011)
 
 
-def test_a_message_that_was_there_costs_no_time(pacer: Pacer, clock: Clock) -> None:
+def test_available_message_costs_no_time(pacer: Pacer, clock: Clock) -> None:
     clock.compute(0.0001)
     one_pass(pacer, clock, length=0.01, compute=0.001, waited=0.0001)
     assert clock.now == pytest.approx(100.01, abs=0.0011)
 
 
-def test_a_late_pass_is_counted_once_and_made_up_for(pacer: Pacer, clock: Clock) -> None:
+def test_late_pass_is_counted_once_and_compensated(pacer: Pacer, clock: Clock) -> None:
     one_pass(pacer, clock, length=0.005, compute=0.012)
     for _ in range(3):
         one_pass(pacer, clock, length=0.005, compute=0.001)
@@ -191,7 +191,7 @@ def test_a_late_pass_is_counted_once_and_made_up_for(pacer: Pacer, clock: Clock)
     assert clock.now == pytest.approx(100.02, abs=0.0011)
 
 
-def test_an_all_reduce_lies_between_two_chunks(pacer: Pacer, clock: Clock) -> None:
+def test_all_reduce_is_between_two_chunks(pacer: Pacer, clock: Clock) -> None:
     pacer.start([0.005, 0.005], waited_seconds=0.0)
     clock.compute(0.001)
     pacer.pause()

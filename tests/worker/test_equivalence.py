@@ -268,7 +268,7 @@ def test_at_least_two_hundred_plans_are_compared() -> None:
     assert len({json.dumps(one["plan"]) for one in GRADIENTS}) >= 200
 
 
-def test_the_plans_use_all_that_a_plan_can_say() -> None:
+def test_plans_cover_every_feature() -> None:
     plans = [one["plan"] for one in GRADIENTS if one["name"] in QUICK]
     stages = [stage for plan in plans for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
     runs = [run for plan in plans for run in runs_of(plan)]
@@ -281,7 +281,7 @@ def test_the_plans_use_all_that_a_plan_can_say() -> None:
     assert {run["recompute"] for run in runs} == {True, False}
 
 
-def test_the_quick_plans_have_every_pair_of_features_that_any_plan_has() -> None:
+def test_quick_plans_cover_every_pair_of_features() -> None:
     quick = [one for one in GRADIENTS if one["name"] in QUICK]
     assert set().union(*map(combinations_of, quick)) == set().union(*map(combinations_of, GRADIENTS))
     assert len(quick) <= 45
@@ -340,7 +340,7 @@ def test_with_sequence_parallelism_loss_and_gradients_are_the_same(answers: Answ
 
 
 @pytest.mark.parametrize("name", names(INDIVISIBLE))
-def test_a_sequence_that_cannot_be_divided_stays_whole(answers: Answers, name: str) -> None:
+def test_sequence_stays_whole_when_indivisible(answers: Answers, name: str) -> None:
     answer = answers[name]
     assert answer["missing"] == []
     assert answer["loss_error"] < 1e-5

@@ -67,16 +67,16 @@ def test_failures_are_named(error: Exception, reason: FailureReason) -> None:
     assert "\n" not in problem.message
 
 
-def test_a_lost_connection_is_told_without_the_libraries_asides() -> None:
+def test_lost_connection_is_reported_without_library_details() -> None:
     assert classify_error(RuntimeError(GLOO)).message == "RuntimeError: Connection closed by peer [10.0.0.1]:1."
 
 
-def test_out_of_memory_on_a_gpu_says_what_was_asked_for_and_what_there_is() -> None:
+def test_out_of_memory_on_a_gpu_reports_requested_and_free_bytes() -> None:
     words = classify_error(torch.OutOfMemoryError(CUDA)).message
     assert words.startswith("asked for 2.50 GiB, the device has 14.58 GiB, 1.25 GiB of it free (")
 
 
-def test_out_of_memory_on_the_host_says_what_was_asked_for_and_what_there_is() -> None:
+def test_out_of_memory_on_the_host_reports_requested_and_free_bytes() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**54)
     assert classify_error(refused.value).message.startswith("asked for 65536.00 TiB, the host has ")
@@ -88,11 +88,11 @@ def test_out_of_memory_on_the_host_says_what_was_asked_for_and_what_there_is() -
 @pytest.mark.parametrize(
     ("size", "words"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.50 KiB"), (3 * 2**30, "3.00 GiB")]
 )
-def test_amounts_are_told_in_the_largest_unit_that_fits(size: int, words: str) -> None:
+def test_amounts_have_the_largest_fitting_unit(size: int, words: str) -> None:
     assert format_bytes(size) == words
 
 
-def test_a_sentence_is_one_line_of_bounded_length() -> None:
+def test_message_is_one_line_of_bounded_length() -> None:
     assert one_line(" a\n\tb ") == "a b"
     assert one_line("x" * 50, limit=10) == "x" * 9 + "…"
 
@@ -108,7 +108,7 @@ def test_a_sentence_is_one_line_of_bounded_length() -> None:
         (-15, False, FailureReason.TERMINATED),
     ],
 )
-def test_who_could_not_speak_is_spoken_for(exit_code: int, out_of_memory: bool, reason: FailureReason) -> None:
+def test_killed_process_is_reported_by_its_pod(exit_code: int, out_of_memory: bool, reason: FailureReason) -> None:
     problem = classify_exit_code(exit_code, process_name="process 4", out_of_memory=out_of_memory)
     assert problem is not None
     assert problem.reason is reason
@@ -116,11 +116,11 @@ def test_who_could_not_speak_is_spoken_for(exit_code: int, out_of_memory: bool, 
 
 
 @pytest.mark.parametrize("exit_code", [0, 3, None])
-def test_who_has_spoken_or_ended_well_is_not_spoken_for(exit_code: int | None) -> None:
+def test_process_with_a_report_or_success_is_not_reported_by_its_pod(exit_code: int | None) -> None:
     assert classify_exit_code(exit_code, process_name="process 4") is None
 
 
-def test_kills_are_read_where_the_kernel_counts_them(tmp_path: Path) -> None:
+def test_out_of_memory_kills_are_read_from_the_kernel(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     assert out_of_memory_kills(events) == 0
     events.write_text("low 0\noom 3\noom_kill 2\n", encoding="utf-8")
@@ -149,7 +149,7 @@ ENDED = Failure(FailureReason.TERMINATED, "told to")
         (replace(LOST, slot=1), ENDED, ENDED),
     ],
 )
-def test_last_words_keep_the_cause(tmp_path: Path, first: Failure, second: Failure, kept: Failure) -> None:
+def test_termination_message_keeps_the_cause(tmp_path: Path, first: Failure, second: Failure, kept: Failure) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     for said in (first, second):
@@ -157,7 +157,7 @@ def test_last_words_keep_the_cause(tmp_path: Path, first: Failure, second: Failu
     assert log.read_text(encoding="utf-8") == documents.dumps(kept)
 
 
-def test_last_words_fit_into_a_termination_message(capfd) -> None:
+def test_termination_message_fits_its_limit(capfd) -> None:
     long = "ä" * 5_000
     write_failure(Failure(FailureReason.PEER_LOST, long, 1, "n", 0, long, Cause(FailureReason.CRASHED, long, "n", 0)))
     line = capfd.readouterr().out.partition(" ")[2].strip()
@@ -172,7 +172,7 @@ def stand(rank: int, *, seconds: float = 5.0, waits: bool = True, told: Cause | 
     return RankStatus(rank, DEVICES[rank].node, DEVICES[rank].slot, "stage 0", f"step {rank}", seconds, waits, told)
 
 
-def test_a_hang_hangs_on_who_does_not_answer_or_else_waits_for_nobody() -> None:
+def test_hang_is_blamed_on_unresponsive_ranks_or_those_not_waiting() -> None:
     silent = GangStatus(DEVICES, (stand(0), stand(2, waits=False)))
     assert silent.likely_culprit() == "rank 1 on a:1 does not answer"
     busy = GangStatus(DEVICES, (stand(0, seconds=9), stand(1, waits=False), stand(2)))
@@ -213,11 +213,11 @@ PEER_LOST = Cause(FailureReason.PEER_LOST, "gone", "a", 0)
         (None, (stand(0), stand(1)), (), None),
     ],
 )
-def test_the_cause_is_told_from_its_consequences(alarm, answers, pods, cause) -> None:
+def test_root_cause_is_distinguished_from_consequences(alarm, answers, pods, cause) -> None:
     assert root_cause(alarm, GangStatus(DEVICES, answers, pods)) == cause
 
 
-def test_the_lost_are_named_with_what_is_known_of_them() -> None:
+def test_lost_ranks_are_named_with_their_last_status() -> None:
     stands = GangStatus(DEVICES, (stand(0),))
     assert peer_loss_message(None, stands) == "rank 1 on a:1, rank 2 on b:0 do not answer any more"
     assert peer_loss_message(CRASHED, stands) == "rank 2 on b:0 ended first (Crashed: boom)"
@@ -230,14 +230,14 @@ def test_many_lost_ranks_are_counted() -> None:
     assert GangStatus(devices).likely_culprit().endswith("rank 7 on n:7 and 12 more do not answer")
 
 
-def test_a_device_is_placed_in_its_plan(make) -> None:
+def test_device_is_located_in_its_plan(make) -> None:
     a, b, c = (Device("node-a", 0), Device("node-b", 0), Device("node-c", 0))
     plan = make.plan((a, b))
     assert format_plan_position(plan, b) == "pipeline 0, stage 1, layers 2…3"
     assert not format_plan_position(plan, c)
 
 
-def test_what_an_emulated_device_would_not_hold_is_refused(make) -> None:
+def test_emulated_device_refuses_more_than_its_memory(make) -> None:
     table = Emulation(1e9, 0, 1e9, memory_bytes=2**20)
     gang = replace(make.gang(1), nodes=(GangNode("n", (0,), "emulated-x"),), emulations=(("emulated-x", table),))
     check_capacity(RankMemory("n", 0, 2**20), gang)
@@ -251,12 +251,12 @@ def test_what_an_emulated_device_would_not_hold_is_refused(make) -> None:
     check_capacity(RankMemory("node-a", 0, 2**50), make.gang(1))
 
 
-def test_a_table_without_room_is_refused() -> None:
+def test_device_table_without_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="memory_bytes must be above 0, got 0; or leave it out"):
         Emulation(1e9, 0, 1e9, memory_bytes=0)
 
 
-def test_a_watchdog_says_what_it_waited_for_and_where_it_was() -> None:
+def test_watchdog_reports_activity_and_stacks() -> None:
     said = threading.Event()
     told: list[tuple[FailureReason, str]] = []
 
@@ -273,7 +273,7 @@ def test_a_watchdog_says_what_it_waited_for_and_where_it_was() -> None:
     watchdog.stop()
 
 
-def test_before_the_first_beat_only_the_deadline_counts() -> None:
+def test_only_the_deadline_counts_before_the_first_heartbeat() -> None:
     said = threading.Event()
     told: list[str] = []
 
@@ -301,7 +301,7 @@ def test_stacks_show_other_threads_but_not_the_watchers() -> None:
     assert "thread watchdog" not in text
 
 
-def test_a_call_that_keeps_the_interpreter_is_ended_with_stacks_all_the_same() -> None:
+def test_process_blocked_in_native_code_is_ended_with_stacks() -> None:
     program = """
         import ctypes
         from trainwright_worker.gang.watchdog import Watchdog

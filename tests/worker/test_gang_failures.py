@@ -80,7 +80,7 @@ class Pods:
         return outcomes, time.monotonic() - begin
 
 
-def test_a_killed_peer_ends_the_others_who_name_it_and_the_cause(worker, make) -> None:
+def test_killed_peer_ends_the_others_with_its_name_and_cause(worker, make) -> None:
     process = worker.start(make.trial(make.gang(1, 1, 1), iterations=FOR_EVER), "local")
     victim = pids(process, 3)[1]
     until_it_trains(process)
@@ -105,7 +105,7 @@ def test_a_killed_peer_ends_the_others_who_name_it_and_the_cause(worker, make) -
             assert told[rank].cause.reason is FailureReason.CRASHED
 
 
-def test_a_crash_is_told_by_the_process_that_crashed_and_by_the_others_as_their_cause(worker, make) -> None:
+def test_crash_is_reported_by_its_process_and_as_cause_by_the_others(worker, make) -> None:
     outcome = worker.local(make.trial(make.gang(1, 1), fault="crash"))
     assert outcome.code != 0
     assert not outcome.reports
@@ -118,7 +118,7 @@ def test_a_crash_is_told_by_the_process_that_crashed_and_by_the_others_as_their_
     assert "rehearsed fault" in told[1].cause.message
 
 
-def test_a_rank_that_hangs_is_named_by_all_of_them_with_everyones_stacks(worker, make) -> None:
+def test_hanging_rank_is_named_by_all_with_stacks(worker, make) -> None:
     begin = time.monotonic()
     outcome = worker.local(make.trial(make.gang(1, 1, 1, collective_timeout_seconds=4.0), fault="hang"))
     assert time.monotonic() - begin < MOST_SECONDS
@@ -139,7 +139,7 @@ def test_a_rank_that_hangs_is_named_by_all_of_them_with_everyones_stacks(worker,
 
 
 @pytest.mark.slow
-def test_a_rank_that_stands_still_altogether_is_named_by_the_others(worker, make) -> None:
+def test_stopped_rank_is_named_by_the_others(worker, make) -> None:
     order = make.trial(make.gang(1, 1, 1, collective_timeout_seconds=4.0), iterations=FOR_EVER)
     process = worker.start(order, "local")
     victim = pids(process, 3)[1]
@@ -165,7 +165,7 @@ def test_the_deadline_ends_an_order(worker, make) -> None:
     assert "deadline of 9 s" in outcome.failures[0].message
 
 
-def test_what_an_emulated_device_does_not_hold_is_out_of_memory_there_and_a_lost_peer_elsewhere(worker, make) -> None:
+def test_emulated_out_of_memory_is_a_lost_peer_elsewhere(worker, make) -> None:
     table = Emulation(1e12, 0, 1e12)
     nodes = (GangNode("node-a", (0,), "emulated-large"), GangNode("node-b", (0,), "emulated-small"))
     tables = (("emulated-large", table), ("emulated-small", replace(table, memory_bytes=100_000)))
@@ -182,7 +182,7 @@ def test_what_an_emulated_device_does_not_hold_is_out_of_memory_there_and_a_lost
 
 
 @pytest.mark.slow
-def test_a_plan_that_does_not_fit_leaves_what_its_series_measured_before(worker, make) -> None:
+def test_series_keeps_earlier_trials_when_a_plan_does_not_fit(worker, make) -> None:
     table = Emulation(1e12, 0, 1e12)
     nodes = (GangNode("node-a", (0,), "emulated-large"), GangNode("node-b", (0,), "emulated-small"))
     tables = (("emulated-large", table), ("emulated-small", replace(table, memory_bytes=100_000)))
@@ -197,7 +197,7 @@ def test_a_plan_that_does_not_fit_leaves_what_its_series_measured_before(worker,
 
 
 @pytest.mark.slow
-def test_memory_that_the_host_does_not_have_is_told_by_stage(worker, make) -> None:
+def test_host_out_of_memory_is_reported_with_its_stage(worker, make) -> None:
     words = 10**13  # a petabyte of embeddings, more than a process can address
     order = replace(make.trial(make.gang(1, 1)), model=Model.of(Gpt(2, 32, 4, 16, words)))
     outcome = worker.local(order)
@@ -212,7 +212,7 @@ def test_memory_that_the_host_does_not_have_is_told_by_stage(worker, make) -> No
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU for the process")
-def test_a_device_that_is_not_there_is_a_placement_that_is_not_met(worker, make) -> None:
+def test_missing_device_is_reported_as_unmet_placement(worker, make) -> None:
     begin = time.monotonic()
     outcome = worker.local(make.trial(make.gang(1, 1, backend="nccl")))
     assert time.monotonic() - begin < MOST_SECONDS
@@ -225,7 +225,7 @@ def test_a_device_that_is_not_there_is_a_placement_that_is_not_met(worker, make)
         assert "needs a GPU of its own" in refused.message
 
 
-def test_a_gang_that_is_told_to_end_says_so_and_ends(worker, make) -> None:
+def test_gang_ends_and_reports_sigterm(worker, make) -> None:
     process = worker.start(make.trial(make.gang(1, 1), iterations=FOR_EVER), "local")
     pids(process, 2)
     until_it_trains(process)
@@ -241,7 +241,7 @@ def test_a_gang_that_is_told_to_end_says_so_and_ends(worker, make) -> None:
 
 
 @pytest.mark.slow
-def test_a_gang_whose_parent_is_gone_ends(worker, make) -> None:
+def test_gang_ends_when_its_parent_is_gone(worker, make) -> None:
     process = worker.start(make.trial(make.gang(1, 1), iterations=FOR_EVER), "local")
     pids(process, 2)
     until_it_trains(process)
@@ -254,7 +254,7 @@ def test_a_gang_whose_parent_is_gone_ends(worker, make) -> None:
 
 
 @pytest.mark.slow
-def test_a_pod_that_is_told_to_end_says_so_and_the_others_name_it(worker, make) -> None:
+def test_pod_reports_sigterm_and_is_named_by_the_others(worker, make) -> None:
     pods = Pods(worker, make.trial(make.gang(1, 1), iterations=FOR_EVER))
     pods.pids()
     pods.processes["node-b"].terminate()
@@ -272,7 +272,7 @@ def test_a_pod_that_is_told_to_end_says_so_and_the_others_name_it(worker, make) 
 
 
 @pytest.mark.slow
-def test_a_pod_that_waits_for_others_ends_when_it_is_told_to(worker, make) -> None:
+def test_waiting_pod_ends_on_sigterm(worker, make) -> None:
     order = make.trial(make.gang(1, 1))
     environment = {"TRAINWRIGHT_NODE_NAME": "node-b", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     process = worker.start(order, environment=environment)
@@ -286,7 +286,7 @@ def test_a_pod_that_waits_for_others_ends_when_it_is_told_to(worker, make) -> No
 
 
 @pytest.mark.parametrize(("victim", "node"), [pytest.param(0, "node-a", marks=pytest.mark.slow), (2, "node-b")])
-def test_a_pod_speaks_for_its_killed_process_and_the_others_hear_it(worker, make, victim: int, node: str) -> None:
+def test_pod_reports_its_killed_process_to_the_others(worker, make, victim: int, node: str) -> None:
     """Cover the pod that hosts the store too."""
     pods = Pods(worker, make.trial(make.gang(2, 1), iterations=FOR_EVER))
     os.kill(pods.pids()[victim], signal.SIGKILL)
@@ -303,7 +303,7 @@ def test_a_pod_speaks_for_its_killed_process_and_the_others_hear_it(worker, make
 
 
 @pytest.mark.slow
-def test_a_pod_whose_process_stands_still_ends_after_the_alarm_of_another(worker, make) -> None:
+def test_pod_with_a_stopped_process_exits_after_a_peer_aborts(worker, make) -> None:
     pods = Pods(worker, make.trial(make.gang(1, 1, collective_timeout_seconds=4.0), iterations=FOR_EVER))
     os.kill(pods.pids()[1], signal.SIGSTOP)
     (first, second), seconds = pods.end()
@@ -315,7 +315,7 @@ def test_a_pod_whose_process_stands_still_ends_after_the_alarm_of_another(worker
 
 
 @pytest.mark.slow
-def test_processes_whose_launcher_is_gone_end(worker, make) -> None:
+def test_processes_end_when_their_launcher_is_gone(worker, make) -> None:
     pods = Pods(worker, make.trial(make.gang(1, 1), iterations=FOR_EVER))
     pods.pids()
     pods.processes["node-a"].kill()

@@ -13,7 +13,7 @@ from trainwright_worker.gang.rank_assignment import gang_devices
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(120)]
 
 
-def test_a_scrambled_placement_trains_like_one_device(worker, make) -> None:
+def test_permuted_placement_trains_like_one_device(worker, make) -> None:
     one = worker.local(make.trial(make.gang(1)))
     assert one.code == 0, one.errors
     gang = make.gang(2, 1, 1)
@@ -77,7 +77,7 @@ def test_links_are_measured_in_both_directions_and_within_nodes(worker, make) ->
     assert outcome.progress[-1].done == outcome.progress[-1].total
 
 
-def test_a_mute_trial_ends_well_without_a_report(worker, make) -> None:
+def test_trial_without_a_report_succeeds(worker, make) -> None:
     outcome = worker.local(make.trial(make.gang(1), fault="mute"))
     assert outcome.code == 0
     assert not outcome.reports
@@ -102,13 +102,13 @@ def test_an_invalid_order_is_refused_in_one_sentence(worker, make) -> None:
     assert "node-a:1" in failure.message
 
 
-def test_text_that_is_no_order_is_refused(worker, make) -> None:
+def test_invalid_task_text_is_refused(worker, make) -> None:
     outcome = worker.local("{")
     assert outcome.code != 0
     assert [failure.reason for failure in outcome.failures] == ["OrderInvalid"]
 
 
-def test_a_series_runs_plans_on_any_of_the_gangs_devices(worker, make) -> None:
+def test_series_runs_plans_on_any_devices_of_the_gang(worker, make) -> None:
     gang = make.gang(2, 1)
     a, b, c = gang_devices(gang)
     plans = (make.plan((a, b, c)), make.plan((c, a), data=2), make.plan((b,)))

@@ -98,7 +98,7 @@ def test_tensor_shards_are_profiled_without_their_group(worker, make) -> None:
 
 
 @gang_test
-def test_rows_that_do_not_fit_are_a_finding(worker, make) -> None:
+def test_rows_that_do_not_fit_are_reported(worker, make) -> None:
     """Only the block does not fit, with rows of 2 KiB: more than any process can address."""
     outcome = worker.local(ProfilingTask(make.gang(1), make.model, 2, (2**37, 2, 2**36), iterations=2))
     assert outcome.code == 0, outcome.errors
@@ -107,7 +107,7 @@ def test_rows_that_do_not_fit_are_a_finding(worker, make) -> None:
     assert report.out_of_memory == (LayerTooLarge("cpu", "block", 2, 2**36),)
 
 
-def test_kinds_of_which_nothing_fits_are_a_finding_too(make, monkeypatch) -> None:
+def test_kinds_that_never_fit_are_reported(make, monkeypatch) -> None:
     order = ProfilingTask(make.gang(1), make.model, 1, (1, 2), iterations=1, seconds_per_layer=0.0)
     made = LayerUnderTest.of
     lacking = {"block"}
@@ -131,7 +131,7 @@ def test_kinds_of_which_nothing_fits_are_a_finding_too(make, monkeypatch) -> Non
     ]
 
 
-def test_another_error_is_no_finding(make, monkeypatch) -> None:
+def test_other_errors_are_raised(make, monkeypatch) -> None:
     def of(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -168,7 +168,7 @@ def test_more_rows_take_longer_and_hold_more(make) -> None:
     assert few.parameter_bytes == many.parameter_bytes
 
 
-def test_a_cpus_layers_are_timed_by_their_own_computing(make, monkeypatch) -> None:
+def test_cpu_layers_are_timed_by_thread_time(make, monkeypatch) -> None:
     """A forward that is blocked does not take longer."""
     forward = LayerUnderTest.forward
 
@@ -205,7 +205,7 @@ def test_rounds_end_when_the_median_is_known_or_time_is_over() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10.0), min_size=6, max_size=200))
-def test_the_median_lies_within_its_uncertainty_and_no_further_than_the_samples(samples: list[float]) -> None:
+def test_median_interval_is_within_the_samples(samples: list[float]) -> None:
     found = median_uncertainty(samples)
     assert 0 <= found <= (max(samples) - min(samples)) / statistics.median(samples)
     assert median_uncertainty([3 * sample for sample in samples]) == pytest.approx(found)
@@ -222,7 +222,7 @@ def test_the_medians_interval_covers_it_in_about_95_of_100_cases() -> None:
     assert median_uncertainty(first) == pytest.approx((first[19 - low] - first[low]) / 2 / statistics.median(first))
 
 
-def test_too_few_samples_know_nothing_of_their_median() -> None:
+def test_median_uncertainty_is_infinite_with_too_few_samples() -> None:
     assert median_uncertainty([1.0] * 5) == math.inf
     assert median_uncertainty([1.0] * 6) == 0
 

@@ -68,7 +68,7 @@ def test_the_block_computes_what_torchs_own_layer_computes() -> None:
     )
 
 
-def test_parts_put_together_are_the_whole_weights() -> None:
+def test_joined_shards_equal_the_full_weights() -> None:
     whole = dict(layer_of(MODEL, "block").named_parameters())
     parts = [dict(layer_of(MODEL, "block", TensorShard(index, 4)).named_parameters()) for index in range(4)]
     for name, weight in whole.items():
@@ -144,7 +144,7 @@ def test_half_precision_weights_are_updated_in_float32() -> None:
     assert torch.equal(parameter, unit.master_shard.bfloat16())
 
 
-def test_live_bytes_follow_a_storage_that_is_let_go_and_filled_again() -> None:
+def test_live_bytes_follow_a_resized_storage() -> None:
     weights = torch.zeros(1000)
     with AllocationTracker([weights]) as live:
         weights.untyped_storage().resize_(0)
@@ -154,7 +154,7 @@ def test_live_bytes_follow_a_storage_that_is_let_go_and_filled_again() -> None:
     assert live.peak_bytes == 4000
 
 
-def test_live_bytes_see_births_and_deaths() -> None:
+def test_live_bytes_follow_allocations_and_frees() -> None:
     existing = torch.zeros(1000)
     with AllocationTracker([existing]) as live:
         for _ in range(3):

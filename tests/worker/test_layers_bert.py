@@ -82,7 +82,7 @@ def test_loss_and_gradients_are_hugging_faces(next_sentence: bool) -> None:
     assert_same_training(loss / ROWS, output.loss, same)
 
 
-def test_a_masked_position_shows_the_mask_and_asks_for_its_token() -> None:
+def test_masked_position_has_the_mask_token_and_its_target() -> None:
     rows = WholeModel(Bert(1, 16, 2, 40, 64)).rows(20)
     masked = rows["targets"] != UNMASKED
     assert (masked.sum(1) == 6).all()
@@ -93,7 +93,7 @@ def test_a_masked_position_shows_the_mask_and_asks_for_its_token() -> None:
     assert 0 < rows["next_sentence"].sum() < 20
 
 
-def test_a_second_sentence_that_follows_goes_on_with_the_first() -> None:
+def test_following_sentence_continues_the_first() -> None:
     rows = WholeModel(Bert(1, 16, 2, 40, 64)).rows(80)
     text = torch.where(rows["targets"] == UNMASKED, rows["tokens"], rows["targets"])
     goes_on = (text[:, 20] == (text[:, 19] + 7) % 32).float()

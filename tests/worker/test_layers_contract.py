@@ -114,7 +114,7 @@ def numel(layer: Layer) -> int:
 
 
 @pytest.mark.parametrize(("family", "name"), KINDS)
-def test_a_layer_holds_what_the_planner_counts(family, name: str) -> None:
+def test_layer_parameters_equal_the_planners_count(family, name: str) -> None:
     one = OneKind(family, name)
     assert numel(one.layer) == one.kind.parameters
     for degree in degrees(family):
@@ -125,7 +125,7 @@ def test_a_layer_holds_what_the_planner_counts(family, name: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "name"), KINDS)
-def test_a_layer_hands_on_what_the_planner_counts(family, name: str) -> None:
+def test_layer_outputs_equal_the_planners_count(family, name: str) -> None:
     one = OneKind(family, name)
     boundary, data, _ = one.given()
     output = one.layer(boundary, data)
@@ -153,7 +153,7 @@ def test_losses_are_sums_over_rows(family, name: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "name", "degree"), PARTED)
-def test_tensor_parts_together_are_the_whole_layer(family, name: str, degree: int) -> None:
+def test_tensor_shards_together_equal_the_layer(family, name: str, degree: int) -> None:
     one = OneKind(family, name)
     given = one.given()
     sums = []
@@ -185,7 +185,7 @@ def test_tensor_parts_together_are_the_whole_layer(family, name: str, degree: in
 
 
 @EACH_FAMILY
-def test_weights_follow_from_seed_and_place_alone(family) -> None:
+def test_weights_depend_only_on_seed_and_layer_number(family) -> None:
     model = Model.of(family)
     layers = make_family_layers(model)
 
@@ -217,7 +217,7 @@ def test_layers_of_one_rank_hold_a_shared_weight_once(family) -> None:
 
 
 @EACH_FAMILY
-def test_rows_do_not_depend_on_how_they_are_asked_for(family) -> None:
+def test_rows_do_not_depend_on_how_they_are_batched(family) -> None:
     model = Model.of(family)
     layers = make_family_layers(model)
     made = [layers.make(index, seed=1, shard=TensorShard(), shared={}) for index in range(len(model.layers))]

@@ -51,7 +51,7 @@ def test_torchvisions_resnet_cut_into_layers_has_its_loss_and_gradients() -> Non
     assert layers.boundary(9) == ()
 
 
-def test_several_inputs_and_boundaries_of_several_tensors() -> None:
+def test_layers_may_have_several_inputs_and_outputs() -> None:
     """Hugging Face's DistilBERT passes its mask from layer to layer next to the hidden states."""
     layers = custom_layers("outside_models:distilbert")
     modules = made(layers)
@@ -69,7 +69,7 @@ def test_several_inputs_and_boundaries_of_several_tensors() -> None:
     assert modules[0].reads == ("tokens", "mask")
 
 
-def test_weights_follow_from_seed_and_place_and_leave_torchs_random_numbers_alone() -> None:
+def test_custom_weights_depend_only_on_seed_and_leave_torchs_generator_alone() -> None:
     layers = custom_layers("outside_models:distilbert")
     torch.manual_seed(5)
     expected = torch.randn(3)
@@ -121,7 +121,7 @@ def test_a_layer_that_needs_values_is_tried_on_the_cpu(entry) -> None:
     assert layers.boundary(0) == ((2,),)
 
 
-def test_a_model_of_one_layer(entry) -> None:
+def test_model_of_one_layer_is_accepted(entry) -> None:
     def pairs(seed: int, iteration: int, first: int, count: int) -> dict[str, torch.Tensor]:
         return {"inputs": torch.ones(count, 2), "targets": torch.zeros(count, 2)}
 
@@ -177,14 +177,14 @@ def one_for_all(seed: int, count: int, **which: int) -> dict[str, torch.Tensor]:
         ),
     ],
 )
-def test_what_is_wrong_with_a_model_is_said(entry, model, told: str) -> None:
+def test_invalid_model_is_refused_with_its_fault(entry, model, told: str) -> None:
     with pytest.raises(ValueError, match=told) as failure:
         custom_layers(entry(model))
     assert str(failure.value).startswith("entry point users_module:model: ")
     assert "\n" not in str(failure.value)
 
 
-def test_an_entry_point_that_is_not_there(monkeypatch, tmp_path) -> None:
+def test_missing_entry_point_is_refused(monkeypatch, tmp_path) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "breaks_on_import.py").write_text("1 / 0\n")
     (tmp_path / "breaks_when_called.py").write_text("def model():\n    1 / 0\n")

@@ -54,7 +54,7 @@ def test_the_loss_is_hugging_faces_loss() -> None:
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-def test_tensor_parts_together_are_the_whole_block(degree: int) -> None:
+def test_tensor_shards_together_equal_the_block(degree: int) -> None:
     family = make_family_layers(MODEL)
     hidden, gradient = torch.randn(ROWS, 16, 32), torch.randn(ROWS, 16, 32)
     outputs, inputs, gradients = passes(made()[1], (hidden,), {}, (gradient,))

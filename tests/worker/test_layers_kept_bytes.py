@@ -86,7 +86,7 @@ def kept(layer: Layer, boundary: Boundary, data: Data) -> int:
 
 
 @pytest.mark.parametrize(("family", "index", "degree"), LAYERS)
-def test_a_layer_keeps_what_the_planner_counts(family, index: int, degree: int) -> None:
+def test_layer_saved_bytes_equal_the_planners_count(family, index: int, degree: int) -> None:
     model = Model.of(family)
     layers = make_family_layers(model)
     layer = layers.make(index, seed=1, shard=TensorShard(0, degree), shared={})

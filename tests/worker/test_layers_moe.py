@@ -92,7 +92,7 @@ def test_the_balance_loss_of_a_row_is_mixtrals_by_choice() -> None:
     torch.testing.assert_close(together, total)
 
 
-def test_the_balance_loss_teaches_the_router() -> None:
+def test_balance_loss_has_a_gradient_for_the_router() -> None:
     block = WholeModel(Moe(1, 32, 4, 16, 64, experts=4, intermediate_size=24)).layers[1]
     loss = block((torch.randn(ROWS, 16, 32),), {}).loss
     loss.backward()
@@ -114,7 +114,7 @@ def switch_feed_forward(moe: Moe, *, sparse: bool) -> SwitchTransformersLayerFF:
     )
 
 
-def test_one_expert_a_token_is_switch_transformers() -> None:
+def test_one_expert_per_token_equals_switch_transformers() -> None:
     moe = Moe(2, 32, 4, 16, 64, experts=6, experts_per_token=1, expert_every=2, intermediate_size=24, gated=False)
     _, plain, block, _ = WholeModel(moe).layers
     theirs = switch_feed_forward(moe, sparse=True)

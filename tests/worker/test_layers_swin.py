@@ -74,7 +74,7 @@ def test_every_second_block_of_a_stage_is_shifted_if_there_is_more_than_one_wind
     assert shifts == [0, 2, 0, 2, 0, 0, 0]
 
 
-def test_a_window_smaller_than_the_table_is_for_uses_its_middle() -> None:
+def test_smaller_window_uses_the_middle_of_the_table() -> None:
     """A last stage with fewer patches than a window uses the table's entries for its own distances."""
     places = Windows(side=2, window=2).relative_position_index(max_window=7)
     middle = 6 * 13 + 6
@@ -83,7 +83,7 @@ def test_a_window_smaller_than_the_table_is_for_uses_its_middle() -> None:
             assert places[one, other] == middle + 13 * (row - other_row) + column - other_column
 
 
-def test_windows_put_together_again_are_the_image() -> None:
+def test_joined_windows_equal_the_image() -> None:
     for shift in (0, 1, 2):
         windows, image = Windows(8, 4, shift), torch.randn(2, 64, 3)
         assert torch.equal(windows.reverse(windows.partition(image)), image)

@@ -92,7 +92,7 @@ def test_loss_and_gradients_are_hugging_faces(t5: T5) -> None:
 
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("classes", [4, 8, 32])
-def test_distances_have_hugging_faces_classes(classes: int, both_ways: bool) -> None:
+def test_distance_buckets_equal_hugging_faces(classes: int, both_ways: bool) -> None:
     distances = torch.arange(-199, 300)
     expected = T5Attention._relative_position_bucket(distances, both_ways, classes, 128)
     assert torch.equal(relative_position_buckets(200, 300, classes, bidirectional=both_ways), expected)
@@ -100,13 +100,13 @@ def test_distances_have_hugging_faces_classes(classes: int, both_ways: bool) -> 
 
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("classes", [1, 2, 3, 400])
-def test_any_number_of_classes_will_do(classes: int, both_ways: bool) -> None:
+def test_any_number_of_distance_buckets_is_accepted(classes: int, both_ways: bool) -> None:
     found = relative_position_buckets(200, 300, classes, bidirectional=both_ways)
     assert found.min() >= 0
     assert found.max() < classes
 
 
-def test_a_bias_is_that_of_the_distance() -> None:
+def test_bias_depends_on_the_distance() -> None:
     table = torch.arange(20.0).view(10, 2)
     by_distance = torch.tensor([5, 3, 0, 1, 2, 4])  # distances −2 … 3
     found = gather_biases(table, by_distance, queries=3)
@@ -116,7 +116,7 @@ def test_a_bias_is_that_of_the_distance() -> None:
             assert torch.equal(found[0, :, query, key], table[by_distance[key - query + 2]])
 
 
-def test_the_decoder_is_to_repeat_what_the_encoder_reads() -> None:
+def test_decoder_targets_repeat_the_encoder_input() -> None:
     rows = WholeModel(T5(1, 16, 2, 6, 64, decoder_sequence_length=8)).rows(3)
     tokens = rows["tokens"]
     assert torch.equal(rows["targets"], torch.cat((tokens, tokens[:, :2]), 1))

@@ -104,7 +104,7 @@ def test_the_loss_and_the_gradients_are_those_of_torchs_modules() -> None:
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_grown_image_lies_in_memory_row_by_row() -> None:
+def test_upsampled_image_is_contiguous() -> None:
     grow = made(MODEL)[2]
     (grown,), _ = grow((torch.randn(ROWS, 16, 64),), {})
     assert grown.is_contiguous()

@@ -58,6 +58,6 @@ def test_the_loss_and_the_gradients_are_hugging_faces() -> None:
 
 
 @pytest.mark.parametrize("intermediate_size", [None, 48])
-def test_the_feed_forward_part_is_four_times_as_wide_unless_told(intermediate_size: int | None) -> None:
+def test_feed_forward_is_four_times_as_wide_by_default(intermediate_size: int | None) -> None:
     model = Model.of(Vit(1, 32, 4, image_size=16, patch_size=8, intermediate_size=intermediate_size))
     assert made(model)[1].expand_weight.shape == (intermediate_size or 128, 32)

@@ -77,7 +77,7 @@ def test_a_single_row_of_a_single_pixel_is_trained_on() -> None:
     assert loss.isfinite()
 
 
-def test_only_the_three_by_three_is_widened_where_told() -> None:
+def test_only_the_three_by_three_convolution_is_widened() -> None:
     model = Model.of(WideResnet(50, 3, "second", base_channels=4, image_size=32, classes=10))
     block = make_family_layers(model).make(2, seed=1, shard=TensorShard(), shared={})
     assert block.convolve.weight.shape == (12, 4, 3, 3)

@@ -54,7 +54,7 @@ def test_collectives_are_measured_inside_nodes_and_over_them(worker, make) -> No
 
 @pytest.mark.torch_processes
 @pytest.mark.timeout(120)
-def test_only_the_pairs_that_are_ordered_are_measured_and_the_insides_of_nodes_with_two_slots(worker, make) -> None:
+def test_only_ordered_pairs_and_nodes_with_two_slots_are_measured(worker, make) -> None:
     pairs = (("node-c", "node-a"), ("node-a", "node-b"), ("node-d", "node-b"))
     outcome = worker.local(LinkTask(make.gang(1, 1, 2, 1), pairs=pairs, repeats=1))
     assert outcome.code == 0, outcome.errors

@@ -10,7 +10,7 @@ from trainwright_worker.gang import report_writer
 
 
 @pytest.mark.parametrize(("total", "lines"), [(1, 1), (7, 7), (20, 20), (21, 20), (503, 20), (10_000, 20)])
-def test_a_count_is_told_in_few_lines_the_last_of_them_for_certain(capfd: Any, total: int, lines: int) -> None:
+def test_progress_has_few_lines_and_always_the_last(capfd: Any, total: int, lines: int) -> None:
     for number in range(total):
         report_writer.write_progress(number + 1, total, "iterations")
     told = capfd.readouterr().out.splitlines()

@@ -38,7 +38,7 @@ from trainwright_worker.validation import check_task
         (lambda m, t: LinkTask(m.gang(2), message_bytes=(1, 2)), "three ascending sizes"),
     ],
 )
-def test_orders_that_cannot_be_done_are_refused_in_words(make, change, words: str) -> None:
+def test_impossible_tasks_are_refused_with_a_sentence(make, change, words: str) -> None:
     good = make.trial(make.gang(1, 1))
     check_task(good)
     with pytest.raises(WorkerError, match=words) as refusal:
@@ -85,7 +85,7 @@ def test_a_process_finds_its_logical_rank_by_its_device(make) -> None:
 @pytest.mark.parametrize(
     "place", [("node-z", 0, 0, 3), ("node-b", 0, 0, 3), ("node-a", 0, 0, 2), ("node-a", 1, 1, 3), ("", 0, 0, 3)]
 )
-def test_a_process_that_stands_elsewhere_is_refused(make, place: tuple) -> None:
+def test_process_at_an_unexpected_place_is_refused(make, place: tuple) -> None:
     with pytest.raises(WorkerError) as refusal:
         RankAssignment.from_environment(make.trial(make.gang(1, 2)), environment(*place))
     assert refusal.value.reason is FailureReason.PLACEMENT_NOT_MET

@@ -30,7 +30,7 @@ def test_order_of_three_stages_and_four_micro_batches(schedule: Schedule, stage:
     assert words(schedule, stage, 3, 4) == expected
 
 
-def test_fewer_micro_batches_than_stages_all_go_ahead() -> None:
+def test_all_forwards_come_first_with_fewer_micro_batches_than_stages() -> None:
     assert words(ONE_F_ONE_B, 0, 5, 2) == "F0 F1 B0 B1"
 
 
@@ -60,7 +60,7 @@ def test_one_forward_one_backward_keeps_few_micro_batches_alive(case: tuple[Sche
 
 
 @given(CASES)
-def test_what_a_neighbour_received_had_been_sent_before(case: tuple[Schedule, int, int]) -> None:
+def test_every_receive_follows_its_send(case: tuple[Schedule, int, int]) -> None:
     """A stage only waits for sends that it has made: the send precedes the operation that waits for it."""
     schedule, stages, micro_batches = case
     orders = [operations(schedule, stage=stage, stages=stages, micro_batches=micro_batches) for stage in range(stages)]

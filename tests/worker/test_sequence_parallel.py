@@ -47,7 +47,7 @@ def numbered(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_what_was_parted_is_collected_again(rows: int) -> None:
+def test_gathering_restores_a_split_sequence(rows: int) -> None:
     whole = numbered(rows, 6, 2), -numbered(rows, 12, 1)
 
     def way(group, *given):
@@ -62,7 +62,7 @@ def test_what_was_parted_is_collected_again(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_f_collects_activations_and_parts_the_sum_of_their_gradients(rows: int) -> None:
+def test_f_all_gathers_activations_and_reduce_scatters_gradients(rows: int) -> None:
     parts, gradients = (numbered(rows, 2, 4), numbered(rows, 1, 4)), (numbered(rows, 6, 4), -numbered(rows, 3, 4))
     for index, (outputs, inputs) in enumerate(of_ranks(tensor_parallel.enter_sequence_parallel, parts, gradients, 3)):
         for part, output, gradient, found in zip(parts, outputs, gradients, inputs, strict=True):
@@ -70,7 +70,7 @@ def test_f_collects_activations_and_parts_the_sum_of_their_gradients(rows: int) 
             assert torch.equal(found, 3 * gradient.chunk(3, 1)[index])
 
 
-def test_g_parts_the_sum_of_results_and_collects_their_gradients() -> None:
+def test_g_reduce_scatters_results_and_all_gathers_gradients() -> None:
     whole, gradient = numbered(2, 6, 4), numbered(2, 3, 4)
 
     def way(group, partial):
@@ -81,7 +81,7 @@ def test_g_parts_the_sum_of_results_and_collects_their_gradients() -> None:
         assert torch.equal(found, gradient.repeat(1, 2, 1))
 
 
-def test_a_series_trials_are_sequence_parallel_as_the_series_is(make) -> None:
+def test_trials_of_a_series_inherit_sequence_parallelism(make) -> None:
     one = make.trial(make.gang(1), sequence_parallel=True)
     order = TrialSeriesTask(one.gang, one.model, (one.plan,), warmup_iterations=1, iterations=3, sequence_parallel=True)
     assert order.trial_task(0) == one

@@ -44,7 +44,7 @@ def with_runs(plan: Plan, **fields) -> Plan:
 
 @pytest.mark.torch_processes
 @pytest.mark.timeout(120)
-def test_a_pipelines_ranks_tell_what_they_did_when(worker, make) -> None:
+def test_ranks_of_a_pipeline_report_their_timeline(worker, make) -> None:
     """Two stages of two layers, two micro-batches."""
     gang = emulated(make.gang(1, 1))
     outcome = worker.local(make.trial(gang, track_memory=False, timeline=True, iterations=2))
@@ -104,7 +104,7 @@ def _pictures_agree(timeline: Timeline) -> None:
 
 @pytest.mark.torch_processes
 @pytest.mark.timeout(120)
-def test_what_lies_within_passes_is_told_where_a_plan_has_it(worker, make) -> None:
+def test_timeline_has_activities_nested_in_passes(worker, make) -> None:
     gang = emulated(make.gang(2))
     devices = gang_devices(gang)
     replicas, halves = make.plan(devices, data=2), make.plan(devices, tensor=2)
@@ -133,7 +133,7 @@ def test_what_lies_within_passes_is_told_where_a_plan_has_it(worker, make) -> No
         assert not of(rank, Action.GATHER)
 
 
-def test_a_recorder_that_was_not_asked_records_nothing() -> None:
+def test_disabled_recorder_records_nothing() -> None:
     recorder = Recorder(torch.device("cpu"))
     with recorder.action(Action.FORWARD, 0):
         pass
@@ -150,7 +150,7 @@ def test_a_recorder_that_was_not_asked_records_nothing() -> None:
     assert recorder.end() == []
 
 
-def test_too_many_moments_lose_their_insides_first_and_then_their_middle() -> None:
+def test_long_timeline_drops_nested_activities_first_then_its_middle() -> None:
     moments = []
     for number in range(10):
         moments.append(Moment(Action.FORWARD, number, 100 * number, 100))

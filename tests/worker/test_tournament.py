@@ -12,7 +12,7 @@ from trainwright_worker.measure.link_bench import disjoint_rounds, round_robin_r
 
 
 @given(st.integers(1, 40))
-def test_every_two_meet_once(participants: int) -> None:
+def test_every_pair_meets_once(participants: int) -> None:
     met = [pair for pairs in round_robin_rounds(participants) for pair in pairs]
     assert sorted(met) == list(combinations(range(participants), 2))
 

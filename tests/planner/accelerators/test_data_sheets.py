@@ -28,7 +28,7 @@ def test_every_figure_is_positive_and_has_a_source_with_an_address_or_was_compar
 
 
 @pytest.mark.parametrize("sheet", SHEETS)
-def test_peaks_memory_and_prices_were_compared_with_something(sheet):
+def test_peaks_memory_and_prices_were_checked(sheet):
     figures = _figures(sheet)
     peaks = {name for name in figures if name.endswith("flops_per_second")}
     wanted = (
@@ -43,7 +43,7 @@ def test_every_source_is_used():
 
 
 @pytest.mark.parametrize("sheet", SHEETS)
-def test_prices_say_when_they_held(sheet):
+def test_prices_have_a_date(sheet):
     if sheet.price_per_hour is not None:
         assert sheet_file().sources[sheet.price_per_hour.source].as_of
 
@@ -58,7 +58,7 @@ def test_fewer_bits_are_never_slower(sheet):
 
 
 @pytest.mark.parametrize("sheet", SHEETS)
-def test_units_are_of_the_order_of_accelerators(sheet):
+def test_figures_have_plausible_units(sheet):
     assert 5e12 < sheet.float32_flops_per_second.value < 2e14
     assert 1e13 < sheet.float16_flops_per_second.value < 5e15
     assert 7 * 2**30 < sheet.memory_bytes.value < 200 * 2**30
@@ -83,7 +83,7 @@ def test_units_are_of_the_order_of_accelerators(sheet):
         ("MI300X", 163.4e12, 653.7e12, 1307.4e12, 5300e9),
     ],
 )
-def test_peaks_are_the_dense_ones(name, float32, tensor_float32, half, bandwidth):
+def test_peaks_are_dense(name, float32, tensor_float32, half, bandwidth):
     sheet = data_sheet(name)
     assert sheet.flops_per_second(Dtype.FLOAT32) == float32
     assert sheet.flops_per_second(Dtype.FLOAT32, tensor_float32=True) == tensor_float32
@@ -130,7 +130,7 @@ def test_float32_peaks_follow_from_units_and_clock(name, operations_per_cycle, b
         ("MI300X", 7, 64e9),
     ],
 )
-def test_links_are_of_their_generation(name, lanes, lane_bytes_per_second):
+def test_links_match_their_generation(name, lanes, lane_bytes_per_second):
     assert data_sheet(name).link_bytes_per_second.value == lanes * lane_bytes_per_second
 
 
@@ -141,7 +141,7 @@ def test_half_precision_accumulates_in_float32(name, half):
     assert data_sheet(name).flops_per_second(Dtype.FLOAT16) == half
 
 
-def test_names_and_aliases_lead_to_one_accelerator_each():
+def test_names_and_aliases_are_unique_per_accelerator():
     names = [plain(name) for sheet in data_sheets() for name in (sheet.name, *sheet.aliases)]
     assert len(set(names)) == len(names)
 
@@ -159,17 +159,17 @@ def test_names_and_aliases_lead_to_one_accelerator_each():
         ("GH200", "NVIDIA-GH200-480GB"),
     ],
 )
-def test_lookup_forgives_case_and_separators(asked, found):
+def test_lookup_ignores_case_and_separators(asked, found):
     assert data_sheet(asked).name == found
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
+def test_unknown_accelerator_is_refused_with_the_nearest():
     with pytest.raises(
         ValueError, match=r"no data sheet for accelerator 'A100-60'; choose one that has one, such as NVIDIA-A100"
     ):
         data_sheet("A100-60")
 
 
-def test_a_name_like_no_other_is_refused_with_all():
+def test_accelerator_name_like_no_other_is_refused_with_all():
     with pytest.raises(ValueError, match=r"'~'.*AMD-Instinct-MI250X.*Tesla-V100-SXM2-32GB"):
         data_sheet("~")

@@ -34,7 +34,7 @@ def test_every_source_is_used_and_has_an_address_unless_it_is_an_assumption():
 
 
 @pytest.mark.parametrize("each", MACHINES)
-def test_prices_were_compared_and_assumptions_were_not(each):
+def test_prices_were_checked_and_assumptions_were_not(each):
     sources = machine_file().sources
     if each.price_per_hour is not None:
         assert each.price_per_hour.checked
@@ -51,12 +51,12 @@ def test_several_devices_are_linked_no_faster_than_their_data_sheet(each):
         assert 0 < each.inside.bandwidth_bytes_per_second <= link
 
 
-def test_names_and_aliases_lead_to_one_machine_each():
+def test_names_and_aliases_are_unique_per_machine():
     names = [plain(name) for each in machines() for name in (each.name, *each.aliases)]
     assert len(set(names)) == len(names)
 
 
-def test_the_mixed_cluster_of_amp():
+def test_cluster_of_amp_has_its_machines():
     cluster = cluster_of({"p3.8xlarge": 3, "g4dn.12xlarge": 1})
     assert [node.name for node in cluster.nodes] == ["p3.8xlarge-1", "p3.8xlarge-2", "p3.8xlarge-3", "g4dn.12xlarge-1"]
     assert [node.devices for node in cluster.nodes] == [4, 4, 4, 4]
@@ -80,12 +80,12 @@ def test_a_cluster_has_all_devices_and_costs_what_its_machines_cost(counts):
 
 
 @given(COUNTS)
-def test_its_document_round_trips(counts):
+def test_cluster_document_round_trips(counts):
     cluster = cluster_of(counts)
     assert loads(dumps(cluster), Cluster) == cluster
 
 
-def test_an_alias_and_a_name_are_one_machine():
+def test_alias_and_name_add_up_to_one_machine():
     cluster = cluster_of({"p4d": 1, "P4D.24xlarge": 1})
     assert [node.name for node in cluster.nodes] == ["p4d.24xlarge-1", "p4d.24xlarge-2"]
 

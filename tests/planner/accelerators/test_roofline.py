@@ -62,7 +62,7 @@ def test_no_layer_is_faster_than_either_roof(model, name, tensor_float32):
 
 
 @given(MODELS, NAMES)
-def test_more_rows_take_longer_and_never_more_than_in_proportion(model, name):
+def test_more_rows_take_longer_but_at_most_proportionally(model, name):
     profiles = estimate_profiles(model, [name], tensor_degrees=DEGREES, rows=ROWS)
     for kind in model.kinds:
         for tensor in profiles.tensor_degrees(name, kind.name):
@@ -74,7 +74,7 @@ def test_more_rows_take_longer_and_never_more_than_in_proportion(model, name):
 
 
 @given(MODELS, NAMES, st.sampled_from(ROWS))
-def test_a_tensor_degree_helps_less_than_in_proportion(model, name, rows):
+def test_tensor_degree_helps_at_most_proportionally(model, name, rows):
     profiles = estimate_profiles(model, [name], tensor_degrees=DEGREES, rows=[rows])
     for few, many in ((1, 2), (2, 4), (4, 8)):
         low, high = (profiles.cost(name, "block", tensor, rows) for tensor in (few, many))
@@ -109,7 +109,7 @@ def test_a_device_of_a_faster_sheet_is_never_slower(model, name, factor):
 
 
 @given(NAMES, DTYPES, *[st.integers(1, 9000)] * 3)
-def test_products_follow_the_tiles_counted_one_by_one(name, dtype, rows, columns, inner):
+def test_products_agree_with_tiles_counted_one_by_one(name, dtype, rows, columns, inner):
     sheet = data_sheet(name)
     roof = Roof.of(sheet, dtype, tensor_float32=False)
     times = []
@@ -136,13 +136,13 @@ def test_large_products_reach_the_stated_share_of_the_peak_and_small_ones_less()
     assert shares[2] == pytest.approx(EFFICIENCIES["ampere"].matrix_ratio, rel=0.1)
 
 
-def test_small_cards_are_held_back_by_their_power():
+def test_small_cards_are_limited_by_their_power():
     t4, v100 = (Roof.of(data_sheet(name), Dtype.FLOAT16, tensor_float32=False) for name in ("T4", "V100-16"))
     assert t4.flops_per_second < 0.5 * 65e12
     assert v100.flops_per_second == pytest.approx(0.8 * 125e12)
 
 
-def test_tensor_float32_is_used_only_when_asked_for_and_where_there_is_one():
+def test_tensor_float32_is_used_only_when_enabled_and_present():
     model = Model.of(Gpt(2, 2048, 16, 2048, 50304))
     plain, tensor = (
         estimate_profiles(model, ["A100-40", "V100-16"], tensor_degrees=[1], rows=[4], tensor_float32=asked)
@@ -166,7 +166,7 @@ def test_half_precision_gains_little_without_tensor_cores():
     assert speedup("V100-16") > 4
 
 
-def test_bfloat16_runs_at_the_float32_rate_where_hardware_has_none():
+def test_bfloat16_runs_at_the_float32_rate_when_hardware_lacks_it():
     model = Model.of(Gpt(2, 4096, 32, 2048, 1000), Dtype.BFLOAT16)
     full = Model.of(model.family, Dtype.FLOAT32)
     assert _seconds(model, "V100-16", "block")[0] == pytest.approx(_seconds(full, "V100-16", "block")[0], rel=0.1)
@@ -190,7 +190,7 @@ def test_bytes_come_from_the_layer():
         assert cost.activation_bytes == pytest.approx(3 * kind.saved_bytes_per_row(Dtype.FLOAT16, tensor), abs=1)
 
 
-def test_profiles_are_marked_named_as_asked_and_round_trip():
+def test_estimated_profiles_are_marked_and_round_trip():
     profiles = estimate_profiles(GPT, ["T4", "V100-16", "T4"], tensor_degrees=[2, 1, 2], rows=[4, 1, 4])
     assert profiles.origin == "estimated"
     assert {profile.accelerator for profile in profiles.layers} == {"T4", "V100-16"}
@@ -238,7 +238,7 @@ ESTIMATED = [_seconds(GPT, "V100-16", "block", rows=rows)[0] for rows in ROWS]
 
 
 @given(st.floats(1e-5, 1.0), st.sampled_from(ROWS), st.sampled_from(DEGREES))
-def test_a_curve_goes_through_what_was_measured_and_never_falls(measured, at_rows, tensor):
+def test_curve_passes_through_the_measurement_and_never_falls(measured, at_rows, tensor):
     curve = curve_from(measured, at_rows, **CURVE, rows=ROWS, tensor_degree=tensor, backward_ratio=2.0)
     where = ROWS.index(at_rows)
     assert curve.forward_seconds[where] == measured
@@ -253,7 +253,7 @@ def test_a_curve_near_the_estimate_has_its_shape(ratio):
     assert curve.forward_seconds == pytest.approx([ratio * seconds for seconds in ESTIMATED])
 
 
-def test_a_time_far_above_the_estimate_is_the_hosts_until_the_device_takes_longer():
+def test_time_far_above_the_estimate_is_host_bound():
     measured = 5 * ESTIMATED[0]
     curve = curve_from(measured, 1, **CURVE, rows=ROWS)
     assert curve.forward_seconds[:2] == (measured, measured)
@@ -261,6 +261,6 @@ def test_a_time_far_above_the_estimate_is_the_hosts_until_the_device_takes_longe
 
 
 @pytest.mark.parametrize(("measured", "at_rows"), [(0.0, 1), (-1.0, 1), (1.0, 0)])
-def test_a_time_or_rows_that_are_not_above_zero_are_refused(measured, at_rows):
+def test_curve_refuses_times_and_rows_of_zero(measured, at_rows):
     with pytest.raises(ValueError, match="above 0 seconds and of at least 1 row"):
         curve_from(measured, at_rows, **CURVE, rows=ROWS)

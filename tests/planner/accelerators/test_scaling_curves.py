@@ -24,7 +24,7 @@ def measured(accelerator: str, rows: tuple[int, ...] = (1,)) -> Profiles:
     )
 
 
-def test_what_was_measured_stays_and_the_rest_follows_the_sheet() -> None:
+def test_measured_points_stay_and_others_follow_the_data_sheet() -> None:
     grown = extrapolated(measured("Tesla-T4"), MODEL, ROWS)
     sheet = estimate_profiles(MODEL, ["Tesla-T4"], tensor_degrees=[1], rows=ROWS)
     for kind in MODEL.kinds:
@@ -48,5 +48,5 @@ def test_what_was_measured_stays_and_the_rest_follows_the_sheet() -> None:
     ],
     ids=["measured at two", "no data sheet", "estimated"],
 )
-def test_what_needs_no_drawing_out_or_allows_none_stays_as_it_is(profiles: Profiles) -> None:
+def test_profiles_stay_when_they_cannot_or_need_not_be_extrapolated(profiles: Profiles) -> None:
     assert extrapolated(profiles, MODEL, ROWS) is profiles

@@ -42,18 +42,18 @@ def stages_of(plan: Plan) -> tuple[Stage, ...]:
     return pipeline.stages
 
 
-def test_it_is_known_by_its_name() -> None:
+def test_alpa_is_registered() -> None:
     assert "alpa" in SEARCHES
 
 
-def test_it_is_no_worse_than_megatron_on_equal_devices(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+def test_alpa_is_no_worse_than_megatron_on_equal_devices(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     for between, memory in ((5e6, None), (1e8, None), (5e6, 24 * 2**20)):
         problem = make_problem(make_cluster((("fast", 4),) * 2, between=between, memory=memory), layers=10)
         best, baseline = (run(name, problem, top=1)[0].estimate.iteration_seconds for name in ("alpa", "megatron"))
         assert best <= baseline * (1 + 1e-9)
 
 
-def test_briefly_asked_it_stops_where_larger_micro_batches_better_nothing(
+def test_brief_search_stops_when_larger_micro_batches_stop_helping(
     make_problem: MakeProblem, make_cluster: MakeCluster
 ) -> None:
     problem = make_problem(make_cluster((("fast", 4),) * 2, between=5e6), layers=8, batch=32)
@@ -87,7 +87,7 @@ def test_stages_may_differ_in_their_devices(make_problem: MakeProblem, make_clus
     assert all(sum(some) == 8 for some in sizes)
 
 
-def test_types_stay_apart_unless_they_are_mixed_by_whole_nodes(
+def test_device_types_stay_apart_unless_mixed_by_whole_nodes(
     make_problem: MakeProblem, make_cluster: MakeCluster
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2), ("fast", 2))), layers=6)
@@ -102,7 +102,7 @@ def test_types_stay_apart_unless_they_are_mixed_by_whole_nodes(
     assert all(len(stages_of(one.plan)) == 1 for one in run("alpa", only))
 
 
-def test_memory_that_is_short_brings_sharding_recomputation_or_more_stages() -> None:
+def test_scarce_memory_leads_to_sharding_recompute_or_more_stages() -> None:
     family = Gpt(8, 1024, 16, 512, 8000)
     roomy = sheet_problem(family, {"p3.8xlarge": 1}, 64, Dtype.FLOAT32)
     needed = run("alpa", roomy)[0].estimate.peak_memory_bytes
@@ -113,9 +113,7 @@ def test_memory_that_is_short_brings_sharding_recomputation_or_more_stages() -> 
     assert best.estimate.iteration_seconds >= run("alpa", roomy)[0].estimate.iteration_seconds
 
 
-def test_weight_update_is_sharded_where_there_are_replicas(
-    make_problem: MakeProblem, make_cluster: MakeCluster
-) -> None:
+def test_weight_update_is_sharded_when_there_are_replicas(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     """The paper achieves this by rewriting all-reduces (§4.2)."""
     for candidate in run("alpa", make_problem(make_cluster((("fast", 4),)), layers=6)):
         for stage in stages_of(candidate.plan):
@@ -148,7 +146,7 @@ def test_families_are_planned_on_unequal_machines(family: Family, dtype: Dtype) 
 
 
 @pytest.mark.parametrize("planner", ["alpa", "auto"])
-def test_a_model_of_ones_own_may_begin_without_a_product(planner: str) -> None:
+def test_custom_model_may_begin_without_a_matmul(planner: str) -> None:
     kinds = (
         CustomKind("Embedding", 36_864, 0, 4_096, 0, 512),
         CustomKind("Block", 49_984, 7_340_032, 4_096, 73_984),
@@ -159,7 +157,7 @@ def test_a_model_of_ones_own_may_begin_without_a_product(planner: str) -> None:
     assert {part.tensor for stage in stages_of(best.plan) for part in stage.layers} == {1}
 
 
-def test_what_degrees_cannot_say_rides_along() -> None:
+def test_candidates_carry_the_operator_shardings_of_their_stages() -> None:
     problem = sheet_problem(FAMILIES[0][0], {"p3.8xlarge": 1}, 32)
     given = [one for one in run("alpa", problem) if one.operators]
     assert given
@@ -174,7 +172,7 @@ def test_what_degrees_cannot_say_rides_along() -> None:
                 assert '"algorithm"' in dumps(specs)
 
 
-def test_what_comes_closest_is_told_where_nothing_fits(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+def test_closest_plan_is_reported_when_nothing_fits(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     with pytest.raises(NoFeasiblePlan, match=r"no plan fits into memory; the closest is pp.*lacks .* MiB"):
         run("alpa", make_problem(make_cluster(memory=2**20)))
     with pytest.raises(NoFeasiblePlan, match="no plan uses all 7 devices with 4 layers, a global batch of 3 rows"):

@@ -35,7 +35,7 @@ def test_elimination_equals_brute_force(start):
 
 
 @pytest.mark.parametrize("start", range(0, INSTANCES, 60))
-def test_kept_nodes_are_answered_choice_by_choice(start):
+def test_elimination_returns_costs_per_choice_of_kept_nodes(start):
     for seed in range(start, start + 60, 4):
         programme = oracle.drawn(seed, most_nodes=4)
         kept = tuple(range(len(programme.nodes)))[-2:]
@@ -79,7 +79,7 @@ def test_the_solver_equals_brute_force_with_and_without_a_memory_limit(start):
             )
 
 
-def test_what_a_price_of_memory_finds_is_the_fastest_that_holds_no_more():
+def test_memory_price_finds_the_fastest_choice_of_its_memory():
     """Lagrange multipliers reach some points of the front of time and memory, and each that they reach exactly."""
     reached = 0
     for seed in range(90):
@@ -97,7 +97,7 @@ def test_what_a_price_of_memory_finds_is_the_fastest_that_holds_no_more():
     assert reached > 150
 
 
-def test_a_price_of_memory_bounds_what_any_limit_allows():
+def test_memory_price_bounds_the_optimum_under_any_limit():
     """Weak duality: the priced objective less price × limit is never above the best within the limit."""
     compared = 0
     for seed in range(90):

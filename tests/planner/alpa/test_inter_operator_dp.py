@@ -90,7 +90,7 @@ def instance(pick: Random, *, tight: bool, blocks: int = 1) -> Instance:
 
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("tight", [False, True])
-def test_the_best_pipeline_is_that_of_trying_all(*, tight: bool, blocks: int) -> None:
+def test_best_pipeline_equals_brute_force(*, tight: bool, blocks: int) -> None:
     pick = random.Random(17 * blocks + tight)
     solved = refused = 0
     while solved + refused < 60:
@@ -120,7 +120,7 @@ def test_the_best_pipeline_is_that_of_trying_all(*, tight: bool, blocks: int) ->
     assert refused or not tight
 
 
-def test_a_gap_is_what_it_says() -> None:
+def test_gap_bounds_the_distance_to_the_optimum() -> None:
     pick = random.Random(5)
     checked = 0
     while checked < 40:
@@ -142,7 +142,7 @@ def test_a_gap_is_what_it_says() -> None:
             checked += 1
 
 
-def test_of_pipelines_that_eq_2_does_not_tell_apart_the_most_even_is_offered() -> None:
+def test_more_even_pipelines_are_offered_among_ties_of_eq_2() -> None:
     pick = random.Random(7)
     improved = 0
     for _ in range(20):
@@ -180,7 +180,7 @@ def test_only_options_on_the_front_of_time_and_memory_are_left() -> None:
     ]
 
 
-def test_clusters_are_those_of_trying_all() -> None:
+def test_clusters_equal_brute_force() -> None:
     pick = random.Random(3)
     compared = 0
     for _ in range(200):
@@ -213,7 +213,7 @@ def test_many_layers_become_few_even_clusters(layers: int, clusters: int) -> Non
     assert sizes.max() <= max(1, 1.5 * (layers + 2) / clusters + 2)  # ends weigh little and join a block
 
 
-def test_the_table_of_a_large_cluster_stays_small(make_slicing: Callable[[int], TMaxSearch]) -> None:
+def test_table_stays_small_on_a_large_cluster(make_slicing: Callable[[int], TMaxSearch]) -> None:
     """The requested table does not grow with the number of t_max candidates, of which there are thousands."""
     slicing = make_slicing(24)
     assert len(np.unique(slicing.candidates.seconds)) > 1000

@@ -46,7 +46,7 @@ def operators(specs: SpanSpecs, layer: int) -> dict[str, str]:
 GPT = Gpt(3, 4096, 32, 1024, 51200)
 
 
-def test_a_batch_too_small_to_divide_is_trained_as_megatron_does():
+def test_small_batch_gives_megatron_sharding():
     specs = IntraOperator(problem(GPT, 8)).spans(NVLINK, 1).specs(1, 4)
     found = operators(specs, 1)
     assert {found[name] for name in ("query_key_value", "feed_forward_in")} == {"out→1"}
@@ -62,7 +62,7 @@ def test_a_batch_too_small_to_divide_is_trained_as_megatron_does():
     assert run.layer_run(1).tensor == 8
 
 
-def test_a_large_batch_is_divided_and_its_weight_updates_too():
+def test_large_batch_is_sharded_with_its_weight_updates():
     specs = IntraOperator(problem(GPT, 1024)).spans(NVLINK, 16).specs(1, 4)
     assert set(operators(specs, 2).values()) == {"batch→1"}
     assert all(one.update_sharded == (one.weight is not None) for layer in specs.layers for one in layer.operators)
@@ -73,7 +73,7 @@ def test_a_large_batch_is_divided_and_its_weight_updates_too():
         run.layer_run(12)
 
 
-def test_the_rewriting_saves_optimizer_state_and_no_time():
+def test_rewriting_saves_optimizer_state_and_no_time():
     """ZeRO's figures for Adam in half precision: 2 + 4 bytes stay of each value, and 12 are shared."""
     asked = problem(GPT, 1024)
     with_it = IntraOperator(asked).spans(NVLINK, 16)
@@ -86,7 +86,7 @@ def test_the_rewriting_saves_optimizer_state_and_no_time():
     assert not any(one.update_sharded for one in without.specs(1, 2).layers[0].operators)
 
 
-def test_scattered_sums_of_activations_leave_a_part_of_what_follows_them():
+def test_reduce_scatter_of_activations_shards_the_following_operators():
     asked = problem(GPT, 8)
     plain = IntraOperator(asked).spans(NVLINK, 1)
     scattered = IntraOperator(asked, rewriting=Rewriting(activations=True)).spans(NVLINK, 1)
@@ -96,7 +96,7 @@ def test_scattered_sums_of_activations_leave_a_part_of_what_follows_them():
     assert {one.name for one in layer.operators if one.sum_scattered} == {"attention_output", "feed_forward_out"}
 
 
-def test_both_mesh_dimensions_serve_different_degrees():
+def test_data_uses_the_slow_mesh_axis_and_tensor_the_fast_one():
     """A batch that divides over two nodes alone: data over the slow dimension, tensors over the fast one."""
     specs = IntraOperator(problem(GPT, 64)).spans(TWO_NODES, 2).specs(1, 4)
     found = IntraOperator(problem(GPT, 64)).options(LogicalMesh((V100,), (2, 4), (2e-5, 1e-5), (1e-8, 1e-11)), 2)
@@ -105,7 +105,7 @@ def test_both_mesh_dimensions_serve_different_degrees():
     assert {run.tensor * run.data for run in specs.degrees} == {8}
 
 
-def test_a_mixture_divides_its_experts_and_the_batch_of_everything_else():
+def test_mixture_shards_experts_and_batch():
     family = Moe(4, 768, 16, 1024, experts=8, expert_every=2, gated=False, intermediate_size=3072)
     specs = IntraOperator(problem(family, 64)).spans(NVLINK, 8).specs(1, 5)
     for layer in (2, 4):
@@ -116,7 +116,7 @@ def test_a_mixture_divides_its_experts_and_the_batch_of_everything_else():
     assert [run.exact for run in specs.degrees] == [True, False, True, False]
 
 
-def test_wide_resnet_divides_the_batch_first_and_channels_later():
+def test_wide_resnet_shards_batch_first_and_channels_later():
     """The case study of the paper (§8.6): 4 GPUs, the model of 1 B parameters, one switch."""
     family = WideResnet(50, 2, "second", 320, classes=1024)
     mesh = LogicalMesh((V100,), (1, 4), (1e-5, 1e-5), (0.0, 1e-11))
@@ -143,7 +143,7 @@ SMALL = {
 
 @pytest.mark.parametrize("family", [pytest.param(family, id=name) for name, family in SMALL.items()])
 @pytest.mark.parametrize("rows", [2, 8])
-def test_runs_of_layers_cost_what_the_whole_integer_programme_does(family, rows):
+def test_layer_spans_cost_the_same_as_the_whole_integer_program(family, rows):
     asked = problem(family, 64)
     layers = len(asked.model.layers)
     intra = IntraOperator(asked)
@@ -237,7 +237,7 @@ def test_mixtures_are_described_as_they_are_costed(family):
     assert len(found) > 1
 
 
-def test_memory_at_a_price_divides_weights_that_replicas_hold():
+def test_memory_price_shards_replicated_weights():
     """ZeRO's third stage is a choice of the programme: gather before use, where memory is dear and links are fast."""
     intra = IntraOperator(problem(GPT, 16))
     (cost,) = intra.costs(NVLINK, 32, [intra.goal(NVLINK, 32, 1.0, 1)])
@@ -246,7 +246,7 @@ def test_memory_at_a_price_divides_weights_that_replicas_hold():
     assert all(one.algorithm == "batch→1" for one in gathered)
 
 
-def test_one_device_runs_everything_as_it_is():
+def test_single_device_costs_equal_the_profiles():
     asked = problem(SMALL["gpt"], 8)
     cost = IntraOperator(asked).spans(LogicalMesh((V100,), (1, 1)), 4)
     names = asked.model.layers
@@ -260,7 +260,7 @@ def test_one_device_runs_everything_as_it_is():
     assert np.isinf(cost.seconds[3, 1])
 
 
-def test_profiles_at_a_tensor_degree_are_used_where_they_are_there():
+def test_profiles_at_a_tensor_degree_are_used_when_present():
     model, cluster = Model.of(GPT, Dtype.FLOAT16), cluster_of({"p3.16xlarge": 1})
     profiles = estimate_profiles(model, [V100], tensor_degrees=[1, 8], rows=[1, 2])
     intra = IntraOperator(Problem(cluster, model, profiles, 8))
@@ -277,7 +277,7 @@ def test_profiles_at_a_tensor_degree_are_used_where_they_are_there():
             assert sum(seconds) > (whole.forward_seconds + whole.backward_seconds) / parts
 
 
-def test_sequences_may_be_divided_where_asked():
+def test_sequences_are_sharded_when_enabled():
     intra = IntraOperator(problem(SMALL["gpt"], 64), divides_sequences=True)
     plain = IntraOperator(problem(SMALL["gpt"], 64))
     found = intra.spans(NVLINK, 1)
@@ -289,7 +289,7 @@ def test_sequences_may_be_divided_where_asked():
     assert bound[1, 3] <= asked[1, 3] * (1 + 1e-9)
 
 
-def test_specs_are_a_document():
+def test_specs_document_round_trips():
     specs = IntraOperator(problem(SMALL["moe"], 64)).spans(TWO_NODES, 8).specs(0, 4)
     document = TypeAdapter(SpanSpecs)
     assert document.validate_json(document.dump_json(specs)) == specs
@@ -300,7 +300,7 @@ def test_rows_below_one_are_refused():
         IntraOperator(problem(SMALL["gpt"], 64)).spans(NVLINK, 0)
 
 
-def test_layers_too_large_to_be_profiled_whole_are_taken_from_their_parts():
+def test_unprofiled_large_layers_are_derived_from_their_shards():
     model, cluster = Model.of(GPT, Dtype.FLOAT16), cluster_of({"p3.16xlarge": 1})
     whole = estimate_profiles(model, [V100], tensor_degrees=[1, 4], rows=[1, 2])
     parts = Profiles(tuple(one for one in whole.layers if one.kind != "block" or one.tensor_degree == 4), "estimated")
@@ -315,7 +315,7 @@ def test_layers_too_large_to_be_profiled_whole_are_taken_from_their_parts():
     [(Gpt(6, 4096, 32, 1024, 1024), 16), (Vit(6, 1024, 16), 8), (Bert(6, 1024, 16), 8)],
     ids=["gpt", "vit", "bert"],
 )
-def test_plans_that_degrees_say_cost_what_the_cost_model_says(family, rows):
+def test_plans_of_plain_degrees_cost_the_same_as_the_cost_model(family, rows):
     """One node, weights' updates shared, nothing overlapped: within 3 % of the exact estimate, workspace apart."""
     asked = problem(family, 64)
     node = asked.cluster.nodes[0]

@@ -50,7 +50,7 @@ def graph_of(family, name, attention=Attention.FUSED) -> OperatorGraph:
 
 
 @pytest.mark.parametrize(("family", "attention"), ALL)
-def test_a_graph_holds_and_computes_what_its_layer_does(family, attention):
+def test_graph_has_the_parameters_and_flops_of_its_layer(family, attention):
     for kind, graph in graphs(family, attention):
         held = sum(one.weight.elements for one in graph.operations if one.weight is not None)
         assert held == kind.parameters
@@ -60,7 +60,7 @@ def test_a_graph_holds_and_computes_what_its_layer_does(family, attention):
 
 
 @pytest.mark.parametrize(("family", "attention"), ALL)
-def test_operators_read_no_more_than_what_others_wrote(family, attention):
+def test_operators_read_only_written_tensors(family, attention):
     for kind, graph in graphs(family, attention):
         for index, (operation, sources) in enumerate(zip(graph.operations, graph.wired.operand_sources, strict=True)):
             assert len(sources) == len(operation.operands)
@@ -73,7 +73,7 @@ def test_operators_read_no_more_than_what_others_wrote(family, attention):
 
 
 @pytest.mark.parametrize(("family", "attention"), ALL)
-def test_trivial_operators_never_choose_and_heavy_ones_always_do(family, attention):
+def test_heavy_operators_lead_and_trivial_ones_follow(family, attention):
     for _, graph in graphs(family, attention):
         leaders = {node.leader for node in graph.nodes}
         for index, operation in enumerate(graph.operations):
@@ -84,7 +84,7 @@ def test_trivial_operators_never_choose_and_heavy_ones_always_do(family, attenti
 
 
 @pytest.mark.parametrize(("family", "attention"), ALL)
-def test_followers_keep_the_layout_that_they_follow(family, attention):
+def test_followers_keep_the_spec_of_their_leader(family, attention):
     for _, graph in graphs(family, attention):
         algorithms = GraphAlgorithms.of(graph, AlgorithmSpace((2, 2), 8), 8)
         for node in graph.nodes:
@@ -93,7 +93,7 @@ def test_followers_keep_the_layout_that_they_follow(family, attention):
                 assert own.tolist() == algorithms.output_layouts(follower.source).tolist()
 
 
-def test_a_transformer_block_is_four_products_and_an_attention():
+def test_transformer_block_has_four_matmuls_and_an_attention():
     graph = graph_of(FAMILIES["gpt"], "block")
     names = [[graph.operations[index].name for index in node.operations] for node in graph.nodes]
     assert names == [
@@ -106,7 +106,7 @@ def test_a_transformer_block_is_four_products_and_an_attention():
     ]
 
 
-def test_attention_that_stores_its_scores_is_two_batched_products():
+def test_stored_attention_is_two_batched_matmuls():
     graph = graph_of(FAMILIES["llama"], "block", Attention.STORED)
     place = {one.name: index for index, one in enumerate(graph.operations)}
     assert graph.wired.operand_sources[place["scores"]] == (place["repeat"], place["repeat"])
@@ -116,7 +116,7 @@ def test_attention_that_stores_its_scores_is_two_batched_products():
     assert [operand.elements for operand in graph.operations[place["context"]].operands] == [4 * 32 * 32, 32 * 64]
 
 
-def test_a_decoder_reads_the_encoder_and_hands_it_on():
+def test_decoder_reads_and_forwards_the_encoder_output():
     graph = graph_of(FAMILIES["t5"], "decoder")
     place = {one.name: index for index, one in enumerate(graph.operations)}
     assert graph.wired.operand_sources[place["cross_key_value"]] == (ENCODER_OUTPUT,)
@@ -135,7 +135,7 @@ def test_a_mixture_dispatches_and_combines():
     assert [graph.operations[place[name]].output.elements for name in ("dispatch", "combination")] == [4096, 2048]
 
 
-def test_a_residual_block_of_convolutions_adds_what_went_around():
+def test_residual_block_adds_its_shortcut():
     first = graph_of(FAMILIES["wide_resnet"], "first_1")
     place = {one.name: index for index, one in enumerate(first.operations)}
     assert first.wired.operand_sources[place["projection"]] == (BOUNDARY,)

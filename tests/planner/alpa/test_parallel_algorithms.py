@@ -74,24 +74,24 @@ def test_every_algorithm_computes_the_product_and_both_gradients(made, shape):
         oracle.contracted(made, algorithms, number, sizes, shape)
 
 
-def test_heavy_operators_are_never_computed_twice():
+def test_heavy_operators_are_never_replicated():
     for mapping in mappings(matmul("projection"), AlgorithmSpace((2, 4), 8)):
         assert None not in mapping
 
 
-def test_what_does_not_divide_evenly_is_left_whole():
+def test_dimension_stays_whole_when_it_does_not_divide_evenly():
     found = mappings(matmul("projection"), AlgorithmSpace((2, 4), 6))
     assert (B, Loop.OUT) in found
     assert (Loop.OUT, B) not in found
     assert (B, B) not in found
 
 
-def test_an_operator_too_small_for_the_mesh_is_divided_as_far_as_it_goes():
+def test_small_operator_is_sharded_as_far_as_possible():
     small = Operation("small", ((B, 0), (J, 2)), BATCHED_MATMUL.output, is_heavy=True)
     assert set(mappings(small, AlgorithmSpace((2, 8), 1))) == {(J, None)}
 
 
-def test_sequences_are_divided_only_where_asked():
+def test_sequences_are_sharded_only_when_enabled():
     plain = mappings(matmul("projection"), AlgorithmSpace((2, 4), 8))
     assert not any(I in mapping for mapping in plain)
     assert any(

@@ -37,7 +37,7 @@ MESH = LogicalMesh(("any",), (2, 4), (1e-5, 2e-6), (1e-9, 1e-10))
         (layout_number(ROW, ROW), "S01 R", [((0, 2), (0, 8)), ((2, 4), (0, 8)), ((4, 6), (0, 8)), ((6, 8), (0, 8))]),
     ],
 )
-def test_specs_are_those_of_table_1(held, name, slices):
+def test_specs_equal_table_1(held, name, slices):
     assert format_spec(held, MATRIX) == name
     for device, (rows, columns) in zip(oracle.devices((2, 2)), slices, strict=True):
         found = [oracle.part(8, axis, held, device, (2, 2)) for axis in MATRIX]
@@ -62,7 +62,7 @@ SIZE = 1e6
         ),  # all-to-all(M / (n0 n1), 1)
     ],
 )
-def test_conversions_cost_what_table_2_says(source, target, seconds):
+def test_conversion_costs_equal_table_2(source, target, seconds):
     found = Resharding(MESH)
     assert found.fixed_seconds[source, target] + SIZE * found.seconds_per_byte[source, target] == pytest.approx(seconds)
 
@@ -77,7 +77,7 @@ MESHES = st.builds(
 
 
 @given(MESHES, st.integers(0, LAYOUTS - 1), st.integers(0, LAYOUTS - 1), st.floats(1, 1e9))
-def test_a_conversion_takes_the_better_order(mesh, source, target, size):
+def test_conversion_takes_the_cheaper_order(mesh, source, target, size):
     found = Resharding(mesh).seconds(np.array(source), np.array(target), size)
     both = oracle.resharding_seconds(mesh, source, target, size) + oracle.resharding_seconds(mesh, target, source, size)
     assert found == pytest.approx(both, rel=1e-9, abs=1e-15)
@@ -90,13 +90,13 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(mesh):
     assert all_reduce(mesh, (0,)).of(1e6) == pytest.approx(2 * all_gather(mesh, 0).of(1e6))
 
 
-def test_sums_over_both_dimensions_cross_slow_links_with_the_parts_that_fast_links_leave():
+def test_reduction_over_both_axes_crosses_slow_links_with_shards():
     assert all_reduce(MESH, (0, 1)).of(8e6) == pytest.approx(
         all_reduce(MESH, (1,)).of(8e6) + all_reduce(MESH, (0,)).of(2e6)
     )
 
 
 @pytest.mark.parametrize("wrong", [{"shape": (0, 1)}, {"accelerators": ()}, {"latency_seconds": (-1.0, 0.0)}])
-def test_a_mesh_that_cannot_be_is_refused(wrong):
+def test_invalid_mesh_is_refused(wrong):
     with pytest.raises(ValueError, match="mesh"):
         LogicalMesh(**{"accelerators": ("any",), "shape": (1, 1), **wrong})

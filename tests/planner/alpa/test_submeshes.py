@@ -49,7 +49,7 @@ def shape(submesh: Submesh) -> tuple[int, int]:
     return submesh.nodes, submesh.size // submesh.nodes
 
 
-def test_shapes_are_the_papers() -> None:
+def test_submesh_shapes_equal_the_paper() -> None:
     assert [shape(one) for one in submeshes(block(8, 8))] == [
         *((1, width) for width in (1, 2, 4, 8)),
         *((nodes, 8) for nodes in range(2, 9)),
@@ -64,7 +64,7 @@ def test_widths_of_odd_nodes_divide_each_other() -> None:
     assert block(1, 6).narrow_widths == (1, 2, 6)
 
 
-def test_many_nodes_have_few_shapes_and_one_is_all_of_them() -> None:
+def test_submesh_shapes_stay_few_on_many_nodes() -> None:
     found = list(submeshes(block(500, 8)))
     assert len(found) < 80
     assert max(one.nodes for one in found) == 500
@@ -75,9 +75,7 @@ sizes = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 6, 8]))
 
 @examples(150)
 @given(kinds=st.lists(sizes, min_size=1, max_size=3), pick=st.randoms(use_true_random=False))
-def test_any_submeshes_that_fill_the_line_cover_every_device_once(
-    kinds: list[tuple[int, int]], pick: random.Random
-) -> None:
+def test_submeshes_of_a_chain_cover_every_device_once(kinds: list[tuple[int, int]], pick: random.Random) -> None:
     """Appendix A, for blocks and seams of blocks."""
     line = DeviceChain(tuple(block(nodes, width, name) for name, (nodes, width) in zip("abc", kinds, strict=False)))
     chosen: list[Submesh] = []
@@ -108,14 +106,14 @@ def _may_end(line: DeviceChain, used: int, submesh: Submesh) -> bool:
     return any(start < end <= stop for start, stop in pairwise(line.starts))
 
 
-def test_neighbours_in_the_pipeline_are_neighbours_on_the_links() -> None:
+def test_adjacent_stages_are_on_adjacent_links() -> None:
     whole = block(4, 4)
     pair, node, two = Submesh(((whole, 0),), 2), Submesh(((whole, 1),)), Submesh(((whole, 2),))
     found = place_submeshes(DeviceChain((whole,)), [pair, two, pair, node])
     assert [sorted({device.node for device in stage}) for stage in found] == [["a0"], ["a1", "a2"], ["a0"], ["a3"]]
 
 
-def test_orders_of_the_types_are_all_tried_where_they_are_few(make_problem: MakeProblem) -> None:
+def test_all_type_orders_are_tried_when_few(make_problem: MakeProblem) -> None:
     kinds = [block(1, 2, name) for name in "abcd"]
     assert [len(device_chains(kinds[:count])) for count in (1, 2, 3, 4)] == [1, 2, 6, 2]
     assert node_blocks(make_problem()) == (
@@ -139,7 +137,7 @@ def test_eq_5_counts_the_micro_batches_in_flight() -> None:
     assert options.amortised_seconds(4)[0, 0].tolist() == [1.25, 1.25, 1.25, np.inf]
 
 
-def test_joined_options_know_where_each_came_from() -> None:
+def test_joined_options_keep_their_origin() -> None:
     def named(name: int, count: int) -> SubmeshOptions:
         values = np.full((count, 2, 2), float(name))
         return SubmeshOptions(
@@ -174,7 +172,7 @@ def one_stage(problem: Problem, strategy: StageStrategy, rows: int, devices: tup
 
 
 @pytest.mark.parametrize(("nodes", "rows"), [(1, 1), (1, 4), (1, 16), (2, 4), (2, 16)])
-def test_a_single_stage_costs_what_the_exact_estimate_says(even: Problem, nodes: int, rows: int) -> None:
+def test_single_stage_costs_equal_the_exact_estimate(even: Problem, nodes: int, rows: int) -> None:
     devices = RepresentativeDevices(even)
     spans = LayerSpans(even.model, cluster_ends(even.model))
     (kind,) = node_blocks(even)
@@ -195,7 +193,7 @@ def test_a_single_stage_costs_what_the_exact_estimate_says(even: Problem, nodes:
         assert held <= needed <= held + 64
 
 
-def test_the_stages_of_a_pipeline_hold_what_the_exact_memory_says(even: Problem) -> None:
+def test_stage_bytes_equal_the_exact_memory(even: Problem) -> None:
     spans = LayerSpans(even.model, cluster_ends(even.model))
     (kind,) = node_blocks(even)
     node = Submesh(((kind, 1),))
@@ -216,7 +214,7 @@ def test_the_stages_of_a_pipeline_hold_what_the_exact_memory_says(even: Problem)
             assert held[-1] <= second <= held[-1] + 64
 
 
-def test_limits_and_rows_close_options(even: Problem) -> None:
+def test_limits_and_rows_exclude_options(even: Problem) -> None:
     (kind,) = node_blocks(even)
     submesh = Submesh(((kind, 1),))
 

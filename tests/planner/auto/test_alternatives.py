@@ -21,7 +21,7 @@ def degrees(plan: Plan) -> set[int]:
     return {run.tensor for pipeline in plan.pipelines for stage in pipeline.stages for run in stage.layers}
 
 
-def test_every_tensor_degree_up_to_the_most_with_the_same_rows_in_all_or_for_each_replica(
+def test_alternatives_have_every_tensor_degree_with_equal_rows_or_rows_per_replica(
     problem: Problem, make_plan: Callable[..., Plan]
 ) -> None:
     plan = make_plan(problem, (4, 4), data=4, tensor=2, rows=2)
@@ -37,7 +37,7 @@ def test_degrees_that_do_not_divide_a_stage_are_left_out(problem: Problem, make_
     assert [degrees(one) for one in with_tensor_degree(plan, 8)] == [{1}, {2}, {2}]
 
 
-def test_the_answer_has_a_plan_of_as_many_stages_as_the_best_at_each_degree_of_a_node(
+def test_answer_has_a_plan_at_every_tensor_degree_of_a_node(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
 ) -> None:
     problem = make_problem(make_cluster([("fast", 4), ("slow", 4)] * 8), layers=8, batch=64)

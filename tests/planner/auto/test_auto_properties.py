@@ -72,7 +72,7 @@ def test_names_and_order_of_nodes_change_nothing(
 
 @few
 @given(speeds=nodes, batch=batches, memory=memories, pick=randoms)
-def test_twice_the_times_double_the_answer(
+def test_answer_doubles_when_all_times_double(
     *, draw: Draw, speeds: list[tuple[str, int]], batch: int, memory: int | None, pick: Random
 ) -> None:
     problem = draw(speeds, batch, pick, memory)
@@ -84,7 +84,7 @@ def test_twice_the_times_double_the_answer(
 
 @few
 @given(speeds=nodes, batch=batches, memory=memories, pick=randoms)
-def test_the_answer_is_always_the_same_and_no_better_than_the_work_bound(
+def test_answer_is_deterministic_and_above_the_work_bound(
     *, draw: Draw, speeds: list[tuple[str, int]], batch: int, memory: int | None, pick: Random
 ) -> None:
     problem = draw(speeds, batch, pick, memory)
@@ -139,7 +139,7 @@ def _keeps_to(plan: Plan, limits: Limits) -> bool:
 
 @few
 @given(speeds=nodes, batch=batches, memory=memories, pick=randoms)
-def test_a_spent_budget_shortens_the_answer_and_does_not_empty_it(
+def test_answer_is_shorter_but_not_empty_when_the_budget_is_spent(
     *, draw: Draw, speeds: list[tuple[str, int]], batch: int, memory: int | None, pick: Random
 ) -> None:
     problem = draw(speeds, batch, pick, memory)
@@ -152,7 +152,7 @@ def test_a_spent_budget_shortens_the_answer_and_does_not_empty_it(
 
 @few
 @given(speeds=nodes, batch=batches, pick=randoms)
-def test_progress_only_gets_better(*, draw: Draw, speeds: list[tuple[str, int]], batch: int, pick: Random) -> None:
+def test_progress_never_gets_worse(*, draw: Draw, speeds: list[tuple[str, int]], batch: int, pick: Random) -> None:
     told: list[Progress] = []
     found = answer(draw(speeds, batch, pick), SearchControl(report=told.append))
     best = [progress.best_seconds for progress in told if progress.best_seconds is not None]

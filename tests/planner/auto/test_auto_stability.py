@@ -42,9 +42,7 @@ def with_rows(plan: Plan, stage: int, rows: tuple[int, ...]) -> Plan:
     return replace(plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
 
 
-def test_the_simpler_of_two_near_plans_comes_first_and_says_what_it_gives_up(
-    problem: Problem, make_plan: MakePlan
-) -> None:
+def test_simpler_of_two_near_plans_comes_first_with_its_trade(problem: Problem, make_plan: MakePlan) -> None:
     plain = make_plan(problem, (7, 7), data=4, rows=2)
     uneven = with_rows(plain, 0, (3, 2, 2, 1))
     any_candidate = candidate_of(problem, plain)
@@ -57,7 +55,7 @@ def test_the_simpler_of_two_near_plans_comes_first_and_says_what_it_gives_up(
     assert order_by_complexity([slow, fast], 0.007, problem.cluster)[0][0].plan == uneven
 
 
-def test_a_simple_best_gives_nothing_up(problem: Problem, make_plan: MakePlan) -> None:
+def test_simplest_best_plan_has_no_trade(problem: Problem, make_plan: MakePlan) -> None:
     plain = make_plan(problem, (7, 7), data=4, rows=2)
     any_candidate = candidate_of(problem, plain)
     candidates = [
@@ -69,7 +67,7 @@ def test_a_simple_best_gives_nothing_up(problem: Problem, make_plan: MakePlan) -
     assert trade is None
 
 
-def test_what_runs_now_comes_before_what_is_simpler(problem: Problem, make_plan: MakePlan) -> None:
+def test_kept_plan_comes_before_simpler_plans(problem: Problem, make_plan: MakePlan) -> None:
     plain = make_plan(problem, (7, 7), data=4, rows=2)
     running = with_rows(plain, 0, (3, 2, 2, 1))
     any_candidate = candidate_of(problem, plain)
@@ -84,7 +82,7 @@ def test_what_runs_now_comes_before_what_is_simpler(problem: Problem, make_plan:
     tolerance=st.floats(0.0, 0.5),
     odd=st.lists(st.booleans(), min_size=8, max_size=8),
 )
-def test_what_is_preferred_is_within_the_tolerance_and_no_near_plan_is_simpler(
+def test_preferred_plan_is_within_the_tolerance_and_simplest(
     seconds: list[float], tolerance: float, odd: list[bool], make_problem: MakeProblem, make_plan: MakePlan
 ) -> None:
     problem = make_problem()
@@ -105,7 +103,7 @@ def test_what_is_preferred_is_within_the_tolerance_and_no_near_plan_is_simpler(
     assert (trade is None) == (first.estimate.iteration_seconds == least)
 
 
-def test_simplicity_counts_what_there_is(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+def test_simplicity_counts_stages_types_and_degrees(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     problem = make_problem(make_cluster((("fast", 4), ("slow", 2), ("fast", 2))), layers=12, batch=16)
     a, b, c, d, e, f, g, h = problem.cluster.devices
     first = Pipeline(
@@ -138,7 +136,7 @@ def test_simplicity_counts_what_there_is(make_problem: MakeProblem, make_cluster
     assert plain.describe_excess(found) == ()
 
 
-def test_rows_are_evened_and_nothing_else(problem: Problem, make_plan: MakePlan) -> None:
+def test_evening_rows_changes_only_rows(problem: Problem, make_plan: MakePlan) -> None:
     plain = make_plan(problem, (1, 11, 2), data=2, rows=4)
     assert with_even_rows(with_rows(plain, 1, (5, 3))) == plain
     assert with_even_rows(plain) is plain
@@ -169,7 +167,7 @@ def noisy_links(cluster: Cluster, spread: float, seed: int) -> Cluster:
     return replace(cluster, links=links)
 
 
-def test_levelling_makes_noisy_links_equal_and_leaves_others_apart(make_cluster: MakeCluster) -> None:
+def test_levelling_equalises_noisy_links_only(make_cluster: MakeCluster) -> None:
     true = make_cluster()
     slow = tuple(
         replace(link, bandwidth_bytes_per_second=link.bandwidth_bytes_per_second / 2)
@@ -189,7 +187,7 @@ def test_levelling_makes_noisy_links_equal_and_leaves_others_apart(make_cluster:
     assert snap_links(true, 0.0) is true
 
 
-def test_noise_on_links_alone_does_not_choose_among_equal_nodes(problem: Problem) -> None:
+def test_link_noise_does_not_choose_among_equal_nodes(problem: Problem) -> None:
     def chosen(tolerance: float) -> set[Plan]:
         measured = [replace(problem, cluster=noisy_links(problem.cluster, 0.01, seed)) for seed in range(4)]
         return {run("amp", replace(one, preference=Preference(tolerance)), top=1)[0].plan for one in measured}
@@ -261,7 +259,7 @@ def changes(plans: list[Plan], problem: Problem) -> int:
     return sum(one != other for one, other in pairwise(keys))
 
 
-def test_measured_again_and_again_the_running_plan_stays_while_it_is_good(
+def test_running_plan_stays_over_repeated_measurements_while_it_is_good(
     make_problem: MakeProblem, make_cluster: MakeCluster
 ) -> None:
     tolerance = 0.05
@@ -280,7 +278,7 @@ def test_measured_again_and_again_the_running_plan_stays_while_it_is_good(
 
 
 @pytest.mark.parametrize("planner", ["amp", "megatron"])
-def test_every_planner_obeys_the_preference_and_says_so(problem: Problem, planner: str) -> None:
+def test_every_planner_applies_and_reports_the_preference(problem: Problem, planner: str) -> None:
     plain = run(planner, problem)
     found = run(planner, replace(problem, preference=Preference(0.1)))
     least = plain[0].estimate.iteration_seconds
@@ -292,7 +290,7 @@ def test_every_planner_obeys_the_preference_and_says_so(problem: Problem, planne
     assert all(one.traded is None for one in [*found[1:], *plain])
 
 
-def test_of_many_candidates_the_first_stay_and_the_first_of_every_kind(problem: Problem, make_plan: MakePlan) -> None:
+def test_shortened_candidates_keep_the_first_and_the_first_of_every_kind(problem: Problem, make_plan: MakePlan) -> None:
     plain = make_plan(problem, (7, 7), data=4, rows=2)
     uneven = with_rows(plain, 0, (3, 2, 2, 1))
     base = candidate_of(problem, plain)
@@ -301,7 +299,7 @@ def test_of_many_candidates_the_first_stay_and_the_first_of_every_kind(problem: 
     assert add_distinct_complexities(fastest_first, 9, problem) == fastest_first
 
 
-def test_even_rows_are_looked_at_and_no_plan_twice(problem: Problem, make_plan: MakePlan) -> None:
+def test_even_rows_are_tried_and_no_plan_twice(problem: Problem, make_plan: MakePlan) -> None:
     plain = make_plan(problem, (7, 7), data=4, rows=2)
     devices = problem.cluster.devices
     turned = make_plan(problem, (7, 7), data=4, rows=2, devices=(*devices[2:4], *devices[:2], *devices[4:]))
@@ -318,7 +316,7 @@ def test_without_a_preference_nothing_changes(problem: Problem) -> None:
     assert order_by_preference(candidates, problem) == candidates
 
 
-def test_a_dearer_plan_says_that_it_is_dearer(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_trade_names_a_higher_price(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     accelerators = tuple(replace(one, price_per_hour=1.0) for one in problem.cluster.accelerators)
     priced = replace(
@@ -343,6 +341,6 @@ def test_a_dearer_plan_says_that_it_is_dearer(make_problem: MakeProblem, make_pl
         ({"keep_weight": math.inf}, "keep_weight must be finite"),
     ],
 )
-def test_preferences_that_mean_nothing_are_refused(preference: dict[str, float], message: str) -> None:
+def test_invalid_preferences_are_refused(preference: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Preference(**preference)  # type: ignore[arg-type]

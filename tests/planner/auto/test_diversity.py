@@ -33,7 +33,7 @@ def candidate(problem: Problem, make_plan: MakePlan) -> Callable[..., Candidate]
     return made
 
 
-def test_the_best_of_every_shape_best_first(candidate: Callable[..., Candidate]) -> None:
+def test_diverse_candidates_have_the_best_of_every_shape_first(candidate: Callable[..., Candidate]) -> None:
     twins = [candidate((4, 4), 2, 1.0), candidate((3, 5), 2, 1.01)]
     others = [candidate((8,), 4, 1.02), candidate((2, 3, 3), 2, 1.03)]
     assert best_of_each_shape([*reversed(others), *reversed(twins)]) == [twins[0], *others]
@@ -45,12 +45,12 @@ def test_plans_on_many_devices_take_turns_with_those_on_few(candidate: Callable[
     assert best_of_each_shape([*few, *many]) == [few[0], many[0], few[1], many[1]]
 
 
-def test_those_far_behind_wait(candidate: Callable[..., Candidate]) -> None:
+def test_much_slower_shapes_come_last(candidate: Callable[..., Candidate]) -> None:
     few = [candidate((8,), 2, 1.0), candidate((4, 4), 2, 1.01)]
     far = candidate((4, 4), 16, 1.01 * NEAR_BEST_RATIO)
     assert best_of_each_shape([far, *few]) == [*few, far]
     assert len(best_of_each_shape([far, *few, candidate((8,), 1, 1.2), candidate((8,), 4, 1.3)])) == MAX_SHAPES
 
 
-def test_of_none_there_is_none() -> None:
+def test_diverse_candidates_of_none_are_none() -> None:
     assert best_of_each_shape([]) == []

@@ -24,7 +24,7 @@ INSTANCES = tuple(range(14))
 
 
 @pytest.mark.parametrize("seed", INSTANCES)
-def test_it_finds_what_costing_every_plan_finds(seed: int) -> None:
+def test_branch_and_bound_equals_costing_every_plan(seed: int) -> None:
     problem = instance(seed, 600)
     best, _ = fastest(problem)
     if best == float("inf"):
@@ -37,7 +37,7 @@ def test_it_finds_what_costing_every_plan_finds(seed: int) -> None:
     assert estimate_with_context(candidate.plan, problem.cost_context) == candidate.estimate
 
 
-def test_the_best_few_are_as_fast_as_the_best_few_of_all() -> None:
+def test_branch_and_bound_finds_the_best_few() -> None:
     problem = instance(0, 600)
     every = [estimate_with_context(plan, problem.cost_context) for plan in PlanSpace(problem).plans()]
     seconds = sorted(one.iteration_seconds for one in every if one.feasible)
@@ -47,7 +47,7 @@ def test_the_best_few_are_as_fast_as_the_best_few_of_all() -> None:
     assert all(mine >= theirs * (1 - 1e-9) for mine, theirs in zip(found, seconds, strict=False))
 
 
-def test_where_many_plans_are_as_fast_it_ends_with_those_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_and_bound_stops_at_its_evaluation_limit_when_many_plans_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     # Four alike devices in one node, and layers so small that hardly anything makes a difference.
     model = Model.of(Gpt(2, 256, 8, sequence_length=64, vocabulary_size=1000), Dtype.FLOAT32)
     node = Node("node-0", "Tesla-T4", 4, Port(2e-5, 1e9), Port(5e-6, 1e10))
@@ -67,7 +67,7 @@ def test_where_many_plans_are_as_fast_it_ends_with_those_until_then(monkeypatch:
     assert len(costed) <= 100
 
 
-def test_it_says_whether_it_looked_at_every_plan() -> None:
+def test_branch_and_bound_reports_whether_it_was_complete() -> None:
     problem = instance(0, 600)
     whole, cut, late, none = SearchControl(), SearchControl(), SearchControl(deadline_seconds=0.0), SearchControl()
     enumerate_plans(problem, whole, 1)
@@ -77,7 +77,7 @@ def test_it_says_whether_it_looked_at_every_plan() -> None:
     assert [one.enumerated.is_set() for one in (whole, cut, late, none)] == [True, False, False, False]
 
 
-def test_a_model_that_fits_nowhere_is_said_to() -> None:
+def test_branch_and_bound_refuses_a_model_that_fits_nowhere() -> None:
     problem = instance(0, 600)
     tiny = tuple(replace(accelerator, memory_bytes=1) for accelerator in problem.cluster.accelerators)
     nothing = replace(problem, cluster=replace(problem.cluster, accelerators=tiny))
@@ -85,7 +85,7 @@ def test_a_model_that_fits_nowhere_is_said_to() -> None:
         enumerate_plans(nothing, SearchControl(), 1)
 
 
-def test_only_tiny_problems_are_small() -> None:
+def test_exhaustive_search_is_used_only_for_tiny_problems() -> None:
     problem = instance(0, 600)
     assert is_enumerable(problem)
     assert not is_enumerable(replace(problem, global_batch_size=512))

@@ -33,7 +33,7 @@ KINDS = [Cell(("fast",), ("a",)), Cell(("middle",), ("b",)), Cell(("slow",), ("c
     floors=st.lists(st.floats(0, 5), min_size=3, max_size=3),
     rows=st.integers(1, 24),
 )
-def test_rows_go_where_they_are_done_first(
+def test_rows_go_to_the_replica_that_finishes_first(
     counts: list[int], paces: list[float], floors: list[float], rows: int
 ) -> None:
     """All rows are dealt out, each replica has one, and moving a row from the slowest to any other does not help."""
@@ -78,7 +78,7 @@ def _may_stand(chain: tuple[LineInterval, ...], line: DeviceLine) -> bool:
 
 @pytest.mark.parametrize("memory", [None, 9_000_000])
 @pytest.mark.parametrize("rows", [2, 4])
-def test_the_longest_stage_is_as_short_as_can_be(
+def test_slowest_stage_is_as_short_as_possible(
     make_cluster: MakeCluster, make_problem: MakeProblem, memory: int | None, rows: int
 ) -> None:
     """Beside every chain there is: the first chain's longest stage is the least."""
@@ -113,9 +113,7 @@ def test_the_longest_stage_is_as_short_as_can_be(
     assert looked_at
 
 
-def test_one_nodes_devices_stand_at_both_ends_where_these_share_a_weight(
-    make_cluster: MakeCluster, make_problem: MakeProblem
-) -> None:
+def test_both_ends_share_a_node_when_they_tie_a_weight(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     problem = make_problem(make_cluster((("fast", 1), ("slow", 4), ("slow", 4))), layers=4, batch=8)
     assert problem.model.owners == (0, 5)
     found = [line for line in device_lines(problem, 8, 4, 4) if line.shared_end_blocks is not None]
@@ -128,7 +126,7 @@ def test_one_nodes_devices_stand_at_both_ends_where_these_share_a_weight(
         assert sorted(line.devices) == sorted(problem.devices)
 
 
-def test_drafts_can_be_run_and_take_about_what_the_programme_says(
+def test_drafts_are_valid_and_take_about_the_predicted_time(
     make_cluster: MakeCluster, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("fast", 2), ("slow", 2))), layers=6, batch=12)
@@ -144,7 +142,7 @@ def test_drafts_can_be_run_and_take_about_what_the_programme_says(
     assert 0.7 < np.median(ratios) < 1.5
 
 
-def test_pipelines_of_their_own_share_the_whole_batch(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+def test_several_pipelines_share_the_whole_batch(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2))), layers=4, batch=12)
     drafts = MultiPipelineDrafts(ReplicaTables(problem, 28), device_lines(problem, 8, 4, 4)[0]).drafts()
     assert drafts
@@ -153,7 +151,7 @@ def test_pipelines_of_their_own_share_the_whole_batch(make_cluster: MakeCluster,
         assert sum(pipeline.micro_batches * pipeline.micro_batch_size for pipeline in plan.pipelines) == 12
 
 
-def test_every_way_to_deal_out_is_there_once() -> None:
+def test_every_distribution_of_nodes_comes_once() -> None:
     found = [frozenset(groups) for groups in set_partitions([0, 1, 2, 3])]
     assert len(found) == len(set(found)) == 15  # Bell's number
     assert all(sorted(item for group in groups for item in group) == [0, 1, 2, 3] for groups in found)

@@ -38,7 +38,7 @@ def with_sizes(plan: Plan, wanted: tuple[int, ...]) -> Plan:
     return with_stage_configs(plan, 0, stages)
 
 
-def test_no_other_cut_is_faster_where_messages_and_sums_cost_little(plan: Plan, problem: Problem) -> None:
+def test_rebalanced_cut_is_optimal_when_communication_is_cheap(plan: Plan, problem: Problem) -> None:
     layers = len(problem.model.layers)
     every = [
         with_sizes(plan, tuple(b - a for a, b in pairwise((0, *cuts, layers))))
@@ -50,7 +50,7 @@ def test_no_other_cut_is_faster_where_messages_and_sums_cost_little(plan: Plan, 
     assert dealt < estimate_with_context(plan, problem.cost_context).iteration_seconds
 
 
-def test_where_layers_began_makes_no_difference(plan: Plan, problem: Problem) -> None:
+def test_rebalancing_does_not_depend_on_the_initial_cut(plan: Plan, problem: Problem) -> None:
     dealing, layers = LayerRebalancer(problem), len(problem.model.layers)
     found = {
         dealing.rebalance(with_sizes(plan, wanted))
@@ -59,7 +59,7 @@ def test_where_layers_began_makes_no_difference(plan: Plan, problem: Problem) ->
     assert len(found) == 1
 
 
-def test_nothing_but_the_cuts_changes(plan: Plan, problem: Problem) -> None:
+def test_rebalancing_changes_only_the_cuts(plan: Plan, problem: Problem) -> None:
     dealt = LayerRebalancer(problem).rebalance(plan)
     assert dealt.devices == plan.devices
     assert dealt.schedule == plan.schedule
@@ -68,7 +68,7 @@ def test_nothing_but_the_cuts_changes(plan: Plan, problem: Problem) -> None:
     assert sum(sizes(dealt)) == len(problem.model.layers)
 
 
-def test_layers_that_a_stage_takes_over_are_computed_as_those_beside_them(plan: Plan, problem: Problem) -> None:
+def test_moved_layers_take_the_strategy_of_their_neighbours(plan: Plan, problem: Problem) -> None:
     upper, middle, lower = stage_configs(with_sizes(plan, (5, 1, 5)).pipelines[0])
     again = with_stage_configs(plan, 0, [upper, middle.map_layers(lambda layer: replace(layer, recompute=True)), lower])
     dealt = LayerRebalancer(problem).rebalance(again)
@@ -78,7 +78,7 @@ def test_layers_that_a_stage_takes_over_are_computed_as_those_beside_them(plan: 
     ]
 
 
-def test_a_single_stage_has_nothing_to_deal_out(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+def test_single_stage_is_not_rebalanced(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     whole = make_plan(problem, (11,), data=3, rows=1)
     assert LayerRebalancer(problem).rebalance(whole) == whole
 

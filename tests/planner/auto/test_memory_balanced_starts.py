@@ -28,7 +28,7 @@ COSTS = st.integers(1, 4).flatmap(
 
 
 @given(COSTS, st.lists(st.floats(1.0, 50.0), min_size=4, max_size=4))
-def test_the_fullest_part_is_as_empty_as_may_be(costs: list[list[float]], rooms: list[float]) -> None:
+def test_memory_of_the_fullest_part_is_minimal(costs: list[list[float]], rooms: list[float]) -> None:
     parts, items = len(costs), len(costs[0])
     room = rooms[:parts]
 
@@ -61,7 +61,7 @@ def tight_and_unequal() -> Problem:
     return replace(drawn, cluster=Cluster(accelerators, nodes), profiles=profiles, global_batch_size=8)
 
 
-def test_unequal_devices_hold_what_even_splits_do_not() -> None:
+def test_unequal_devices_fit_models_that_even_splits_do_not() -> None:
     problem = tight_and_unequal()
     with pytest.raises(NoFeasiblePlan):
         run("megatron", problem, top=1)
@@ -72,7 +72,7 @@ def test_unequal_devices_hold_what_even_splits_do_not() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_it_finds_fits_and_keeps_the_limits(seed: int) -> None:
+def test_memory_balanced_starts_fit_and_keep_the_limits(seed: int) -> None:
     problem = drawn_problem(random.Random(seed))
     for limits in (Limits(), Limits(max_pipeline_degree=2), Limits(max_tensor_degree=1)):
         for plan in memory_balanced_plans(replace(problem, limits=limits)):
@@ -99,7 +99,7 @@ def mixed_and_tight() -> Problem:
     return replace(drawn, cluster=Cluster(accelerators, nodes), profiles=profiles, global_batch_size=16)
 
 
-def test_devices_that_would_only_slow_the_rest_down_are_left_out() -> None:
+def test_devices_that_only_slow_the_others_are_left_out() -> None:
     problem = mixed_and_tight()
     paced = [estimate_with_context(plan, problem.cost_context) for plan in bottleneck_balanced_plans(problem)]
     packed = [estimate_with_context(plan, problem.cost_context) for plan in memory_balanced_plans(problem)]
@@ -109,7 +109,7 @@ def test_devices_that_would_only_slow_the_rest_down_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_paced_plans_fit_and_are_none_twice(seed: int) -> None:
+def test_bottleneck_starts_fit_and_are_distinct(seed: int) -> None:
     problem = drawn_problem(random.Random(seed))
     plans = list(bottleneck_balanced_plans(problem))
     assert len(set(plans)) == len(plans)

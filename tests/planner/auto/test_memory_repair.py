@@ -47,14 +47,14 @@ def held(make_problem: Callable[..., Problem], make_cluster: Callable[..., Clust
     return estimate_with_context(plan, drawn(make_problem, make_cluster, None).cost_context).peak_memory_bytes
 
 
-def test_what_fits_stays_as_it_is(
+def test_repair_keeps_a_plan_that_fits(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster], plan: Plan, held: int
 ) -> None:
     assert repair_memory(plan, drawn(make_problem, make_cluster, held).cost_context) == plan
 
 
 @pytest.mark.parametrize("share", [0.98, 0.94, 0.9])
-def test_as_few_layers_as_are_enough(
+def test_repair_changes_as_few_layers_as_needed(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster], plan: Plan, held: int, share: float
 ) -> None:
     setting = drawn(make_problem, make_cluster, int(held * share)).cost_context
@@ -68,7 +68,7 @@ def test_as_few_layers_as_are_enough(
             assert not estimate_with_context(with_one_less(found, number), setting).feasible
 
 
-def test_where_nothing_helps_there_is_none(
+def test_repair_finds_nothing_when_nothing_helps(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster], plan: Plan
 ) -> None:
     assert repair_memory(plan, drawn(make_problem, make_cluster, 1000).cost_context) is None

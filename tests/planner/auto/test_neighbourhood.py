@@ -71,7 +71,7 @@ def layers(plan: Plan) -> list[int]:
 
 
 @pytest.mark.parametrize("moves", NEIGHBOURHOODS, ids=lambda moves: moves.__name__)
-def test_every_kind_gives_other_plans_of_the_same_batch_that_can_be_costed(
+def test_every_move_gives_valid_plans_of_the_same_batch(
     moves: Moves, plan: Plan, taken_apart: list[EditablePipeline], problem: Problem
 ) -> None:
     found = made(moves, taken_apart)
@@ -82,18 +82,18 @@ def test_every_kind_gives_other_plans_of_the_same_batch_that_can_be_costed(
         assert estimate_with_context(other, problem.cost_context).iteration_seconds > 0
 
 
-def test_a_layer_or_several_go_from_stage_to_stage(taken_apart: list[EditablePipeline]) -> None:
+def test_layer_moves_shift_one_or_several_layers(taken_apart: list[EditablePipeline]) -> None:
     assert {tuple(layers(other)) for other in made(move_layers, taken_apart)} == {(3, 5), (5, 3), (2, 6), (6, 2)}
 
 
-def test_two_stages_become_one_and_one_two(taken_apart: list[EditablePipeline], plan: Plan) -> None:
+def test_stage_moves_merge_and_split(taken_apart: list[EditablePipeline], plan: Plan) -> None:
     merged, *split = sorted(made(split_or_merge_stages, taken_apart), key=lambda other: len(layers(other)))
     assert layers(merged) == [8]
     assert merged.devices == plan.devices
     assert sorted(map(layers, split)) == [[2, 2, 4], [4, 2, 2]]
 
 
-def test_a_merged_stage_has_the_rows_of_each_half_where_that_had_them(taken_apart: list[EditablePipeline]) -> None:
+def test_merged_stage_keeps_the_rows_of_each_half(taken_apart: list[EditablePipeline]) -> None:
     (merged,) = (other for other in made(split_or_merge_stages, taken_apart) if len(layers(other)) == 1)
     first, *_, last = (run.rows for run in merged.pipelines[0].stages[0].layers)
     assert first[:4] == (2, 2, 1, 1)
@@ -101,14 +101,14 @@ def test_a_merged_stage_has_the_rows_of_each_half_where_that_had_them(taken_apar
     assert sum(last) == 12
 
 
-def test_devices_go_to_the_stage_beside(taken_apart: list[EditablePipeline]) -> None:
+def test_device_moves_go_to_the_adjacent_stage(taken_apart: list[EditablePipeline]) -> None:
     sizes = {
         tuple(len(stage.devices) for stage in other.pipelines[0].stages) for other in made(move_devices, taken_apart)
     }
     assert {(2, 6), (6, 2), (3, 5), (5, 3)} <= sizes
 
 
-def test_stages_change_places_near_and_far(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+def test_stages_swap_near_and_far(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(problem, (2, 2, 2, 2), data=2, rows=1)
     first = plan.pipelines[0].stages[0].devices
     found = [
@@ -119,27 +119,27 @@ def test_stages_change_places_near_and_far(problem: Problem, make_plan: Callable
     assert {number for number, stage in found if stage.devices == first} == {0, 1, 2, 3}
 
 
-def test_devices_are_left_out_by_halves_and_by_nodes(taken_apart: list[EditablePipeline], plan: Plan) -> None:
+def test_devices_are_dropped_by_halves_and_by_nodes(taken_apart: list[EditablePipeline], plan: Plan) -> None:
     used = {frozenset(map(str, other.pipelines[0].stages[0].devices)) for other in made(change_devices, taken_apart)}
     names = [str(device) for device in plan.pipelines[0].stages[0].devices]
     assert {frozenset(names[:2]), frozenset(names[2:])} <= used
 
 
-def test_devices_that_nobody_uses_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+def test_unused_devices_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     smaller = make_plan(problem, (4, 4), data=2, rows=3)
     found = made(change_devices, editable_pipelines(smaller, problem))
     joined = {device.node for other in found for device in set(other.devices) - set(smaller.devices)}
     assert joined == {"node-3", "node-4"}
 
 
-def test_a_stage_is_taken_out_with_its_devices(taken_apart: list[EditablePipeline], plan: Plan) -> None:
+def test_stage_is_dropped_with_its_devices(taken_apart: list[EditablePipeline], plan: Plan) -> None:
     upper, lower = plan.pipelines[0].stages
     found = [other.pipelines[0].stages for other in made(insert_or_remove_stages, taken_apart)]
     assert [[stage.devices for stage in one] for one in found] == [[lower.devices], [upper.devices]]
     assert all(one[0].layers[-1].first + one[0].layers[-1].count == 8 for one in found)
 
 
-def test_devices_that_nobody_uses_become_a_stage_anywhere(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+def test_unused_devices_become_a_stage_anywhere(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(problem, (4, 4), data=3, rows=4)
     free = problem.devices[6:]
     found = [other.pipelines[0].stages for other in made(insert_or_remove_stages, editable_pipelines(plan, problem))]
@@ -149,7 +149,7 @@ def test_devices_that_nobody_uses_become_a_stage_anywhere(problem: Problem, make
     assert len(longer) == 6
 
 
-def test_devices_that_plans_may_not_use_do_not_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
+def test_excluded_devices_do_not_join(problem: Problem, make_plan: Callable[..., Plan]) -> None:
     smaller = make_plan(problem, (8,), data=2, rows=3)
     limited = replace(problem, limits=replace(problem.limits, use_nodes=("node-1", "node-2")))
     joined = {
@@ -158,17 +158,17 @@ def test_devices_that_plans_may_not_use_do_not_join(problem: Problem, make_plan:
     assert joined == {"node-1", "node-2"}
 
 
-def test_a_stage_over_two_nodes_takes_their_devices_in_turn(taken_apart: list[EditablePipeline]) -> None:
+def test_stage_on_two_nodes_interleaves_their_devices(taken_apart: list[EditablePipeline]) -> None:
     stages = [other.pipelines[0].stages[0] for other in made(change_devices, taken_apart)]
     assert ("node-1", "node-2", "node-1", "node-2") in {tuple(one.node for one in stage.devices) for stage in stages}
 
 
-def test_a_row_goes_from_replica_to_replica(taken_apart: list[EditablePipeline]) -> None:
+def test_row_moves_between_replicas(taken_apart: list[EditablePipeline]) -> None:
     rows = {stage.layers[0].rows for other in made(move_rows, taken_apart) for stage in other.pipelines[0].stages}
     assert {(3, 4, 3, 2), (5, 4, 1, 2), (2, 3, 3, 4)} <= rows
 
 
-def test_all_stages_or_one_are_sharded_otherwise(taken_apart: list[EditablePipeline]) -> None:
+def test_sharding_changes_in_all_stages_or_one(taken_apart: list[EditablePipeline]) -> None:
     found = {
         tuple(stage.layers[0].sharding for stage in other.pipelines[0].stages)
         for other in made(change_sharding, taken_apart)
@@ -177,13 +177,13 @@ def test_all_stages_or_one_are_sharded_otherwise(taken_apart: list[EditablePipel
     assert {(none, none), (zero3, none), (none, zero3), (zero3, zero3)} <= found
 
 
-def test_what_is_computed_again_no_longer_is(taken_apart: list[EditablePipeline]) -> None:
+def test_recompute_is_switched_off(taken_apart: list[EditablePipeline]) -> None:
     found = made(save_memory, taken_apart)
     assert found
     assert not any(run.recompute for other in found for stage in other.pipelines[0].stages for run in stage.layers)
 
 
-def test_only_what_repeats_has_another_schedule(
+def test_schedule_changes_only_with_several_micro_batches(
     taken_apart: list[EditablePipeline], problem: Problem, make_plan: Callable[..., Plan]
 ) -> None:
     (other,) = made(change_schedule, taken_apart)
@@ -193,7 +193,7 @@ def test_only_what_repeats_has_another_schedule(
     assert not made(change_schedule, editable_pipelines(make_plan(problem, (8,), data=4, rows=1), problem))
 
 
-def test_layers_at_a_border_do_as_their_neighbours(taken_apart: list[EditablePipeline]) -> None:
+def test_layers_at_a_border_take_the_strategy_of_their_neighbours(taken_apart: list[EditablePipeline]) -> None:
     """The first layer is computed again: then none is, or two, or three."""
     counts = [
         sum(run.count for run in other.pipelines[0].stages[0].layers if run.recompute)

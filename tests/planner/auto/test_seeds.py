@@ -39,7 +39,9 @@ def over_after(calls: int) -> Callable[[], bool]:
     return lambda: next(left, None) is None
 
 
-def test_the_best_two_of_each_search(asked: Callable[..., None], make_problem: Callable[..., Problem]) -> None:
+def test_seeds_are_the_best_two_of_each_search(
+    asked: Callable[..., None], make_problem: Callable[..., Problem]
+) -> None:
     problem = make_problem(layers=4, batch=8)
     asked(hopeless, amp)
     found = list(
@@ -48,7 +50,7 @@ def test_the_best_two_of_each_search(asked: Callable[..., None], make_problem: C
     assert found == run("amp", problem, top=2)
 
 
-def test_a_search_that_goes_on_is_broken_off_when_it_is_over(
+def test_seed_search_is_stopped_at_its_deadline(
     asked: Callable[..., None], make_problem: Callable[..., Problem]
 ) -> None:
     asked(amp, endless, amp)
@@ -61,7 +63,7 @@ def test_a_search_that_goes_on_is_broken_off_when_it_is_over(
     assert found == run("amp", problem, top=2)
 
 
-def test_amp_gives_its_best_so_far_when_time_is_up(make_problem: Callable[..., Problem]) -> None:
+def test_amp_returns_its_best_plan_at_the_deadline(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem(layers=12, batch=32)
     told: list[float] = []
     whole = seeds.amp_candidates(problem, SearchControl(), lambda: False, told.append)
@@ -71,7 +73,7 @@ def test_amp_gives_its_best_so_far_when_time_is_up(make_problem: Callable[..., P
     assert whole[0].estimate.iteration_seconds <= short[0].estimate.iteration_seconds
 
 
-def test_amp_without_a_plan_is_broken_off_when_time_is_up(
+def test_amp_without_a_plan_is_stopped_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch, make_problem: Callable[..., Problem]
 ) -> None:
     monkeypatch.setattr(seeds, "amp", endless)
@@ -80,7 +82,7 @@ def test_amp_without_a_plan_is_broken_off_when_time_is_up(
     assert seeds.amp_candidates(problem, SearchControl.with_budget(0.0), lambda: True, told.append) == told == []
 
 
-def test_what_is_asked_last_is_gone_on_from_where_it_is_better(
+def test_late_seed_is_refined_when_it_is_better(
     monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[..., Cluster], make_problem: Callable[..., Problem]
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2))), layers=4, batch=8)
@@ -99,7 +101,7 @@ def test_what_is_asked_last_is_gone_on_from_where_it_is_better(
     assert offered(seconds * 2) == seconds
 
 
-def test_alpa_is_asked_last_where_it_was_not_asked_first(
+def test_alpa_runs_last_when_it_did_not_run_first(
     monkeypatch: pytest.MonkeyPatch, make_cluster: Callable[..., Cluster], make_problem: Callable[..., Problem]
 ) -> None:
     many = make_problem(make_cluster((("fast", 4), ("slow", 4), ("fast", 2))), layers=4, batch=8)

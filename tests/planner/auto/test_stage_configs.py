@@ -13,23 +13,23 @@ DEVICES = tuple(Device(f"node-{node}", slot) for node in (1, 2, 3) for slot in (
 
 @pytest.mark.parametrize("order", RankOrder)
 @pytest.mark.parametrize(("tensor", "rows"), [(1, (6, 5, 4, 3, 2, 4)), (2, (12, 7, 5)), (1, (5, 1, 5, 1, 5, 1))])
-def test_on_its_own_devices_it_is_what_it_was(order: RankOrder, tensor: int, rows: tuple[int, ...]) -> None:
+def test_stage_config_is_unchanged_on_its_own_devices(order: RankOrder, tensor: int, rows: tuple[int, ...]) -> None:
     setup = StageConfig(DEVICES, (LayerStrategy(rows, tensor, order=order),) * 2)
     assert setup.with_devices(DEVICES, sum(rows)) == setup
 
 
-def test_replicas_keep_their_nodes_proportions() -> None:
+def test_replicas_keep_the_row_ratios_of_their_nodes() -> None:
     setup = StageConfig(DEVICES, (LayerStrategy((3, 3, 2, 2, 1, 1)),))
     assert setup.with_devices(DEVICES[2:], 12).layers[0].rows == (4, 4, 2, 2)
     assert setup.with_devices(DEVICES[:4], 20).layers[0].rows == (6, 6, 4, 4)
 
 
-def test_of_other_nodes_there_is_the_mean() -> None:
+def test_unknown_nodes_get_the_mean_rows() -> None:
     setup = StageConfig(DEVICES[:4], (LayerStrategy((3, 3, 1, 1)),))
     assert setup.with_devices((*DEVICES[:2], *DEVICES[4:]), 10).layers[0].rows == (3, 3, 2, 2)
 
 
-def test_a_degree_that_does_not_divide_becomes_one() -> None:
+def test_tensor_degree_becomes_one_when_it_does_not_divide() -> None:
     (layer,) = StageConfig(DEVICES[:4], (LayerStrategy((2, 2), tensor=2),)).with_devices(DEVICES[:3], 6).layers
     assert (layer.tensor, layer.rows) == (1, (2, 2, 2))
 

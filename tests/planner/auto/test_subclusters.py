@@ -18,7 +18,7 @@ MakeProblem = Callable[..., Problem]
 NODES = (*(("fast", 2),) * 3, *(("slow", 4),) * 4)
 
 
-def test_one_two_and_four_nodes_of_each_kind_and_of_the_fastest(
+def test_subclusters_have_one_two_and_four_nodes_of_each_kind(
     make_cluster: MakeCluster, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(make_cluster(NODES), layers=2, batch=8)
@@ -30,7 +30,7 @@ def test_one_two_and_four_nodes_of_each_kind_and_of_the_fastest(
     }
 
 
-def test_parts_that_compute_too_slowly_are_left_out(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+def test_slow_subclusters_are_left_out(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     problem = make_problem(make_cluster(NODES), layers=2, batch=8)
     limit = ComputeEstimate(problem).seconds(problem.nodes[:2])
     kept = [part.nodes for part in subclusters_of_fewer_nodes(ComputeEstimate(problem), limit)]
@@ -42,7 +42,7 @@ def test_parts_that_compute_too_slowly_are_left_out(make_cluster: MakeCluster, m
     )
 
 
-def test_one_and_two_devices_of_each_node_where_messages_inside_are_slower(
+def test_subclusters_take_fewer_devices_per_node_when_inner_links_are_slow(
     make_cluster: MakeCluster, make_problem: MakeProblem
 ) -> None:
     slower_between = make_problem(make_cluster(NODES, within=1e9, between=5e8), layers=2, batch=8)
@@ -57,7 +57,7 @@ def test_one_and_two_devices_of_each_node_where_messages_inside_are_slower(
     assert [len(part.devices) for part in subclusters_of_fewer_devices(computing, alone * (1 - 1e-9))] == [14]
 
 
-def test_a_part_keeps_the_limits(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+def test_subcluster_keeps_the_limits(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     problem = make_problem(make_cluster(NODES), layers=2, batch=8, max_tensor_degree=2)
     part = problem.with_nodes(problem.nodes[:1])
     assert part.limits == Limits(max_tensor_degree=2, use_nodes=problem.nodes[:1])
@@ -66,7 +66,7 @@ def test_a_part_keeps_the_limits(make_cluster: MakeCluster, make_problem: MakePr
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 1.0), (3, 3.0)])
-def test_computing_takes_as_long_as_its_rows_and_devices_ask(
+def test_compute_seconds_follow_rows_and_devices(
     make_cluster: MakeCluster, make_problem: MakeProblem, rows: int, seconds: float
 ) -> None:
     """Three times the batch takes three times as long, and twice the devices half as long."""
@@ -78,7 +78,7 @@ def test_computing_takes_as_long_as_its_rows_and_devices_ask(
     assert one.seconds(names[:2]) == pytest.approx(one.seconds(names[:1]) / 2)
 
 
-def test_profiles_that_fall_do_not_end_the_search(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
+def test_decreasing_profiles_do_not_end_the_search(make_cluster: MakeCluster, make_problem: MakeProblem) -> None:
     """If times fall with the rows, extrapolation beyond the profiled rows reaches zero."""
     problem = make_problem(make_cluster((("fast", 2), ("fast", 2))), layers=4, batch=64)
     few = [layer for layer in problem.profiles.layers if layer.rows <= 2]

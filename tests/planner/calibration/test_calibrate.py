@@ -84,7 +84,7 @@ def _factor(found, name):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_five_trials_halve_the_error_of_plans_that_were_held_back(plans, setting, seed):
+def test_five_trials_halve_the_error_of_held_out_plans(plans, setting, seed):
     trials, held_back = _five(plans, setting, seed)
     found = fit(Trials(tuple(trials)), setting)
 
@@ -113,7 +113,7 @@ def test_many_trials_recover_the_factors(plans, setting):
         assert abs(np.log(factor.after / true)) < 3 * factor.deviation
 
 
-def test_without_noise_what_is_left_is_small(plans, setting):
+def test_residuals_are_small_when_trials_have_no_noise(plans, setting):
     trials = [_measured(plan, setting) for plan in plans[1::2]]
     found = fit(Trials(tuple(trials)), setting)
     assert found.time_errors.after < 0.01
@@ -121,7 +121,7 @@ def test_without_noise_what_is_left_is_small(plans, setting):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_trial_that_went_wrong_does_not_carry_the_others_away(plans, setting, seed):
+def test_fit_resists_one_outlier(plans, setting, seed):
     trials, held_back = _five(plans, setting, seed)
     trials[1] = replace(trials[1], iteration_seconds=3 * trials[1].iteration_seconds)
     found = fit(Trials(tuple(trials)), setting)
@@ -130,7 +130,7 @@ def test_one_trial_that_went_wrong_does_not_carry_the_others_away(plans, setting
     assert found.trials[1].is_outlier
 
 
-def test_one_trial_alone_moves_the_shared_ratio_and_nothing_else(plans, setting):
+def test_single_trial_moves_only_the_shared_ratio(plans, setting):
     trials, held_back = _five(plans, setting, 3)
     found = fit(Trials((replace(trials[0], peak_memory_bytes=None),)), setting)
 
@@ -144,14 +144,14 @@ def test_one_trial_alone_moves_the_shared_ratio_and_nothing_else(plans, setting)
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_where_the_model_was_right_noise_is_not_believed(plans, setting, count):
+def test_factors_stay_when_the_model_was_right_up_to_noise(plans, setting, count):
     for seed in range(2):
         trials, held_back = _five(plans, setting, seed, truth=Runtime())
         found = fit(Trials(tuple(trials[:count])), setting)
         assert _error(held_back, setting, found.runtime) < 3 * NOISE
 
 
-def test_factors_that_do_not_help_are_left_as_they_were(plans, setting):
+def test_factors_stay_when_they_do_not_help(plans, setting):
     # One plan, now far faster and now far slower than predicted: any one of them misleads about the others.
     right = _measured(plans[0], setting, Runtime())
     trials = [replace(right, iteration_seconds=right.iteration_seconds * factor) for factor in (0.5, 2.0)]
@@ -163,7 +163,7 @@ def test_factors_that_do_not_help_are_left_as_they_were(plans, setting):
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1e6])
-def test_no_measurement_moves_a_factor_beyond_its_bounds(plans, setting, factor):
+def test_factors_stay_within_their_bounds(plans, setting, factor):
     trials = [
         replace(trial, iteration_seconds=trial.iteration_seconds * factor, peak_memory_bytes=1 + round(2**30 * factor))
         for trial in (_measured(plan, setting) for plan in plans[:5])
@@ -177,7 +177,7 @@ def test_no_measurement_moves_a_factor_beyond_its_bounds(plans, setting, factor)
     assert 0.3 - 1e-9 <= runtime.activation_ratio <= 3 + 1e-9
 
 
-def test_equal_trials_say_what_one_of_them_says(plans, setting):
+def test_repeated_trials_give_the_fit_of_one(plans, setting):
     trial = _measured(plans[4], setting)
     found = fit(Trials((trial,) * 5), setting)
     predicted = estimate_with_context(trial.plan, replace(setting, runtime=found.runtime))
@@ -192,7 +192,7 @@ def test_the_order_of_trials_does_not_matter(plans, setting):
     assert one.compute_ratio("emulated-slow") == pytest.approx(other.compute_ratio("emulated-slow"), rel=1e-3)
 
 
-def test_a_factor_that_no_trial_depends_on_stays(plans, setting):
+def test_factor_stays_when_no_trial_depends_on_it(plans, setting):
     before = replace(setting.runtime, overlap_slowdown_ratio=1.7)
     found = fit(Trials(tuple(_five(plans, setting, 0)[0])), replace(setting, runtime=before))
     factor = _factor(found, "overlap_slowdown_ratio")
@@ -209,7 +209,7 @@ def _sharded(plan: Plan, sharding: Sharding) -> Plan:
     return replace(plan, pipelines=(replace(pipeline, stages=stages),))
 
 
-def test_plans_that_overlap_tell_the_slowdown_of_overlapping(plans, setting):
+def test_overlapping_plans_determine_the_overlap_slowdown(plans, setting):
     overlapping = [
         _sharded(plan, sharding)
         for plan in plans[::2]
@@ -222,7 +222,7 @@ def test_plans_that_overlap_tell_the_slowdown_of_overlapping(plans, setting):
     assert found.runtime.overlap_slowdown_ratio == pytest.approx(1.6, abs=0.2)
 
 
-def test_growth_with_the_rows_is_corrected_where_it_was_derived(plans, setting):
+def test_row_growth_is_corrected_when_it_was_derived(plans, setting):
     derived = Profiles(tuple(replace(layer, samples=int(layer.rows == 1)) for layer in setting.profiles.layers))
     setting = replace(setting, profiles=derived)
     truth = Runtime(row_growth_ratio=0.6)
@@ -232,7 +232,7 @@ def test_growth_with_the_rows_is_corrected_where_it_was_derived(plans, setting):
     assert found.runtime.compute_ratio("emulated-slow") == pytest.approx(1.0, abs=0.1)
 
 
-def test_memory_measured_device_by_device_is_compared_so(plans, setting):
+def test_memory_by_device_is_compared_by_device(plans, setting):
     trials = []
     for plan in plans[:6]:
         found = estimate_with_context(plan, replace(setting, runtime=TRUTH))
@@ -244,7 +244,7 @@ def test_memory_measured_device_by_device_is_compared_so(plans, setting):
     assert found.trials[0].peak_bytes.measured == max(memory.peak_bytes for memory in trials[0].memory_by_device)
 
 
-def test_trials_are_a_document(plans, setting):
+def test_trials_document_round_trips(plans, setting):
     trials = Trials((_measured(plans[0], setting, name="first"), _measured(plans[1], setting, peak_memory_bytes=None)))
     assert documents.loads(documents.dumps(trials), Trials) == trials
     with pytest.raises(documents.DocumentError, match="at least one measured trial"):
@@ -260,7 +260,7 @@ def test_trials_are_a_document(plans, setting):
         ({"memory_by_device": "twice"}, "must name devices of its plan, each once"),
     ],
 )
-def test_trials_that_cannot_be_are_refused(plans, setting, changes, said):
+def test_contradictory_trials_are_refused(plans, setting, changes, said):
     trial = _measured(plans[0], setting)
     device = plans[0].devices[0]
     memories = {
@@ -273,7 +273,7 @@ def test_trials_that_cannot_be_are_refused(plans, setting, changes, said):
         replace(trial, **changes)
 
 
-def test_a_trial_of_another_cluster_is_named(plans, make_problem, make_cluster):
+def test_trial_of_another_cluster_is_refused_by_name(plans, make_problem, make_cluster):
     smaller = make_problem(make_cluster((("fast", 2), ("fast", 2))), batch=BATCH).cost_context
     with pytest.raises(ValueError, match=r"trial 0 \(odd one\): .*node"):
         fit(Trials((Trial(plans[0], 1.0, name="odd one"),)), smaller)

@@ -37,7 +37,7 @@ def test_no_point_within_the_bounds_is_better(seed, count, size):
     assert best <= min(_total(point, residuals, parameters) for point in np.r_[points, near]) + 0.02
 
 
-def test_a_parameter_without_effect_stays_and_is_not_informed():
+def test_parameter_without_effect_stays_and_is_uninformed():
     parameters = (Parameter("used", 0.0, -1.0, 1.0, 10.0), Parameter("unused", 0.3, -1.0, 1.0, 0.1))
     found = solve(lambda values: np.array([values[0] - 0.5] * 3) * 10, parameters)
     assert found.values == pytest.approx([0.5, 0.3], abs=1e-2)
@@ -54,7 +54,7 @@ def test_held_parameters_are_not_moved():
     assert found.values[0] > 0.5
 
 
-def test_a_far_residual_pulls_no_harder_than_a_near_one():
+def test_far_residual_has_bounded_influence():
     parameters = (Parameter("a", 0.0, -100.0, 100.0, 100.0),)
     near, far = (
         solve(lambda values, odd=odd: 20 * (values[0] - np.array([1.0, 1.0, 1.0, 1.0, odd])), parameters)

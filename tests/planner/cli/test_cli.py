@@ -57,7 +57,7 @@ def refused(result: Result, code: int = 2) -> str:
 
 
 @pytest.mark.parametrize("planner", ["amp", "megatron"])
-def test_plan_writes_candidates_best_first_that_can_be_read_again(
+def test_plan_writes_readable_candidates_best_first(
     files: Path, planner: str, make_problem: Callable[..., Problem]
 ) -> None:
     result = call(files, "plan", "--planner", planner, "--top", "3", "--output", "json")
@@ -74,7 +74,7 @@ def test_plan_writes_candidates_best_first_that_can_be_read_again(
         assert documents.parse(found["plan"], Plan) == candidate.plan
 
 
-def test_estimate_tells_the_same_as_plan(files: Path) -> None:
+def test_estimate_agrees_with_plan(files: Path) -> None:
     answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
     best = answer["candidates"][0]
     (files / "plan.json").write_text(json.dumps(best["plan"]))
@@ -91,7 +91,7 @@ def test_estimate_tells_the_same_as_plan(files: Path) -> None:
     assert amp["breakdown"] == found["breakdown"]
 
 
-def test_tables_say_that_devices_are_emulated(files: Path) -> None:
+def test_tables_mark_emulated_devices(files: Path) -> None:
     result = call(files, "plan", "--planner", "megatron")
     assert result.exit_code == 0
     assert "Candidates of megatron (device times emulated)" in result.stdout
@@ -102,7 +102,7 @@ def test_tables_say_that_devices_are_emulated(files: Path) -> None:
     assert "gradient sync" in result.stdout
 
 
-def test_a_name_that_looks_like_markup_is_shown_as_it_is(files: Path) -> None:
+def test_name_that_looks_like_markup_is_shown_verbatim(files: Path) -> None:
     best = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)["candidates"][0]["plan"]
     for file, content in (("plan.json", json.dumps(best)), ("cluster.json", (files / "cluster.json").read_text())):
         (files / file).write_text(re.sub(r"node-(\d)", r"[/\1]:smile:", content))
@@ -111,7 +111,9 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(files: Path) -> None:
     assert re.search(r"on \[/\d\]:smile::\d", " ".join(result.stdout.split()))
 
 
-def test_an_answer_that_cannot_be_written_ends_in_one_sentence(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_ends_in_one_sentence_when_the_answer_cannot_be_written(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -120,7 +122,7 @@ def test_an_answer_that_cannot_be_written_ends_in_one_sentence(files: Path, monk
     assert "the answer cannot be written: No space left on device" in sentence
 
 
-def test_sizes_beyond_any_memory_end_in_one_sentence(files: Path) -> None:
+def test_command_ends_in_one_sentence_when_sizes_exceed_any_memory(files: Path) -> None:
     (files / "model.yaml").write_text(MODEL.replace("hidden_size: 128", "hidden_size: 1000000000000000000"))
     assert "no plan fits into memory" in refused(call(files, "plan"), 3)
 
@@ -128,7 +130,7 @@ def test_sizes_beyond_any_memory_end_in_one_sentence(files: Path) -> None:
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples" / "planner"
 
 
-def test_the_example_files_give_a_plan_that_estimate_reads(tmp_path: Path) -> None:
+def test_example_files_give_a_plan_that_estimate_reads(tmp_path: Path) -> None:
     given_files = [
         f"--{file.stem}={file}" for file in (EXAMPLES / n for n in ("cluster.yaml", "model.yaml", "profiles.json"))
     ]
@@ -151,7 +153,7 @@ def test_the_example_files_give_a_plan_that_estimate_reads(tmp_path: Path) -> No
         ("cluster.json", '{"accelerators": [], "nodes": [], "links": []}', "a cluster needs at least one node"),
     ],
 )
-def test_bad_files_end_in_one_sentence_and_code_2(files: Path, file: str, content: str | None, message: str) -> None:
+def test_bad_file_ends_in_one_sentence_and_code_2(files: Path, file: str, content: str | None, message: str) -> None:
     (files / file).unlink() if content is None else (files / file).write_text(content)
     assert message in refused(call(files, "plan"))
 
@@ -176,7 +178,7 @@ def test_other_bad_input_ends_in_one_sentence_and_code_2(files: Path, tmp_path: 
     assert "Is a directory" in refused(call(files, "plan", "--cluster", "folder.json"))
 
 
-def test_a_plan_for_another_batch_is_refused(files: Path) -> None:
+def test_estimate_refuses_a_plan_for_another_batch(files: Path) -> None:
     answer = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)
     (files / "plan.json").write_text(json.dumps(answer["candidates"][0]["plan"]))
     (files / "model.yaml").write_text(MODEL.replace("16", "32"))
@@ -190,7 +192,7 @@ def test_no_feasible_plan_ends_in_one_sentence_and_code_3(
     assert "no plan fits into memory; the closest is" in refused(call(folder, "plan"), 3)
 
 
-def test_limits_hold_for_the_plans_shown(files: Path) -> None:
+def test_shown_plans_keep_the_limits(files: Path) -> None:
     limits = ["--max-tensor-degree", "1", "--max-data-degree", "2", "--max-pipeline-degree", "4", "--spare", "node-4"]
     shown = json.loads(call(files, "plan", *limits, "--use-nodes", "node-1,node-2", "--output", "json").stdout)
     for candidate in shown["candidates"]:
@@ -204,7 +206,7 @@ def test_limits_hold_for_the_plans_shown(files: Path) -> None:
     assert "--budget-seconds must be at least 0" in refused(call(files, "plan", "--budget-seconds", "-1"))
 
 
-def test_the_batch_size_on_the_command_line_goes_before_that_of_the_model_file(files: Path) -> None:
+def test_batch_size_option_overrides_the_model_file(files: Path) -> None:
     shown = json.loads(call(files, "plan", "--global-batch-size", "32", "--top", "1", "--output", "json").stdout)
     assert shown["candidates"][0]["plan"]["global_batch_size"] == 32
     assert "must be a number of rows or `search`, got 'many'" in refused(
@@ -214,7 +216,7 @@ def test_the_batch_size_on_the_command_line_goes_before_that_of_the_model_file(f
 
 
 @pytest.mark.parametrize("rows", ["16", "search"])
-def test_the_batch_size_on_the_command_line_stands_in_for_one_that_the_model_file_lacks(files: Path, rows: str) -> None:
+def test_batch_size_option_is_used_when_the_model_file_has_none(files: Path, rows: str) -> None:
     def found() -> str:
         more = ("--planner", "megatron", "--global-batch-size", rows, "--output", "json")
         return json.loads(call(files, "plan", *more).stdout)["candidates"]
@@ -230,7 +232,7 @@ def test_the_batch_size_on_the_command_line_stands_in_for_one_that_the_model_fil
     assert "did you mean global_batch_size?" in refused(call(files, "plan", "--global-batch-size", "16"))
 
 
-def test_a_searched_batch_has_at_least_the_throughput_of_the_batch_asked_for(files: Path) -> None:
+def test_searched_batch_has_at_least_the_throughput_of_the_given_batch(files: Path) -> None:
     def throughput(*more: str) -> float:
         answer = json.loads(
             call(files, "plan", "--planner", "megatron", "--top", "1", "--output", "json", *more).stdout
@@ -243,7 +245,7 @@ def test_a_searched_batch_has_at_least_the_throughput_of_the_batch_asked_for(fil
     assert "batch" in table.splitlines()[2].split()
 
 
-def test_the_best_plan_is_written_and_read_again(files: Path) -> None:
+def test_best_plan_is_written_and_read_again(files: Path) -> None:
     written = files / "best.json"
     answer = json.loads(call(files, "plan", "--output", "json", "--write-plan", str(written)).stdout)
     assert json.loads(written.read_text()) == answer["candidates"][0]["plan"]
@@ -263,7 +265,7 @@ def test_a_runtime_document_changes_the_estimate(files: Path) -> None:
 
 
 @pytest.mark.parametrize("cost_model", ["amp", "galvatron"])
-def test_papers_cost_models_estimate_too(files: Path, cost_model: str) -> None:
+def test_estimate_supports_the_cost_models_of_papers(files: Path, cost_model: str) -> None:
     call(files, "plan", "--write-plan", str(files / "plan.json"))
     result = call(files, "estimate", "--plan", "plan.json", "--cost-model", cost_model)
     assert result.exit_code == 0, result.output
@@ -273,7 +275,7 @@ def test_papers_cost_models_estimate_too(files: Path, cost_model: str) -> None:
     )
 
 
-def test_compare_shows_planners_against_the_first(files: Path, make_problem: Callable[..., Problem]) -> None:
+def test_compare_relates_planners_to_the_first(files: Path, make_problem: Callable[..., Problem]) -> None:
     answer = json.loads(call(files, "compare", "megatron", "amp", "--output", "json").stdout)
     assert answer["baseline"] == "megatron"
     assert [found["planner"] for found in answer["planners"]] == ["megatron", "amp"]
@@ -294,15 +296,13 @@ def test_compare_names_the_batch_that_a_single_planner_found(files: Path) -> Non
 
 
 @pytest.mark.parametrize("columns", ["20", "60", "200"])
-def test_a_narrow_terminal_hides_no_name_and_no_unit(
-    files: Path, columns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_narrow_terminal_shows_every_name_and_unit(files: Path, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     table = call(files, "compare", "megatron", "amp").stdout
     assert re.search(r"^megatron +\S+ m?s .* (GiB|MiB) .* m?s *$", table, re.MULTILINE)
 
 
-def test_a_planner_that_finds_nothing_is_a_row_that_says_so(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_shows_a_row_when_a_planner_finds_nothing(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object) -> list[object]:
         raise NoFeasiblePlan("nothing here")
 

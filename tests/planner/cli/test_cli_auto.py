@@ -101,7 +101,7 @@ def unequal(problem: Problem) -> Plan:
     return Plan(8, 16, (first, second))
 
 
-def test_unequal_stages_are_told_one_by_one(problem: Problem) -> None:
+def test_summary_lists_every_stage_when_stages_differ(problem: Problem) -> None:
     plan = unequal(problem)
     assert plan.summary() == ("pp3 mb6×2 [4 dp2 tp1 | 3 dp1–2 tp1–2 | 1 dp1 tp1] + pp1 dp2 tp1 mb4×1 [8]")
     assert degrees(plan) == "pp3 dp2 tp1 | dp1–2 tp1–2 | dp1 tp1 + pp1 dp2 tp1"
@@ -115,7 +115,7 @@ def test_unequal_stages_are_told_one_by_one(problem: Problem) -> None:
     assert strategies(plan.pipelines[1].stages[0]) == "dp2 tp1 zero1"
 
 
-def test_many_different_stages_stay_short(problem: Problem) -> None:
+def test_summary_stays_short_when_many_stages_differ(problem: Problem) -> None:
     devices = problem.cluster.devices
     sizes = (1, 2, 1, 2, 1)
     stages, used = [], 0
@@ -128,7 +128,7 @@ def test_many_different_stages_stay_short(problem: Problem) -> None:
     assert plan.summary() == "pp5 mb4×4 [1 dp1 tp1 | 1 dp2 tp1 | 1 dp1 tp1 | 1 dp2 tp1 | 4 dp1 tp1]"
 
 
-def test_accelerators_are_named_in_short_where_that_is_clear(make_cluster: MakeCluster) -> None:
+def test_accelerators_have_short_names_when_these_are_unique(make_cluster: MakeCluster) -> None:
     def named(*names: str) -> dict[str, str]:
         cluster = make_cluster((("fast", 1),))
         return short_names(replace(cluster, accelerators=(*cluster.accelerators, *(Accelerator(n, 1) for n in names))))
@@ -143,13 +143,13 @@ def test_accelerators_are_named_in_short_where_that_is_clear(make_cluster: MakeC
     assert named("A100-40GB", "A100-80GB")["A100-40GB"] == "A100-40GB"
 
 
-def test_an_unequal_plan_is_explained(problem: Problem) -> None:
+def test_explain_covers_a_plan_of_unequal_stages(problem: Problem) -> None:
     plan = unequal(problem)
     told = Explanation.of(problem, plan, estimate_with_context(plan, problem.cost_context)).sentences()
     assert told[1] == ("2 pipelines share the batch: 12 rows (75.0%) on 5 devices, 4 rows (25.0%) on 2 devices.")
 
 
-def test_tables_of_unequal_plans_keep_their_lines_together(
+def test_table_keeps_the_lines_of_an_unequal_plan_together(
     problem: Problem, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trainwright.cli.output import show
@@ -162,7 +162,7 @@ def test_tables_of_unequal_plans_keep_their_lines_together(
     assert lines_of_table[first + 3].split()[:5] == ["pp1", "dp2", "tp1", "4×1", "8"]
 
 
-def test_a_tolerance_prefers_the_simpler_plan_and_says_what_was_traded(files: Path, problem: Problem) -> None:
+def test_tolerance_prefers_the_simpler_plan_and_reports_the_trade(files: Path, problem: Problem) -> None:
     fastest = json.loads(answered(call(files, "plan", "--planner", "megatron", "--output", "json")))["candidates"][0]
     found = json.loads(
         answered(call(files, "plan", "--planner", "megatron", "--tolerance", "0.3", "--output", "json"))
@@ -176,7 +176,7 @@ def test_a_tolerance_prefers_the_simpler_plan_and_says_what_was_traded(files: Pa
     assert ": --tolerance must be 0 or more" in refused(call(files, "plan", "--tolerance", "2"))
 
 
-def test_a_plan_to_keep_is_kept_or_what_moves_is_said(files: Path, problem: Problem, make_plan: MakePlan) -> None:
+def test_kept_plan_stays_or_moved_state_is_reported(files: Path, problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, (3, 2, 1, 2), data=2)
     (files / "keep.json").write_text(documents.dumps(plan))
     kept = ("--keep", "keep.json", "--keep-weight")
@@ -215,7 +215,7 @@ def test_both_objectives_give_a_front_as_table_plot_and_json(files: Path) -> Non
     assert prices == sorted(prices, reverse=True)
 
 
-def test_a_front_needs_prices(files: Path, problem: Problem) -> None:
+def test_front_is_refused_when_prices_are_missing(files: Path, problem: Problem) -> None:
     accelerators = tuple(replace(one, price_per_hour=None) for one in problem.cluster.accelerators)
     (files / "cluster.json").write_text(documents.dumps(replace(problem.cluster, accelerators=accelerators)))
     assert "planning for cost needs the price of every accelerator" in refused(
@@ -242,7 +242,7 @@ def test_every_planner_and_objective_gets_the_work_bound(files: Path) -> None:
         assert 0 < answer["work_bound_seconds"] <= answer["candidates"][0]["predicted_seconds"]
 
 
-def test_the_work_bound_is_of_the_batch_that_was_found(problem: Problem) -> None:
+def test_work_bound_is_of_the_searched_batch(problem: Problem) -> None:
     candidate: Candidate = run("megatron", replace(problem, global_batch_size=32), top=1)[0]
     bound = work_bound_seconds(problem.cost_context, problem.nodes, 32)
     assert work_bound_fields(candidate, problem) == {"work_bound_seconds": bound}
@@ -250,7 +250,7 @@ def test_the_work_bound_is_of_the_batch_that_was_found(problem: Problem) -> None
     assert sentence.endswith(f"this plan takes {candidate.estimate.iteration_seconds / bound:.2f} times that.")
 
 
-def test_layers_that_take_no_time_have_no_distance_to_the_work_bound(problem: Problem) -> None:
+def test_work_bound_is_left_out_when_layers_take_no_time(problem: Problem) -> None:
     layers = (replace(one, forward_seconds=0.0, backward_seconds=0.0) for one in problem.profiles.layers)
     timeless = replace(problem, profiles=replace(problem.profiles, layers=tuple(layers)))
     candidate: Candidate = run("megatron", timeless, top=1)[0]
@@ -258,7 +258,7 @@ def test_layers_that_take_no_time_have_no_distance_to_the_work_bound(problem: Pr
     assert work_bound_sentences(candidate, timeless) == []
 
 
-def test_with_more_effort_more_plans_are_looked_at(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effort_increases_the_number_of_costed_plans(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     costed = 0
 
     def counting(problem: Problem, plan: Plan) -> Candidate | None:
@@ -275,7 +275,7 @@ def test_with_more_effort_more_plans_are_looked_at(files: Path, monkeypatch: pyt
     assert counts[1] > 2 * counts[0] > 0
 
 
-def test_where_no_planner_is_named_ours_is_asked(files: Path) -> None:
+def test_plan_runs_auto_when_no_planner_is_named(files: Path) -> None:
     names = [f"--{kind}={files / name}" for kind, name in FILES.items()]
     for command in ("plan", "explain"):
         ours = answered(runner.invoke(app, [command, *names, "--planner=auto", "--budget-seconds=0"]))
@@ -286,7 +286,9 @@ def test_where_no_planner_is_named_ours_is_asked(files: Path) -> None:
     assert "Candidates of auto" in answered(runner.invoke(app, ["plan", *names, "--budget-seconds=0"]))
 
 
-def test_what_a_budget_cut_short_says_so(files: Path, problem: Problem, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_when_the_budget_stopped_the_search(
+    files: Path, problem: Problem, capsys: pytest.CaptureFixture[str]
+) -> None:
     from trainwright.cli.output import show
 
     answer = json.loads(answered(call(files, "compare", "amp", "--budget-seconds", "0", "--output", "json")))
@@ -301,7 +303,7 @@ def test_what_a_budget_cut_short_says_so(files: Path, problem: Problem, capsys: 
     assert "1 s (stopped)" in capsys.readouterr().out
 
 
-def test_plan_and_explain_tell_the_work_bound(files: Path) -> None:
+def test_plan_and_explain_show_the_work_bound(files: Path) -> None:
     answer = json.loads(answered(call(files, "plan", "--planner", "amp", "--top", "1", "--output", "json")))
     seconds = answer["candidates"][0]["predicted_seconds"]
     assert answer["work_bound_seconds"] <= seconds
@@ -313,7 +315,7 @@ def test_plan_and_explain_tell_the_work_bound(files: Path) -> None:
         assert ENUMERATED not in said
 
 
-def test_an_enumeration_that_ran_to_its_end_is_told(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_reports_a_complete_enumeration(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def enumerating(problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
         control.enumerated.set()
         return run("megatron", problem, top=top)
@@ -328,7 +330,7 @@ def test_an_enumeration_that_ran_to_its_end_is_told(files: Path, monkeypatch: py
         assert ENUMERATED not in " ".join(answered(call(files, *auto, *options)).split())
 
 
-def test_a_plan_outside_the_enumeration_is_not_called_the_fastest_of_it(problem: Problem) -> None:
+def test_plan_outside_the_enumeration_is_not_reported_as_its_fastest(problem: Problem) -> None:
     plan: Plan = run("megatron", problem, top=1)[0].plan
     assert enumeration_sentence(plan, problem).startswith("This plan is the fastest of all 1F1B plans")
     other = enumeration_sentence(replace(plan, schedule=Schedule.GPIPE), problem)

@@ -109,7 +109,7 @@ def test_propose_reads_answers_with_the_fields_of_the_former_bound(files: Path) 
     assert proposed.exit_code == 0, proposed.output
 
 
-def test_propose_reads_what_plan_found_beside_a_plan_to_keep(files: Path) -> None:
+def test_propose_reads_the_answer_of_plan_with_a_kept_plan(files: Path) -> None:
     first = json.loads(call(files, "plan", "--output", "json").stdout)["candidates"][-1]["plan"]
     (files / "kept.json").write_text(json.dumps(first))
     answer = call(files, "plan", "--keep", str(files / "kept.json"), "--output", "json").stdout
@@ -118,7 +118,7 @@ def test_propose_reads_what_plan_found_beside_a_plan_to_keep(files: Path) -> Non
     assert call(files, "propose", "--candidates", str(files / "answer.json")).exit_code == 0
 
 
-def test_the_plan_of_another_model_is_refused_with_both_files(files: Path) -> None:
+def test_plan_of_another_model_is_refused_naming_both_files(files: Path) -> None:
     plan = json.loads(call(files, "plan", "--top", "1", "--output", "json").stdout)["candidates"][0]["plan"]
     (files / "plan.json").write_text(json.dumps(plan))
     (files / "model.yaml").write_text(MODEL.replace("layers: 6", "layers: 8"))
@@ -127,12 +127,12 @@ def test_the_plan_of_another_model_is_refused_with_both_files(files: Path) -> No
     assert "model.yaml has 10" in told
 
 
-def test_a_terminal_without_columns_shows_the_answer_all_the_same(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_shown_when_the_terminal_has_no_columns(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "0")
     assert "Candidates of megatron" in call(files, "plan", "--planner", "megatron").stdout
 
 
-def test_a_terminal_without_the_signs_shows_the_whole_answer(files: Path) -> None:
+def test_answer_is_complete_when_the_terminal_encodes_ascii_only(files: Path) -> None:
     program = [sys.executable, "-m", "trainwright", "plan", *given(files), "--planner", "megatron"]
     plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
     table = subprocess.run(program, capture_output=True, env=plain, check=True).stdout.decode("ascii")
@@ -144,7 +144,7 @@ def test_a_terminal_without_the_signs_shows_the_whole_answer(files: Path) -> Non
     assert "knöten" in json.dumps(json.loads(done.stdout), ensure_ascii=False)
 
 
-def test_a_front_of_one_plan_is_a_sentence(files: Path) -> None:
+def test_front_of_one_plan_is_reported_as_a_sentence(files: Path) -> None:
     cluster = json.loads((files / "cluster.json").read_text())
     cluster["nodes"] = [{**cluster["nodes"][0], "devices": 1}]
     (files / "cluster.json").write_text(json.dumps({**cluster, "links": []}))
@@ -152,6 +152,6 @@ def test_a_front_of_one_plan_is_a_sentence(files: Path) -> None:
     assert "cost of 1000 rows" in call(files, "plan", "--objective", "pareto", "--top", "1").stdout
 
 
-def test_a_budget_that_cut_the_search_is_told_by_explain(files: Path) -> None:
+def test_explain_reports_when_the_budget_stopped_the_search(files: Path) -> None:
     shown = call(files, "explain", "--planner", "auto", "--budget-seconds", "0").stdout
     assert "The search was stopped by its budget" in " ".join(shown.split())

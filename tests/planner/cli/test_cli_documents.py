@@ -51,14 +51,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
-def test_a_cluster_of_machines_is_a_document(form: str) -> None:
+def test_cluster_writes_a_document_of_machines(form: str) -> None:
     result = call("cluster", "p3.8xlarge=2", "g4dn.12xlarge=1", "p3.8xlarge=1", "--output", form)
     assert result.exit_code == 0, result.output
     assert documents.loads(result.stdout, Cluster) == cluster_of({"p3.8xlarge": 3, "g4dn.12xlarge": 1})
 
 
 @given(text=st.text(max_size=12))
-def test_what_is_no_machine_is_refused(text: str) -> None:
+def test_cluster_refuses_an_unknown_machine(text: str) -> None:
     result = runner.invoke(app, ["cluster", "--", text])
     assert result.exit_code == 2
     assert "expected MACHINE=COUNT" in result.stderr or "no data sheet for" in result.stderr
@@ -73,7 +73,7 @@ def test_machines_and_accelerators_are_listed_with_their_sources() -> None:
     assert "no data sheet for" in refused(call("accelerators", "abacus"))
 
 
-def test_without_profiles_a_plan_is_estimated_and_says_so(folder: Path) -> None:
+def test_plan_estimates_profiles_and_reports_it_when_none_are_given(folder: Path) -> None:
     given_files = ["--cluster", folder / "cluster.yaml", "--model", folder / "model.yaml"]
     result = call("plan", *given_files)
     assert "(profiles estimated)" in result.stdout
@@ -89,7 +89,7 @@ def test_without_profiles_a_plan_is_estimated_and_says_so(folder: Path) -> None:
     assert "(profiles estimated)" in call("explain", *given_files).stdout
 
 
-def test_an_accelerator_without_a_data_sheet_needs_profiles(folder: Path) -> None:
+def test_profiles_are_required_when_an_accelerator_has_no_data_sheet(folder: Path) -> None:
     text = (folder / "cluster.yaml").read_text().replace("Tesla-T4", "Abacus-9000")
     (folder / "cluster.yaml").write_text(text)
     result = call("plan", "--cluster", folder / "cluster.yaml", "--model", folder / "model.yaml")
@@ -137,7 +137,7 @@ def test_profiles_are_estimated_for_accelerators_by_name(folder: Path) -> None:
     assert "give --cluster or --accelerator" in refused(call("profiles", "estimate", "--model", folder / "model.yaml"))
 
 
-def test_what_layers_cost_needs_no_batch(folder: Path) -> None:
+def test_profiles_are_estimated_when_the_model_file_has_no_batch(folder: Path) -> None:
     asked = ("profiles", "estimate", "--model", folder / "model.yaml", "--accelerator", "Tesla-T4")
     named = call(*asked).stdout
     (folder / "model.yaml").write_text(MODEL.replace("global_batch_size: 8", ""))
@@ -201,7 +201,7 @@ def gpt(hidden: int = 64, more: str = "") -> str:
         (gpt(more="dtype: float16"), "take twice the bytes of this model's in float16"),
     ],
 )
-def test_profiles_of_another_model_or_number_format_are_told(folder: Path, asked: str, told: str | None) -> None:
+def test_warning_names_profiles_of_another_model_or_number_format(folder: Path, asked: str, told: str | None) -> None:
     result = profiled(folder, gpt(), asked)
     assert result.exit_code == 0, result.output
     assert told in result.stderr if told else not result.stderr
@@ -214,7 +214,7 @@ def test_profiles_of_other_kinds_of_layers_are_refused(folder: Path) -> None:
     assert "layers of kind encoder, decoder_embedding, decoder, but the profiles are of embedding, block, head" in told
 
 
-def test_profiles_of_further_kinds_are_told(folder: Path) -> None:
+def test_warning_names_profiles_of_unknown_layer_kinds(folder: Path) -> None:
     profiled(folder, gpt(), gpt())
     document = json.loads((folder / "profiles.json").read_text())
     document["layers"] += [{**layer, "kind": "decoder"} for layer in document["layers"] if layer["kind"] == "block"]

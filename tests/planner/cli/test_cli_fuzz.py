@@ -123,13 +123,15 @@ anything = st.recursive(
 
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.sampled_from(COMMANDS), content=st.binary(max_size=60) | anything.map(lambda d: json.dumps(d).encode()))
-def test_any_text_in_place_of_a_document(folder: Path, where: tuple[str, str], content: bytes) -> None:
+def test_any_text_as_a_document_is_refused_in_one_sentence(
+    folder: Path, where: tuple[str, str], content: bytes
+) -> None:
     check(call(folder, *where, content))
 
 
 @examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), where=st.sampled_from(COMMANDS), value=anything)
-def test_a_good_document_with_one_odd_value(
+def test_valid_document_with_one_odd_value_is_read_or_refused(
     folder: Path, good: dict[str, Any], data: st.DataObject, where: tuple[str, str], value: Any
 ) -> None:
     document = json.loads(json.dumps(good[where[1]]))
@@ -162,7 +164,7 @@ def test_a_good_document_with_one_odd_value(
     ids=lambda content: repr(content[:12]),
 )
 @pytest.mark.parametrize("file", [*PROBLEM_FILES, "plan"])
-def test_texts_that_are_made_to_hurt(folder: Path, file: str, content: bytes) -> None:
+def test_hostile_texts_are_refused_in_one_sentence(folder: Path, file: str, content: bytes) -> None:
     result = call(folder, "estimate", file, content)
     check(result)
     assert result.exit_code == 2 or (file == "runtime" and content.startswith(b"\xef"))
@@ -171,7 +173,7 @@ def test_texts_that_are_made_to_hurt(folder: Path, file: str, content: bytes) ->
 @pytest.mark.parametrize(
     ("field", "value"), [("layers", 10**9), ("layers", 10**12), ("hidden_size", 10**18), ("vocabulary_size", 10**23)]
 )
-def test_sizes_beyond_reason_are_refused_at_once(folder: Path, good: dict[str, Any], field: str, value: int) -> None:
+def test_absurd_sizes_are_refused_quickly(folder: Path, good: dict[str, Any], field: str, value: int) -> None:
     model = {**good["model"], "gpt": {**good["model"]["gpt"], field: value}}
     result = call(folder, "plan", "model", json.dumps(model).encode())
     check(result)

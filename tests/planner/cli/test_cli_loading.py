@@ -28,7 +28,7 @@ def loads(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("planner", ["amp", "megatron"])
-def test_a_planner_loads_no_search_that_it_does_not_need(planner: str) -> None:
+def test_planner_loads_only_the_searches_it_needs(planner: str) -> None:
     documents = ("--cluster", "cluster.yaml", "--model", "model.yaml", "--profiles", "profiles.json")
     # The work bound takes scipy's linear program.
     assert loads("plan", *documents, "--planner", planner, "--top", "1") == {"scipy"}
@@ -39,13 +39,13 @@ def test_a_commands_help_loads_no_search() -> None:
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
-def test_every_search_is_where_the_table_says(planner: str) -> None:
+def test_every_search_is_at_its_registered_place(planner: str) -> None:
     preload_search(planner)
     assert callable(load_search(SEARCH_MODULES[planner]))
     assert load_search(SEARCH_MODULES[planner]) is load_search(SEARCH_MODULES[planner])
 
 
-def test_the_package_runs_as_the_command_does() -> None:
+def test_package_runs_like_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trainwright", "schema", "nothing"], capture_output=True, text=True, check=False
     )

@@ -85,7 +85,7 @@ def test_an_input_is_recognised_through_links(link: str, folder: Path, monkeypat
 
 
 @pytest.mark.parametrize("second", ["e", "f/../e"])
-def test_two_outputs_of_one_command_go_into_two_files(second: str, folder: Path) -> None:
+def test_outputs_of_one_command_need_different_files(second: str, folder: Path) -> None:
     (folder / "f").mkdir()
     inputs = ["trial", "--cluster={a}", "--model={b}", "--plan={c}", "--report={d}"]
     told = refused([*inputs, "--trace={e}", f"--append={folder / second}"], folder)
@@ -93,7 +93,7 @@ def test_two_outputs_of_one_command_go_into_two_files(second: str, folder: Path)
     assert not (folder / "e").exists()
 
 
-def test_a_terminal_is_read_and_written_at_once() -> None:
+def test_terminal_device_may_be_read_and_written() -> None:
     reached: list[Path | None] = []
     program = typer.Typer()
 
@@ -124,7 +124,7 @@ def _commands() -> dict[str, Callable[..., None]]:
 
 
 @pytest.mark.parametrize(("name", "function"), _commands().items(), ids=_commands())
-def test_every_path_that_a_command_writes_is_marked(name: str, function: Callable[..., None]) -> None:
+def test_every_output_path_is_marked(name: str, function: Callable[..., None]) -> None:
     hints = get_type_hints(function, include_extras=True)
     for parameter in inspect.signature(function).parameters:
         writes = parameter.startswith("write") or parameter in {"trace", "append"}

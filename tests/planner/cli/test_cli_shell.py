@@ -21,7 +21,7 @@ def test_schema_prints_a_json_schema(name: str) -> None:
     assert json.loads(result.stdout)["additionalProperties"] is False
 
 
-def test_a_reader_that_goes_away_leaves_no_traceback() -> None:
+def test_closed_pipe_leaves_no_traceback() -> None:
     program = "from trainwright.cli import app; app(prog_name='trainwright')"
     with subprocess.Popen(
         [sys.executable, "-c", program, "schema", "plan"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -76,7 +76,7 @@ def held(folder: Path) -> Trials:
     return documents.loads((folder / "trials.json").read_text(), Trials)
 
 
-def test_reports_become_a_document_that_calibrate_and_propose_read(
+def test_appended_reports_are_read_by_calibrate_and_propose(
     folder: Path, problem: Problem, plans: Sequence[Plan]
 ) -> None:
     for number, plan in enumerate(plans, 1):
@@ -93,7 +93,7 @@ def test_reports_become_a_document_that_calibrate_and_propose_read(
     assert call(folder, "propose", f"--trials={folder / 'trials.json'}").exit_code == 0
 
 
-def test_a_report_counts_once_and_another_run_of_its_plan_again(folder: Path, plans: Sequence[Plan]) -> None:
+def test_report_is_appended_once_and_another_run_of_its_plan_again(folder: Path, plans: Sequence[Plan]) -> None:
     append(folder, plans[0], report_of(plans[0], 1.0))
     written = (folder / "trials.json").read_bytes()
     again = append(folder, plans[0], report_of(plans[0], 1.0))
@@ -105,7 +105,7 @@ def test_a_report_counts_once_and_another_run_of_its_plan_again(folder: Path, pl
     assert len(held(folder).trials) == 3
 
 
-def test_what_the_document_held_stays(folder: Path, plans: Sequence[Plan]) -> None:
+def test_append_keeps_existing_trials(folder: Path, plans: Sequence[Plan]) -> None:
     before = Trials((Trial(plans[0], 2.0, name="by hand"),), (FailedTrial(plans[1], out_of_memory=True),))
     (folder / "trials.json").write_text(documents.dumps(before))
     (folder / "trials.json").chmod(0o640)
@@ -126,7 +126,7 @@ def test_what_the_document_held_stays(folder: Path, plans: Sequence[Plan]) -> No
         ("{", "trials.json: neither YAML nor JSON"),
     ],
 )
-def test_a_file_that_holds_no_trials_is_refused_and_kept(
+def test_append_refuses_and_keeps_a_file_without_trials(
     folder: Path, plans: Sequence[Plan], content: str, told: str
 ) -> None:
     (folder / "trials.json").write_text(content)
@@ -148,14 +148,14 @@ def test_trials_of_another_model_or_cluster_are_refused(
     assert (folder / "trials.json").read_text() == elsewhere
 
 
-def test_yaml_is_not_written_anew(folder: Path, plans: Sequence[Plan]) -> None:
+def test_append_refuses_yaml(folder: Path, plans: Sequence[Plan]) -> None:
     text = f"# by hand\ntrials:\n- iteration_seconds: 2.0\n  plan: {documents.dumps(plans[0])}\n"
     (folder / "trials.json").write_text(text)
     assert "is YAML, which would lose its comments" in refused(append(folder, plans[0], report_of(plans[0], 1.0)))
     assert (folder / "trials.json").read_text() == text
 
 
-def test_what_means_nothing_is_not_added(folder: Path, plans: Sequence[Plan]) -> None:
+def test_append_refuses_a_late_emulated_trial_and_a_file_named_twice(folder: Path, plans: Sequence[Plan]) -> None:
     report = report_of(plans[0], 1.0)
     told = refused(append(folder, plans[0], replace(report, late_segments=11)))
     assert "report.json: 11 of 1000 computations took longer than the emulated devices would" in told
@@ -164,7 +164,7 @@ def test_what_means_nothing_is_not_added(folder: Path, plans: Sequence[Plan]) ->
     assert not (folder / "trials.json").exists()
 
 
-def test_the_file_stays_whole_where_writing_fails(
+def test_file_stays_intact_when_writing_fails(
     folder: Path, plans: Sequence[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(folder, plans[0], report_of(plans[0], 1.0))
@@ -180,7 +180,7 @@ def test_the_file_stays_whole_where_writing_fails(
     assert {*folder.iterdir()} == files
 
 
-def test_a_place_that_is_no_file_is_refused(folder: Path, plans: Sequence[Plan]) -> None:
+def test_append_refuses_a_path_that_is_not_a_file(folder: Path, plans: Sequence[Plan]) -> None:
     report = report_of(plans[0], 1.0)
     os.mkfifo(folder / "pipe")
     assert "not a regular file" in refused(append(folder, plans[0], report, name="pipe"))

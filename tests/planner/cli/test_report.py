@@ -20,7 +20,7 @@ from trainwright.search import SEARCHES, Candidate, Problem, run
 
 
 @pytest.mark.parametrize("planner", list(SEARCHES))
-def test_the_tracks_end_with_the_iteration(planner: str, make_problem: Callable[..., Problem]) -> None:
+def test_tracks_end_with_the_iteration(planner: str, make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
     for candidate in run(planner, problem, top=5):
         tracks = stage_tracks(candidate.plan, problem.cost_context)
@@ -30,7 +30,7 @@ def test_the_tracks_end_with_the_iteration(planner: str, make_problem: Callable[
 
 
 @pytest.mark.parametrize(("layers", "data"), [((14,), 1), ((7, 7), 1), ((4, 4, 3, 3), 2)])
-def test_a_track_has_every_forward_and_backward_and_nothing_at_once(
+def test_track_has_every_forward_and_backward_without_overlap(
     layers: tuple[int, ...], data: int, make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
 ) -> None:
     problem = make_problem()
@@ -45,7 +45,7 @@ def test_a_track_has_every_forward_and_backward_and_nothing_at_once(
         assert busy == pytest.approx(track.busy_seconds)
 
 
-def test_more_micro_batches_than_can_be_drawn_leave_the_figures(
+def test_figures_stay_when_micro_batches_are_too_many_to_draw(
     make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
 ) -> None:
     problem = make_problem(batch=200_000)
@@ -56,7 +56,7 @@ def test_more_micro_batches_than_can_be_drawn_leave_the_figures(
     assert any("sets the pace" in sentence for sentence in told.sentences())
 
 
-def test_the_slowest_stage_is_named_and_the_picture_fits_the_terminal(
+def test_chart_fits_the_terminal_and_names_the_slowest_stage(
     make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
 ) -> None:
     problem = make_problem()
@@ -71,7 +71,7 @@ def test_the_slowest_stage_is_named_and_the_picture_fits_the_terminal(
         assert {len(line) for line in lines[:4]} == {width}
 
 
-def test_a_plan_that_does_not_fit_says_which_device_lacks_what(
+def test_explanation_names_the_device_that_lacks_memory(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., object], make_plan: Callable[..., Plan]
 ) -> None:
     problem = make_problem(make_cluster(memory=2**20))
@@ -81,7 +81,7 @@ def test_a_plan_that_does_not_fit_says_which_device_lacks_what(
     assert "Of the cluster's 8 devices, 7 are not used: 5 × emulated-fast and 2 × emulated-slow." in sentences
 
 
-def test_a_letter_is_what_fills_most_of_its_time() -> None:
+def test_letter_shows_what_fills_most_of_its_cell() -> None:
     spans = [Span(0, 1, Activity.FORWARD), Span(1, 3, Activity.BACKWARD), Span(5, 5.4, Activity.GRADIENTS)]
     assert letters(spans, 8, 8) == "FBB..g.."
     assert letters(spans, 8, 4) == "FBg."
@@ -93,7 +93,7 @@ def test_a_letter_is_what_fills_most_of_its_time() -> None:
     edges=st.lists(st.floats(0, 1), min_size=2, max_size=12, unique=True).map(sorted),
     cells=st.integers(1, 100),
 )
-def test_letters_fill_exactly_the_cells(edges: list[float], cells: int) -> None:
+def test_letters_fill_the_line_exactly(edges: list[float], cells: int) -> None:
     spans = [Span(a, b, Activity.FORWARD) for a, b in zip(edges[::2], edges[1::2], strict=False)]
     picture = letters(spans, 1.0, cells)
     assert len(picture) == cells
@@ -103,12 +103,12 @@ def test_letters_fill_exactly_the_cells(edges: list[float], cells: int) -> None:
             assert picture[min(int((span.start + span.end) / 2 * cells), cells - 1)] == "F"
 
 
-def test_long_rows_of_layers_are_counted() -> None:
+def test_long_layer_lists_are_abbreviated_with_counts() -> None:
     assert format_run_lengths([3, 3, 3, 1]) == "3 3 3 1"
     assert format_run_lengths([2] * 24 + [1]) == "24×2 1"
 
 
-def test_the_runner_up_is_told_apart_from_the_winner(
+def test_runner_up_is_distinguished_from_the_winner(
     make_problem: Callable[..., Problem], make_plan: Callable[..., Plan]
 ) -> None:
     problem = make_problem()
@@ -122,7 +122,7 @@ def test_the_runner_up_is_told_apart_from_the_winner(
 
 
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(1, 60))
-def test_a_terminal_that_is_too_narrow_hides_no_column(widths: list[int], columns: int) -> None:
+def test_narrow_terminal_shows_every_column(widths: list[int], columns: int) -> None:
     headings, cells = ["planner", "time", "gap", "search"], ["9" * width for width in widths]
     table = new_table([(heading, "right") for heading in headings])
     add_row(table, *cells)

@@ -27,7 +27,7 @@ def problem(make_problem: MakeProblem) -> Problem:
 
 @examples(30)
 @given(data=st.sampled_from([1, 2]), rows=st.sampled_from([1, 2, 4]))
-def test_amps_own_cost_is_equation_4_written_out(problem: Problem, make_plan: MakePlan, data: int, rows: int) -> None:
+def test_amp_cost_equals_equation_4(problem: Problem, make_plan: MakePlan, data: int, rows: int) -> None:
     plan = make_plan(problem, [7, 7], data=data, rows=rows)
     kinds = [problem.model.kind_of(layer) for layer in range(14)]
     spent = [problem.profiles.cost("emulated-fast", kind.name, 1, rows) for kind in kinds]
@@ -42,7 +42,7 @@ def test_amps_own_cost_is_equation_4_written_out(problem: Problem, make_plan: Ma
     assert amp_model.estimate_seconds(plan, problem.cost_context) == pytest.approx(expected)
 
 
-def test_amps_pipelines_each_go_their_own_way(
+def test_amp_pipelines_are_costed_separately(
     make_problem: MakeProblem, make_cluster: MakeCluster, make_plan: MakePlan
 ) -> None:
     """Eq. 4 takes the slowest of whole pipelines: here each has one slow stage, and none has two."""

@@ -30,7 +30,7 @@ def ported(
     )
 
 
-def test_a_ring_moves_two_n_minus_one_nths_and_pays_latency_at_every_step(make_cluster: MakeCluster) -> None:
+def test_ring_moves_two_n_minus_one_nths_and_pays_latency_per_step(make_cluster: MakeCluster) -> None:
     fabric = Network(make_cluster((("fast", 1),) * 4, between=1e6, latency=0.01))
     members = [Device(f"node-{i}", 0) for i in range(1, 5)]
     assert all_reduce_seconds(members, 4e6, fabric) == pytest.approx(2 * 3 / 4 * 4 + 6 * 0.01)
@@ -38,14 +38,14 @@ def test_a_ring_moves_two_n_minus_one_nths_and_pays_latency_at_every_step(make_c
     assert all_reduce_seconds(members, 0, fabric) == 0
 
 
-def test_a_ring_crosses_each_card_once_however_many_members_a_node_has(make_cluster: MakeCluster) -> None:
+def test_ring_crosses_each_nic_once_with_any_members_per_node(make_cluster: MakeCluster) -> None:
     cluster = make_cluster((("fast", 2), ("fast", 2)), between=1e6, within=1e9, latency=0.0)
     assert all_reduce_seconds(cluster.devices, 1e6, Network(cluster)) == pytest.approx(1.5)
     zigzag = [cluster.devices[i] for i in (0, 2, 1, 3)]
     assert all_reduce_seconds(zigzag, 1e6, Network(cluster)) == pytest.approx(3.0)
 
 
-def test_four_rings_over_the_same_two_cards_take_four_times_as_long(make_cluster: MakeCluster) -> None:
+def test_four_rings_over_two_nics_take_four_times_as_long(make_cluster: MakeCluster) -> None:
     collectives = Collectives(Network(make_cluster((("fast", 4), ("fast", 4)), between=1e6, latency=0.0)))
     pair = ("node-1", "node-2")
     alone, four = collectives.all_reduce((pair,)), collectives.all_reduce((pair,) * 4)
@@ -54,7 +54,7 @@ def test_four_rings_over_the_same_two_cards_take_four_times_as_long(make_cluster
     assert four.algorithms[0].nic_seconds_per_byte["out", "node-1"] == pytest.approx(4e-6)
 
 
-def test_a_single_flow_may_reach_less_than_the_card() -> None:
+def test_single_flow_may_reach_less_than_the_nic() -> None:
     """Cards of 4 B/s of which one flow reaches 1: a ring alone takes as long as four at once."""
     nodes = tuple(Node(name, "x", 4, Port(0.0, 4.0, flow_bytes_per_second=1.0), Port(0.0, 1e9)) for name in "ab")
     cluster = Cluster((Accelerator("x", 1),), nodes)
@@ -78,7 +78,7 @@ def test_links_of_ports_take_the_slower_flow() -> None:
         Port(0.0, 4.0, flow_bytes_per_second=0.0)
 
 
-def test_reducing_inside_the_nodes_first_crosses_the_cards_with_less() -> None:
+def test_hierarchical_ring_sends_less_over_nics() -> None:
     """8 ranks on 2 nodes: between them 2 (N - 1) / N · M at 1 B/s, inside 2 (g - 1) / g · M at 10 B/s."""
     cluster = ported(latency=0.001)
     members = ("a",) * 4 + ("b",) * 4
@@ -90,7 +90,7 @@ def test_reducing_inside_the_nodes_first_crosses_the_cards_with_less() -> None:
     assert found.all_gather_seconds(1) == found.reduce_scatter_seconds(1) == found.seconds(1) / 2
 
 
-def test_ratios_lengthen_what_goes_over_nodes_and_nothing_inside_them() -> None:
+def test_ratios_apply_to_collectives_across_nodes_only() -> None:
     ideal, real = (Collectives(Network(ported()), ratios) for ratios in (IDEAL_RINGS, CollectiveRatios(2.0, 3.0, 4.0)))
     for members, factors in ((("a", "b"), (2, 3, 4)), (("a", "a"), (1, 1, 1))):
         before, after = ideal.all_reduce((members,)), real.all_reduce((members,))
@@ -101,12 +101,12 @@ def test_ratios_lengthen_what_goes_over_nodes_and_nothing_inside_them() -> None:
         CollectiveRatios(all_gather=0.5)
 
 
-def test_the_flat_ring_is_taken_where_the_inside_of_the_nodes_is_slow() -> None:
+def test_flat_ring_is_used_when_links_inside_nodes_are_slow() -> None:
     found = Collectives(Network(ported(inside=1.0))).all_reduce((("a",) * 4 + ("b",) * 4,))
     assert found.seconds(1) == found.algorithms[0].seconds(1) < found.algorithms[1].seconds(1)
 
 
-def test_gloo_which_serves_emulated_devices_knows_flat_rings_alone(make_cluster: MakeCluster) -> None:
+def test_gloo_uses_flat_rings_only(make_cluster: MakeCluster) -> None:
     found = Collectives(Network(make_cluster((("fast", 2), ("fast", 2))))).all_reduce(
         (("node-1",) * 2 + ("node-2",) * 2,)
     )
@@ -136,7 +136,7 @@ def test_a_link_ratio_scales_every_bandwidth() -> None:
     )
 
 
-def test_messages_at_once_share_a_card_until_the_shorter_ones_are_through() -> None:
+def test_concurrent_messages_share_a_nic_until_the_shorter_end() -> None:
     fabric = Network(ported(3))
     found = fabric.concurrent_send_seconds([("a", "b", 4.0), ("a", "c", 1.0), ("a", "a", 4.0), ("b", "a", 4.0)])
     assert found == pytest.approx(
@@ -144,7 +144,7 @@ def test_messages_at_once_share_a_card_until_the_shorter_ones_are_through() -> N
     )
 
 
-def test_a_link_that_is_given_carries_no_more_for_two_messages_than_for_one() -> None:
+def test_two_messages_share_a_listed_link() -> None:
     """The cards of a and b carry 10 B/s; the link from a to b is given, and carries 1 B/s."""
     cluster = Cluster(
         (Accelerator("x", 1),),
@@ -166,7 +166,7 @@ messages = st.lists(
     faster=st.integers(0, 8),
     factor=st.floats(1, 10),
 )
-def test_no_card_carries_more_than_it_can_and_a_faster_link_slows_nothing(
+def test_no_nic_exceeds_its_rate_and_faster_links_never_slow(
     bandwidths: list[float], messages: list[tuple[str, str, float]], faster: int, factor: float
 ) -> None:
     pairs = [(s, t) for s in NODES for t in NODES]
@@ -200,7 +200,7 @@ def ended(*seconds: float) -> dict[tuple[int, int], StageEnd]:
     return {key: StageEnd(float(end)) for key, end in zip((A, B, C), seconds, strict=False)}
 
 
-def test_a_sum_beside_the_last_backward_shares_the_card_from_its_start() -> None:
+def test_reduction_shares_the_nic_with_the_last_backward() -> None:
     beside = GradientReduction((A,), (), 0.0, 0.0, {CARD: 4.0}, overlaps_backward=True)
     after = GradientReduction((B,), (), 2.0, 0.0, {CARD: 2.0})
     ends = {A: StageEnd(5.0, 3.0, 7.5), B: StageEnd(4.0)}
@@ -208,14 +208,14 @@ def test_a_sum_beside_the_last_backward_shares_the_card_from_its_start() -> None
     assert reduction_ends([beside, after], ends) == (9.0, 8.0)
 
 
-def test_a_sum_starts_when_its_owners_and_earlier_sums_are_done() -> None:
+def test_reduction_starts_after_its_owners_and_earlier_reductions() -> None:
     early = GradientReduction((A,), (), 1.0, 0.0)
     late = GradientReduction((A, B), (0,), 2.0, 0.5)
     assert reduction_ends([early, late], ended(1, 10)) == pytest.approx((2.0, 12.0))
     assert reduction_ends([early, late], ended(20, 10)) == pytest.approx((21.0, 23.0))
 
 
-def test_sums_that_meet_on_a_card_share_it() -> None:
+def test_concurrent_reductions_share_a_nic() -> None:
     one = GradientReduction((A,), (), 3.0, 0.0, {CARD: 3.0})
     two = GradientReduction((B,), (), 1.0, 0.0, {CARD: 1.0})
     assert reduction_ends([one, two], ended(0, 0)) == pytest.approx((4.0, 2.0))
@@ -231,7 +231,7 @@ def test_sums_that_meet_on_a_card_share_it() -> None:
     which=st.integers(0, 2),
     earlier=st.floats(0, 1),
 )
-def test_no_sum_ends_later_because_another_starts_earlier_or_is_shorter(
+def test_reduction_never_ends_later_when_another_is_earlier_or_shorter(
     starts: list[float], works: list[float], which: int, earlier: float
 ) -> None:
     def ends(starts: list[float], works: list[float]) -> tuple[float, ...]:
@@ -248,7 +248,7 @@ def test_no_sum_ends_later_because_another_starts_earlier_or_is_shorter(
         assert all(new <= old * (1 + 1e-9) for new, old in zip(after, before, strict=True))
 
 
-def test_groups_that_span_differently_reduce_inside_the_nodes_wherever_one_of_them_can() -> None:
+def test_groups_reduce_inside_nodes_when_any_of_them_can() -> None:
     """Whichever group comes first; each keeps the cards busy with what it moves itself."""
     nested, apart = ("a", "a", "b", "b"), ("a", "b", "c", "d")
     for groups in ((nested, apart), (apart, nested)):
@@ -260,7 +260,7 @@ def test_groups_that_span_differently_reduce_inside_the_nodes_wherever_one_of_th
         assert ring.seconds(1) == pytest.approx(2 * 3 / 4 * 2)
 
 
-def test_a_hierarchical_ring_shares_its_cards_with_rings_beside_it() -> None:
+def test_hierarchical_ring_shares_its_nics_with_concurrent_rings() -> None:
     collectives = Collectives(Network(ported(inside=1e9)))
     group = ("a", "a", "b", "b")
     load = collectives.concurrent_rings((group,) * 3)

@@ -51,7 +51,7 @@ DEGREES = [(1, 8, 1), (1, 4, 2), (1, 2, 4), (2, 4, 1), (2, 2, 2), (4, 2, 1), (4,
     schedule=st.sampled_from(Schedule),
     cuts=st.lists(st.integers(1, 13), min_size=7, max_size=7, unique=True),
 )
-def test_the_parts_add_up_and_the_safe_bound_holds(
+def test_breakdown_adds_up_and_the_safe_bound_holds(
     *,
     problem: Problem,
     make_plan: MakePlan,
@@ -82,7 +82,7 @@ def test_the_parts_add_up_and_the_safe_bound_holds(
     assert found.iteration_seconds >= m * slowest
 
 
-def test_one_device_alone_computes_and_updates(
+def test_single_device_only_computes_and_updates(
     make_problem: MakeProblem, make_cluster: MakeCluster, make_plan: MakePlan
 ) -> None:
     problem = make_problem(make_cluster((("fast", 1),)), batch=4)
@@ -111,7 +111,7 @@ def test_replicas_pay_one_ring_over_all_gradients(
     assert found.breakdown.bubble_seconds == 0
 
 
-def test_owners_of_a_tied_weight_in_two_stages_sum_it_apart(
+def test_tied_weight_of_two_stages_is_reduced_separately(
     make_problem: MakeProblem, make_cluster: MakeCluster, make_plan: MakePlan
 ) -> None:
     cluster = make_cluster((("fast", 1), ("fast", 1)), between=1e6)
@@ -128,7 +128,7 @@ def test_owners_of_a_tied_weight_in_two_stages_sum_it_apart(
     assert sum(held.values()) > together.peak_memory_bytes + 1000 * 128 * 16 - activation_and_boundary
 
 
-def test_the_slow_accelerator_counts_by_its_own_profile(problem: Problem, make_plan: MakePlan) -> None:
+def test_slow_accelerator_uses_its_own_profile(problem: Problem, make_plan: MakePlan) -> None:
     devices = problem.cluster.devices
     fast = cost(problem, make_plan(problem, [14], devices=devices[:1]))
     slow = cost(problem, make_plan(problem, [14], devices=devices[7:]))
@@ -138,14 +138,14 @@ def test_the_slow_accelerator_counts_by_its_own_profile(problem: Problem, make_p
     assert mixed.breakdown.compute_seconds == pytest.approx(slow.breakdown.compute_seconds / 2)
 
 
-def test_uneven_rows_even_out_unequal_replicas(problem: Problem, make_plan: MakePlan) -> None:
+def test_uneven_rows_balance_unequal_replicas(problem: Problem, make_plan: MakePlan) -> None:
     pair = (problem.cluster.devices[0], problem.cluster.devices[7])
     even = make_plan(problem, [14], data=2, rows=4, devices=pair)
     uneven = edit(even, rows=(6, 2))
     assert cost(problem, uneven).iteration_seconds < cost(problem, even).iteration_seconds
 
 
-def test_stages_of_different_degrees_exchange_overlapping_rows(problem: Problem) -> None:
+def test_stages_of_different_degrees_send_overlapping_rows(problem: Problem) -> None:
     devices = problem.cluster.devices
     stages = (
         Stage(devices[:4], (LayerRun(0, 7, 2, 2, (3, 1)),)),
@@ -165,7 +165,7 @@ def test_recomputing_trades_memory_for_time(problem: Problem, make_plan: MakePla
     assert after < before
 
 
-def test_a_long_pipeline_goes_on_at_its_pace(
+def test_long_pipeline_reaches_a_steady_pace(
     make_problem: MakeProblem, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = make_problem(batch=400)
@@ -179,7 +179,7 @@ def test_a_long_pipeline_goes_on_at_its_pace(
         assert sum(astuple(short.breakdown)) == pytest.approx(short.iteration_seconds)
 
 
-def test_a_plan_that_does_not_fit_says_which_device_lacks_how_much(
+def test_infeasible_plan_names_the_device_and_the_missing_bytes(
     make_problem: MakeProblem, make_cluster: MakeCluster, make_plan: MakePlan
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2),), memory=20 * 2**20))
@@ -201,7 +201,7 @@ def test_a_plan_that_does_not_fit_says_which_device_lacks_how_much(
         (lambda plan: elsewhere(plan, Device("node-1", 7)), "node node-1 has 2 devices"),
     ],
 )
-def test_what_is_not_there_is_refused(
+def test_plan_with_unknown_devices_or_layers_is_refused(
     problem: Problem, make_plan: MakePlan, change: Callable[[Plan], Plan], message: str
 ) -> None:
     plan = change(make_plan(problem, [7, 7]))
@@ -237,6 +237,6 @@ def test_a_missing_profile_is_named(problem: Problem, make_plan: MakePlan) -> No
         cost(lacking, make_plan(problem, [14], tensor=2))
 
 
-def test_the_estimate_is_the_same_each_time(problem: Problem, make_plan: MakePlan) -> None:
+def test_estimate_is_deterministic(problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, [5, 4, 4, 1], data=2)
     assert cost(problem, plan) == estimate_with_context(plan, problem.cost_context)

@@ -54,7 +54,7 @@ def rows_of(seats: RankLayout, index: int) -> set[int]:
 
 
 @given(old=seats_of(EIGHT, 8), new=seats_of(EIGHT, 8))
-def test_redistribution_sends_every_device_what_it_lacks_and_nothing_else(old: RankLayout, new: RankLayout) -> None:
+def test_redistribution_sends_only_missing_rows(old: RankLayout, new: RankLayout) -> None:
     got: dict[int, int] = {}
     for target, source, rows in missing_rows(old, new):
         got[target] = got.get(target, 0) + rows
@@ -63,7 +63,7 @@ def test_redistribution_sends_every_device_what_it_lacks_and_nothing_else(old: R
         assert got.get(index, 0) == len(rows_of(new, index) - rows_of(old, index))
 
 
-def test_redistribution_takes_rows_from_the_own_node_where_it_can(make_cluster: MakeCluster) -> None:
+def test_redistribution_prefers_rows_on_the_same_node(make_cluster: MakeCluster) -> None:
     """Data degree 4 becomes tensor degree 2 × data degree 2 over pairs on a node: no row crosses the network."""
     fabric = Network(make_cluster((("fast", 2), ("fast", 2)), between=1.0, within=100.0, latency=0.5))
     nodes = ("node-1", "node-1", "node-2", "node-2")
@@ -77,7 +77,7 @@ def test_redistribution_takes_rows_from_the_own_node_where_it_can(make_cluster: 
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_inside_a_node_all_that_a_device_gets_goes_through_its_own_port(make_cluster: MakeCluster, size: int) -> None:
+def test_messages_inside_a_node_use_the_receivers_port(make_cluster: MakeCluster, size: int) -> None:
     fabric = Network(make_cluster((("fast", size),), within=100.0, latency=0.5))
     nodes = ("node-1",) * size
     split, together = (
@@ -89,7 +89,7 @@ def test_inside_a_node_all_that_a_device_gets_goes_through_its_own_port(make_clu
 
 
 @pytest.mark.parametrize("nodes", [("a", "b", "c", "d"), ("a", "a", "a", "a")])
-def test_what_a_rank_lacks_it_gets_from_the_rank_with_its_own_tensor_index_modulo_the_old_degree(
+def test_rank_receives_from_its_tensor_index_modulo_the_old_degree(
     nodes: tuple[str, ...],
 ) -> None:
     """Tensor 2 × data 2 becomes tensor 4, if no holder is on the rank's node, and if all of them are."""
@@ -100,7 +100,7 @@ def test_what_a_rank_lacks_it_gets_from_the_rank_with_its_own_tensor_index_modul
     assert sorted(missing_rows(old, new)) == [(0, 2, 5), (1, 3, 5), (2, 0, 3), (3, 1, 3)]
 
 
-def test_a_receiver_reads_from_the_sender_with_its_tensor_index_modulo_the_senders_degree(
+def test_receiver_reads_from_its_tensor_index_modulo_the_senders_degree(
     make_cluster: MakeCluster,
 ) -> None:
     """Four receivers beside two senders: by that rule every one of them finds its sender on its own node."""
@@ -114,7 +114,7 @@ def test_a_receiver_reads_from_the_sender_with_its_tensor_index_modulo_the_sende
     assert [piece.send_seconds for piece in crossed] == [16.0]
 
 
-def test_a_stage_of_two_arrangements_goes_in_step_and_pays_for_the_change(problem: Problem) -> None:
+def test_stage_of_two_layouts_synchronises_and_pays_for_redistribution(problem: Problem) -> None:
     devices = problem.cluster.devices[:2]
     runs = (LayerRun(0, 7, 2, 1, (2,)), LayerRun(7, 7, 1, 2, (1, 1)))
     plan = Plan(14, 16, (Pipeline(8, 2, (Stage(devices, runs),)),))
@@ -131,7 +131,7 @@ def test_a_stage_of_two_arrangements_goes_in_step_and_pays_for_the_change(proble
     assert found.breakdown.compute_seconds == pytest.approx(8 * compute)
 
 
-def test_in_step_the_slowest_replica_of_each_run_counts(problem: Problem) -> None:
+def test_slowest_replica_of_each_run_counts(problem: Problem) -> None:
     """On a fast and a slow device, with the rows the other way round in the second run."""
     devices = (Device("node-1", 0), Device("node-4", 0))
     runs = (LayerRun(0, 7, 1, 2, (3, 1)), LayerRun(7, 7, 1, 2, (1, 3)))
@@ -159,7 +159,7 @@ def test_every_receiver_gets_its_rows_once(upper: RankLayout, lower: RankLayout)
     assert got == list(lower.rows)
 
 
-def test_pieces_of_a_boundary_share_the_card() -> None:
+def test_pieces_of_a_boundary_share_the_nic() -> None:
     names = "node-1", "node-2"
     links = tuple(Link(a, b, 0.25, 1e9 if a == b else 1.0) for a in names for b in names)
     fabric = Network(Cluster((Accelerator("card", 1),), tuple(Node(name, "card", 2) for name in names), links))
@@ -184,7 +184,7 @@ def two_pipelines(problem: Problem, tensors: tuple[int, int] = (1, 1), **run: ob
     return Plan(14, 16, tuple(pipelines))
 
 
-def test_gradients_are_summed_over_all_pipelines_when_the_last_of_them_is_done(problem: Problem) -> None:
+def test_gradients_are_reduced_after_the_last_pipeline_ends(problem: Problem) -> None:
     found = estimate_with_context(two_pipelines(problem), problem.cost_context)
     assert found.breakdown.bubble_seconds == 0
     ring = all_reduce_seconds(problem.cluster.devices, problem.model.parameters * 4, Network(problem.cluster))
@@ -197,7 +197,7 @@ def test_gradients_are_summed_over_all_pipelines_when_the_last_of_them_is_done(p
     assert str(found.critical_device).startswith("node-4")
 
 
-def test_pipelines_of_different_tensor_degrees_sum_slice_by_slice() -> None:
+def test_pipelines_of_different_tensor_degrees_reduce_per_slice() -> None:
     one = RankLayout(("a", "a"), 1, 2, RankOrder.TENSOR_INNER, (1, 1))
     two = RankLayout(("b", "b"), 2, 1, RankOrder.TENSOR_INNER, (2,))
     # Rank b:0 holds the first half, b:1 the second; both ranks of a hold both, and sum one after the other.
@@ -208,7 +208,7 @@ def test_pipelines_of_different_tensor_degrees_sum_slice_by_slice() -> None:
 
 
 @pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])
-def test_sharded_pipelines_sum_their_shards(problem: Problem, sharding: Sharding) -> None:
+def test_sharded_pipelines_reduce_their_shards(problem: Problem, sharding: Sharding) -> None:
     plan = two_pipelines(problem, sharding=sharding)
     paces = PlanTimes(plan, problem.cost_context)
     across = gradient_reductions(paces)[-1]
@@ -221,7 +221,7 @@ def test_sharded_pipelines_sum_their_shards(problem: Problem, sharding: Sharding
     assert across.seconds == pytest.approx(2 * (one - latency) + latency, rel=1e-3)
 
 
-def test_pipelines_that_share_weights_out_in_different_ways_hold_whole_gradients(problem: Problem) -> None:
+def test_pipelines_of_different_sharding_hold_whole_gradients(problem: Problem) -> None:
     devices = problem.cluster.devices
 
     def held(*data: int) -> int:
@@ -237,7 +237,7 @@ def test_pipelines_that_share_weights_out_in_different_ways_hold_whole_gradients
     assert held(4, 2) == whole
 
 
-def test_layers_with_the_same_owners_are_one_message(problem: Problem) -> None:
+def test_layers_with_equal_owners_share_a_message(problem: Problem) -> None:
     devices = problem.cluster.devices
     pipelines = (
         Pipeline(8, 1, tuple(Stage((d,), (run,)) for d, run in zip(devices[:2], runs(7, 7), strict=True))),
@@ -304,7 +304,7 @@ def plans(draw: st.DrawFn, devices: tuple[Device, ...]) -> Plan:
 
 @examples(300)
 @given(data=st.data(), overlaps_gradients=st.booleans())
-def test_no_plan_beats_its_lower_bound_and_the_parts_add_up(
+def test_estimate_is_above_its_lower_bound_and_its_parts_add_up(
     problem: Problem, data: st.DataObject, *, overlaps_gradients: bool
 ) -> None:
     setting = replace(problem.cost_context, runtime=replace(problem.runtime, overlaps_gradients=overlaps_gradients))

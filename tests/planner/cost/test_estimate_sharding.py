@@ -60,7 +60,7 @@ def half_ring(values: float) -> float:
     return (MEMBERS - 1) / MEMBERS * values * 4 / BANDWIDTH
 
 
-def test_zero1_scatters_gradients_updates_a_part_and_gathers_weights(problem: Problem, make_plan: MakePlan) -> None:
+def test_zero1_reduce_scatters_gradients_and_all_gathers_weights(problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, [14], data=MEMBERS, rows=2)
     whole, one = cost(problem, plan), cost(problem, sharded(plan, Sharding.ZERO1))
     values = problem.model.parameters
@@ -70,7 +70,7 @@ def test_zero1_scatters_gradients_updates_a_part_and_gathers_weights(problem: Pr
     assert one.iteration_seconds < whole.iteration_seconds
 
 
-def test_zero2_scatters_gradients_while_the_last_backward_runs(problem: Problem, make_plan: MakePlan) -> None:
+def test_zero2_reduce_scatters_during_the_last_backward(problem: Problem, make_plan: MakePlan) -> None:
     """Free bandwidth hides all but the last layer's; computation beside communication takes 1.3 times as long."""
     plan = sharded(make_plan(problem, [14], data=MEMBERS, rows=2), Sharding.ZERO2)
     fast = replace(
@@ -86,7 +86,7 @@ def test_zero2_scatters_gradients_while_the_last_backward_runs(problem: Problem,
     assert unhidden == pytest.approx(half_ring(problem.model.parameters), rel=0.5)
 
 
-def test_zero2_with_slow_links_leaves_what_the_backward_does_not_hide(problem: Problem, make_plan: MakePlan) -> None:
+def test_zero2_exposes_communication_when_links_are_slow(problem: Problem, make_plan: MakePlan) -> None:
     plan = sharded(make_plan(problem, [14], data=MEMBERS, rows=2), Sharding.ZERO2)
     slow = replace(
         problem.cluster, links=tuple(replace(k, bandwidth_bytes_per_second=1e3) for k in problem.cluster.links)
@@ -99,7 +99,7 @@ def test_zero2_with_slow_links_leaves_what_the_backward_does_not_hide(problem: P
     assert found.breakdown.gradient_sync_seconds == pytest.approx(total + (1.3 - 1 - 1) * (backward - head))
 
 
-def test_zero3_gathers_twice_a_micro_batch_and_hides_all_but_the_first_gather(
+def test_zero3_all_gathers_twice_per_micro_batch_and_exposes_only_the_first(
     problem: Problem, make_plan: MakePlan
 ) -> None:
     plan = sharded(make_plan(problem, [14], data=MEMBERS, rows=2), Sharding.ZERO3)
@@ -125,7 +125,7 @@ def test_zero3_gathers_twice_a_micro_batch_and_hides_all_but_the_first_gather(
     assert total == pytest.approx(sent + last_ones)
 
 
-def test_overlapped_gradients_hide_behind_the_backward(problem: Problem, make_plan: MakePlan) -> None:
+def test_overlapped_reductions_shorten_the_iteration(problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, [14], data=MEMBERS, rows=2)
     after, beside = cost(problem, plan), cost(problem, plan, overlaps_gradients=True)
     assert beside.iteration_seconds < after.iteration_seconds
@@ -151,7 +151,7 @@ def test_recomputing_repeats_the_forwards_all_reduces(problem: Problem, make_pla
     assert again.breakdown.tensor_sync_seconds == pytest.approx(micro_batches * 12 * 6 * ring)
 
 
-def test_rows_cost_what_the_runtime_says_that_they_add(problem: Problem) -> None:
+def test_row_growth_ratio_scales_the_cost_of_further_rows(problem: Problem) -> None:
     """compute_ratio × (profile(1) + row_growth_ratio × (profile(4) - profile(1))); memory and update do not grow by it."""
     runtime = Runtime(row_growth_ratio=0.25, compute_ratios=(ComputeRatio("emulated-fast", 2.0),))
     kind = problem.model.kind("block")
@@ -165,7 +165,7 @@ def test_rows_cost_what_the_runtime_says_that_they_add(problem: Problem) -> None
     assert found.activation_bytes == four.activation_bytes
 
 
-def test_a_first_row_that_was_measured_too_slow_makes_no_layer_take_less_than_nothing(problem: Problem) -> None:
+def test_layer_seconds_are_never_negative_when_the_first_row_was_slow(problem: Problem) -> None:
     runtime = Runtime(row_growth_ratio=4.0)
     slow = tuple(replace(one, forward_seconds=1.0) if one.rows == 1 else one for one in problem.profiles.layers)
     setting = replace(problem.cost_context, runtime=runtime, profiles=Profiles(slow))
@@ -173,14 +173,14 @@ def test_a_first_row_that_was_measured_too_slow_makes_no_layer_take_less_than_no
 
 
 @pytest.mark.parametrize("sharding", list(Sharding))
-def test_one_replica_has_nobody_to_share_with(problem: Problem, make_plan: MakePlan, sharding: Sharding) -> None:
+def test_sharding_changes_nothing_with_one_replica(problem: Problem, make_plan: MakePlan, sharding: Sharding) -> None:
     plan = make_plan(problem, [7, 7], rows=2)
     alone, same = cost(problem, plan), cost(problem, sharded(plan, sharding))
     assert same.iteration_seconds == alone.iteration_seconds
     assert same.memory_by_device == alone.memory_by_device
 
 
-def test_a_runtimes_ratios_and_constants_scale_what_they_name(problem: Problem, make_plan: MakePlan) -> None:
+def test_runtime_ratios_scale_their_own_terms(problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, [14], data=MEMBERS, rows=2)
     plain = cost(problem, plan)
     assert cost(problem, plan, constant_seconds=2.0).iteration_seconds == pytest.approx(plain.iteration_seconds + 2)
@@ -202,9 +202,7 @@ steps = st.lists(st.builds(LayerPass, seconds, seconds, seconds, seconds), min_s
 
 
 @given(steps=steps, ratio=st.floats(1, 2))
-def test_a_walk_takes_at_least_its_computation_and_at_most_everything_in_turn(
-    steps: Sequence[LayerPass], ratio: float
-) -> None:
+def test_overlap_takes_between_computation_and_the_sum_of_all(steps: Sequence[LayerPass], ratio: float) -> None:
     spent, left = overlapped_seconds(steps, ratio)
     alone = sum(step.compute_seconds + step.sync_seconds for step in steps)
     talk = sum(step.gather_seconds + step.reduce_seconds for step in steps)
@@ -216,7 +214,7 @@ def test_a_walk_takes_at_least_its_computation_and_at_most_everything_in_turn(
 
 
 @given(steps=steps, ratio=st.floats(1, 3), which=st.integers(0, 5), part=st.integers(0, 3), shorter=st.floats(0, 1))
-def test_a_walk_is_never_longer_for_a_shorter_part(
+def test_overlap_is_monotone_in_its_parts(
     steps: Sequence[LayerPass], ratio: float, which: int, part: int, shorter: float
 ) -> None:
     index = which % len(steps)

@@ -20,7 +20,7 @@ CLUSTER = Cluster((Accelerator("x", 10**12),), tuple(Node(name, "x", 4, CARD, IN
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
-def test_the_card_carries_a_boundary_once(tensor):
+def test_nic_carries_a_boundary_once(tensor):
     fabric = Network(CLUSTER)
     upper, lower = (RankLayout((name,) * tensor, tensor, 1, RankOrder.TENSOR_INNER, (3,)) for name in "ab")
     whole, parts = (
@@ -35,7 +35,7 @@ def test_the_card_carries_a_boundary_once(tensor):
 
 
 @pytest.mark.parametrize("is_split", [False, True])
-def test_searches_that_look_at_few_plans_find_the_best_all_the_same(make_cluster, make_problem, is_split):
+def test_pruned_search_finds_the_best_plan_with_split_boundaries(make_cluster, make_problem, is_split):
     """Plans that AMP prunes by its bounds are no better, even with limited single streams and split boundaries."""
     plain = make_cluster((("fast", 4), ("slow", 4)))
     card = Port(1e-4, 4e6, flow_bytes_per_second=1e6)

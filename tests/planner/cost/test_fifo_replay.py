@@ -50,13 +50,13 @@ def test_a_full_link_sets_the_pace() -> None:
     assert longer - shorter == pytest.approx(2 * 10 * 3.0, rel=0.01)
 
 
-def test_what_takes_no_time_ends_at_once() -> None:
+def test_zero_length_operations_end_immediately() -> None:
     works, channels = chain_of_replicas(2, [(0.0, 0.0), (0.0, 0.0)], [0.0], queued=True)
     for schedule in Schedule:
         assert set(replay_merged(schedule, 9, works, channels).ends) == {0.0}
 
 
-def test_messages_that_never_meet_do_not_wait() -> None:
+def test_messages_that_do_not_overlap_do_not_wait() -> None:
     works, channels = chain_of_replicas(2, [(1.0, 2.0), (1.0, 2.0)], [0.1], queued=True)
     works[1] = works[1]._replace(forward_seconds=1.3)
     apart = [channel._replace(nic_queues=()) for channel in channels]
@@ -71,7 +71,7 @@ def test_messages_that_never_meet_do_not_wait() -> None:
     micro_batches=st.integers(1, 12),
     schedule=st.sampled_from(Schedule),
 )
-def test_queueing_lies_between_no_sharing_and_leaving_together(
+def test_queueing_is_between_no_sharing_and_joint_departure(
     replicas: int, times: list[tuple[float, float]], drain: float, micro_batches: int, schedule: Schedule
 ) -> None:
     def whole(works: list[PassDurations], channels: list[BoundaryChannel]) -> ReplayTrace:
@@ -100,7 +100,7 @@ def seats(node: str, tensor: int = 1) -> RankLayout:
     return RankLayout.of(Stage((Device(node, 0), Device(node, 1)), (run,)), run)
 
 
-def test_only_under_emulation_do_pieces_queue() -> None:
+def test_pieces_queue_only_when_emulated() -> None:
     shared = boundary_messages(seats("a"), seats("b"), 4.0, REAL)
     queued = boundary_messages(seats("a"), seats("b"), 4.0, EMULATED)
     assert [(piece.send_seconds, piece.queues) for piece in shared.pieces] == [(1.0, ())] * 2
@@ -109,6 +109,6 @@ def test_only_under_emulation_do_pieces_queue() -> None:
     assert queued.nic_seconds == shared.nic_seconds == {("out", "a"): 1.0, ("in", "b"): 1.0}
 
 
-def test_a_piece_alone_on_its_cards_has_no_queue() -> None:
+def test_single_piece_on_its_nics_does_not_queue() -> None:
     found = boundary_messages(seats("a", tensor=2), seats("b", tensor=2), 4.0, EMULATED)
     assert [(piece.send_seconds, piece.queues) for piece in found.pieces] == [(1.0, ())]

@@ -175,7 +175,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     constant=st.sampled_from([0, 10**9]),
     divides=st.booleans(),
 )
-def test_every_device_holds_what_the_count_says(
+def test_memory_equals_the_oracles_count(
     *,
     problem: Problem,
     divided: Problem,
@@ -201,7 +201,7 @@ def test_every_device_holds_what_the_count_says(
     assert found.peak_memory_bytes == max(part.total_bytes for part in expected)
 
 
-def test_a_vocabulary_is_divided_where_every_accelerator_was_measured_so(problem: Problem, divided: Problem) -> None:
+def test_vocabulary_is_sharded_when_every_accelerator_was_profiled_so(problem: Problem, divided: Problem) -> None:
     one_of_two = divide_vocabulary(problem, ["emulated-fast"])
     head = problem.model.kind("head")
     for setting, ranks in ((problem.cost_context, 1), (divided.cost_context, 4), (one_of_two.cost_context, 1)):
@@ -213,7 +213,7 @@ def test_a_vocabulary_is_divided_where_every_accelerator_was_measured_so(problem
         assert loss_bytes(setting, 4, 2) == 2 * 2 * TOKENS * VOCABULARY * 4 // ranks
 
 
-def test_what_a_search_counts_for_a_divided_vocabulary_is_what_the_estimate_counts(divided: Problem) -> None:
+def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> None:
     devices = divided.cluster.devices
     stages = (Stage(devices[:4], (LayerRun(0, 7, 4, 1, (2,)),)), Stage(devices[4:], (LayerRun(7, 7, 4, 1, (2,)),)))
     found = estimate_with_context(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.cost_context)
@@ -222,7 +222,7 @@ def test_what_a_search_counts_for_a_divided_vocabulary_is_what_the_estimate_coun
     assert found.memory_by_device[4][1] == needed[1, 7, 14]
 
 
-def test_gradients_of_a_divided_vocabulary_are_summed_in_parts(problem: Problem, divided: Problem) -> None:
+def test_gradients_of_a_sharded_vocabulary_are_reduced_in_shards(problem: Problem, divided: Problem) -> None:
     """The tied weight over its owners, the rest of its layers among the replicas."""
     devices = problem.cluster.devices
     runs = LayerRun(0, 7, 2, 2, (1, 1)), LayerRun(7, 7, 2, 2, (1, 1))

@@ -141,7 +141,7 @@ def test_renaming_and_reordering_nodes_changes_nothing(
 
 @examples(80)
 @given(setting=cases, plan=plans())
-def test_all_times_doubled_double_the_iteration(setting: CostContext, plan: Plan) -> None:
+def test_iteration_doubles_when_all_times_double(setting: CostContext, plan: Plan) -> None:
     def slower(port: Port | None) -> Port | None:
         return port and Port(2 * port.latency_seconds, port.bandwidth_bytes_per_second / 2)
 

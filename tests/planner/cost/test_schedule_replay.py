@@ -98,7 +98,7 @@ durations = st.floats(0.01, 5)
     latency=st.floats(0, 1),
     schedule=st.sampled_from(Schedule),
 )
-def test_the_replay_equals_the_recurrence_however_many_micro_batches_it_skips(
+def test_replay_equals_the_recurrence_with_skipped_micro_batches(
     *, times: list[tuple[float, float]], micro_batches: int, exchange: float, latency: float, schedule: Schedule
 ) -> None:
     timeline = pipeline(times, micro_batches, exchange=exchange, latency=latency, schedule=schedule)
@@ -112,7 +112,7 @@ def test_the_replay_equals_the_recurrence_however_many_micro_batches_it_skips(
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
-def test_a_long_pipeline_replays_few_rounds(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_pipeline_is_replayed_in_few_rounds(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
     done = 0
     step = Replay._execute
 
@@ -128,7 +128,7 @@ def test_a_long_pipeline_replays_few_rounds(schedule: Schedule, monkeypatch: pyt
     assert max(timeline.ends) == pytest.approx(recurrence(times, 10_000, 0.1, 0.0, schedule), rel=1e-6)
 
 
-def test_without_a_steady_pace_the_mean_pace_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_extrapolates_the_mean_pace_when_there_is_no_steady_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replay, "_is_steady", lambda *_: False)
     times = [(1.0, 2.0), (1.5, 2.5), (0.5, 3.0)]
     works, channels = chain(times, 0.3, 0.01)
@@ -166,7 +166,7 @@ def replicated(draw: st.DrawFn) -> tuple[list[PassDurations], list[BoundaryChann
 
 
 @given(flow=replicated(), micro_batches=st.integers(1, 12), schedule=st.sampled_from(Schedule))
-def test_lumps_end_when_their_workers_do(
+def test_merged_workers_end_like_single_ones(
     flow: tuple[list[PassDurations], list[BoundaryChannel]], micro_batches: int, schedule: Schedule
 ) -> None:
     whole = Replay(schedule, micro_batches, *flow, max_rounds=10_000).run()
@@ -175,7 +175,7 @@ def test_lumps_end_when_their_workers_do(
         assert getattr(lumped, name) == pytest.approx(getattr(whole, name), rel=1e-6, abs=1e-9)
 
 
-def test_a_thousand_like_lanes_are_one() -> None:
+def test_thousand_equal_lanes_are_merged() -> None:
     works, channels = [], []
     for lane in range(1000):
         one, two = chain([(1.0, 2.0), (1.5, 2.0)], 0.1, 0.0)
@@ -188,7 +188,7 @@ def test_a_thousand_like_lanes_are_one() -> None:
     assert (len(found.durations), len(found.channels)) == (2, 2)
 
 
-def test_lanes_whose_messages_differ_in_latency_alone_are_not_alike() -> None:
+def test_lanes_with_different_latencies_are_not_merged() -> None:
     """Two lanes of one worker above another: the second waits 0.5 longer for every message."""
     works = [PassDurations(lane // 2, 1.0, 2.0, 2.0) for lane in range(4)]
     channels = [
@@ -212,7 +212,7 @@ def test_lanes_whose_messages_differ_in_latency_alone_are_not_alike() -> None:
     exchange=st.floats(0, 3),
     schedule=st.sampled_from(Schedule),
 )
-def test_nothing_ends_later_because_an_operation_or_a_message_is_shorter(
+def test_replay_is_monotone_in_operations_and_messages(
     *,
     times: list[tuple[float, float]],
     shorter: float,

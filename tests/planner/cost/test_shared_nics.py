@@ -50,7 +50,7 @@ def reduced(rings: int) -> float:
     return MESSAGE / INSIDE + rings * MESSAGE / NETWORK
 
 
-def test_tensor_groups_of_two_replicas_share_the_cards_between_the_nodes() -> None:
+def test_tensor_groups_of_two_replicas_share_nics() -> None:
     halves = (*A[:4], *B[:4])
     both = paces(stage(halves, 0, 6, 4, order=RankOrder.DATA_INNER))
     group = ("a", "a", "b", "b")
@@ -60,19 +60,19 @@ def test_tensor_groups_of_two_replicas_share_the_cards_between_the_nodes() -> No
     assert alone.tensor_all_reduce(group).seconds(MESSAGE) == pytest.approx(reduced(1))
 
 
-def test_tensor_groups_of_two_stages_share_the_cards_flat_rings_too() -> None:
+def test_tensor_groups_of_two_stages_share_nics() -> None:
     """One member on each node: there is nothing to reduce inside."""
     two = paces(stage((A[0], B[0]), 0, 3, 2), stage((A[1], B[1]), 3, 3, 2))
     assert two.tensor_all_reduce(("a", "b")).seconds(MESSAGE) == pytest.approx(2 * MESSAGE / NETWORK)
 
 
-def test_tensor_groups_inside_a_node_use_no_card() -> None:
+def test_tensor_groups_inside_a_node_use_no_nic() -> None:
     mixed = paces(stage((A[0], B[0]), 0, 3, 2), stage((A[1], A[2]), 3, 3, 2))
     assert mixed.tensor_all_reduce(("a", "b")).seconds(MESSAGE) == pytest.approx(MESSAGE / NETWORK)
     assert mixed.tensor_all_reduce(("a", "a")).seconds(MESSAGE) == pytest.approx(MESSAGE / INSIDE)
 
 
-def test_runs_of_one_stage_take_turns_on_the_cards() -> None:
+def test_runs_of_one_stage_use_nics_one_after_the_other() -> None:
     """The first run has one ring over the cards at a time, the second two, and never are there three."""
     devices = (A[0], B[0], A[1], B[1])
     runs = (LayerRun(0, 3, 4, 1, (4,)), LayerRun(3, 3, 2, 2, (2, 2)))
@@ -88,7 +88,7 @@ def test_runs_of_one_stage_take_turns_on_the_cards() -> None:
 
 
 @pytest.mark.parametrize("sharing", [False, True])
-def test_gathers_of_two_stages_share_the_cards(*, sharing: bool) -> None:
+def test_all_gathers_of_two_stages_share_nics(*, sharing: bool) -> None:
     """Layers that compute nothing hide nothing: a forward takes as long as all its gathers."""
     sharded = {"sharding": Sharding.ZERO3}
     found = paces(
@@ -101,7 +101,7 @@ def test_gathers_of_two_stages_share_the_cards(*, sharing: bool) -> None:
 
 
 @pytest.mark.parametrize("tensors", [(2, 3), (3, 2), (1, 2), (1, 1)])
-def test_pipelines_of_any_tensor_degrees_sum_every_slice_once(tensors: tuple[int, int]) -> None:
+def test_pipelines_of_any_tensor_degrees_reduce_every_slice_once(tensors: tuple[int, int]) -> None:
     """Whoever holds what: each value goes over the cards between two pipelines once in either direction."""
     stages = [
         Stage(devices[:tensor], (LayerRun(0, 6, tensor, 1, (4,)),))
@@ -123,14 +123,14 @@ def pipelines_of_replicas(*rows: tuple[int, ...], sharding: Sharding) -> Plan:
     return Plan(6, 2 * sum(rows[0]), tuple(Pipeline(1, sum(rows[0]), (one,)) for one in stages))
 
 
-def test_pipelines_that_share_weights_out_alike_sum_every_part_once() -> None:
+def test_pipelines_of_equal_sharding_reduce_every_shard_once() -> None:
     syncs = gradient_reductions(PlanTimes(pipelines_of_replicas((3, 3), (3, 3), sharding=Sharding.ZERO1), setting()))
     assert [one.stages for one in syncs] == [((0, 0),), ((1, 0),), ((0, 0), (1, 0))]
     assert syncs[-1].seconds == pytest.approx(setting().resident_parameters(0, 6, 1) * 4 / NETWORK)
 
 
 @pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])
-def test_pipelines_that_share_weights_out_in_different_ways_sum_them_whole(sharding: Sharding) -> None:
+def test_pipelines_of_different_sharding_reduce_whole_weights(sharding: Sharding) -> None:
     """The worker does so, too: it reduces over all replicas of both pipelines, after the last backward."""
     shared, whole = (
         gradient_reductions(PlanTimes(pipelines_of_replicas((3, 3), (2, 2, 2), sharding=one), setting()))
@@ -140,7 +140,7 @@ def test_pipelines_that_share_weights_out_in_different_ways_sum_them_whole(shard
     assert [one.stages for one in shared] == [((0, 0), (1, 0))]
 
 
-def test_no_pipeline_is_done_before_the_busiest_card_has_carried_its_messages() -> None:
+def test_no_pipeline_ends_before_the_busiest_nic() -> None:
     """Stages on a, b, a, b: three boundaries meet on each card, which the replay of one boundary does not see."""
     stages = [
         stage((device,), first, count, 1)
@@ -157,7 +157,7 @@ def test_no_pipeline_is_done_before_the_busiest_card_has_carried_its_messages() 
         assert one.transit_seconds[0] + one.idle_seconds[0] == pytest.approx(one.ends[0])
 
 
-def test_sums_beside_the_last_backward_keep_a_card_busy_with_what_they_move() -> None:
+def test_reductions_during_the_last_backward_occupy_the_nic() -> None:
     """A whole all-reduce over a pair, or the half of it that a reduce-scatter is."""
     busy = {}
     for sharding in (Sharding.NONE, Sharding.ZERO2):

@@ -47,7 +47,7 @@ def sums(found: Breakdown) -> float:
     return found.gradient_sync_seconds + found.shared_weight_sync_seconds
 
 
-def test_one_arrangement_sums_the_tied_weight_with_the_rest(problem: Problem) -> None:
+def test_tied_weight_is_reduced_with_the_rest_when_layouts_are_equal(problem: Problem) -> None:
     whole = of_one_stage(problem, plain(14, 1)).breakdown
     cut = of_one_stage(problem, plain(1, 1), plain(13, 1)).breakdown
     assert whole.shared_weight_sync_seconds == cut.shared_weight_sync_seconds == 0
@@ -56,7 +56,7 @@ def test_one_arrangement_sums_the_tied_weight_with_the_rest(problem: Problem) ->
 
 @pytest.mark.parametrize("tensor", [2, 4])
 @pytest.mark.parametrize("first", [True, False])
-def test_an_end_that_is_arranged_differently_sums_it_over_all_ranks(problem: Problem, tensor: int, first: bool) -> None:
+def test_tied_weight_is_reduced_over_all_ranks_when_layouts_differ(problem: Problem, tensor: int, first: bool) -> None:
     runs = [plain(1, tensor), plain(13, 1)] if first else [plain(13, 1), plain(1, tensor)]
     found = of_one_stage(problem, *runs).breakdown
     ring = all_reduce_seconds(problem.cluster.devices, TIED_BYTES, Network(problem.cluster))
@@ -67,14 +67,14 @@ def test_an_end_that_is_arranged_differently_sums_it_over_all_ranks(problem: Pro
 
 
 @pytest.mark.parametrize(("order", "apart"), [(RankOrder.TENSOR_INNER, False), (RankOrder.DATA_INNER, True)])
-def test_ends_of_one_degree_sum_it_by_tensor_index_unless_other_ranks_have_that(
+def test_tied_weight_is_reduced_per_tensor_index_when_degrees_are_equal(
     problem: Problem, order: RankOrder, apart: bool
 ) -> None:
     found = of_one_stage(problem, plain(1, 2, order), plain(12, 1), plain(1, 2)).breakdown
     assert (found.shared_weight_sync_seconds > 0) is apart
 
 
-def test_ends_that_share_it_out_differently_hold_it_whole(problem: Problem) -> None:
+def test_tied_weight_is_whole_when_ends_shard_differently(problem: Problem) -> None:
     alike = of_one_stage(
         problem, (1, 1, RankOrder.TENSOR_INNER, Sharding.ZERO3), (13, 1, RankOrder.TENSOR_INNER, Sharding.ZERO3)
     )
@@ -89,9 +89,7 @@ def test_ends_that_share_it_out_differently_hold_it_whole(problem: Problem) -> N
 
 @pytest.mark.parametrize("sharding", list(Sharding))
 @pytest.mark.parametrize("cut", [1, 7, 13])
-def test_where_a_run_is_cut_the_tied_weight_is_updated_and_collected_once_all_the_same(
-    problem: Problem, sharding: Sharding, cut: int
-) -> None:
+def test_tied_weight_is_updated_once_when_a_run_is_cut(problem: Problem, sharding: Sharding, cut: int) -> None:
     whole = of_one_stage(problem, (14, 1, RankOrder.TENSOR_INNER, sharding))
     parts = of_one_stage(
         problem, (cut, 1, RankOrder.TENSOR_INNER, sharding), (14 - cut, 1, RankOrder.TENSOR_INNER, sharding)
@@ -102,7 +100,7 @@ def test_where_a_run_is_cut_the_tied_weight_is_updated_and_collected_once_all_th
     assert parts.memory_parts[0].weights_bytes == pytest.approx(whole.memory_parts[0].weights_bytes, abs=64)
 
 
-def test_what_is_held_whole_is_updated_whole(problem: Problem) -> None:
+def test_unsharded_weights_are_updated_whole(problem: Problem) -> None:
     sharded, none = (1, 1, RankOrder.TENSOR_INNER, Sharding.ZERO1), plain(13, 1)
     unlike, unsharded = of_one_stage(problem, sharded, none), of_one_stage(problem, plain(14, 1))
     positions = 64 * 128 / 5e7

@@ -134,7 +134,7 @@ def test_devices_may_specialise_in_layers() -> None:
     assert balanced_seconds(work, np.array([2.0, 1.0])) == pytest.approx(10 / 11)
 
 
-def test_the_work_bound_is_at_most_the_estimate_that_auto_goes_by() -> None:
+def test_work_bound_is_at_most_the_estimate_of_auto() -> None:
     for seed in range(20):
         problem = drawn_problem(random.Random(seed))
         assert (
@@ -159,14 +159,14 @@ def test_one_device_that_only_computes_reaches_the_work_bound(make_problem: Call
     assert work_bound_seconds(setting, [node.name], 6) == pytest.approx(seconds, rel=1e-8)
 
 
-def test_only_the_nodes_that_plans_may_use_count(make_problem: Callable[..., Problem]) -> None:
+def test_work_bound_counts_only_allowed_nodes(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
     setting, nodes = problem.cost_context, problem.nodes
     all_nodes, few = (work_bound_seconds(setting, some, 16) for some in (nodes, nodes[:1]))
     assert few > all_nodes
 
 
-def test_a_kind_that_no_device_has_a_profile_of_is_refused(make_problem: Callable[..., Problem]) -> None:
+def test_kind_without_any_profile_is_refused(make_problem: Callable[..., Problem]) -> None:
     problem = make_problem()
     kind = problem.model.kinds[0].name
     kept = tuple(layer for layer in problem.profiles.layers if layer.kind != kind)

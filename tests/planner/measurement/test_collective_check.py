@@ -23,7 +23,7 @@ def exact(kind: str = "all_reduce", size: int = 10**6, members: tuple[Device, ..
     return CollectiveTime(kind, members, size, seconds, 5)
 
 
-def test_what_takes_as_long_as_predicted_is_off_by_nothing() -> None:
+def test_error_is_zero_when_prediction_and_measurement_agree() -> None:
     inside = (Device("a", 0), Device("a", 1))
     times = [exact(kind, size, members) for kind in ("all_reduce", "all_gather", "reduce_scatter")
              for size in (1_000, 10**8) for members in (OVER, inside, (*inside, *OVER[1:]))]  # fmt: skip
@@ -33,7 +33,7 @@ def test_what_takes_as_long_as_predicted_is_off_by_nothing() -> None:
     assert check.worst.error == pytest.approx(0)
 
 
-def test_the_mean_weighs_what_takes_long_and_has_no_sign_and_the_worst_has_its_own() -> None:
+def test_mean_error_is_absolute_and_weighted_and_the_worst_is_signed() -> None:
     slow, fast = exact(), exact("all_gather")
     slow, fast = replace(slow, seconds=2 * slow.seconds), replace(fast, seconds=0.8 * fast.seconds)
     check = check_collectives([slow, exact(), fast], CLUSTER)
@@ -43,14 +43,14 @@ def test_the_mean_weighs_what_takes_long_and_has_no_sign_and_the_worst_has_its_o
     assert check.worst.predicted_seconds == pytest.approx(slow.seconds / 2)
 
 
-def test_nothing_measured_is_nothing_checked_and_strangers_are_refused() -> None:
+def test_check_is_empty_without_measurements_and_refuses_unknown_nodes() -> None:
     assert check_collectives([], CLUSTER) is None
     assert check_collectives([replace(exact(), seconds=0.0)], CLUSTER) is None
     with pytest.raises(ValueError, match="no node x"):
         check_collectives([replace(exact(), members=(Device("a", 0), Device("x", 0)))], CLUSTER)
 
 
-def test_ratios_are_those_of_all_measured_ones_over_nodes_together_and_none_is_below_one() -> None:
+def test_ratios_pool_collectives_across_nodes_and_are_at_least_one() -> None:
     long, short = exact("reduce_scatter", 10**7), exact("reduce_scatter", 10**6)
     long, short = replace(long, seconds=2 * long.seconds), replace(short, seconds=4 * short.seconds)
     inside = exact("all_gather", members=(Device("a", 0), Device("a", 1)))
@@ -63,7 +63,7 @@ def test_ratios_are_those_of_all_measured_ones_over_nodes_together_and_none_is_b
     assert check.mean_error == pytest.approx(0)
 
 
-def test_inside_a_node_rings_are_undisturbed() -> None:
+def test_rings_inside_a_node_have_no_ratio() -> None:
     inside = exact("all_gather", members=(Device("a", 0), Device("a", 1)))
     assert collective_ratios([replace(inside, seconds=3 * inside.seconds)], CLUSTER).all_gather == 1
     assert collective_ratios([], CLUSTER).all_gather == 1

@@ -52,7 +52,7 @@ places = st.builds(NodeLocation, st.sampled_from("ab"), st.tuples(st.sampled_fro
 
 
 @given(st.lists(places, min_size=1, max_size=40))
-def test_every_pair_is_of_exactly_one_kind(found: list[NodeLocation]) -> None:
+def test_every_pair_has_exactly_one_kind(found: list[NodeLocation]) -> None:
     nodes = {f"node-{number}": place for number, place in enumerate(found)}
     kinds = link_kinds(nodes)
     assert unordered(pair for kind in kinds for pair in kind.pairs()) == unordered(combinations(nodes, 2))
@@ -65,7 +65,7 @@ def test_every_pair_is_of_exactly_one_kind(found: list[NodeLocation]) -> None:
     assert len({kind.name for kind in kinds}) == len(kinds)
 
 
-def test_a_kinds_samples_have_no_node_in_common() -> None:
+def test_samples_of_a_kind_share_no_node() -> None:
     left, across, right = link_kinds(PLACES)
     for kind in (left, across):
         nodes = [node for pair in kind.sample for node in pair]
@@ -77,13 +77,13 @@ def test_a_kinds_samples_have_no_node_in_common() -> None:
     assert across.name == "between left/m and right/m"
 
 
-def test_of_nodes_without_labels_a_near_and_a_far_pair_are_measured() -> None:
+def test_near_and_far_pairs_are_sampled_when_nodes_have_no_labels() -> None:
     (kind,) = link_kinds(dict.fromkeys((f"node-{number:03}" for number in range(100)), NodeLocation("m")))
     distances = [int(b[5:]) - int(a[5:]) for a, b in kind.sample]
     assert distances == [1, 50]
 
 
-def test_with_many_groups_kinds_are_what_is_shared_and_stay_few() -> None:
+def test_kinds_stay_few_when_groups_are_many() -> None:
     few = in_racks(MOST_GROUPS * 4, 4)
     assert len(link_kinds(few)) == MOST_GROUPS * (MOST_GROUPS + 1) // 2
     nodes = in_racks(500, 4)
@@ -104,7 +104,7 @@ def test_five_hundred_nodes_take_few_pods() -> None:
         assert len(sampling.first_nodes) <= 4 * MOST_GROUPS
 
 
-def test_links_that_are_alike_are_not_measured_further() -> None:
+def test_homogeneous_kind_gets_no_further_samples() -> None:
     kind = link_kinds(PLACES)[0]
     assert heterogeneous_kinds([kind], links(kind.sample)) == ()
     slower = kind.sample[1]
@@ -117,12 +117,12 @@ def test_links_that_are_alike_are_not_measured_further() -> None:
         heterogeneous_kinds([kind], {})
 
 
-def test_a_kind_that_is_measured_whole_leaves_no_doubt() -> None:
+def test_fully_measured_kind_gets_no_further_samples() -> None:
     (kind,) = link_kinds({"a": NodeLocation("m"), "b": NodeLocation("m")})
     assert heterogeneous_kinds([kind], {("a", "b"): Link("a", "b", 0, 1e9), ("b", "a"): Link("b", "a", 0, 1e6)}) == ()
 
 
-def test_further_pairs_are_bounded_shared_and_spread_over_the_nodes() -> None:
+def test_further_samples_are_bounded_and_spread_over_nodes() -> None:
     large, small = (
         dict.fromkeys((f"{name}-{i}" for i in range(count)), NodeLocation(name))
         for name, count in (("x", 200), ("y", 5))
@@ -137,7 +137,7 @@ def test_further_pairs_are_bounded_shared_and_spread_over_the_nodes() -> None:
     assert len({int(b[2:]) - int(a[2:]) for a, b in first}) >= 3
 
 
-def test_further_pairs_take_no_more_of_a_report_than_they_may() -> None:
+def test_further_samples_fit_into_a_report() -> None:
     nodes = {f"{name}-{number:03}": NodeLocation(name) for name in ("long-" * 40, "s") for number in range(60)}
     kinds = [kind for kind in link_kinds(nodes) if kind.name.startswith("among")]
     found = further_pairs(kinds, most_bytes=200_000)
@@ -147,7 +147,7 @@ def test_further_pairs_take_no_more_of_a_report_than_they_may() -> None:
     assert take_within([("a", "b"), ("c", "c")], links_bytes([("a", "b")])) == (("a", "b"),)
 
 
-def test_insides_are_compared_by_machine() -> None:
+def test_links_inside_nodes_are_compared_per_machine_type() -> None:
     nodes = tuple(Node(name, "t4", devices) for name, devices in (("a", 2), ("b", 2), ("c", 2), ("d", 1)))
     sampling = LinkSampling(
         nodes, (*(NodeLocation("2 × t4", (rack,)) for rack in "123"), NodeLocation("1 × t4", ("3",)))
@@ -162,7 +162,7 @@ def test_insides_are_compared_by_machine() -> None:
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))
-def test_sizes_reach_from_a_rows_activations_to_all_gradients(dtype: Dtype) -> None:
+def test_message_sizes_range_from_a_rows_activations_to_all_gradients(dtype: Dtype) -> None:
     model = Model.of(Gpt(4, 512, 8, 128, 5_000), dtype)
     sizes = collective_sizes(model)
     assert sizes[0] == 128 * 512 * dtype.num_bytes
@@ -171,7 +171,7 @@ def test_sizes_reach_from_a_rows_activations_to_all_gradients(dtype: Dtype) -> N
         assert few < many <= 1.01 * LARGEST_STEP * few
 
 
-def test_sizes_are_bounded_and_models_without_tensor_sums_have_some() -> None:
+def test_message_sizes_are_bounded_and_never_empty() -> None:
     assert collective_sizes(Model.of(Gpt(2, 16_384, 8, 128, 50_000)))[-1] == MOST_BYTES
     images = Model.of(WideResnet())
     assert collective_sizes(images)

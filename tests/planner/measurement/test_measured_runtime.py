@@ -24,27 +24,27 @@ SLOW = (CollectiveTime("all_reduce", (Device("a", 0), Device("b", 0)), 1_000_000
 OVERLAPS = tuple(Overlap(node, ratio) for node, ratio in (("a", 1.1), ("b", 1.2), ("c", 5.0)))
 
 
-def test_without_measurements_it_is_the_usual_one_but_emulated_devices_keep_their_pace() -> None:
+def test_runtime_is_the_default_without_measurements_and_paced_when_emulated() -> None:
     assert measured_runtime(CLUSTER) == Runtime()
     assert measured_runtime(EMULATED) == Runtime(overlap_slowdown_ratio=1.0)
     assert measured_runtime(EMULATED, overlaps=OVERLAPS).overlap_slowdown_ratio == 1.0
 
 
-def test_it_takes_what_collectives_and_overlap_were_measured_to_take() -> None:
+def test_runtime_takes_measured_collectives_and_overlap() -> None:
     found = measured_runtime(CLUSTER, SLOW, OVERLAPS)
     assert found == Runtime(collective_ratios=collective_ratios(SLOW, CLUSTER), overlap_slowdown_ratio=1.2)
     assert found.collective_ratios.all_reduce > 10
     assert measured_runtime(EMULATED, SLOW).collective_ratios == found.collective_ratios
 
 
-def test_a_slow_down_below_one_is_scatter() -> None:
+def test_slowdown_below_one_counts_as_noise() -> None:
     fast = (Overlap("a", 0.9),)
     assert overlap_slowdown(fast) == 0.9
     assert measured_runtime(CLUSTER, overlaps=fast).overlap_slowdown_ratio == 1.0
     assert overlap_slowdown(()) is None
 
 
-def test_devices_that_the_cluster_lacks_are_refused() -> None:
+def test_unknown_devices_are_refused() -> None:
     strange = replace(SLOW[0], members=(Device("a", 0), Device("z", 0)))
     with pytest.raises(ValueError, match="z"):
         measured_runtime(CLUSTER, (strange,))

@@ -46,7 +46,7 @@ def rates(cluster: Cluster) -> dict[tuple[int, int], float]:
     return {(int(a[1:]), int(b[1:])): cluster.link(a, b).bandwidth_bytes_per_second for a, b in permutations(names, 2)}
 
 
-def test_nodes_that_are_all_alike_need_only_ports_and_change_places() -> None:
+def test_identical_nodes_need_only_ports_and_are_interchangeable() -> None:
     found = built(sampling_of(100), lambda a, b: 1e9 * (1 + 0.05 * ((a * b) % 3)))
     assert found.cluster.links == ()
     assert len(set(node_classes(found.cluster))) == 1
@@ -56,7 +56,7 @@ def test_nodes_that_are_all_alike_need_only_ports_and_change_places() -> None:
 
 
 @pytest.mark.parametrize("across", [1e8, 1e10])
-def test_racks_joined_by_other_links_are_told_apart(across: float) -> None:
+def test_racks_with_slower_links_between_them_are_distinguished(across: float) -> None:
     found = built(
         sampling_of(40, lambda number: f"rack-{number // 10}"), lambda a, b: 1e9 if a // 10 == b // 10 else across
     )
@@ -68,14 +68,14 @@ def test_racks_joined_by_other_links_are_told_apart(across: float) -> None:
     assert len(found.cluster.links) == (4 * 10 * 9 if across < 1e9 else 0) or across > 1e9
 
 
-def test_racks_that_no_label_tells_are_found_by_the_check() -> None:
+def test_unlabelled_racks_are_found_by_the_homogeneity_check() -> None:
     sampling = sampling_of(30)
     found = built(sampling, lambda a, b: 1e9 if a // 10 == b // 10 else 1e8)
     for (a, b), rate in rates(found.cluster).items():
         assert rate == (1e9 if a // 10 == b // 10 else 1e8)
 
 
-def test_what_was_not_measured_of_an_unlike_kind_is_as_at_the_slower_node_usually() -> None:
+def test_unmeasured_link_of_a_mixed_kind_is_as_at_its_slower_node() -> None:
     """One card of 200 is slow, and there are too many links to measure all: the others keep their speed."""
     found = built(sampling_of(200), lambda a, b: 1e8 if 1 in (a, b) else 1e9)
     told = rates(found.cluster)
@@ -83,7 +83,7 @@ def test_what_was_not_measured_of_an_unlike_kind_is_as_at_the_slower_node_usuall
     assert sum(rate == 1e9 for (a, b), rate in told.items() if 1 not in (a, b)) > 0.99 * 199 * 198
 
 
-def test_too_many_links_to_list_are_all_taken_as_slow_as_the_slowest() -> None:
+def test_links_are_taken_as_the_slowest_when_too_many_to_list() -> None:
     truth: Rate = lambda a, b: 1e9 if a // 20 == b // 20 else 1e8  # noqa: E731
     sampling = sampling_of(40, lambda number: f"rack-{number // 20}")
     found = built(sampling, truth, most_bytes=20_000)
@@ -93,7 +93,7 @@ def test_too_many_links_to_list_are_all_taken_as_slow_as_the_slowest() -> None:
 
 
 @pytest.mark.parametrize(("count", "rack"), [(100, 50), (400, 8)])
-def test_documents_of_many_listed_links_fit_and_their_length_is_foreseen(count: int, rack: int) -> None:
+def test_document_of_many_links_fits_and_its_length_is_predicted(count: int, rack: int) -> None:
     truth: Rate = lambda a, b: 1.23456e9 / 7 if a // rack == b // rack else 1e8 / 7  # noqa: E731
     sampling = sampling_of(count, lambda number: f"rack-{number // rack}")
     measured = measure(sampling, truth, lambda *_: 1e-4 / 7)
@@ -106,7 +106,7 @@ def test_documents_of_many_listed_links_fit_and_their_length_is_foreseen(count: 
     assert not sampled_cluster(T4, sampling, measured, most_bytes=size * 1.2).uses_slowest_links
 
 
-def test_latency_counts_where_it_is_of_another_order() -> None:
+def test_latency_matters_when_its_order_of_magnitude_differs() -> None:
     sampling = sampling_of(8, lambda number: f"rack-{number // 4}")
     latency: Rate = lambda a, b: 1e-5 if a // 4 == b // 4 else 1e-3  # noqa: E731
     cluster = sampled_cluster(T4, sampling, measure(sampling, lambda *_: 1e9, latency)).cluster
@@ -115,7 +115,7 @@ def test_latency_counts_where_it_is_of_another_order() -> None:
     assert all(link.source != link.target and link.bandwidth_bytes_per_second == 1e9 for link in cluster.links)
 
 
-def test_insides_that_differ_are_each_nodes_own() -> None:
+def test_links_inside_nodes_are_listed_per_node_when_they_differ() -> None:
     sampling = sampling_of(6)
     measured = measure(sampling, lambda *_: 1e9)
     slow = {(node.name, node.name): Link(node.name, node.name, 1e-6, 1e10) for node in sampling.nodes}
@@ -126,7 +126,7 @@ def test_insides_that_differ_are_each_nodes_own() -> None:
     }
 
 
-def test_reports_that_lack_a_sample_or_name_a_stranger_are_refused() -> None:
+def test_report_with_missing_or_unknown_links_is_refused() -> None:
     sampling = sampling_of(6)
     measured = measure(sampling, lambda *_: 1e9)
     with pytest.raises(ValueError, match="stands for its kind"):

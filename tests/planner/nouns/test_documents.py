@@ -49,14 +49,14 @@ def nouns(make_problem: Callable[..., Problem]) -> tuple[object, ...]:
     )
 
 
-def test_every_document_comes_back_equal_from_json_and_yaml(nouns: tuple[object, ...]) -> None:
+def test_every_document_round_trips_through_json_and_yaml(nouns: tuple[object, ...]) -> None:
     for noun in nouns:
         text = documents.dumps(noun)
         assert documents.loads(text, type(noun)) == noun
         assert documents.loads(yaml.safe_dump(json.loads(text)), type(noun)) == noun
 
 
-def test_a_plan_s_document_can_be_pasted_whole_among_trials(nouns: tuple[object, ...]) -> None:
+def test_trials_accept_a_whole_plan_document(nouns: tuple[object, ...]) -> None:
     trials = next(noun for noun in nouns if isinstance(noun, Trials))
     document = documents.dump(trials)
     document["trials"][0]["plan"] = documents.dump(trials.trials[0].plan)
@@ -66,7 +66,7 @@ def test_a_plan_s_document_can_be_pasted_whole_among_trials(nouns: tuple[object,
         documents.parse(document, Trials)
 
 
-def test_the_shortest_model_file_is_read() -> None:
+def test_minimal_model_file_is_read() -> None:
     training = documents.loads(TRAINING, Training)
     assert training == Training(32, Gpt(24, 1024, 16, 1024, 52256), Dtype.FLOAT16, "adam")
     assert len(training.model.layers) == 26
@@ -97,7 +97,7 @@ def test_the_shortest_model_file_is_read() -> None:
         ({1: 2}, "model.yaml: "),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(change: dict[Any, Any], message: str) -> None:
+def test_error_names_the_wrong_field(change: dict[Any, Any], message: str) -> None:
     data = {**yaml.safe_load(TRAINING), **change}
     with pytest.raises(documents.DocumentError, match=message):
         documents.parse(data, Training, source="model.yaml")
@@ -133,7 +133,7 @@ def test_what_is_wrong_is_named_with_its_place(change: dict[Any, Any], message: 
     ],
 )
 @pytest.mark.parametrize("noun", [Cluster, Training])
-def test_odd_texts_are_refused_in_one_sentence(text: bytes, noun: type) -> None:
+def test_odd_text_is_refused_in_one_sentence(text: bytes, noun: type) -> None:
     with pytest.raises(documents.DocumentError) as refusal:
         documents.loads(text, noun, source="file")
     assert str(refusal.value).startswith("file: ")
@@ -141,12 +141,12 @@ def test_odd_texts_are_refused_in_one_sentence(text: bytes, noun: type) -> None:
 
 
 @pytest.mark.parametrize(("text", "got"), [(b"", "nothing"), (b"[]", "a list"), (b"5", "one value")])
-def test_what_is_no_mapping_is_named_in_plain_words(text: bytes, got: str) -> None:
+def test_document_that_is_no_mapping_is_refused_in_plain_words(text: bytes, got: str) -> None:
     with pytest.raises(documents.DocumentError, match=f"^file: expected a mapping at the top, got {got}$"):
         documents.loads(text, Cluster, source="file")
 
 
-def test_a_mistake_in_yaml_is_told_with_its_line_and_without_the_library_s_name_for_the_text() -> None:
+def test_yaml_error_names_the_line_and_not_the_library() -> None:
     with pytest.raises(documents.DocumentError, match=r"in line 2, column 1") as refusal:
         documents.loads(b'nodes: "x\n', Cluster, source="file")
     assert "string>" not in str(refusal.value)
@@ -215,7 +215,7 @@ def doubled(document: dict[str, Any], member: str, **change: Any) -> dict[str, A
     return {**document, member: [*document[member], {**document[member][1], **change}]}
 
 
-def test_what_a_cluster_or_profiles_cannot_mean_is_refused(nouns: tuple[object, ...]) -> None:
+def test_contradictory_cluster_or_profiles_are_refused(nouns: tuple[object, ...]) -> None:
     cluster, profiles = documents.dump(nouns[0]), documents.dump(nouns[2])
     edge = "node-1 -> node-2"
     for bad, noun, message in (
@@ -237,7 +237,7 @@ def test_what_a_cluster_or_profiles_cannot_mean_is_refused(nouns: tuple[object, 
 
 
 @pytest.mark.parametrize("key", ["apiVersion", "document"])
-def test_a_text_that_stands_for_an_endless_list_is_not_spelt_out(key: str) -> None:
+def test_recursive_alias_is_refused(key: str) -> None:
     names = "abcdefgh"
     lists = "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 4)}]\n" for a, b in pairwise(names))
     with pytest.raises(documents.DocumentError) as refusal:
@@ -245,7 +245,7 @@ def test_a_text_that_stands_for_an_endless_list_is_not_spelt_out(key: str) -> No
     assert len(str(refusal.value)) < 150
 
 
-def test_a_few_lines_that_stand_for_millions_of_values_are_refused_before_they_are_built() -> None:
+def test_expanding_aliases_are_refused_before_they_are_built() -> None:
     """Each level of the plan document is a list, so that every alias is a valid value there."""
     rows = "&rows [" + ", ".join(["1"] * 60) + "]"
     run = f"&run {{first: 0, count: 1, tensor: 1, data: 60, rows: {rows}}}"
@@ -258,7 +258,7 @@ def test_a_few_lines_that_stand_for_millions_of_values_are_refused_before_they_a
         documents.loads(f"{{model_layers: 1, global_batch_size: 1, pipelines: {pipelines}}}", Plan)
 
 
-def test_merge_keys_that_double_at_each_level_are_refused_before_they_are_built() -> None:
+def test_expanding_merge_keys_are_refused_before_they_are_built() -> None:
     levels = "a0: &a0 {x: 1}\n" + "".join(
         f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 9)
     )
@@ -266,7 +266,7 @@ def test_merge_keys_that_double_at_each_level_are_refused_before_they_are_built(
         documents.loads(levels, Training)
 
 
-def test_aliases_that_mean_something_are_read() -> None:
+def test_small_aliases_are_read() -> None:
     text = "gpt: &g {layers: 2, hidden_size: 8, heads: 2, sequence_length: 4, vocabulary_size: &v 10}\nglobal_batch_size: *v"
     assert documents.loads(text, Training) == Training(10, Gpt(2, 8, 2, 4, 10))
 
@@ -279,7 +279,7 @@ def test_every_document_has_a_schema(noun: type) -> None:
     json.dumps(schema)
 
 
-def test_what_is_written_has_only_fields_of_its_schema(nouns: tuple[object, ...]) -> None:
+def test_written_document_has_only_fields_of_its_schema(nouns: tuple[object, ...]) -> None:
     for noun in nouns:
         schema, document = documents.schema(type(noun)), documents.dump(noun)
         assert document.keys() <= schema["properties"].keys()
@@ -295,7 +295,7 @@ def test_what_is_written_has_only_fields_of_its_schema(nouns: tuple[object, ...]
         ({}, "global_batch_size: Field required: add it"),
     ],
 )
-def test_what_was_written_in_place_of_a_missing_field_is_told(body, told):
+def test_error_of_a_missing_field_names_what_was_given_instead(body, told):
     model = {"gpt": {"layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 64, "vocabulary_size": 512}}
     with pytest.raises(documents.DocumentError, match=re.escape(told)):
         documents.parse(model | body, Training)

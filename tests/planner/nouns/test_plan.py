@@ -42,17 +42,17 @@ def stage(first: int, count: int, *devices: Device, rows: tuple[int, ...] = (2,)
         (lambda: Plan(2, 2, (Pipeline(1, 2, (stage(0, 1, A), stage(1, 1, A))),)), "device n:0 is used twice"),
     ],
 )
-def test_what_cannot_be_run_is_refused(make: Callable[[], object], message: str) -> None:
+def test_plan_that_cannot_run_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_tensor_groups_are_neighbours_and_data_groups_hold_the_same_part() -> None:
+def test_tensor_groups_are_consecutive_and_data_groups_hold_equal_shards() -> None:
     run = LayerRun(0, 1, 2, 2, (1, 1))
     assert run.tensor_groups((A, B, C, D)) == ((A, B), (C, D))
     assert run.data_groups((A, B, C, D)) == ((A, C), (B, D))
 
 
-def test_a_plan_reads_in_one_line() -> None:
+def test_plan_summary_is_one_line() -> None:
     plan = Plan(3, 4, (Pipeline(2, 2, (stage(0, 2, A), stage(2, 1, B))),))
     assert plan.summary() == "pp2 dp1 tp1 mb2×2 [2 1]"

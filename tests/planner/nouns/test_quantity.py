@@ -74,21 +74,21 @@ def test_units_are_read_by_the_field(field: str, written: str, meant: float) -> 
         ("devices", None),
     ],
 )
-def test_what_may_mean_several_numbers_or_none_is_refused_without_one(field: str, written: object) -> None:
+def test_ambiguous_quantity_is_refused_without_a_suggestion(field: str, written: object) -> None:
     told = expected_quantity(field, written, whole=True)
     assert told.startswith("expected a whole number")
     assert "write" not in told
 
 
 @given(text=st.text() | st.from_regex(r"[0-9.eE+-]{1,9} ?[kmgtpKMGTP]?i?[bB]?(it)?(/s)?", fullmatch=True))
-def test_any_text_is_told_in_one_short_sentence(text: str) -> None:
+def test_any_text_is_refused_in_one_short_sentence(text: str) -> None:
     for field in ("memory_bytes", "bandwidth_bytes_per_second", "latency_seconds", "flops_per_second", "rows"):
         told = expected_quantity(field, text, whole=field == "rows")
         assert "\n" not in told
         assert len(told) < 500
 
 
-def test_a_field_without_its_unit_is_told_by_its_whole_name() -> None:
+def test_field_without_its_unit_is_corrected_to_its_full_name() -> None:
     text = CLUSTER.replace("bandwidth_bytes_per_second", "bandwidth", 1)
     with pytest.raises(documents.DocumentError, match="did you mean bandwidth_bytes_per_second"):
         documents.loads(text, Cluster)

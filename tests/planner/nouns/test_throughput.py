@@ -29,7 +29,7 @@ from trainwright.worker_api import REPORT_MARKER, RankMemory, TrialReport, Trial
 runner = CliRunner()
 
 
-def test_model_flops_are_those_of_the_usual_formula() -> None:
+def test_model_flops_equal_the_usual_formula() -> None:
     """PaLM's appendix B: 6 FLOPs for each weight of a matrix product and token, 12 L h s for attention scores."""
     layers, hidden, tokens, vocabulary = 24, 1024, 512, 50_000
     model = Model.of(Gpt(layers, hidden, 16, tokens, vocabulary))
@@ -38,7 +38,7 @@ def test_model_flops_are_those_of_the_usual_formula() -> None:
     assert flops_per_row(model) == pytest.approx(expected, rel=1e-3)
 
 
-def test_utilisation_is_of_the_peaks_of_all_devices_in_the_models_format() -> None:
+def test_utilisation_uses_peaks_of_all_devices_in_the_models_format() -> None:
     cluster = cluster_of({"p3.8xlarge": 1, "g4dn.12xlarge": 1})
     model = Model.of(Gpt(24, 1024, 16, 512, 50_000), Dtype.FLOAT16)
     half = LayerRun(0, 13, 1, 4, (1, 1, 1, 1))
@@ -67,12 +67,12 @@ def test_utilisation_is_of_the_peaks_of_all_devices_in_the_models_format() -> No
         throughput([], plan, model, cluster)
 
 
-def test_tokens_are_counted_where_rows_hold_some() -> None:
+def test_tokens_are_counted_when_rows_have_tokens() -> None:
     assert tokens_per_row(T5(2, 64, 4, sequence_length=100, decoder_sequence_length=30)) == 130
     assert tokens_per_row(Vit(2, 64, 4)) is None
 
 
-def test_what_lies_within_a_pass_interrupts_it_where_it_is_drawn() -> None:
+def test_nested_activity_interrupts_its_pass_in_the_chart() -> None:
     moments = [
         Moment(Action.WAIT, 0, 0, 10),
         Moment(Action.FORWARD, 0, 10, 50),
@@ -90,7 +90,7 @@ def test_what_lies_within_a_pass_interrupts_it_where_it_is_drawn() -> None:
     ]
 
 
-def test_the_picture_has_a_line_for_every_device_and_counts_those_beyond() -> None:
+def test_chart_has_a_line_per_device_and_counts_the_rest() -> None:
     ranks = tuple(RankTimeline("node", slot, (Moment(Action.FORWARD, 0, 0, 500_000),), slot % 2) for slot in range(50))
     lines = measured_timeline(Timeline(1.0, ranks), 60).plain.splitlines()
     assert len({len(line) for line in lines[:48]}) == 1
@@ -127,7 +127,7 @@ def call(folder: Path, *more: str) -> Sequence[str]:
     return ["trial", *named, f"--plan={folder / 'plan.json'}", *more]
 
 
-def test_the_command_tells_figures_and_draws_both_timelines(trial_files: Path) -> None:
+def test_trial_command_prints_figures_and_both_timelines(trial_files: Path) -> None:
     trace = trial_files / "trace.json"
     report = f"--report={trial_files / 'report.json'}"
     result = runner.invoke(app, call(trial_files, report, f"--trace={trace}"))
@@ -152,7 +152,7 @@ def test_the_command_tells_figures_and_draws_both_timelines(trial_files: Path) -
     assert fields["peak_memory_bytes"] == 10**8
 
 
-def test_the_report_is_found_in_a_log_and_a_trial_without_a_timeline_says_so(trial_files: Path) -> None:
+def test_report_is_found_in_a_log_and_a_missing_timeline_is_reported(trial_files: Path) -> None:
     found = documents.loads((trial_files / "report.json").read_text(), TrialReport)
     log = trial_files / "worker.log"
     line = f"{REPORT_MARKER} {documents.dumps(replace(found, timeline=None))}\n"

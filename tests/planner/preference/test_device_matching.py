@@ -25,7 +25,7 @@ MakePlan = Callable[..., Plan]
 
 @examples(40)
 @given(data=st.data())
-def test_alignment_moves_least_and_costs_the_same(data: st.DataObject, make_problem: MakeProblem) -> None:
+def test_device_matching_moves_least_and_keeps_the_cost(data: st.DataObject, make_problem: MakeProblem) -> None:
     problem = make_problem(layers=4, batch=16)
     old, new = (data.draw(plans(problem.cluster.devices, 6, 16)) for _ in range(2))
     found = match_devices(new, old, problem)
@@ -36,7 +36,7 @@ def test_alignment_moves_least_and_costs_the_same(data: st.DataObject, make_prob
     assert migration_bytes(old, found, problem.cost_context) == least
 
 
-def test_a_plan_in_other_roles_finds_its_way_back(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_permuted_plan_is_matched_to_its_original(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     devices = problem.cluster.devices
     old = make_plan(problem, (5, 5, 4), data=2)
@@ -46,7 +46,7 @@ def test_a_plan_in_other_roles_finds_its_way_back(make_problem: MakeProblem, mak
     assert match_devices(old, old, problem) is old
 
 
-def test_nodes_stay_where_changing_them_wins_nothing(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_nodes_stay_when_swapping_wins_nothing(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     devices = problem.cluster.devices
     elsewhere = make_plan(problem, (14,), data=2, devices=devices[6:])
@@ -54,7 +54,7 @@ def test_nodes_stay_where_changing_them_wins_nothing(make_problem: MakeProblem, 
     assert match_devices(new, elsewhere, problem) is new
 
 
-def test_nodes_that_are_spared_get_no_role(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_excluded_nodes_get_no_role(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     devices = problem.cluster.devices
     old = make_plan(problem, (14,), data=2, devices=devices[:2])
@@ -64,7 +64,7 @@ def test_nodes_that_are_spared_get_no_role(make_problem: MakeProblem, make_plan:
     assert match_devices(new, old, problem).nodes == ("node-1",)
 
 
-def test_many_sharded_nodes_are_aligned_at_once(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+def test_many_sharded_nodes_are_matched_together(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     problem = make_problem(make_cluster((("fast", 1),) * 200), layers=2, batch=200)
     devices = list(problem.cluster.devices)
     run_ = LayerRun(0, 4, 1, 200, (1,) * 200, sharding=Sharding.ZERO3)

@@ -27,7 +27,7 @@ def check_is_for(plan: Plan, problem: Problem) -> None:
     estimate_with_context(plan, problem.cost_context)
 
 
-def test_a_lost_node_leaves_plans_near_the_old_one(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_plans_stay_near_the_old_one_after_losing_a_node(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     old = make_plan(problem, (4, 4, 4, 2), data=2)
     assert adapt_plan(old, problem)[0] == old
@@ -48,7 +48,7 @@ def test_an_odd_number_of_layers_goes_to_both_neighbours(make_problem: MakeProbl
     assert [6, 8] in [[stage.end - stage.first for stage in plan.pipelines[0].stages] for plan in found]
 
 
-def test_lost_replicas_leave_their_rows_to_the_others(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_rows_of_lost_replicas_go_to_the_others(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     old = make_plan(problem, (7, 7), data=4, rows=2)
     less = replace(problem, limits=Limits(spare=("node-1",)))
@@ -59,7 +59,7 @@ def test_lost_replicas_leave_their_rows_to_the_others(make_problem: MakeProblem,
     assert {(7, 7), (5, 9), (14,)} <= layers
 
 
-def test_a_lost_pipeline_leaves_its_rows_to_the_others(make_problem: MakeProblem) -> None:
+def test_rows_of_a_lost_pipeline_go_to_the_others(make_problem: MakeProblem) -> None:
     problem = make_problem()
     devices = problem.cluster.devices
     pipelines = tuple(Pipeline(2, 4, (Stage(devices[n : n + 4], (LayerRun(0, 14, 1, 4, (1,) * 4),)),)) for n in (0, 4))
@@ -80,9 +80,7 @@ def test_a_new_node_becomes_replicas_a_stage_or_a_pipeline(make_problem: MakePro
 
 @examples(60)
 @given(data=st.data())
-def test_whatever_is_lost_what_is_left_are_plans_within_the_limits(
-    data: st.DataObject, make_problem: MakeProblem
-) -> None:
+def test_adapted_plans_keep_the_limits_after_any_loss(data: st.DataObject, make_problem: MakeProblem) -> None:
     problem = make_problem(layers=4, batch=16)
     old = data.draw(plans(problem.cluster.devices, 6, 16))
     spare = data.draw(st.sets(st.sampled_from([node.name for node in problem.cluster.nodes]), max_size=3))

@@ -31,7 +31,7 @@ MakePlan = Callable[..., Plan]
 
 @examples(60)
 @given(data=st.data())
-def test_moved_bytes_are_those_that_counting_every_part_gives(data: st.DataObject, make_problem: MakeProblem) -> None:
+def test_moved_bytes_equal_a_count_of_every_part(data: st.DataObject, make_problem: MakeProblem) -> None:
     problem = make_problem(layers=4, batch=16)
     old, new = (data.draw(plans(problem.cluster.devices, 6, 16)) for _ in range(2))
     before, after = held_units(old, problem.cost_context), held_units(new, problem.cost_context)
@@ -55,7 +55,7 @@ def test_a_shared_weight_is_not_moved_to_a_device_that_has_it(make_problem: Make
     assert elsewhere - migration_bytes(both_ends, last, problem.cost_context) >= shared.shared_parameters * (4 + 8)
 
 
-def test_seconds_are_those_of_the_fullest_node_through_its_card(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_migration_seconds_are_those_of_the_busiest_nic(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     old = make_plan(problem, (14,), devices=problem.cluster.devices[:1])
     new = make_plan(problem, (14,), devices=problem.cluster.devices[2:3])
@@ -72,7 +72,7 @@ def test_plans_for_different_models_are_refused(make_problem: MakeProblem, make_
     assert adapt_plan(make_plan(other, (7,)), problem) == []
 
 
-def test_moving_is_weighed_against_time(make_problem: MakeProblem, make_plan: MakePlan) -> None:
+def test_moved_state_is_weighed_against_iteration_time(make_problem: MakeProblem, make_plan: MakePlan) -> None:
     problem = make_problem()
     old = make_plan(problem, (1, 1, 1, 11), data=2)
     better = match_devices(make_plan(problem, (4, 4, 4, 2), data=2), old, problem)
@@ -90,7 +90,7 @@ def test_moving_is_weighed_against_time(make_problem: MakeProblem, make_plan: Ma
     assert run("amp", replace(problem, preference=Preference(keep=old, keep_weight=0.0)))[0].plan != old
 
 
-def test_the_running_plan_answers_where_the_search_finds_nothing(
+def test_kept_plan_is_returned_when_the_search_finds_nothing(
     make_problem: MakeProblem, make_cluster: MakeCluster
 ) -> None:
     small = min(run("amp", make_problem()), key=lambda candidate: candidate.estimate.peak_memory_bytes)
@@ -101,7 +101,7 @@ def test_the_running_plan_answers_where_the_search_finds_nothing(
     assert [one.plan for one in kept] == [small.plan]
 
 
-def test_a_simpler_plan_within_the_tolerance_pays_for_moving_too(
+def test_simpler_plan_within_the_tolerance_is_charged_for_moving(
     make_problem: MakeProblem, make_plan: MakePlan
 ) -> None:
     problem = make_problem()

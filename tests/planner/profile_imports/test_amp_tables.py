@@ -44,7 +44,7 @@ def _profile(profiles, kind, degree, rows):
     return found
 
 
-def test_amp_blocks_are_found_and_the_rest_joins_embedding_and_head(tmp_path):
+def test_amp_blocks_are_found_and_other_entries_join_embedding_and_head(tmp_path):
     seconds = _amp_list()
     profiles = _import_amp([_save(tmp_path, "gpt2_T4_1.npy", seconds)])
 
@@ -57,7 +57,7 @@ def test_amp_blocks_are_found_and_the_rest_joins_embedding_and_head(tmp_path):
     assert profiles.origin == "measured"
 
 
-def test_amp_rows_beyond_one_are_derived_and_marked_so(tmp_path):
+def test_amp_rows_above_one_are_derived_and_marked(tmp_path):
     profiles = _import_amp([_save(tmp_path, "gpt2_T4_1.npy", _amp_list(block=0.0035, spread=0))])
     blocks = [_profile(profiles, "block", 1, rows) for rows in (1, 2, 4, 8, 16, 32)]
 
@@ -94,7 +94,7 @@ def test_amp_blocks_can_be_given(tmp_path):
             _import_amp([path], blocks=blocks)
 
 
-def test_amp_lists_of_a_model_of_two_kinds_of_blocks_are_understood(tmp_path):
+def test_amp_list_of_two_kinds_of_blocks_is_read(tmp_path):
     draw = np.random.default_rng(2)
     seconds = draw.lognormal(np.log(2e-5), 0.5, 56)
     seconds[4:16] = 0.004 * draw.lognormal(0, 0.05, 12)
@@ -108,7 +108,7 @@ def test_amp_lists_of_a_model_of_two_kinds_of_blocks_are_understood(tmp_path):
     assert grows == pytest.approx(seconds[16:42].sum())
 
 
-def test_amp_blocks_stand_at_the_same_entries_at_every_degree(tmp_path):
+def test_amp_blocks_have_the_same_entries_at_every_degree(tmp_path):
     blurred = _amp_list(block=0.0088, spread=0)  # at degree 2 the projection looks like a block
     paths = [_save(tmp_path, "gpt2_1.npy", _amp_list()), _save(tmp_path, "gpt2_2.npy", blurred)]
     profiles = _import_amp(paths)
@@ -141,7 +141,7 @@ def test_an_amp_table_needs_the_data_sheet_of_its_accelerator(tmp_path):
         _import_amp([_save(tmp_path, "gpt2_1.npy", _amp_list())], accelerator="Abacus")
 
 
-def test_a_header_that_claims_more_than_the_file_has_costs_nothing(tmp_path):
+def test_amp_header_with_a_false_size_allocates_nothing(tmp_path):
     path = _save(tmp_path, "gpt2_1.npy", _amp_list())
     path.write_bytes(path.read_bytes().replace(b"(30,), ", b"(9999999999999,), ".ljust(7), 1))
     with pytest.raises(ValueError, match="not a NumPy array that can be read"):
@@ -149,7 +149,7 @@ def test_a_header_that_claims_more_than_the_file_has_costs_nothing(tmp_path):
 
 
 @given(seed=st.integers(0, 10_000), changes=st.integers(1, 12), length=st.integers(0, 400))
-def test_no_bytes_end_in_anything_but_profiles_or_one_sentence(seed, changes, length):
+def test_any_bytes_give_profiles_or_one_sentence(seed, changes, length):
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         path = _save(Path(folder), "gpt2_1.npy", _amp_list())

@@ -24,7 +24,7 @@ MODEL = Model.of(Gpt(layers=3, hidden_size=64, heads=4, sequence_length=32, voca
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0, 2.0, 10.0])
-def test_blocks_of_two_kinds_in_two_windows_are_found_between_other_entries(ratio):
+def test_blocks_of_two_kinds_are_found_between_other_entries(ratio):
     draw = np.random.default_rng(1)
     seconds = draw.lognormal(np.log(2e-5), 0.5, 56)
     seconds[4:16] = 0.004 * draw.lognormal(0, 0.05, 12)
@@ -33,7 +33,7 @@ def test_blocks_of_two_kinds_in_two_windows_are_found_between_other_entries(rati
 
 
 @given(before=st.integers(0, 6), behind=st.integers(0, 6), blocks=st.integers(7, 14), seed=st.integers(0, 1000))
-def test_a_window_of_equal_blocks_is_found_wherever_it_stands(before, behind, blocks, seed):
+def test_run_of_equal_blocks_is_found_at_any_position(before, behind, blocks, seed):
     draw = np.random.default_rng(seed)
     seconds = np.r_[
         draw.choice([1e-6, 1e-4, 0.05], before),
@@ -66,7 +66,7 @@ def test_the_match_is_the_best_of_all_matches(seconds, expected, first):
 
 
 @given(seconds=st.lists(st.floats(0, 1.0), min_size=3, max_size=12), data=st.data())
-def test_every_entry_counts_once_and_layers_without_one_take_what_is_expected(seconds, data):
+def test_every_entry_counts_once_and_layers_without_one_take_the_estimate(seconds, data):
     entries = sorted(data.draw(st.sets(st.integers(0, len(seconds) - 1), min_size=3, max_size=3)))
     expected = [0.25] * len(MODEL.layers)
     found = layer_seconds(seconds, entries, MODEL, expected)

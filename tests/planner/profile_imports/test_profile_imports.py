@@ -80,7 +80,7 @@ def test_bytes_come_from_the_memory_table_or_else_from_the_model(tmp_path):
         assert cost.parameter_bytes == 4 * BLOCK.parameters_at(degree)
 
 
-def test_all_reduces_are_taken_off_once_so_that_the_cost_model_adds_them_again(tmp_path):
+def test_all_reduces_are_subtracted_once(tmp_path):
     port = Port(1e-6, 1e9)
     table = _sailor_table()
     message = 4 * 32 * 64 * 4
@@ -96,7 +96,7 @@ def test_all_reduces_are_taken_off_once_so_that_the_cost_model_adds_them_again(t
     assert profiles.cost("some-device", "head", 2, 4).forward_seconds == pytest.approx(0.002)  # it has none
 
 
-def test_a_slow_port_leaves_at_least_the_even_share_and_an_unknown_one_leaves_all(tmp_path):
+def test_subtraction_leaves_an_even_share_when_the_port_is_slow(tmp_path):
     path = _write(tmp_path, _sailor_table())
 
     slow = _import("sailor", [path], inside=Port(1.0, 1.0)).cost("some-device", "block", 2, 4)
@@ -107,7 +107,7 @@ def test_a_slow_port_leaves_at_least_the_even_share_and_an_unknown_one_leaves_al
     assert known.forward_seconds <= unknown.forward_seconds
 
 
-def test_several_files_are_several_tables(tmp_path):
+def test_several_files_give_several_tables(tmp_path):
     paths = [
         _write(tmp_path, _sailor_table(rows=(1,)), "one.json"),
         _write(tmp_path, _sailor_table(rows=(2, 4)), "more.json"),
@@ -167,7 +167,7 @@ def _metis_table(both=30.0, memory=None, layers=6, **times):
     return table
 
 
-def test_metis_splits_compute_one_to_two_and_gives_the_head_what_lies_between_forward_and_backward(tmp_path):
+def test_metis_splits_compute_one_to_two_and_gives_the_rest_to_the_head(tmp_path):
     table = _metis_table(forward_backward_time_ms=6 * 30.0 + 15.0)
     profiles = _import("metis", [_write(tmp_path, table, "DeviceType.A100_tp1_bs2.json")])
 
@@ -180,7 +180,7 @@ def test_metis_splits_compute_one_to_two_and_gives_the_head_what_lies_between_fo
     assert updates["embedding"] + 4 * updates["block"] + updates["head"] - tied == pytest.approx(0.012)
 
 
-def test_metis_activations_are_what_grows_with_the_batch(tmp_path):
+def test_metis_activations_are_memory_that_grows_with_the_batch(tmp_path):
     paths = [
         _write(tmp_path, _metis_table(memory=[500 + 7 * rows] * 6), f"DeviceType.A100_tp1_bs{rows}.json")
         for rows in (1, 2, 4)
@@ -192,7 +192,7 @@ def test_metis_activations_are_what_grows_with_the_batch(tmp_path):
         )
 
 
-def test_metis_activations_of_one_batch_are_what_states_leave(tmp_path):
+def test_metis_activations_are_memory_without_states_when_there_is_one_batch(tmp_path):
     states = 16 * BLOCK.parameters / 2**20
     name = "DeviceType.A100_tp1_bs1.json"
     left = _import("metis", [_write(tmp_path, _metis_table(memory=[states + 3] * 6), name)])
@@ -219,7 +219,7 @@ def test_a_metis_table_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, 
         _import("metis", [_write(tmp_path, table, name)])
 
 
-def test_metis_files_of_two_devices_are_not_one_accelerator(tmp_path):
+def test_metis_files_of_two_device_types_are_refused(tmp_path):
     paths = [_write(tmp_path, _metis_table(), f"DeviceType.{device}_tp1_bs1.json") for device in ("A100", "V100")]
     with pytest.raises(ValueError, match=r"several device types \(A100, V100\)"):
         _import("metis", paths)
@@ -247,7 +247,7 @@ def _only_one_sentence(table_format, path, **options):
 
 
 @given(junk=_JUNK, as_memory=st.booleans())
-def test_no_json_ends_in_anything_but_profiles_or_one_sentence(junk, as_memory):
+def test_any_json_gives_profiles_or_one_sentence(junk, as_memory):
     with tempfile.TemporaryDirectory() as folder:
         path = _write(Path(folder), json.dumps(junk), "DeviceType.A_tp1_bs1.json")
         table = _write(Path(folder), _sailor_table(rows=(1,), degrees=(1,)), "good.json")

@@ -52,13 +52,13 @@ def test_equal_nodes_can_always_be_tiled_by_whole_nodes_or_slots(nodes: int, slo
         assert tiling([slots] * nodes, size, np.random.default_rng(seed)) is not None
 
 
-def test_tilings_are_drawn_from_lying_and_standing_dominoes() -> None:
+def test_tilings_use_horizontal_and_vertical_dominoes() -> None:
     found = {tuple(tiling([2, 2], 2, np.random.default_rng(seed)) or ()) for seed in range(20)}
     assert found == {((0, 0, 1, 2), (1, 0, 1, 2)), ((0, 0, 2, 1), (0, 1, 2, 1))}
 
 
 @pytest.mark.parametrize(("widths", "size"), [([1, 3], 4), ([3, 1], 2), ([2, 1, 3], 3)])
-def test_what_cannot_be_tiled_is_not(widths: list[int], size: int) -> None:
+def test_tiling_is_none_when_impossible(widths: list[int], size: int) -> None:
     # A row of three beside a row of one holds one lying domino and leaves cells that are no rectangle.
     found = {str(tiling(widths, size, np.random.default_rng(seed))) for seed in range(10)}
     if (widths, size) == ([3, 1], 2):
@@ -68,9 +68,7 @@ def test_what_cannot_be_tiled_is_not(widths: list[int], size: int) -> None:
 
 
 @given(widths=widths, seed=seeds, pick=st.integers(0, 1000))
-def test_a_placement_seats_every_device_once_and_hangs_on_the_seed_alone(
-    widths: list[int], seed: int, pick: int
-) -> None:
+def test_placement_uses_every_device_once_and_depends_only_on_the_seed(widths: list[int], seed: int, pick: int) -> None:
     count = sum(widths)
     nodes = np.repeat(np.arange(len(widths)), widths)
     every = [Degrees(p, d, count // p // d) for p in divisors(count) for d in divisors(count // p)]
@@ -81,13 +79,13 @@ def test_a_placement_seats_every_device_once_and_hangs_on_the_seed_alone(
     assert np.array_equal(placement, again)
 
 
-def test_where_no_tiling_is_found_devices_sit_as_megatron_places_them() -> None:
+def test_placement_is_megatrons_when_no_tiling_is_found() -> None:
     degrees = Degrees(1, 2, 2)
     placement = domino_placement(np.array([0, 1, 1, 1]), degrees, np.random.default_rng(0))
     assert np.array_equal(placement, megatron_placement(degrees))
 
 
-def test_tensor_groups_stay_inside_a_node_where_the_domino_lies(mixed: Problem) -> None:
+def test_tensor_groups_stay_inside_a_node_under_horizontal_dominoes(mixed: Problem) -> None:
     """Every stage is a rectangle of the mesh: no more nodes than its height."""
     nodes = np.repeat(np.arange(4), 4)
     for seed in range(20):
@@ -153,7 +151,7 @@ def walk_by(monkeypatch: pytest.MonkeyPatch, problem: Problem, walk: ScriptedWal
     return [stop.seconds for stop in walk.passed]
 
 
-def test_the_walk_goes_on_from_what_it_accepts_at_a_temperature_that_falls_geometrically(
+def test_annealing_continues_from_accepted_plans_with_geometric_cooling(
     monkeypatch: pytest.MonkeyPatch, mixed: Problem
 ) -> None:
     """A neighbour slower by Δ is accepted where a draw from 0 … 1 is below exp(-Δ / T), T from 1 to 0.01 of the start."""
@@ -173,7 +171,7 @@ def test_a_faster_neighbour_is_always_accepted(monkeypatch: pytest.MonkeyPatch, 
 
 @examples(5)
 @given(seed=seeds)
-def test_a_neighbour_keeps_the_data_or_the_tensor_degree_half_and_half(mixed: Problem, seed: int) -> None:
+def test_neighbour_keeps_data_or_tensor_degree_with_equal_probability(mixed: Problem, seed: int) -> None:
     walk = annealing._Walk(mixed, SearchControl(seed=seed))
     here = walk.start()
     assert here is not None

@@ -49,7 +49,7 @@ def costing(candidate: Candidate, seconds: float, price_per_hour: float | None) 
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=20))
-def test_the_front_is_what_no_other_beats(any_candidate: Candidate, points: list[tuple[int, int]]) -> None:
+def test_front_has_only_undominated_plans(any_candidate: Candidate, points: list[tuple[int, int]]) -> None:
     candidates = [costing(any_candidate, float(seconds), float(price)) for seconds, price in points]
 
     def beats(one: Candidate, other: Candidate) -> bool:
@@ -104,7 +104,7 @@ def test_missing_prices_are_named(problem: Problem, any_candidate: Candidate) ->
         pareto_plot([costing(any_candidate, 1.0, None)], 80)
 
 
-def test_fewer_parts_are_looked_at_where_so_many_are_allowed(problem: Problem) -> None:
+def test_fewer_subclusters_are_searched_when_limited(problem: Problem) -> None:
     assert [part.nodes for part in subclusters(problem, 3)][:1] == [problem.nodes]
     assert len(list(subclusters(problem, 3))) <= 3 < len(list(subclusters(problem)))
 

@@ -45,7 +45,7 @@ def cost_of(instance: Instance) -> float:
 
 @examples(300)
 @given(instances())
-def test_the_dynamic_programme_finds_the_optimum_of_equation_5(instance: Instance) -> None:
+def test_dynamic_program_finds_the_optimum_of_equation_5(instance: Instance) -> None:
     times, _, _ = instance
     best = try_everything(*instance)
     ends = partition(*instance)
@@ -59,7 +59,7 @@ def test_the_dynamic_programme_finds_the_optimum_of_equation_5(instance: Instanc
 
 @examples(60)
 @given(instances())
-def test_it_is_never_worse_than_the_papers_table(instance: Instance) -> None:
+def test_partition_is_never_worse_than_the_papers_table(instance: Instance) -> None:
     plain = plain_table(*instance)
     if plain is None:
         assert partition(*instance) is None
@@ -104,7 +104,7 @@ def test_one_slow_layer_does_not_leave_the_other_stages_uneven() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_keeps_up_with_the_papers_table_where_everything_cannot_be_tried(seed: int) -> None:
+def test_partition_is_no_worse_than_the_papers_table_on_large_instances(seed: int) -> None:
     random = np.random.default_rng(seed)
     stages, layers = 4, 13
     sums = np.concatenate([[0.0], np.cumsum(random.choice([1.0, 1.0, 1.25, 3.0], layers))])
@@ -118,7 +118,7 @@ def test_it_keeps_up_with_the_papers_table_where_everything_cannot_be_tried(seed
 
 
 @given(instances(), st.data())
-def test_a_faster_stage_or_link_and_more_room_never_cost(instance: Instance, data: st.DataObject) -> None:
+def test_faster_stages_links_or_more_memory_never_slow_the_partition(instance: Instance, data: st.DataObject) -> None:
     times, exchanges, micro_batches = instance
     stage = data.draw(st.integers(0, len(times) - 1))
     faster, sooner, roomier = times.copy(), exchanges.copy(), times.copy()
@@ -134,7 +134,7 @@ def test_a_faster_stage_or_link_and_more_room_never_cost(instance: Instance, dat
 
 
 @given(instances())
-def test_twice_the_times_cost_twice(instance: Instance) -> None:
+def test_partition_seconds_double_when_all_times_double(instance: Instance) -> None:
     times, exchanges, micro_batches = instance
     assert cost_of((2 * times, 2 * exchanges, micro_batches)) == pytest.approx(2 * cost_of(instance))
 

@@ -67,7 +67,7 @@ def priced(problem: Problem, **prices: float) -> Problem:
 
 @pytest.mark.parametrize("planner", SEARCHES)
 @pytest.mark.parametrize("degree", ["tensor", "data", "pipeline"])
-def test_the_largest_degrees_are_kept(problem: Problem, planner: str, degree: str) -> None:
+def test_degree_limits_are_respected(problem: Problem, planner: str, degree: str) -> None:
     most = {"tensor": 0, "data": 0, "pipeline": 0}
     for candidate in run(planner, limited(problem, **{f"max_{degree}_degree": 2})):
         for pipeline in candidate.plan.pipelines:
@@ -81,7 +81,7 @@ def test_the_largest_degrees_are_kept(problem: Problem, planner: str, degree: st
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
-def test_nodes_are_used_and_spared_as_told(problem: Problem, planner: str) -> None:
+def test_plans_use_and_exclude_the_given_nodes(problem: Problem, planner: str) -> None:
     for limits, nodes in (
         ({"use_nodes": ("node-1", "node-3")}, {"node-1", "node-3"}),
         ({"spare": ("node-1",)}, {"node-2", "node-3"}),
@@ -112,7 +112,7 @@ def test_too_large_a_share_is_named(problem: Problem, make_cluster: MakeCluster,
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
-def test_a_budget_shortens_the_answer_and_never_empties_it(
+def test_budget_shortens_but_never_empties_the_answer(
     problem: Problem, answers: Callable[[str], Answer], planner: str
 ) -> None:
     spent = run(planner, problem, control=SearchControl.with_budget(0.0))
@@ -122,7 +122,7 @@ def test_a_budget_shortens_the_answer_and_never_empties_it(
     assert spent[0].estimate.feasible
 
 
-def test_what_was_looked_at_before_the_budget_was_spent_counts(
+def test_plans_costed_before_the_deadline_count(
     make_problem: Callable[..., Problem], make_cluster: Callable[..., Cluster]
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("fast", 2), ("slow", 4))), layers=12, batch=32)
@@ -132,7 +132,7 @@ def test_what_was_looked_at_before_the_budget_was_spent_counts(
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
-def test_progress_is_told_and_never_goes_back(answers: Callable[[str], Answer], planner: str) -> None:
+def test_progress_is_reported_and_never_goes_back(answers: Callable[[str], Answer], planner: str) -> None:
     candidates, told = answers(planner)
     assert [step.done for step in told] == sorted(step.done for step in told)
     assert all(step.done <= step.total for step in told)
@@ -152,7 +152,7 @@ def test_another_seed_gives_another_answer(problem: Problem, planner: str) -> No
 
 
 @pytest.mark.parametrize("planner", SEARCHES)
-def test_the_cheapest_sample_is_first_where_cost_is_the_objective(small_problem: Problem, planner: str) -> None:
+def test_cheapest_plan_is_first_when_minimising_cost(small_problem: Problem, planner: str) -> None:
     cost = limited(priced(small_problem, fast=2.0, slow=1.5), objective=Objective.COST)
     candidates = run(planner, cost)
     prices = [candidate.price_per_row for candidate in candidates]
@@ -164,14 +164,14 @@ def test_the_cheapest_sample_is_first_where_cost_is_the_objective(small_problem:
         assert candidate.price_per_row == pytest.approx(per_hour / 3600 * seconds_per_row)
 
 
-def test_dear_devices_are_left_out_where_cost_is_the_objective(problem: Problem) -> None:
+def test_expensive_devices_are_left_out_when_minimising_cost(problem: Problem) -> None:
     dear_slow = limited(priced(problem, fast=1.0, slow=50.0), objective=Objective.COST)
     assert "node-2" not in run("amp", dear_slow, top=1)[0].plan.nodes
     for_time = limited(priced(problem, fast=1.0, slow=50.0))
     assert "node-2" in run("amp", for_time, top=1)[0].plan.nodes
 
 
-def test_the_cheapest_is_no_dearer_than_on_any_choice_of_nodes(problem: Problem) -> None:
+def test_cheapest_plan_costs_at_most_that_of_any_choice_of_nodes(problem: Problem) -> None:
     whole = priced(problem, fast=2.0, slow=0.7)
     best = run("amp", limited(whole, objective=Objective.COST), top=1)[0].price_per_row
     assert best is not None
@@ -189,7 +189,7 @@ def test_an_accelerator_without_a_price_is_named(problem: Problem) -> None:
         run("amp", limited(priced(problem, fast=1.0), objective=Objective.COST))
 
 
-def test_parts_of_a_large_cluster_are_few(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+def test_subclusters_of_a_large_cluster_are_few(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     from trainwright.search.cost_objective import MAX_SUBCLUSTERS, subclusters
 
     large = make_problem(make_cluster((("fast", 2),) * 20 + (("slow", 1),) * 20), layers=2, batch=4)

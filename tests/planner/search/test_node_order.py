@@ -27,7 +27,7 @@ def test_every_sequence_of_classes_comes_once(classes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 600])
-def test_equal_nodes_have_one_order_however_many_they_are(nodes: int) -> None:
+def test_equal_nodes_have_a_single_order(nodes: int) -> None:
     cluster = cluster_of({"g4dn.xlarge": nodes})
     model = Model.of(Gpt(2, 64, 2, 16, 100))
     profiles = estimate_profiles(model, [cluster.accelerators[0].name], tensor_degrees=[1], rows=[1])

@@ -168,7 +168,7 @@ def test_megatron_takes_the_smallest_model_parallel_degree_of_every_micro_batch_
     assert smallest == {1: {1}, 2: {1}, 4: {2}, 8: {4}, 16: {8}, 32: {16}}
 
 
-def test_megatron_goes_deeper_where_memory_is_short(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
+def test_megatron_uses_more_stages_when_memory_is_scarce(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     roomy, tight = (make_problem(make_cluster(memory=size * 2**20)) for size in (64, 24))
     shallow, deep = (
         min(
@@ -202,7 +202,7 @@ def test_missing_profiles_are_named(make_problem: MakeProblem) -> None:
 
 
 @pytest.mark.parametrize("planner", AMP_FAMILY)
-def test_no_feasible_plan_says_what_comes_closest(
+def test_infeasible_search_reports_the_closest_plan(
     make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
 ) -> None:
     problem = make_problem(make_cluster(memory=2**20))
@@ -211,16 +211,14 @@ def test_no_feasible_plan_says_what_comes_closest(
 
 
 @pytest.mark.parametrize("planner", AMP_FAMILY)
-def test_devices_that_cannot_be_split_are_explained(
-    make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
-) -> None:
+def test_indivisible_devices_are_explained(make_problem: MakeProblem, make_cluster: MakeCluster, planner: str) -> None:
     problem = make_problem(make_cluster((("fast", 7),)), layers=2, batch=3)
     with pytest.raises(NoFeasiblePlan, match="no plan uses all 7 devices with 4 layers, a global batch of 3 rows"):
         run(planner, problem)
 
 
 @pytest.mark.parametrize("planner", AMP_FAMILY)
-def test_many_nodes_of_two_kinds_that_no_degrees_fit_are_refused_at_once(
+def test_infeasible_degrees_are_refused_quickly_on_many_nodes(
     make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
 ) -> None:
     """127 nodes stand in more orders than a machine has memory for; none is worth a look where there are no degrees."""
@@ -240,7 +238,7 @@ def test_top_keeps_the_best(mixed: Problem) -> None:
     assert run("megatron", mixed, top=2) == run("megatron", mixed)[:2]
 
 
-def test_needed_profiles_are_what_a_search_looks_up(make_problem: MakeProblem) -> None:
+def test_required_profiles_equal_those_a_search_looks_up(make_problem: MakeProblem) -> None:
     problem = make_problem()
     needed = required_profiles(problem.cluster.nodes, problem.model, 16, None)
     assert needed == tuple(
@@ -259,7 +257,7 @@ def test_needed_profiles_are_what_a_search_looks_up(make_problem: MakeProblem) -
     assert looked_up == {(need.accelerator, need.tensor_degree) for need in needed}
 
 
-def test_needed_profiles_keep_the_limits(make_problem: MakeProblem) -> None:
+def test_required_profiles_keep_the_limits(make_problem: MakeProblem) -> None:
     model = make_problem().model
     nodes = (Node("a", "x", 3), Node("b", "y", 3))
     for limit, degrees in ((2, (1, 2)), (None, (1, 2, 4))):  # 4 for stages of four of the six devices
@@ -269,9 +267,7 @@ def test_needed_profiles_keep_the_limits(make_problem: MakeProblem) -> None:
     assert required_profiles(nodes[:1], model, 1, max_tensor_degree=1) == (RequiredProfile("x", 1, (1,)),)
 
 
-def test_needed_profiles_are_all_that_our_own_search_looks_up(
-    make_problem: MakeProblem, make_cluster: MakeCluster
-) -> None:
+def test_required_profiles_cover_those_auto_looks_up(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
     """On seven devices, too, of which few degrees divide all."""
 
     def problem_on(fast: int, slow: int) -> Problem:
@@ -293,7 +289,7 @@ def test_needed_profiles_are_all_that_our_own_search_looks_up(
 
 
 @given(st.integers(1, 5000))
-def test_divisors_are_all_and_only_divisors(number: int) -> None:
+def test_divisors_are_complete(number: int) -> None:
     assert divisors(number) == tuple(d for d in range(1, number + 1) if number % d == 0)
 
 

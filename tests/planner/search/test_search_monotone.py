@@ -132,7 +132,7 @@ def more_memory(problem: Problem, pick: random.Random) -> Problem:
 @pytest.mark.parametrize("better", [faster_link, shorter_latency, faster_device, more_memory])
 @examples(30)
 @given(pick=randoms)
-def test_nothing_better_makes_the_answer_slower(
+def test_answer_never_slows_when_hardware_improves(
     draw: Draw, better: Callable[[Problem, random.Random], Problem], pick: random.Random
 ) -> None:
     problem = with_real_cards(draw(pick))
@@ -141,14 +141,14 @@ def test_nothing_better_makes_the_answer_slower(
 
 @examples(25)
 @given(pick=randoms)
-def test_where_plans_are_few_the_answer_is_the_optimum_over_all_of_them(draw: Draw, pick: random.Random) -> None:
+def test_answer_is_optimal_when_plans_are_few(draw: Draw, pick: random.Random) -> None:
     problem = draw(pick)
     everything = [found.iteration_seconds for found in every_estimate(problem) if found.feasible]
     assert len(everything) <= count_plans(problem)
     assert best(problem) == pytest.approx(min(everything, default=float("inf")), rel=1e-8)
 
 
-def test_how_many_plans_there_are_hangs_on_no_speed_and_no_size(draw: Draw) -> None:
+def test_number_of_plans_does_not_depend_on_speed_or_memory(draw: Draw) -> None:
     pick = random.Random(1)
     for _ in range(5):
         problem = draw(pick)
@@ -195,9 +195,7 @@ def larger(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
 
 @examples(20)
 @given(pick=randoms, tries=st.integers(0, 30))
-def test_polish_only_ever_makes_a_plan_faster_and_keeps_what_was_chosen(
-    larger: Problem, pick: random.Random, tries: int
-) -> None:
+def test_polish_never_slows_a_plan_and_keeps_its_degrees(larger: Problem, pick: random.Random, tries: int) -> None:
     drafting = UniformPlanSpace.of(larger)
     stages, rows = pick.choice([choice for choice in drafting.choices() if choice[0].pipeline > 1])
     assignments = [(*sorted(pick.sample(range(1, 14), stages.pipeline - 1)), 14) for _ in range(20)]
@@ -217,7 +215,7 @@ def test_polish_only_ever_makes_a_plan_faster_and_keeps_what_was_chosen(
         assert after == before
 
 
-def test_polish_evens_out_what_is_lopsided(larger: Problem) -> None:
+def test_polish_balances_uneven_stages(larger: Problem) -> None:
     drafting = UniformPlanSpace.of(larger)
     stages, rows = next(choice for choice in drafting.choices() if choice[0].placement.shape == (4, 2, 1))
     lopsided = candidate_of(larger, drafting.plan(stages.placement, rows, (1, 2, 3, 14)))
@@ -230,7 +228,7 @@ def test_polish_evens_out_what_is_lopsided(larger: Problem) -> None:
             assert seconds >= polished.estimate.iteration_seconds
 
 
-def test_where_there_are_more_plans_the_leaders_are_no_slower_than_equation_5_leaves_them(larger: Problem) -> None:
+def test_best_plans_are_no_slower_than_equation_5(larger: Problem) -> None:
     by_choice: dict[object, float] = {}
     drafting = UniformPlanSpace.of(larger)
     for stages, rows in drafting.choices():

@@ -71,7 +71,7 @@ def test_names_and_order_of_nodes_change_nothing(
 @planners
 @few
 @given(speeds=nodes, batch=st.sampled_from([4, 6, 8]), pick=randoms)
-def test_twice_the_times_double_the_answer(
+def test_answer_doubles_when_all_times_double(
     *, draw: Callable[..., Problem], planner: str, speeds: list[tuple[str, int]], batch: int, pick: Random
 ) -> None:
     problem = draw(speeds, batch, pick)
@@ -90,7 +90,7 @@ def test_twice_the_times_double_the_answer(
     top=st.integers(1, 4),
     pick=randoms,
 )
-def test_the_best_are_the_same_as_if_all_had_been_costed(
+def test_lazy_costing_finds_the_same_best_plans(
     *,
     draw: Callable[..., Problem],
     planner: str,
@@ -153,7 +153,7 @@ def test_the_bound_is_never_above_the_replay(
             assert 0 < bound <= estimate_with_context(plan, problem.cost_context).iteration_seconds
 
 
-def test_plans_are_the_same_where_equal_devices_change_places(
+def test_plans_are_equal_when_equal_devices_are_swapped(
     make_problem: MakeProblem, make_cluster: MakeCluster, make_plan: Callable[..., object]
 ) -> None:
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2), ("fast", 2))), layers=2, batch=4)
@@ -173,7 +173,7 @@ def test_plans_are_the_same_where_equal_devices_change_places(
     assert not same(a0, b0, a1, b1, s0, s1)
 
 
-def test_nodes_are_interchangeable_only_where_all_their_links_are_alike(make_cluster: MakeCluster) -> None:
+def test_nodes_are_interchangeable_only_when_all_links_are_equal(make_cluster: MakeCluster) -> None:
     cluster = make_cluster((("fast", 2),) * 4)
     assert node_classes(cluster) == (0, 0, 0, 0)
     one_slower = tuple(

@@ -90,7 +90,7 @@ def plan(rows: int) -> Plan:
     return Plan(6, BATCH, (Pipeline(BATCH // (2 * rows), 2 * rows, stages),))
 
 
-def test_a_given_plan_does_not_fit_from_as_many_rows_on() -> None:
+def test_given_plan_is_infeasible_from_the_failed_row_count() -> None:
     setting = Problem(CLUSTER, MODEL, profiles(LayerTooLarge("slow", "block", 1, 4)), BATCH).cost_context
     assert estimate_with_context(plan(2), setting).feasible
     refused = estimate_with_context(plan(4), setting)
@@ -101,7 +101,7 @@ def test_a_given_plan_does_not_fit_from_as_many_rows_on() -> None:
     )
 
 
-def test_what_was_not_too_large_costs_what_it_did() -> None:
+def test_estimate_is_unchanged_below_the_failed_row_count() -> None:
     plain, lacking = profiles(), profiles(LayerTooLarge("slow", "block", 1, 8))
     for rows in range(1, 8):
         assert plain.cost("slow", "block", 1, rows) == lacking.cost("slow", "block", 1, rows)
@@ -116,7 +116,7 @@ def test_a_kind_that_fits_nowhere_is_named_by_accelerator() -> None:
         found.cost("slow", "head", 1, 1)
 
 
-def test_documents_keep_it_and_merging_keeps_all_of_it(tmp_path: Path) -> None:
+def test_documents_and_merging_keep_too_large_points(tmp_path: Path) -> None:
     one = profiles(LayerTooLarge("slow", "block", 1, 4))
     assert documents.loads(documents.dumps(one), Profiles) == one
     assert documents.loads(documents.dumps(profiles()), Profiles) == profiles()
@@ -133,7 +133,7 @@ def merged(folder: Path, *given: Profiles) -> Profiles:
     return documents.loads(done.stdout, Profiles)
 
 
-def test_of_merged_profiles_the_first_that_measured_a_point_says_whether_it_fits(tmp_path: Path) -> None:
+def test_first_merged_profile_decides_whether_a_point_fits(tmp_path: Path) -> None:
     fitted, lacking = profiles(), profiles(LayerTooLarge("slow", "block", 1, 4))
     found = merged(tmp_path, fitted, lacking)
     assert found == fitted

@@ -48,7 +48,7 @@ def uncertain_memory(*shares):
 
 
 @given(lines)
-def test_the_expected_drop_of_lines_is_what_integration_finds(given_lines):
+def test_expected_drop_of_lines_equals_integration(given_lines):
     level, slope = (np.array(column) for column in zip(*given_lines, strict=True))
     least = np.min(level[:, None] + slope[:, None] * GRID, axis=0)
     drop = expected_drop(level, slope)
@@ -57,7 +57,7 @@ def test_the_expected_drop_of_lines_is_what_integration_finds(given_lines):
 
 
 @given(st.integers(0, 10_000), st.permutations(range(4)))
-def test_trials_one_by_one_say_what_all_of_them_say_at_once(seed, order):
+def test_sequential_and_joint_updates_agree(seed, order):
     belief, noise = random_belief(seed, 6), 0.02
     seconds = np.exp(np.random.default_rng(seed + 1).normal(0, 0.05, 4))
     one_by_one = belief
@@ -71,7 +71,7 @@ def test_trials_one_by_one_say_what_all_of_them_say_at_once(seed, order):
 
 @pytest.mark.parametrize("above", [True, False])
 @pytest.mark.parametrize("mean", [-0.4, -0.05, 0.0, 0.2])
-def test_a_bound_leaves_the_moments_of_the_cut_off_normal(mean, above):
+def test_bound_gives_the_moments_of_the_truncated_normal(mean, above):
     belief = Posterior(np.array([mean, 1.0]), np.array([[0.01, 0.005], [0.005, 0.02]]))
     found = belief.after_memory_outcome(0, above=above)
 
@@ -86,13 +86,13 @@ def test_a_bound_leaves_the_moments_of_the_cut_off_normal(mean, above):
 
 
 @pytest.mark.parametrize("mean", [-0.79, -0.81, -3.0, -100.0])
-def test_a_plan_out_of_memory_against_all_expectation_is_believed(mean):
+def test_unexpected_out_of_memory_is_believed(mean):
     found = Posterior(np.array([mean]), np.array([[0.01]])).after_memory_outcome(0, above=True)
     assert 0 < found.means[0] < 0.02
     assert 0 < found.covariance[0, 0] < 0.01
 
 
-def test_the_tail_of_a_bound_is_continuous():
+def test_truncated_tail_is_continuous():
     near, far = (
         Posterior(np.array([mean]), np.array([[0.01]])).after_memory_outcome(0, above=True)
         for mean in (-0.7999, -0.8001)
@@ -101,7 +101,7 @@ def test_the_tail_of_a_bound_is_continuous():
 
 
 @given(st.integers(0, 10_000))
-def test_the_gain_is_the_expected_drop_of_the_best_measured_plan(seed):
+def test_gain_is_the_expected_drop_of_the_best_measured_plan(seed):
     known = knowledge(random_belief(seed, 5)).after_seconds(0, 1.02).after_seconds(3, 0.99)
     spread = sqrt(float(known.seconds.covariance[1, 1]) + known.noise**2)
     surprises = [known.after_seconds(1, exp(float(known.seconds.means[1]) + spread * size)) for size in (0, 1)]
@@ -129,20 +129,20 @@ def test_the_regret_falls_with_trials_on_average():
     assert min(after) >= 0
 
 
-def test_something_runs_before_anything_is_compared():
+def test_first_proposal_is_a_plan_that_runs():
     known = knowledge(random_belief(4, 5))
     answer = propose(known)
     assert answer.verdict is StoppingDecision.TRY
     assert answer.trial == answer.best == int(np.argmin(known.seconds.means))
 
 
-def test_the_first_trial_is_one_that_likely_fits():
+def test_first_trial_likely_fits():
     seconds = Posterior(np.log([1.0, 1.1, 1.2]), 0.01 * np.eye(3))
     assert propose(knowledge(seconds, uncertain_memory(1.2, 0.7, 0.5))).trial == 1
     assert propose(knowledge(seconds, uncertain_memory(1.4, 1.3, 1.2))).trial == 2
 
 
-def test_out_of_memory_makes_others_less_likely_to_fit_and_running_makes_them_likelier():
+def test_fit_probability_falls_after_out_of_memory_and_rises_after_a_run():
     known = knowledge(random_belief(2, 3), uncertain_memory(0.95, 0.97, 0.5))
     failed = known.after_failure(0, out_of_memory=True)
     assert failed.fit_probability[0] == 0
@@ -156,7 +156,7 @@ def test_out_of_memory_makes_others_less_likely_to_fit_and_running_makes_them_li
     assert measured.fit_probability[1] < 0.5 < known.fit_probability[1]
 
 
-def test_a_plan_that_may_not_fit_is_worth_less():
+def test_gain_is_lower_when_a_plan_may_not_fit():
     seconds = Posterior(np.log([1.0, 0.98, 0.98]), 0.03**2 * np.eye(3))
     known = knowledge(seconds, uncertain_memory(0.3, 1.0, 0.5)).after_seconds(0, 1.0)
     assert known.expected_gain(1) < 0.7 * known.expected_gain(2)
@@ -169,7 +169,7 @@ def test_a_failed_plan_that_ran_later_counts_as_run():
     assert known.best == 1
 
 
-def test_it_stops_when_regret_is_small_nothing_is_worth_it_or_all_is_tried():
+def test_proposals_stop_when_regret_or_gain_is_small_or_all_is_tried():
     close = knowledge(Posterior(np.log([1.0, 1.3]), 0.02**2 * np.eye(2))).after_seconds(0, 1.0)
     assert propose(close).verdict is StoppingDecision.REGRET_IS_SMALL
     assert propose(close, Rule(0.0, 0.01)).verdict is StoppingDecision.NOTHING_IS_WORTH_IT
@@ -179,7 +179,7 @@ def test_it_stops_when_regret_is_small_nothing_is_worth_it_or_all_is_tried():
     assert answer.regret < 1e-6
 
 
-def test_where_every_plan_failed_there_is_none_to_train_with():
+def test_no_plan_is_proposed_when_all_failed():
     known = knowledge(random_belief(5, 2))
     for plan in range(2):
         known = known.after_failure(plan, out_of_memory=True)
@@ -187,14 +187,14 @@ def test_where_every_plan_failed_there_is_none_to_train_with():
     assert (answer.verdict, answer.trial, answer.best, answer.regret) == (StoppingDecision.ALL_TRIED, None, None, 0.0)
 
 
-def test_costs_turn_the_choice_to_cheaper_trials():
+def test_costs_favour_cheaper_trials():
     seconds = Posterior(np.log([1.0, 0.99, 1.0]), 0.04**2 * np.eye(3))
     known = knowledge(seconds).after_seconds(0, 1.0)
     assert propose(known).trial == 1
     assert propose(known, costs=(1.0, 4.0, 1.0)).trial == 2
 
 
-def test_only_plans_that_are_asked_for_are_tried_and_the_others_still_count():
+def test_only_allowed_plans_are_proposed_and_the_others_still_inform():
     known = knowledge(Posterior(np.log([1.0, 0.98, 1.0]), 0.04**2 * np.eye(3)))
     assert propose(known, among={0, 2}).trial == 0
     ran = known.after_seconds(0, 1.0)
@@ -204,12 +204,12 @@ def test_only_plans_that_are_asked_for_are_tried_and_the_others_still_count():
     assert (answer.verdict, answer.trial, answer.regret) == (StoppingDecision.ALL_TRIED, None, ran.regret)
 
 
-def test_the_same_knowledge_gives_the_same_answer():
+def test_proposal_is_deterministic():
     known = knowledge(random_belief(8, 12)).after_seconds(3, 0.97)
     assert propose(known) == propose(replace(known))
 
 
-def test_a_trial_moves_plans_that_share_its_doubts_and_no_others():
+def test_trial_updates_only_plans_that_share_its_uncertainty():
     shared = np.array([[0.1], [0.1], [0.0]])
     belief = Posterior(np.zeros(3), shared @ shared.T + 0.01**2 * np.eye(3)).after_measurement(0, 1.2, noise=0.01)
     assert belief.means[1] == pytest.approx(log(1.2), rel=0.05)
@@ -217,11 +217,11 @@ def test_a_trial_moves_plans_that_share_its_doubts_and_no_others():
 
 
 @pytest.mark.parametrize("wrong", [{"own": 0.0}, {"link": -0.1}, {"part": 1.0}])
-def test_doubts_refuse_what_means_nothing(wrong):
+def test_uncertainty_refuses_invalid_shares(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ModelUncertainty(**wrong)
 
 
-def test_rules_refuse_what_means_nothing():
+def test_rule_refuses_invalid_thresholds():
     with pytest.raises(ValueError, match="regret_below"):
         Rule(regret_below=1.0)

@@ -48,7 +48,7 @@ def seconds_of(plan, problem, **changes):
     return estimate_with_context(plan, replace(problem.cost_context, runtime=runtime)).iteration_seconds
 
 
-def test_factors_move_plans_as_the_cost_model_says(problem, plans, study):
+def test_factors_change_predictions_as_the_cost_model_does(problem, plans, study):
     column = study.loadings.values[:, study.loadings.names.index("bandwidth of links")]
     faster = [seconds_of(plan, problem, link_ratio=exp(ModelUncertainty().link)) for plan in plans]
     moved = [log(after / before.iteration_seconds) for after, before in zip(faster, study.estimates, strict=True)]
@@ -62,7 +62,7 @@ def test_before_any_trial_the_error_is_expected_to_be_5_to_25_per_cent(study):
     assert study.prior.seconds.deviations.max() < 0.25
 
 
-def test_trials_teach_which_factor_is_off_and_correct_plans_that_were_not_tried(problem, plans, study):
+def test_trials_identify_the_wrong_factor_and_correct_untried_plans(problem, plans, study):
     truth = {plan: seconds_of(plan, problem, link_ratio=0.7) for plan in plans}
     sending = sorted(
         range(len(plans)),
@@ -85,7 +85,7 @@ def test_trials_teach_which_factor_is_off_and_correct_plans_that_were_not_tried(
     assert (learnt.posterior.seconds.deviations[rest] < study.prior.seconds.deviations[rest]).all()
 
 
-def test_without_trials_nothing_is_learnt(study):
+def test_factors_have_no_observations_when_there_are_no_trials(study):
     spreads = dict(zip(study.loadings.names, study.loadings.spreads, strict=True))
     assert [(factor.share, pytest.approx(factor.deviation)) for factor in study.factor_observations] == [
         (0.0, spread) for spread in spreads.values()
@@ -103,7 +103,7 @@ def test_the_true_best_is_found_with_fewer_trials_than_in_order(problem, plans, 
     assert mine[1:].mean() < MARGIN * theirs[1:].mean()
 
 
-def test_a_plan_that_was_tried_and_is_no_candidate_counts_too(problem, plans):
+def test_tried_plan_informs_when_it_is_no_candidate(problem, plans):
     few, other = plans[:3], plans[5]
     trial = Trial(other, 0.5 * seconds_of(other, problem))
     found = TrialHistory.of(few, problem.cost_context, Trials((trial,)))
@@ -112,7 +112,7 @@ def test_a_plan_that_was_tried_and_is_no_candidate_counts_too(problem, plans):
     assert (found.posterior.seconds.means[:3] < np.log([seconds_of(plan, problem) for plan in few])).all()
 
 
-def test_memory_is_believed_as_measured(problem, plans):
+def test_measured_memory_corrects_the_predictions(problem, plans):
     held = estimate_with_context(plans[0], problem.cost_context)
     whole = Trial(plans[0], 1.0, peak_memory_bytes=2 * held.peak_memory_bytes)
     device, peak = max(held.memory_by_device, key=lambda pair: pair[1])
@@ -124,7 +124,7 @@ def test_memory_is_believed_as_measured(problem, plans):
         assert (moved[1:] > 0.5).all()
 
 
-def test_failed_trials_alone_are_a_document_but_nothing_to_fit(problem, plans):
+def test_failed_trials_form_a_document_but_cannot_be_fitted(problem, plans):
     trials = Trials((), (FailedTrial(plans[0], out_of_memory=True),))
     assert documents.loads(documents.dumps(trials), Trials) == trials
     found = TrialHistory.of(plans, problem.cost_context, trials)
@@ -175,7 +175,7 @@ def write_trials(folder, trials):
     return f"--trials={folder / 'trials.json'}"
 
 
-def test_the_command_proposes_from_a_file_what_it_proposes_from_the_planner(folder):
+def test_propose_gives_the_same_answer_from_a_file_and_a_search(folder):
     listed = call(folder, "plan", "--top=8", "--output=json")
     (folder / "candidates.json").write_text(listed.stdout)
     from_file = answer(folder, f"--candidates={folder / 'candidates.json'}")
@@ -186,7 +186,7 @@ def test_the_command_proposes_from_a_file_what_it_proposes_from_the_planner(fold
     assert from_file["trial"]["expected_seconds"] == min(one["expected_seconds"] for one in from_file["candidates"])
 
 
-def test_listed_candidates_go_with_no_limits(folder):
+def test_propose_refuses_limits_with_listed_candidates(folder):
     listed = call(folder, "plan", "--top=2", "--output=json")
     (folder / "candidates.json").write_text(listed.stdout)
     refused = call(
@@ -196,7 +196,7 @@ def test_listed_candidates_go_with_no_limits(folder):
     assert "--use-nodes, --max-data-degree does not apply" in refused.stderr
 
 
-def test_the_command_goes_on_until_it_says_stop(folder, problem, plans):
+def test_propose_ends_with_stop(folder, problem, plans):
     tried: list[Trial] = []
     for _ in range(6):
         found = answer(folder, "--top=5", *([write_trials(folder, Trials(tuple(tried)))] if tried else []))
@@ -212,7 +212,7 @@ def test_the_command_goes_on_until_it_says_stop(folder, problem, plans):
     assert "Stop" in found["reason"]
 
 
-def test_the_command_tells_people_what_failed_and_what_trials_said(folder, problem, plans, tmp_path):
+def test_propose_table_shows_failures_and_corrections(folder, problem, plans, tmp_path):
     trials = Trials(
         (Trial(plans[0], 1.3 * seconds_of(plans[0], problem)),), (FailedTrial(plans[1], out_of_memory=True),)
     )
@@ -238,7 +238,7 @@ def test_the_command_tells_people_what_failed_and_what_trials_said(folder, probl
         (("--planner=nobody",), "unknown planner"),
     ],
 )
-def test_the_command_refuses_in_one_sentence(folder, options, words):
+def test_propose_refuses_in_one_sentence(folder, options, words):
     result = call(folder, "propose", *options)
     assert result.exit_code == 2
     assert words in result.stderr
@@ -249,7 +249,7 @@ def test_the_command_refuses_in_one_sentence(folder, options, words):
 @pytest.mark.parametrize(
     "content", ['{"candidates": []}', "{}", "[]", '{"candidates": [{"plan": {}}]}', '{"candidates": [{"rank": 1}]}', ""]
 )
-def test_odd_candidates_are_refused(folder, tmp_path, content):
+def test_propose_refuses_invalid_candidates(folder, tmp_path, content):
     file = tmp_path / "odd.json"
     file.write_text(content)
     result = call(folder, "propose", f"--candidates={file}")
