@@ -93,7 +93,7 @@ class ApiServer:
     def establish(self, definition: str) -> None:
         """Wait until the API server serves a resource definition.
 
-        `kubectl wait` fails at once on a definition so young that its conditions are still null.
+        `kubectl wait` fails on a new definition whose conditions are still null.
         """
         deadline = time.monotonic() + ESTABLISHED_WITHIN_SECONDS
         while not self.get(definition)["status"].get("conditions"):
@@ -210,7 +210,7 @@ def _start(folder: Path, running: ExitStack) -> ApiServer:
     )
     url = f"https://127.0.0.1:{secure_port}"
     api = ApiServer(url=url, kubeconfig=folder / "kubeconfig")
-    # What it signs for itself at its start carries the certificate that signed it.
+    # Its self-signed serving certificate is its own authority.
     authority = folder / "certificates" / "apiserver.crt"
     api.kubeconfig.write_text(json.dumps(_kubeconfig(url, authority, token)))
     deadline = time.monotonic() + START_DEADLINE_SECONDS

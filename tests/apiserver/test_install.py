@@ -1,4 +1,4 @@
-"""The chart's life on a real API server: installed, upgraded over an older definition, uninstalled without loss."""
+"""The chart on a real API server: install, upgrade over an older definition, uninstall without loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of plans for OPT-350M on small made-up tables, by hand; it needs none of the measured ones."""
+"""Simulator of plans for OPT-350M on small synthetic tables, checked by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 def seconds(name: str, rows: int, tensor: int, layer: int) -> list[float]:
-    """Forward, backward, update; not in proportion to the rows."""
+    """Forward, backward and update seconds, not proportional to the rows."""
     pace = {SLOW: 3.0, FAST: 1.0}[name] * (layer + 1) / tensor
     return [pace * (1 + rows), pace * (2 + 3 * rows), 0.5 * pace / (layer + 1)]
 
@@ -180,7 +180,7 @@ def test_runs_of_layers_with_their_own_degrees_go_one_after_the_other(simulator)
     assert verdict.pipeline_seconds == pytest.approx(4 * one + seconds(FAST, 2, 2, 0)[2])
     assert verdict.gradient_seconds == pytest.approx(4 * (VALUES[1] + VALUES[2]) / 1e9)
     assert verdict.unmodelled == ("degrees that change inside a stage",)
-    # Layers of one strategy in two runs are what they are in one.
+    # Two runs of one strategy cost the same as one run.
     whole = simulator.judge(plan(stage(FAST, 1, (1, 1), 0, 3)))
     cut = Stage(devices, (LayerRun(0, 2, 1, 2, (1, 1)), LayerRun(2, 1, 1, 2, (1, 1))))
     halves = simulator.judge(plan(cut))

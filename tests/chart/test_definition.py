@@ -1,4 +1,4 @@
-"""The CRD is what the models say, and says it to people too."""
+"""The CRD follows from the models and describes every field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMITTED = ROOT / "charts" / "trainwright" / "files" / "trainingplans.yaml"
 
 
 def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every node of a schema with its path; what is opaque is entered no further than its listed fields."""
+    """Every node of a schema with its path; of opaque objects only their listed fields."""
     yield path, schema
     for name, child in schema.get("properties", {}).items():
         yield from nodes(child, f"{path}.{name}")
@@ -45,7 +45,7 @@ def test_every_field_says_what_it_is_for() -> None:
 
 
 def test_every_field_has_a_type_and_a_bound() -> None:
-    """Without bounds the API server cannot estimate what a rule costs, and one object could fill the store."""
+    """Without bounds the API server cannot estimate the cost of a rule, and one object could fill etcd."""
     unbounded = []
     for path, node in FIELDS:
         kind = node["type"]
@@ -70,7 +70,7 @@ def test_every_rule_says_what_to_change_in_one_line() -> None:
 
 
 class _Loose(BaseModel):
-    """Shapes that pydantic writes and the API server drops in silence or refuses."""
+    """Shapes that pydantic writes and the API server drops or refuses."""
 
     pair: tuple[int, str]
 

@@ -1,4 +1,4 @@
-"""The whole on the real local cluster: brought up once a run, the operator installed from this checkout's chart."""
+"""Fixtures of the real local cluster, started once per run, with the operator installed from this checkout's chart."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kubectl() -> Kubectl:
 
 @dataclass(frozen=True)
 class Workbench:
-    """One namespace of the test's own, and what a test does in it."""
+    """A test's own namespace, and commands in it."""
 
     kubectl: Kubectl
 
@@ -92,7 +92,7 @@ class Workbench:
         )
 
     def children(self) -> list[str]:
-        """Names of everything that the operator made in the namespace and that still exists."""
+        """Names of the operator's objects that exist in the namespace."""
         listed = json.loads(self.run("get", "pytorchjobs,pods,configmaps,services", "--output", "json"))
         return [
             f"{item['kind']}/{item['metadata']['name']}"
@@ -119,7 +119,7 @@ class Workbench:
         return pod
 
     def kill_operator(self) -> None:
-        """SIGKILL to the operator's own process (found by its container's id), then a fresh pod: no back-off to wait for."""
+        """Kill the operator's process (found by its container's id) and delete its pod, to avoid the restart back-off."""
         pod = self.operator_pod()
         container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
         killed = 0

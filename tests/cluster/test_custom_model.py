@@ -1,4 +1,4 @@
-"""A model of one's own: its module comes into the pods as a ConfigMap, as in the example."""
+"""Custom model whose module is mounted into the pods from a ConfigMap, as in the example."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running server, asked over its API."""
+    """A running Prometheus, queried over its API."""
 
     port: int
 

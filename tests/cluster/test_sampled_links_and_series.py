@@ -37,7 +37,7 @@ def test_links_are_sampled_and_series_trials_record_timelines(workbench: Any, sm
     assert len(trials) >= 2, status["trials"]
     maps = json.loads(workbench.run("get", "configmaps", "--output", "json"))["items"]
     data = {one["metadata"]["name"]: one["data"] for one in maps if "data" in one}
-    # One that came late on a busy machine is tried once more, alone.
+    # On a busy machine a late trial is repeated alone.
     starts = Counter(
         json.loads(data[trial["resultRef"]["configMap"]]["outcome.json"])["started_at"] for trial in trials
     )

@@ -1,4 +1,4 @@
-"""The executor on GPUs, with NCCL: what one process computes on the CPU, as far as the GPUs at hand allow plans."""
+"""The executor on GPUs with NCCL, compared with one process on the CPU, under plans for the available GPUs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.mark.parametrize("name", [one["name"] for one in FLOAT32])
 def test_loss_and_every_gradient_equal_those_of_the_cpu(answers: dict, name: str) -> None:
-    """Within what another order of the sums in float32 makes of them."""
+    """Equality up to the order of float32 sums."""
     answer = answers[name]
     assert answer["missing"] == []
     assert answer["loss_error"] < 1e-4

@@ -1,4 +1,4 @@
-"""Allowlists of the guards: offenders of the past, one a line, that may only become fewer.
+"""Allowlists of the guards: known offenders, one per line, whose number may only fall.
 
 `python tests/house/shrink_allowlists.py` takes out what no longer offends. After a scripted move, which gives every
 entry another path, `--accept` writes today's offenders anew and reports how many there were and are.

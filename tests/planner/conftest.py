@@ -27,7 +27,7 @@ def _cluster(
     latency: float = 1e-4,
     memory: int | None = None,
 ) -> Cluster:
-    """Nodes given as (speed, devices); all links between nodes are alike, and all within."""
+    """Make a cluster of (speed, devices) nodes; links between nodes are equal, and so are those inside."""
     kinds = {"fast": FAST, "slow": SLOW}
     accelerators = tuple(
         Accelerator(kind.name, memory or kind.memory_bytes, kind.emulation)

@@ -1,4 +1,4 @@
-"""Rounds of pairs: everybody is paired with everybody once, and at most once per round."""
+"""Rounds of pairs: every two meet once, and each has at most one partner per round."""
 
 from __future__ import annotations
 

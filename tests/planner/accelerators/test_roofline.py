@@ -1,4 +1,4 @@
-"""Estimated profiles: never above what a data sheet allows, and of the shape that devices show."""
+"""Estimated profiles: never faster than a data sheet allows, and shaped like measured ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles measured at one number of rows, drawn out by the data sheet's curve."""
+"""Profiles measured at one row count, extrapolated by the data sheet's curve."""
 
 from __future__ import annotations
 

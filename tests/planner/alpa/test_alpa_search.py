@@ -29,7 +29,7 @@ MakeProblem = Callable[..., Problem]
 
 
 def sheet_problem(family: Family, machines: dict[str, int], batch: int, dtype: Dtype = Dtype.FLOAT16) -> Problem:
-    """On machines by name, by estimated profiles."""
+    """Problem on machines by name, with estimated profiles."""
     model, cluster = Model.of(family, dtype), cluster_of(machines)
     tensors = [degree for degree in (1, 2, 4, 8) if model.max_tensor_degree % degree == 0]
     names = [accelerator.name for accelerator in cluster.accelerators]

@@ -80,7 +80,7 @@ def test_the_solver_equals_brute_force_with_and_without_a_memory_limit(start):
 
 
 def test_memory_price_finds_the_fastest_choice_of_its_memory():
-    """Lagrange multipliers reach some points of the front of time and memory, and each that they reach exactly."""
+    """Lagrange multipliers reach some Pareto points of time and memory, each exactly."""
     reached = 0
     for seed in range(90):
         programme = oracle.drawn(seed, most_nodes=4)
@@ -98,7 +98,7 @@ def test_memory_price_finds_the_fastest_choice_of_its_memory():
 
 
 def test_memory_price_bounds_the_optimum_under_any_limit():
-    """Weak duality: the priced objective less price × limit is never above the best within the limit."""
+    """Weak duality: the priced objective minus price × limit is at most the optimum within the limit."""
     compared = 0
     for seed in range(90):
         programme = oracle.drawn(seed, most_nodes=4)

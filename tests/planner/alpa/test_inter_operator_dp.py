@@ -43,7 +43,7 @@ def choices_of(edges: StageCandidates) -> list[Choice]:
 
 
 def drawn_crossings(pick: Random, layers: int, devices: int) -> StageBoundaryCosts:
-    """Messages that matter beside the stages."""
+    """Messages that take noticeable time."""
     sent = np.array([0.0, *(pick.uniform(0.0, 1.0) for _ in range(layers - 1)), 0.0])
     paces, latencies = (
         np.array([[pick.choice([0.1, 0.5, 1.0]) for _ in range(devices + 1)] for _ in range(2)]) for _ in range(2)

@@ -1,4 +1,4 @@
-"""The intra-operator pass finds the plans of Alpa's paper, and composes runs of layers exactly."""
+"""The intra-operator pass finds the plans of Alpa's paper, and composes layer spans exactly."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_large_batch_is_sharded_with_its_weight_updates():
 
 
 def test_rewriting_saves_optimizer_state_and_no_time():
-    """ZeRO's figures for Adam in half precision: 2 + 4 bytes stay of each value, and 12 are shared."""
+    """ZeRO's bytes per value for Adam in half precision: 2 + 4 replicated, 12 sharded."""
     asked = problem(GPT, 1024)
     with_it = IntraOperator(asked).spans(NVLINK, 16)
     without = IntraOperator(asked, rewriting=Rewriting(gradients=False)).spans(NVLINK, 16)
@@ -97,7 +97,7 @@ def test_reduce_scatter_of_activations_shards_the_following_operators():
 
 
 def test_data_uses_the_slow_mesh_axis_and_tensor_the_fast_one():
-    """A batch that divides over two nodes alone: data over the slow dimension, tensors over the fast one."""
+    """A batch that only two nodes divide: data over the slow mesh axis, tensor over the fast one."""
     specs = IntraOperator(problem(GPT, 64)).spans(TWO_NODES, 2).specs(1, 4)
     found = IntraOperator(problem(GPT, 64)).options(LogicalMesh((V100,), (2, 4), (2e-5, 1e-5), (1e-8, 1e-11)), 2)
     degrees = {(run.tensor, run.data, run.order) for option in found for run in option.specs(1, 4).degrees}
@@ -194,7 +194,7 @@ FOUR_BLOCKS = Gpt(4, 2048, 16, 1024, 51200)
 
 @pytest.mark.parametrize(("mesh", "in_flight"), [(NVLINK, 1), (TWO_NODES, 4)], ids=["one node", "two nodes"])
 def test_options_come_near_the_best_under_every_memory_limit(mesh, in_flight):
-    """Against the integer programme with the limit as a constraint: at most 15 % slower, 8 % in the mean."""
+    """At most 15 % slower, 8 % in the mean, than the integer program with the limit as a constraint."""
     intra = IntraOperator(problem(FOUR_BLOCKS, 256))
     points = [sides(option, in_flight, 32) for option in intra.options(mesh, 8)]
     least, most = min(held for held, _ in points), points[0][0]
@@ -219,7 +219,7 @@ def test_options_come_near_the_best_under_every_memory_limit(mesh, in_flight):
     "family", [FOUR_BLOCKS, T5(2, 2048, 16), WideResnet(base_channels=160)], ids=["gpt", "t5", "wide_resnet"]
 )
 def test_mixtures_are_described_as_they_are_costed(family):
-    """The two halves of a mixture, described layer by layer, add up to its figures by the whole run's programme."""
+    """The two halves of a mixture, layer by layer, add up to the costs of the whole span."""
     intra = IntraOperator(problem(family, 64))
     layers = len(intra.problem.model.layers)
     found = set()
@@ -238,7 +238,7 @@ def test_mixtures_are_described_as_they_are_costed(family):
 
 
 def test_memory_price_shards_replicated_weights():
-    """ZeRO's third stage is a choice of the programme: gather before use, where memory is dear and links are fast."""
+    """The program may choose ZeRO-3 (gather before use) if memory is scarce and links are fast."""
     intra = IntraOperator(problem(GPT, 16))
     (cost,) = intra.costs(NVLINK, 32, [intra.goal(NVLINK, 32, 1.0, 1)])
     gathered = [one for one in cost.specs(1, 4).layers[0].operators if one.weight_held == "gathered"]
@@ -316,7 +316,7 @@ def test_unprofiled_large_layers_are_derived_from_their_shards():
     ids=["gpt", "vit", "bert"],
 )
 def test_plans_of_plain_degrees_cost_the_same_as_the_cost_model(family, rows):
-    """One node, weights' updates shared, nothing overlapped: within 3 % of the exact estimate, workspace apart."""
+    """On one node with sharded updates and no overlap: within 3 % of the exact estimate, workspace excluded."""
     asked = problem(family, 64)
     node = asked.cluster.nodes[0]
     summed = asked.cost_context.collectives.all_reduce(((node.name,) * 8,)).fastest_algorithm(

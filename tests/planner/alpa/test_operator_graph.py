@@ -1,4 +1,4 @@
-"""Operator graphs of every family: nothing of a layer is lost, everybody reads what is there, trivial operators follow."""
+"""Operator graphs of every family: complete, read only written tensors, and trivial operators follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parallel algorithms of operators: Table 3 of Alpa's paper, and devices that really compute with their parts."""
+"""Parallel algorithms of operators: Table 3 of Alpa's paper, and a simulation of devices that compute their shards."""
 
 from __future__ import annotations
 

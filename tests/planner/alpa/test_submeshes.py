@@ -1,4 +1,4 @@
-"""Submeshes: which shapes there are, that they cover the devices, and what a stage on one costs."""
+"""Submeshes: their shapes, coverage of the devices, and costs of a stage on one."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_logical_meshes_take_their_links_from_the_cluster(even: Problem) -> None
     for mesh in across[1:]:
         assert mesh.seconds_per_byte[1] == pytest.approx(1e-9)
         assert mesh.seconds_per_byte[0] > mesh.seconds_per_byte[1]
-    assert across[-1].seconds_per_byte[0] == pytest.approx(4 / 5e6)  # four rings share the card
+    assert across[-1].seconds_per_byte[0] == pytest.approx(4 / 5e6)  # four rings share the NIC
 
 
 def test_operator_options_give_plans_that_run(even: Problem) -> None:

@@ -1,4 +1,4 @@
-"""Our own search is never slower than another one, on small cases of one to four types of device."""
+"""`auto` is never slower than another search, on small cases of one to four device types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_auto_is_never_slower(number: int) -> None:
 
 @pytest.mark.parametrize("number", quick_first(FOUND_BY_CHANCE, {48}))
 def test_auto_matches_the_best_of_thousands_of_random_plans(number: int) -> None:
-    """The best that 4,000 to 20,000 costed plans led to: drawn at random and bettered one small change after the other."""
+    """Best plans of 4,000 to 20,000 evaluations: random plans improved by local search."""
     found = run("auto", cases()[number].problem(), top=1)[0]
     assert found.estimate.iteration_seconds <= FOUND_BY_CHANCE[number] * (1 + 1e-4)
 

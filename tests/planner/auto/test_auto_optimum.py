@@ -77,7 +77,7 @@ def test_enumeration_equals_a_small_space_listed_by_hand(
     choices, layers = 2, len(problem.model.layers)
     one = 2 * choices**layers  # one or two micro-batches
     two_stages = 2 * (layers - 1) * choices**layers
-    replicas = (4 * choices) ** layers  # two rows at a time alone
+    replicas = (4 * choices) ** layers  # only micro-batches of two rows
     tensor = 2 * choices**layers
     two_pipelines = choices ** (2 * layers)
     assert PlanSpace(problem).size() == one + two_stages + replicas + tensor + two_pipelines

@@ -1,4 +1,4 @@
-"""The exhaustive search of tiny problems: equal to costing every plan, within its limits, and words where nothing fits."""
+"""The exhaustive search of tiny problems: equal to costing every plan, within its limits, and a reason if nothing fits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_branch_and_bound_finds_the_best_few() -> None:
 
 
 def test_branch_and_bound_stops_at_its_evaluation_limit_when_many_plans_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Four alike devices in one node, and layers so small that hardly anything makes a difference.
+    # Four equal devices in one node, and layers so small that most plans tie.
     model = Model.of(Gpt(2, 256, 8, sequence_length=64, vocabulary_size=1000), Dtype.FLOAT32)
     node = Node("node-0", "Tesla-T4", 4, Port(2e-5, 1e9), Port(5e-6, 1e10))
     profiles = estimate_profiles(model, ["Tesla-T4"], tensor_degrees=(1,), rows=(1, 2, 4))

@@ -36,7 +36,7 @@ KINDS = [Cell(("fast",), ("a",)), Cell(("middle",), ("b",)), Cell(("slow",), ("c
 def test_rows_go_to_the_replica_that_finishes_first(
     counts: list[int], paces: list[float], floors: list[float], rows: int
 ) -> None:
-    """All rows are dealt out, each replica has one, and moving a row from the slowest to any other does not help."""
+    """All rows are assigned, each replica has one, and moving a row from the slowest replica does not help."""
     cells = [cell for cell, count in zip(KINDS, counts, strict=False) for _ in range(count)]
 
     def seconds(cell: Cell, given_rows: int) -> float:
@@ -69,7 +69,7 @@ def _chains(units: int, size: int, unit: int = 0, first: int = 0) -> Iterator[tu
 
 
 def _may_stand(chain: tuple[LineInterval, ...], line: DeviceLine) -> bool:
-    """Return whether first and last stage keep to their ends of a node that is split over both ends of the line."""
+    """Return whether first and last stage stay within their ends of a node that is split over both ends of the line."""
     if line.shared_end_blocks is None:
         return True
     first, last = line.shared_end_blocks
@@ -81,7 +81,7 @@ def _may_stand(chain: tuple[LineInterval, ...], line: DeviceLine) -> bool:
 def test_slowest_stage_is_as_short_as_possible(
     make_cluster: MakeCluster, make_problem: MakeProblem, memory: int | None, rows: int
 ) -> None:
-    """Beside every chain there is: the first chain's longest stage is the least."""
+    """Compare with every chain: the first chain has the shortest slowest stage."""
     problem = make_problem(make_cluster((("fast", 1), ("slow", 2)), memory=memory), layers=3, batch=8)
     looked_at = 0
     for line in device_lines(problem, 8, 4, 4):

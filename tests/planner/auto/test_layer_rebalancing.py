@@ -1,4 +1,4 @@
-"""Layers dealt out anew among the stages of a plan."""
+"""Redistribution of layers over the stages of a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def problem(make_problem: Callable[..., Problem], make_cluster: Callable[..., Cl
 
 @pytest.fixture
 def plan(problem: Problem, make_plan: Callable[..., Plan]) -> Plan:
-    """About as many layers on the fast device as on each slow one."""
+    """Plan with similar layer counts on the fast device and on each slow one."""
     return make_plan(problem, (4, 4, 3), rows=1)
 
 

@@ -1,4 +1,4 @@
-"""Layers dealt out by memory: a first answer where devices are unequal and memory is short."""
+"""Layers distributed by memory: a first plan if devices are unequal and memory is scarce."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_memory_of_the_fullest_part_is_minimal(costs: list[list[float]], rooms: 
 
 
 def tight_and_unequal() -> Problem:
-    """Two types of devices, so little memory that even splits do not fit, and the model just does."""
+    """Two device types whose memory is too small for even splits, but just enough for the model."""
     drawn = drawn_problem(random.Random(5))
     names = sorted({profile.accelerator for profile in drawn.profiles.layers})
     one = names[0]
@@ -85,7 +85,7 @@ def test_memory_balanced_starts_fit_and_keep_the_limits(seed: int) -> None:
 
 
 def mixed_and_tight() -> Problem:
-    """Roomy devices that hold the model among them, and as many small ones over a slow network, which only in large groups do."""
+    """Large devices that hold the model together, and as many small ones on a slow network, which need large groups."""
     drawn = tight_and_unequal()
     slow, fast = Port(1e-3, 1e8), Port(1e-6, 1e11)
     nodes = (

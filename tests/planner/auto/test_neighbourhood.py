@@ -51,7 +51,7 @@ def taken_apart(plan: Plan, problem: Problem) -> list[EditablePipeline]:
 
 
 def made(moves: Moves, taken_apart: list[EditablePipeline]) -> list[Plan]:
-    """Plans of the moves that can be made."""
+    """Plans of the valid moves."""
     found = []
     for move in moves(taken_apart):
         try:

@@ -28,7 +28,7 @@ def amp(problem: Problem, control: SearchControl, top: int | None) -> list[Candi
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Asks these searches alone."""
+    """Use only these searches as seeds."""
     return lambda *searches: monkeypatch.setattr(
         seeds, "WARM_START_SEARCHES", tuple((search, 64, 64) for search in searches)
     )

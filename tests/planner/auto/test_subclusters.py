@@ -52,7 +52,7 @@ def test_subclusters_take_fewer_devices_per_node_when_inner_links_are_slow(
     found = list(subclusters_of_fewer_devices(computing, float("inf")))
     assert [len(part.devices) for part in found] == [7, 14]
     assert all(part.nodes == problem.nodes and set(part.devices) <= set(problem.devices) for part in found)
-    # On one of each node computing alone takes longer than on two.
+    # Computation alone takes longer on one device of each node than on two.
     alone = computing.seconds(problem.nodes, 1)
     assert [len(part.devices) for part in subclusters_of_fewer_devices(computing, alone * (1 - 1e-9))] == [14]
 
@@ -69,7 +69,7 @@ def test_subcluster_keeps_the_limits(make_cluster: MakeCluster, make_problem: Ma
 def test_compute_seconds_follow_rows_and_devices(
     make_cluster: MakeCluster, make_problem: MakeProblem, rows: int, seconds: float
 ) -> None:
-    """Three times the batch takes three times as long, and twice the devices half as long."""
+    """Seconds are proportional to the batch and inversely proportional to the devices."""
     cluster = make_cluster((("fast", 2), ("fast", 2), ("slow", 1)))
     once, often = make_problem(cluster, layers=2, batch=64), make_problem(cluster, layers=2, batch=64 * rows)
     names = once.nodes

@@ -152,7 +152,7 @@ def test_factors_stay_when_the_model_was_right_up_to_noise(plans, setting, count
 
 
 def test_factors_stay_when_they_do_not_help(plans, setting):
-    # One plan, now far faster and now far slower than predicted: any one of them misleads about the others.
+    # One plan measured far faster and far slower than predicted: each alone would mislead about the others.
     right = _measured(plans[0], setting, Runtime())
     trials = [replace(right, iteration_seconds=right.iteration_seconds * factor) for factor in (0.5, 2.0)]
     found = fit(Trials(tuple(trials)), setting)

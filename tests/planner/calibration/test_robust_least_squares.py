@@ -1,4 +1,4 @@
-"""The solver: against points all over the bounds, and by what its loss promises."""
+"""The solver, compared with points throughout the bounds."""
 
 from __future__ import annotations
 

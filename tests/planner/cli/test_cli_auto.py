@@ -1,4 +1,4 @@
-"""The command line where plans are preferred, kept, compared with the work bound, or told though their stages differ."""
+"""The command line with preferences, kept plans, the work bound, and plans of unequal stages."""
 
 from __future__ import annotations
 

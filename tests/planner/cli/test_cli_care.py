@@ -1,4 +1,4 @@
-"""The command line before a long search and after it: what cannot work is said first, what was found is not lost."""
+"""The command line around a long search: bad input is refused before it, and no answer is lost after it."""
 
 from __future__ import annotations
 

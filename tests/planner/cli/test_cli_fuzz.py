@@ -1,4 +1,4 @@
-"""Whatever stands in a document, a command answers or refuses in words: never a traceback."""
+"""Commands answer or refuse any document in one sentence, never with a traceback."""
 
 from __future__ import annotations
 

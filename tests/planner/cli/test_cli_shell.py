@@ -1,4 +1,4 @@
-"""The command line without a file: schemas, help, completion, and a reader that goes away."""
+"""The command line without files: schemas, help, completion, closed pipes."""
 
 from __future__ import annotations
 

@@ -68,13 +68,13 @@ def test_amp_pipelines_are_costed_separately(
     assert amp_model.estimate_seconds(straight, problem.cost_context) == pytest.approx(eq5(late, 1e9) + sync)
     each = eq5((quick[0], late[1]), 5e6), eq5((late[0], quick[1]), 5e6)
     assert amp_model.estimate_seconds(crossed, problem.cost_context) == pytest.approx(max(each) + sync)
-    # The pipeline of fast devices is the slower one where its link is slow enough; nothing of the other counts then.
+    # With a slow enough link the pipeline of fast devices is the slower one, and only it counts.
     apart = make_problem(make_cluster((("fast", 1), ("fast", 1), ("slow", 2)), between=1e3, latency=0.0))
     one, two, *others = apart.cluster.devices
     far = make_plan(apart, [7, 7], data=2, devices=(one, others[0], two, others[1]))
     assert eq5(quick, 1e3) > eq5(late, 1e9)
     assert amp_model.estimate_seconds(far, apart.cost_context) == pytest.approx(eq5(quick, 1e3) + held * 4 / 1e3)
-    # One stage below serves both replicas above; it takes their rows at once, but a message goes by pipeline.
+    # The last stage serves both replicas of the first at once, but messages are sent per pipeline.
     merged = Stage(fast[1:], (LayerRun(7, 7, 1, 1, (2,)),))
     plan = replace(
         crossed, pipelines=(replace(crossed.pipelines[0], stages=(straight.pipelines[0].stages[0], merged)),)

@@ -1,4 +1,4 @@
-"""Links, shared network cards, rings flat and hierarchical, and sums of gradients that meet on a card."""
+"""Links, shared NICs, flat and hierarchical rings, and concurrent gradient reductions on a NIC."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_four_rings_over_two_nics_take_four_times_as_long(make_cluster: MakeClus
 
 
 def test_single_flow_may_reach_less_than_the_nic() -> None:
-    """Cards of 4 B/s of which one flow reaches 1: a ring alone takes as long as four at once."""
+    """NICs of 4 B/s of which one flow reaches 1: one ring takes as long as four concurrent ones."""
     nodes = tuple(Node(name, "x", 4, Port(0.0, 4.0, flow_bytes_per_second=1.0), Port(0.0, 1e9)) for name in "ab")
     cluster = Cluster((Accelerator("x", 1),), nodes)
     fabric = Network(cluster)
@@ -63,7 +63,7 @@ def test_single_flow_may_reach_less_than_the_nic() -> None:
     assert [collectives.all_reduce((("a", "b"),) * rings).seconds(1.0) for rings in (1, 4, 8)] == [1.0, 1.0, 2.0]
     message = ("a", "b", 1.0)
     assert [fabric.concurrent_send_seconds([message] * count)[message] for count in (1, 4, 8)] == [1.0, 1.0, 2.0]
-    # Four members a node reduce inside first, and their ring between the nodes is one flow.
+    # Four members per node reduce inside first, so the ring between the nodes is one flow.
     assert collectives.all_reduce((("a",) * 4 + ("b",) * 4,)).seconds(1.0) == pytest.approx(1.0)
     assert Network(cluster, link_ratio=0.5).concurrent_send_seconds([message])[message] == 2.0
 
@@ -145,7 +145,7 @@ def test_concurrent_messages_share_a_nic_until_the_shorter_end() -> None:
 
 
 def test_two_messages_share_a_listed_link() -> None:
-    """The cards of a and b carry 10 B/s; the link from a to b is given, and carries 1 B/s."""
+    """The NICs of a and b carry 10 B/s; the listed link from a to b carries 1 B/s."""
     cluster = Cluster(
         (Accelerator("x", 1),),
         tuple(Node(name, "x", 2, Port(0.0, 10.0), Port(0.0, 10.0)) for name in NODES),
@@ -219,7 +219,7 @@ def test_concurrent_reductions_share_a_nic() -> None:
     one = GradientReduction((A,), (), 3.0, 0.0, {CARD: 3.0})
     two = GradientReduction((B,), (), 1.0, 0.0, {CARD: 1.0})
     assert reduction_ends([one, two], ended(0, 0)) == pytest.approx((4.0, 2.0))
-    # Stages end one after the other: the card is done with all three when it has never rested.
+    # Stages end one after the other, and the NIC is never idle until all three reductions end.
     staggered = [GradientReduction((key,), (), 3.0, 0.0, {CARD: 3.0}) for key in (A, B, C)]
     assert max(reduction_ends(staggered, ended(0, 1, 2))) == pytest.approx(9.0)
     assert reduction_ends(staggered, ended(0, 100, 200))[2] == pytest.approx(203.0)
@@ -249,11 +249,11 @@ def test_reduction_never_ends_later_when_another_is_earlier_or_shorter(
 
 
 def test_groups_reduce_inside_nodes_when_any_of_them_can() -> None:
-    """Whichever group comes first; each keeps the cards busy with what it moves itself."""
+    """The order of groups does not matter; each occupies the NICs with its own bytes."""
     nested, apart = ("a", "a", "b", "b"), ("a", "b", "c", "d")
     for groups in ((nested, apart), (apart, nested)):
         ring, hierarchical = Collectives(Network(ported(4, inside=1000.0))).all_reduce(groups).algorithms
-        # The card of a carries both rings: that of two nodes moves the message, that of four 2 · 3/4 of it.
+        # The NIC of a carries both rings: the one of two nodes moves the message, the one of four 2 · 3/4 of it.
         assert hierarchical.seconds(1) == pytest.approx(1 / 1000 + 2 * 3 / 4 * 2)
         assert hierarchical.nic_seconds_per_byte["out", "a"] == pytest.approx(1 + 2 * 3 / 4)
         assert hierarchical.nic_seconds_per_byte["out", "c"] == pytest.approx(2 * 3 / 4)

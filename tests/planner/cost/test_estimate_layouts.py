@@ -1,4 +1,4 @@
-"""Plans whose layers are arranged differently: inside a stage, between stages, and over several pipelines."""
+"""Plans of different rank layouts: inside a stage, between stages, and over several pipelines."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_rank_receives_from_its_tensor_index_modulo_the_old_degree(
 def test_receiver_reads_from_its_tensor_index_modulo_the_senders_degree(
     make_cluster: MakeCluster,
 ) -> None:
-    """Four receivers beside two senders: by that rule every one of them finds its sender on its own node."""
+    """Four receivers and two senders: by this rule every receiver has its sender on its own node."""
     fabric = Network(make_cluster((("fast", 3), ("fast", 3)), between=1.0, within=8.0, latency=0.0))
     upper = RankLayout(("node-1", "node-2"), 2, 1, RankOrder.TENSOR_INNER, (1,))
     lower = RankLayout(("node-1", "node-2") * 2, 4, 1, RankOrder.TENSOR_INNER, (1,))
@@ -200,7 +200,7 @@ def test_gradients_are_reduced_after_the_last_pipeline_ends(problem: Problem) ->
 def test_pipelines_of_different_tensor_degrees_reduce_per_slice() -> None:
     one = RankLayout(("a", "a"), 1, 2, RankOrder.TENSOR_INNER, (1, 1))
     two = RankLayout(("b", "b"), 2, 1, RankOrder.TENSOR_INNER, (2,))
-    # Rank b:0 holds the first half, b:1 the second; both ranks of a hold both, and sum one after the other.
+    # Rank b:0 holds the first half, b:1 the second; both ranks of a hold both and reduce them in sequence.
     assert slice_rounds([one, two], sharded=False) == [(("a", "a", "b"),), (("a", "a", "b"),)]
     assert slice_rounds([two, two], sharded=False) == [(("b", "b"), ("b", "b"))]
     # Sharded over two replicas: one ring for each shard, with the rank that holds it in each pipeline.
@@ -215,7 +215,7 @@ def test_sharded_pipelines_reduce_their_shards(problem: Problem, sharding: Shard
     assert across.stages == ((0, 0), (1, 0))
     fabric = Network(problem.cluster)
     pair = [problem.cluster.devices[0], problem.cluster.devices[4]]
-    # Four rings of a quarter each, two of them over either pair of cards.
+    # Four rings of a quarter each, two over each pair of NICs.
     one = all_reduce_seconds(pair, problem.model.parameters * 4 / 4, fabric)
     latency = 2 * fabric.link(("node-1", "node-3"))[0]
     assert across.seconds == pytest.approx(2 * (one - latency) + latency, rel=1e-3)
@@ -263,7 +263,7 @@ def runs(*counts: int) -> list[LayerRun]:
 
 @st.composite
 def plans(draw: st.DrawFn, devices: tuple[Device, ...]) -> Plan:
-    """One or two pipelines of one to three stages, each of one or two runs, arranged in any way."""
+    """Draw one or two pipelines of one to three stages, each of one or two runs in any layout."""
     halves = [devices] if draw(st.booleans()) else [devices[:4], devices[4:]]
     pipelines = []
     batch = 0

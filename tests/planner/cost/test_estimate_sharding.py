@@ -71,7 +71,7 @@ def test_zero1_reduce_scatters_gradients_and_all_gathers_weights(problem: Proble
 
 
 def test_zero2_reduce_scatters_during_the_last_backward(problem: Problem, make_plan: MakePlan) -> None:
-    """Free bandwidth hides all but the last layer's; computation beside communication takes 1.3 times as long."""
+    """All but the last layer's reduction overlaps; computation during communication takes 1.3 times as long."""
     plan = sharded(make_plan(problem, [14], data=MEMBERS, rows=2), Sharding.ZERO2)
     fast = replace(
         problem.cluster, links=tuple(replace(k, bandwidth_bytes_per_second=1e9) for k in problem.cluster.links)
@@ -94,7 +94,7 @@ def test_zero2_exposes_communication_when_links_are_slow(problem: Problem, make_
     found = cost(replace(problem, cluster=slow), plan)
     head = problem.profiles.cost("emulated-fast", "head", 1, 2).backward_seconds
     _, backward = passes(problem, 2)
-    # The head computes before there is anything to send; the rest is slowed down and hides its own length.
+    # The head computes before there is anything to send; the rest is slowed down and overlaps communication.
     total = 1e3 * half_ring(problem.model.parameters)
     assert found.breakdown.gradient_sync_seconds == pytest.approx(total + (1.3 - 1 - 1) * (backward - head))
 

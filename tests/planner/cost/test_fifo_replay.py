@@ -1,4 +1,4 @@
-"""Messages that queue for a link: each leaves whole, so replicas fall apart by one message and then no longer meet."""
+"""Messages that queue for a link: each is sent whole, so replicas shift by one message and then no longer collide."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Queues = tuple[tuple[int, float], ...]
 def chain_of_replicas(
     replicas: int, times: list[tuple[float, float]], drains: list[float], *, queued: bool
 ) -> tuple[list[PassDurations], list[BoundaryChannel]]:
-    """Stages of like replicas; replica i sends to replica i, and what crosses a boundary one way shares a card."""
+    """Stages of equal replicas; replica i sends to replica i, and messages of one direction of a boundary share a NIC."""
     works = [PassDurations(s, f, b, b) for s, (f, b) in enumerate(times) for _ in range(replicas)]
     channels = []
     for s, drain in enumerate(drains):
@@ -86,7 +86,7 @@ def test_queueing_is_between_no_sharing_and_joint_departure(
 
 
 def fabric_of(accelerator: Accelerator) -> Network:
-    """Two nodes of two devices, whose cards carry 8 bytes a second."""
+    """Two nodes of two devices, whose NICs carry 8 bytes per second."""
     nodes = (Node(name, accelerator.name, 2, Port(0.0, 8.0), Port(0.0, 80.0)) for name in "ab")
     return Network(Cluster((accelerator,), tuple(nodes)))
 

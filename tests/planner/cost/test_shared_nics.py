@@ -73,7 +73,7 @@ def test_tensor_groups_inside_a_node_use_no_nic() -> None:
 
 
 def test_runs_of_one_stage_use_nics_one_after_the_other() -> None:
-    """The first run has one ring over the cards at a time, the second two, and never are there three."""
+    """The first run has one ring over the NICs at a time, the second two, and there are never three."""
     devices = (A[0], B[0], A[1], B[1])
     runs = (LayerRun(0, 3, 4, 1, (4,)), LayerRun(3, 3, 2, 2, (2, 2)))
     found = paces(Stage(devices, runs))
@@ -81,7 +81,7 @@ def test_runs_of_one_stage_use_nics_one_after_the_other() -> None:
         (("a", "b", "a", "b"),),
         (("a", "b"), ("a", "b")),
     ]
-    # The flat ring over a, b, a, b crosses each card twice, as the two rings do; between the nodes it crosses once.
+    # The flat ring over a, b, a, b crosses each NIC twice, as the two rings do; the hierarchical one crosses once.
     assert found.tensor_rings.flat["out", "a"] == 2
     assert found.tensor_rings.inter_node["out", "a"] == 2
     assert found.tensor_all_reduce(("a", "b")).seconds(MESSAGE) == pytest.approx(2 * MESSAGE / NETWORK)
@@ -89,7 +89,7 @@ def test_runs_of_one_stage_use_nics_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("sharing", [False, True])
 def test_all_gathers_of_two_stages_share_nics(*, sharing: bool) -> None:
-    """Layers that compute nothing hide nothing: a forward takes as long as all its gathers."""
+    """Layers without computation overlap nothing: a forward takes as long as all its all-gathers."""
     sharded = {"sharding": Sharding.ZERO3}
     found = paces(
         stage((*A[:2], *B[:2]), 0, 3, 1, **sharded),
@@ -102,7 +102,7 @@ def test_all_gathers_of_two_stages_share_nics(*, sharing: bool) -> None:
 
 @pytest.mark.parametrize("tensors", [(2, 3), (3, 2), (1, 2), (1, 1)])
 def test_pipelines_of_any_tensor_degrees_reduce_every_slice_once(tensors: tuple[int, int]) -> None:
-    """Whoever holds what: each value goes over the cards between two pipelines once in either direction."""
+    """Each value crosses the NICs between two pipelines once per direction, under any sharding."""
     stages = [
         Stage(devices[:tensor], (LayerRun(0, 6, tensor, 1, (4,)),))
         for devices, tensor in zip((A, B), tensors, strict=True)
@@ -131,7 +131,7 @@ def test_pipelines_of_equal_sharding_reduce_every_shard_once() -> None:
 
 @pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])
 def test_pipelines_of_different_sharding_reduce_whole_weights(sharding: Sharding) -> None:
-    """The worker does so, too: it reduces over all replicas of both pipelines, after the last backward."""
+    """The worker also reduces over all replicas of both pipelines after the last backward."""
     shared, whole = (
         gradient_reductions(PlanTimes(pipelines_of_replicas((3, 3), (2, 2, 2), sharding=one), setting()))
         for one in (sharding, Sharding.NONE)
@@ -141,7 +141,7 @@ def test_pipelines_of_different_sharding_reduce_whole_weights(sharding: Sharding
 
 
 def test_no_pipeline_ends_before_the_busiest_nic() -> None:
-    """Stages on a, b, a, b: three boundaries meet on each card, which the replay of one boundary does not see."""
+    """Stages on a, b, a, b: three boundaries share each NIC, which the replay of one boundary ignores."""
     stages = [
         stage((device,), first, count, 1)
         for device, first, count in ((A[0], 0, 2), (B[0], 2, 1), (A[1], 3, 1), (B[1], 4, 2))

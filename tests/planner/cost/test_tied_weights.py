@@ -23,7 +23,7 @@ RANKS, ROWS = 4, 8
 
 @pytest.fixture(scope="module")
 def problem(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
-    """Four single devices with slow links: sums are what counts."""
+    """Four single devices with slow links, so that reductions dominate."""
     return make_problem(make_cluster((("fast", 1),) * RANKS, between=1e6), batch=ROWS)
 
 
@@ -61,7 +61,7 @@ def test_tied_weight_is_reduced_over_all_ranks_when_layouts_differ(problem: Prob
     found = of_one_stage(problem, *runs).breakdown
     ring = all_reduce_seconds(problem.cluster.devices, TIED_BYTES, Network(problem.cluster))
     assert found.shared_weight_sync_seconds == pytest.approx(ring)
-    # The rest is summed as before: nothing of the tied weight is left out, and nothing counted twice.
+    # The rest is reduced as before: the tied weight is counted exactly once.
     untouched = of_one_stage(problem, plain(14, 1)).breakdown
     assert sums(found) == pytest.approx(sums(untouched), rel=0.1)
 
@@ -81,7 +81,7 @@ def test_tied_weight_is_whole_when_ends_shard_differently(problem: Problem) -> N
     unlike = of_one_stage(problem, (1, 1, RankOrder.TENSOR_INNER, Sharding.ZERO3), plain(13, 1))
     unsharded = of_one_stage(problem, plain(14, 1))
     of = {name: found.memory_parts[0] for name, found in (("alike", alike), ("unlike", unlike), ("none", unsharded))}
-    # Only what the embedding has besides, its positions, may be shared out: a few rows.
+    # Only the embedding's positions, a few rows, may be sharded.
     positions = 64 * 128 * 4
     assert of["none"].weights_bytes - positions <= of["unlike"].weights_bytes <= of["none"].weights_bytes
     assert of["unlike"].weights_bytes > of["alike"].weights_bytes + TIED_BYTES / 2
@@ -95,7 +95,7 @@ def test_tied_weight_is_updated_once_when_a_run_is_cut(problem: Problem, shardin
         problem, (cut, 1, RankOrder.TENSOR_INNER, sharding), (14 - cut, 1, RankOrder.TENSOR_INNER, sharding)
     )
     assert parts.breakdown.update_seconds == pytest.approx(whole.breakdown.update_seconds, rel=1e-6)
-    # Each run collects by itself: a few messages more, but no byte.
+    # Each run all-gathers separately: a few more messages, but no more bytes.
     assert parts.iteration_seconds == pytest.approx(whole.iteration_seconds, abs=1e-3)
     assert parts.memory_parts[0].weights_bytes == pytest.approx(whole.memory_parts[0].weights_bytes, abs=64)
 

@@ -104,7 +104,7 @@ def test_work_is_balanced_as_well_as_the_best_corner_of_the_program(seed: int, a
 
 
 def _best_corner(work: np.ndarray, devices: np.ndarray) -> float:
-    """Least T over all basic solutions: of shares of kinds, T, and the seconds that each accelerator idles."""
+    """Return the least T over all basic solutions: shares of kinds, T, and idle seconds of each accelerator."""
     usable = [(a, k) for a, k in np.ndindex(work.shape) if math.isfinite(work[a, k])]
     accelerators, kinds = work.shape
     table = np.zeros((kinds + accelerators, len(usable) + 1 + accelerators))
@@ -128,7 +128,7 @@ def _best_corner(work: np.ndarray, devices: np.ndarray) -> float:
 
 
 def test_devices_may_specialise_in_layers() -> None:
-    """Two kinds, two accelerators, each quick at one kind: the rates for the whole model say nothing of that."""
+    """Two kinds, two accelerators, each fast at one kind, which rates for the whole model do not show."""
     work = np.array([[1.0, 9.0], [9.0, 1.0]])
     assert balanced_seconds(work, np.array([1.0, 1.0])) == pytest.approx(1.0)
     assert balanced_seconds(work, np.array([2.0, 1.0])) == pytest.approx(10 / 11)

@@ -58,7 +58,7 @@ def test_ratios_pool_collectives_across_nodes_and_are_at_least_one() -> None:
     found = collective_ratios([long, short, fast, replace(inside, seconds=3 * inside.seconds)], CLUSTER)
     assert 2 < found.reduce_scatter < 3
     assert (found.all_reduce, found.all_gather) == (1, 1)
-    # With these ratios the check finds what they do not explain.
+    # With these ratios the check reports the remaining error.
     check = check_collectives([replace(long, seconds=long.seconds * found.reduce_scatter / 2)], CLUSTER, found)
     assert check.mean_error == pytest.approx(0)
 

@@ -1,4 +1,4 @@
-"""The runtime that measured links come to."""
+"""The runtime that follows from measured links."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_racks_with_slower_links_between_them_are_distinguished(across: float) -
     for (a, b), rate in rates(found.cluster).items():
         assert rate == (1e9 if a // 10 == b // 10 else across)
     assert len(set(node_classes(found.cluster))) == 4
-    # Slow links between racks are the ports' matter, and fast ones inside are listed; and the other way round.
+    # Ports state the slow links between racks and fast ones inside are listed, or the reverse.
     assert len(found.cluster.links) == (4 * 10 * 9 if across < 1e9 else 0) or across > 1e9
 
 
@@ -76,7 +76,7 @@ def test_unlabelled_racks_are_found_by_the_homogeneity_check() -> None:
 
 
 def test_unmeasured_link_of_a_mixed_kind_is_as_at_its_slower_node() -> None:
-    """One card of 200 is slow, and there are too many links to measure all: the others keep their speed."""
+    """One NIC of 200 is slow, and there are too many links to measure all: the others keep their speed."""
     found = built(sampling_of(200), lambda a, b: 1e8 if 1 in (a, b) else 1e9)
     told = rates(found.cluster)
     assert all(rate == 1e8 for (a, b), rate in told.items() if 1 in (a, b))

@@ -1,4 +1,4 @@
-"""Documents: there and back, and refusals in one sentence whatever comes in."""
+"""Documents: round trips, and refusals of anything else in one sentence."""
 
 from __future__ import annotations
 

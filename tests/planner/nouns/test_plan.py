@@ -1,4 +1,4 @@
-"""A plan that cannot be run is refused where it is made, in words."""
+"""A plan that cannot run is refused on construction, with a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that people write with a unit, or as something else: the refusal says which number to write."""
+"""Numbers written with a unit or as something else: the error says which number to write."""
 
 from __future__ import annotations
 

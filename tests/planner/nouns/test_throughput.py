@@ -1,4 +1,4 @@
-"""The figures of measured trials, and the command that tells them."""
+"""Figures of measured trials, and the command that shows them."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def least_sum(case: Case, longest: float) -> float:
 def best_clusters(
     flops: Sequence[float], received: Sequence[float], clusters: int, spread: float
 ) -> tuple[float, float] | None:
-    """Eq. 6 by trying every clustering: the least most that a cluster receives, and then the least sum of squares."""
+    """Return Eq. 6 by enumeration: the minimal largest input of a cluster, and then the least sum of squares."""
     limit = (1 + spread) * sum(flops) / clusters
     found = []
     for cuts in combinations(range(1, len(flops)), clusters - 1):

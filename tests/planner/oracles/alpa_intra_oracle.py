@@ -1,4 +1,4 @@
-"""Alpa's intra-operator pass, plainly: every assignment one by one, and devices that hold what a spec says they hold."""
+"""Reference of Alpa's intra-operator pass: enumeration of assignments, and simulated devices that hold their shards."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _compare(  # noqa: PLR0917 - a product and where its parts are
 
 
 def resharding_seconds(mesh: LogicalMesh, source: int, target: int, size_bytes: float) -> float:
-    """One way: each mesh dimension is sliced, exchanged or gathered once; the better of the two orders.
+    """Return the costs of a conversion that slices, exchanges or gathers each mesh axis once, in the better order.
 
     Slices come first in any order; what is exchanged or gathered costs by what is held then.
     """

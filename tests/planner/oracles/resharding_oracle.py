@@ -93,7 +93,7 @@ def least_busiest(
 ) -> float:
     """Return the minimum seconds of the busiest NIC over all assignments of the jobs' elements to senders.
 
-    A job is (nodes that can send, node that receives, values); into a node as many values a second as out of it.
+    A job is (possible sending nodes, receiving node, values); a NIC sends and receives at the same rate.
     """
     pairs = pair_rates or {}
     best = float("inf")

@@ -1,7 +1,7 @@
 """Simulated truths that deviate from a cost model, and baseline strategies of trial selection.
 
-A truth is not drawn from the beliefs that are tested with it: every entry of the profiles and every port is off by
-itself, accelerators, growth with the rows and overlap are off on top, and every plan has a residual of its own.
+A truth is not drawn from the tested prior: every profile entry and port has an error of its own, accelerators, row
+growth and overlap have common errors, and every plan has a residual.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _profiles(profiles: Profiles, error: Error, draw: np.random.Generator) -> Pr
 
 
 def _cluster(cluster: Cluster, error: Error, draw: np.random.Generator) -> Cluster:
-    """Ports of nodes with the same accelerator are off alike, but for a little; so are links that are given."""
+    """Ports of nodes with the same accelerator have similar errors, and so have listed links."""
     shared: dict[str, float] = {}
 
     def factor(kind: str) -> float:
@@ -146,7 +146,7 @@ def run_by_measurement(truth: Sequence[float], noise: float, trials: int, seed: 
 
 
 def proposed(known: TrialPosterior, draw: np.random.Generator) -> int:
-    """Ours."""
+    """Choose the trial that `propose` proposes."""
     trial = propose(known, NEVER_STOP).trial
     return known.untried[0] if trial is None else trial
 
@@ -156,7 +156,7 @@ def at_random(known: TrialPosterior, draw: np.random.Generator) -> int:
 
 
 def believed_fastest(known: TrialPosterior, draw: np.random.Generator) -> int:
-    """Only re-ranking: the untried plan that the calibrated model takes for the fastest."""
+    """Choose the untried plan that the calibrated model predicts fastest."""
     return min(known.untried, key=lambda plan: float(known.seconds.means[plan]))
 
 

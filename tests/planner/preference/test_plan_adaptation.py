@@ -1,4 +1,4 @@
-"""Re-planning beside something that runs: what is made of the old plan where devices are gone or new."""
+"""Re-planning next to a running plan: its adaptation to lost or new devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Re-planning beside something that runs: what moves, and how that is weighed against time."""
+"""Re-planning next to a running plan: moved state, weighed against iteration time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMP's lists of forward seconds as profiles: which entries are which layers, and what is derived."""
+"""AMP's lists of forward seconds as profiles: entries matched to layers, and derived figures."""
 
 from __future__ import annotations
 

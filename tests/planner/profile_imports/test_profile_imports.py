@@ -1,4 +1,4 @@
-"""Tables of other tools as profiles: what arrives in them, and one sentence for whatever cannot."""
+"""Tables of other tools as profiles, and refusals in one sentence."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_tilings_use_horizontal_and_vertical_dominoes() -> None:
 
 @pytest.mark.parametrize(("widths", "size"), [([1, 3], 4), ([3, 1], 2), ([2, 1, 3], 3)])
 def test_tiling_is_none_when_impossible(widths: list[int], size: int) -> None:
-    # A row of three beside a row of one holds one lying domino and leaves cells that are no rectangle.
+    # Rows of three and one cells hold one horizontal domino, and the remaining cells form no rectangle.
     found = {str(tiling(widths, size, np.random.default_rng(seed))) for seed in range(10)}
     if (widths, size) == ([3, 1], 2):
         assert found == {"[(0, 0, 2, 1), (0, 1, 1, 2)]"}
@@ -102,7 +102,7 @@ def mixed(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
 
 @dataclass(eq=False)
 class Stop:
-    """A strategy of a walk that is scripted."""
+    """A strategy of a scripted walk."""
 
     seconds: float
     number: int
@@ -144,7 +144,7 @@ class ScriptedWalk:
 
 
 def walk_by(monkeypatch: pytest.MonkeyPatch, problem: Problem, walk: ScriptedWalk) -> list[float]:
-    """Seconds of the strategies that the walk stood on, before each of its steps."""
+    """Return seconds of the current strategy before each step of the walk."""
     monkeypatch.setattr(annealing, "_Walk", lambda *_: walk)
     monkeypatch.setattr(annealing, "best_of", lambda *_, **__: [])
     annealing.amp_annealing(problem, SearchControl(), None)

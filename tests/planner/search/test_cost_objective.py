@@ -1,4 +1,4 @@
-"""Time and cost at once: the front holds what nothing beats in both, and shows it."""
+"""Time and cost together: the Pareto front and its plot."""
 
 from __future__ import annotations
 

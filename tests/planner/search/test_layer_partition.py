@@ -1,4 +1,4 @@
-"""The layer assignment: the dynamic programme finds what trying every assignment finds, and what the paper's table does."""
+"""The layer assignment: the dynamic program, compared with enumeration and the paper's table."""
 
 from __future__ import annotations
 

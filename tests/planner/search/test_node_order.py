@@ -1,4 +1,4 @@
-"""In which orders searches lay ranks over nodes."""
+"""Orders in which searches assign ranks to nodes."""
 
 from __future__ import annotations
 

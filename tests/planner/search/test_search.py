@@ -41,7 +41,7 @@ def mixed(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
 
 @pytest.mark.parametrize("planner", SEARCHES)
 def test_candidates_are_feasible_distinct_best_first_and_use_every_device(mixed: Problem, planner: str) -> None:
-    """`auto` alone leaves devices out where they only slow the others down."""
+    """Only `auto` leaves out devices that slow the others down."""
     candidates = run(planner, mixed)
     times = [candidate.estimate.iteration_seconds for candidate in candidates]
     assert times == sorted(times)
@@ -78,7 +78,7 @@ def test_amp_gives_the_slow_stage_fewer_layers(mixed: Problem) -> None:
 
 
 def test_every_choice_gets_the_optimum_of_the_equation(make_problem: MakeProblem, make_cluster: MakeCluster) -> None:
-    """Algorithm 1 once more, by trying all assignments, over all degrees and micro-batch sizes."""
+    """Algorithm 1 by enumeration of all assignments, degrees and micro-batch sizes."""
     problem = make_problem(make_cluster((("fast", 2), ("slow", 2)), between=2e6), layers=4, batch=4)
     drafting = UniformPlanSpace.of(problem)
     found = {(Degrees(*stages.placement.shape), rows): (stages, rows) for stages, rows in drafting.choices()}
@@ -99,7 +99,7 @@ def test_every_choice_gets_the_optimum_of_the_equation(make_problem: MakeProblem
 
 
 def gradient_seconds(plan: Plan, problem: Problem) -> float:
-    """Eq. 4's second term, which the layer assignment does not look at."""
+    """Eq. 4's second term, which the layer assignment ignores."""
     scene = amp_model._AmpModel(problem.cost_context)
     return max(scene.sync_seconds(stage) for stage in plan.pipelines[0].stages)
 
@@ -221,7 +221,7 @@ def test_indivisible_devices_are_explained(make_problem: MakeProblem, make_clust
 def test_infeasible_degrees_are_refused_quickly_on_many_nodes(
     make_problem: MakeProblem, make_cluster: MakeCluster, planner: str
 ) -> None:
-    """127 nodes stand in more orders than a machine has memory for; none is worth a look where there are no degrees."""
+    """127 nodes have too many orders to store; none needs costing if no degrees fit."""
     cluster = make_cluster((*[("fast", 1)] * 42, *[("slow", 1)] * 85), between=5e6, within=1e8)
     with pytest.raises(NoFeasiblePlan, match="no plan uses all 127 devices"):
         run(planner, make_problem(cluster, layers=24, batch=32))

@@ -32,7 +32,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture(scope="module")
 def draw(make_problem: MakeProblem, make_cluster: MakeCluster) -> Draw:
-    """Problems with few plans, whose links all differ; for many of them memory is short."""
+    """Draw problems with few plans and different links, many with scarce memory."""
 
     def drawn(pick: random.Random) -> Problem:
         nodes = [(pick.choice(["fast", "slow"]), pick.randint(1, 2)) for _ in range(pick.randint(1, 3))]
@@ -186,7 +186,7 @@ def test_no_move_empties_a_stage_or_loses_a_layer(cuts: set[int]) -> None:
 
 @pytest.fixture(scope="module")
 def larger(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
-    """More plans than are all looked at; little memory."""
+    """Problems with more plans than are costed, and little memory."""
     nodes = (("fast", 2), ("slow", 2), ("fast", 2), ("fast", 2))
     problem = make_problem(make_cluster(nodes, between=5e6, memory=40 * MEBIBYTE), layers=12, batch=16)
     assert count_plans(problem) > MAX_EXHAUSTIVE_PLANS

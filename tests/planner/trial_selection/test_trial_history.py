@@ -29,7 +29,7 @@ MARGIN = 0.7
 
 @pytest.fixture(scope="module")
 def problem(make_problem, make_cluster):
-    """Two kinds of nodes, and links slow enough to count."""
+    """Problem of two node types with links slow enough to matter."""
     return make_problem(make_cluster(between=8e6), batch=32)
 
 
