@@ -1,6 +1,6 @@
-"""`make bench`: what searches cost in CPU seconds on one core, beside the papers' plain algorithms in the same run.
+"""`make bench`: CPU seconds of the searches on one core, and of the papers' plain algorithms in the same run.
 
-Every file `*_bench.py` beside this one has a `main()` that prints its part; names on the command line choose some.
+Every file `*_bench.py` next to this one has a `main()` that prints its part; arguments select files by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ORACLES = HERE.parent / "tests" / "planner" / "oracles"
 
 
 def main(chosen: list[str]) -> None:
-    """Run the benchmarks of these names, all where none is given."""
+    """Run the named benchmarks, or all if none is named."""
     sys.path.insert(0, str(ORACLES))
     for path in sorted(HERE.glob("*_bench.py")):
         if not chosen or path.stem.removesuffix("_bench") in chosen:

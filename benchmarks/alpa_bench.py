@@ -31,13 +31,13 @@ GPT_39B = Gpt(48, 8192, 64, 1024, 51200)
 """Table 6 of the paper."""
 BATCH = 1024
 PUBLISHED_SECONDS, PUBLISHED_PROGRAMME_SECONDS = 2393, 1.65
-"""Table 5 of the paper: GPT-39B on 64 GPUs, total and stage programme; most of the rest is compiling and profiling."""
+"""Table 5 of the paper: GPT-39B on 64 GPUs, total and stage DP; most of the rest is compiling and profiling."""
 EPSILON_SECONDS = 1e-6
 
 
 @dataclass(frozen=True)
 class Input:
-    """Problem of one benchmark row."""
+    """Problem of one benchmark row. `reach_seconds`: target for the whole search."""
 
     name: str
     family: Gpt
@@ -64,7 +64,7 @@ SMALL = Input("GPT with 4 blocks, 2 × 4 V100", Gpt(4, 1024, 16, 1024, 51200), {
 
 @dataclass
 class Tables:
-    """Stage candidates of one micro-batch size in one order of the device types."""
+    """Stage candidates of a problem, by micro-batch size, in the first order of the device types."""
 
     problem: Problem
     spans: LayerSpans = field(init=False)
@@ -73,7 +73,7 @@ class Tables:
         self.spans = LayerSpans(self.problem.model, cluster_ends(self.problem.model))
 
     def edges(self, rows: int) -> tuple[StageCandidates, int]:
-        """Return the stage candidates and the number of devices."""
+        """Return the stage candidates of micro-batches of `rows`, and the number of devices."""
         intra = DegreeOptions(self.problem, self.spans, RepresentativeDevices(self.problem))
         line = device_chains(node_blocks(self.problem))[0]
         found = MicroBatchSearch(self.problem, intra, rows, self.spans).stage_candidates(list(line.slots()))
@@ -84,7 +84,7 @@ class Tables:
 def main() -> None:
     """Print CPU seconds on one core."""
     console = Console(width=150)
-    table = Table("input", "whole search s", "reach s", "stage programmes s", "best (estimated s)", title="Alpa")
+    table = Table("input", "whole search s", "reach s", "stage DPs s", "best (estimated s)", title="Alpa")
     for number, one in enumerate(INPUTS):
         problem = _afresh(one.problem())
         started = time.process_time()
@@ -113,9 +113,9 @@ def _afresh(problem: Problem) -> Problem:
 
 
 def _programmes(problem: Problem) -> tuple[float, int]:
-    """Return seconds of Eq.
+    """Return CPU seconds of the stage DP (Eq. 2–5) to the optimum of every micro-batch size, and the number of sizes.
 
-    2–5 for all micro-batch sizes without tables, each to its optimum, and the number of sizes.
+    Excluded are the stage candidates.
     """
     tables, spent, count = Tables(problem), 0.0, 0
     for rows in divisors(BATCH):
@@ -129,7 +129,7 @@ def _programmes(problem: Problem) -> tuple[float, int]:
 
 
 def _against_algorithm_1(console: Console) -> None:
-    """Compare both to the optimum of Eq. 2 on the same stages."""
+    """Print CPU seconds of Algorithm 1 and of our stage DP on the same candidates; both must find the optimum of Eq. 2."""
     tables = Tables(SMALL.problem())
     clusters = len(tables.spans.ends)
     table = Table("rows", "stages to choose from", "t_max", "Algorithm 1 s", "ours s", "times", "T (Eq. 2) s")

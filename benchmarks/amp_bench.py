@@ -37,7 +37,7 @@ FAST, SLOW = "Tesla-V100-SXM2-16GB", "Tesla-T4"
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU seconds of one search: tables with layer assignments, and total."""
+    """Number of (degrees, rows) choices of a search, and CPU seconds: tables with layer assignments, and total."""
 
     choices: int
     assigning_seconds: float

@@ -73,11 +73,11 @@ SIZES = (2, 16, 3, 64, 4, 32, 8, 128, 4, 16, 6, 1024, 8, 24, 12, 48, 5, 64, 16, 
 PER_NUMBER_OF_TYPES = 2 * len(SIZES)
 SLOW_UPLINK_RATIO, SLOW_CARD_RATIO = 5, 8
 MOST_LINKED_NODES = 64
-"""Topologies with explicit links."""
+"""Maximum number of nodes of topologies with explicit links."""
 LOOSE_RATIO, TIGHT_RATIO = 0.35, 0.6
 """Maximum share of all memory for weights, gradients and optimizer state, normal and with tight memory."""
 SHARE_TIGHT, TIGHTEST_RATIO = 0.45, 0.1
-"""Ratio of cases with tight memory, for models large enough to leave at least this share of each device's memory."""
+"""Probability of tight memory, and the lowest `Case.memory_ratio`."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _groups(pick: random.Random, types: int, devices: int) -> tuple[Group, ...]:
 
 @cache
 def _state_bytes(model: str) -> float:
-    """Return bytes of weights, gradients and optimizer state, counted once."""
+    """Return bytes of weights, gradients and optimizer state of one copy of the model."""
     family, dtype, optimizer = MODELS[model]
     training = Training(1, dtype=dtype, optimizer=optimizer, **{family.family: family})  # type: ignore[arg-type]
     return training.model.parameters * parameter_bytes(training.model, optimizer, Runtime().gradient_dtype)

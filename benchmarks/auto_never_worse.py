@@ -100,14 +100,14 @@ class Timed:
 
 
 def outcome(case: Case, others: Mapping[str, float], *, amp_is_quick: bool = True, search: str = "auto") -> Outcome:
-    """Run ours and, where it is quick, AMP's, each on a new problem."""
+    """Run our search and, if it is quick, AMP's, each on a new problem."""
     amp_seconds = Timed.of(case.problem(), "amp").cpu_seconds if amp_is_quick else 0.0
     ours = Timed.of(case.problem(), search)
     return Outcome(case, others, ours.seconds, ours.cpu_seconds, ours.first_cpu_seconds, amp_seconds)
 
 
 def outcomes() -> Iterator[Outcome]:
-    """Yield the outcome of every case that the other searches ran on, about ten seconds each."""
+    """Yield the outcome of every case on which the other searches ran."""
     # Standard error shows the progress even if the tables go to a file.
     for case, found in track([*references()], "auto on every case", console=Console(stderr=True)):
         others = {name: seconds for name, (seconds, _) in found.items()}
@@ -132,7 +132,7 @@ CLASSES: Mapping[str, Callable[[Case], bool]] = {
 
 def table(found: Sequence[Outcome]) -> Table:
     """Build the table by class of cases. Cases without any plan count only in the first column."""
-    shown = Table(title="auto beside the best of all other searches")
+    shown = Table(title="auto against the best of all other searches")
     for name in ("cases", "", "never slower", "faster", "only ours", "slower", "time", "CPU s"):
         shown.add_column(name, justify="left" if not name else "right")
     for name, belongs in CLASSES.items():

@@ -27,9 +27,9 @@ from trainwright.search.degrees import divisors
 QUICK = (4, 30, 48, 58, 72, 76, 86, 88)
 """Cases of few devices, on which random plans do well."""
 PLANS = 4000
-"""Evaluations for each start."""
+"""Evaluations per case, all starts together."""
 TRIES = 300
-"""That each start may take."""
+"""Maximum evaluations per start."""
 STAGES = (1, 1, 2, 2, 3, 4, 5, 6)
 TENSOR_DEGREES = (1, 2, 4, 8)
 

@@ -1,4 +1,4 @@
-"""Results of the other searches on the cases, run once, one search at a time, and stored as a table next to this file.
+"""Results of the other searches on the cases, run once, one search at a time, and stored as a table in `results`.
 
 `python benchmarks/auto_references.py CACHE [FIRST END]` runs those of the cases FIRST … END - 1 that the folder
 CACHE lacks, and writes the table of its whole content. CACHE stores the plans too: `--recost` instead of FIRST END

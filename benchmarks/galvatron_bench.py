@@ -122,7 +122,7 @@ def _against_the_table() -> Table:
 
 
 def _against_the_plain_procedure() -> str:
-    """Compare Algorithm 2's queue over the table algorithm with ours, for one number of micro-batches."""
+    """Count where our search and the paper's (Algorithm 2's queue over the table algorithm) win, by pipeline split and problem."""
     wins = losses = cuts = whole_wins = whole_losses = problems = 0
     for machines in SMALL:
         for headroom in HEADROOMS:
@@ -150,7 +150,7 @@ def _against_the_plain_procedure() -> str:
 
 
 def _plain_and_ours(table: SplitTables) -> tuple[float, float]:
-    """Return the least Eq. 8 of one cut."""
+    """Return the least Eq. 8 of one pipeline split by the paper's procedure and by ours."""
     ours = min((solution.seconds for solution in adjusted_solutions(table, math.inf)), default=math.inf)
     start = memory_balanced_partition(table.split)
     plain = plain_queue(table.split, start, table.time_balanced(), PLAIN_GRANULES) if start else math.inf

@@ -99,7 +99,7 @@ class Simulator:
         )
 
     def _across_seconds(self, judged: list[_PipelineSimulation]) -> float:
-        """Return seconds to all-reduce unsharded gradients of the deepest pipeline's stages over all pipelines."""
+        """Return seconds of the slowest all-reduce of a stage of the deepest pipeline over all pipelines, gradients unsharded."""
         deepest = max(judged, key=lambda one: len(one.pipeline.stages))
         return max(
             ring_seconds(
@@ -221,7 +221,7 @@ class _PipelineSimulation:
 
     @property
     def gradient_seconds(self) -> float:
-        """Return ring seconds of the slowest stage: one ring per layer run, paced by its slowest pair of neighbours."""
+        """Return ring seconds of the slowest stage: one ring for runs with equal replicas, paced by its slowest neighbours."""
         held: Counter[tuple[int, tuple[_Replica, ...]]] = Counter()
         for number, run, replicas in self._runs:
             held[number, replicas] += round(self.simulator.weight_bytes(run.first, run.end))

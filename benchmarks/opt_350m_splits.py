@@ -27,9 +27,9 @@ class Cut:
 
 
 def pipeline_plan(cluster: Cluster, cuts: tuple[Cut, ...], micro_batch_size: int) -> Plan:
-    """Return a pipeline of these stages, devices by node.
+    """Return a plan of one pipeline with these stages; devices are taken node by node.
 
-    Raise ValueError where the degrees do not divide the rows.
+    Raises ValueError if a data degree does not divide the rows.
     """
     free: dict[str, Iterator[Device]] = {
         accelerator.name: iter(

@@ -56,7 +56,7 @@ class Curve:
         return message_bytes / 1e9 / (a * x * x + b * x + c)
 
     def port(self, sizes: tuple[float, float]) -> Port:
-        """Return the α ≥ 0 and β nearest to the curve between two sizes, by least squared relative errors."""
+        """Return the latency and bandwidth that fit the curve between two sizes with least squared relative errors."""
         grid = np.geomspace(*sizes, 50)
         seconds = np.array([self.seconds(float(size)) for size in grid])
         columns = np.stack([np.ones_like(grid), grid], axis=1) / seconds[:, None]

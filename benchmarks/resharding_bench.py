@@ -1,4 +1,4 @@
-"""Benchmark of cross-mesh resharding: bytes and seconds without and with gathers, and CPU seconds to plan the messages."""
+"""Benchmark of cross-mesh resharding: bytes and seconds of each kind of delivery, and CPU seconds to plan the messages."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _amp(problem: Problem) -> list[Plan]:
 
 
 def _all(problem: Problem) -> list[Plan]:
-    """Return the best plans of all planners, best first."""
+    """Return the CANDIDATES best plans of all planners, best first."""
     seconds: dict[Plan, float] = {}
     for planner in PLANNERS:
         try:
@@ -72,7 +72,7 @@ SCENARIOS: Sequence[tuple[str, Lister, Error]] = (
     ),
     ("the best of four planners, residual of 3 %, every plan's own", _all, Error()),
 )
-"""Error models; in the last one the candidates differ almost only by noise, so there is little to learn."""
+"""Title, candidates and error model; in the last one candidates differ almost only by noise, so trials teach little."""
 STRATEGIES = {
     "at random": at_random,
     "calibrated order": believed_fastest,
@@ -171,7 +171,7 @@ def _print_stops(console: Console, problems: list[Simulated]) -> None:
 
 
 def _stopped(problem: Simulated, rule: Rule) -> tuple[int, float, float]:
-    """Return the number of trials, the expected regret then, and the true one."""
+    """Return the number of trials until the rule stops, and the expected and true regret at that point."""
     known, noise = problem.known, np.random.default_rng([*problem.seed, 1]).normal(0, problem.known.noise, CANDIDATES)
     while (answer := propose(known, rule)).trial is not None:
         known = known.after_seconds(answer.trial, problem.truth[answer.trial] * float(np.exp(noise[answer.trial])))
