@@ -38,10 +38,10 @@ class Outcome:
     """Result of one case.
 
     Attributes:
-        others: iteration seconds of the best plan of each other search; infinite where it found none.
+        others: iteration seconds of the best plan of each other search; infinite if it found none.
         seconds: iteration seconds of our plan.
         cpu_seconds, first_cpu_seconds: CPU seconds of our search, and until its first feasible plan.
-        amp_cpu_seconds: CPU seconds of AMP's search; 0 where it was not run.
+        amp_cpu_seconds: CPU seconds of AMP's search; 0 if it was not run.
     """
 
     case: Case

@@ -74,7 +74,7 @@ class _Draw:
     pick: random.Random
 
     def plan(self) -> Plan | None:
-        """Draw a plan, or None where the drawn parts do not fit together."""
+        """Draw a plan, or None if the drawn parts do not fit together."""
         problem, pick = self.problem, self.pick
         devices, layers = self._devices(), len(problem.model.layers)
         count = min(pick.choice(STAGES), len(devices), layers)

@@ -104,7 +104,7 @@ class ThroughputFigures:
     budgets: dict[int, dict[str, tuple[str | None, ...]]]
 
     def cell(self, budget: int, strategy: str, model: str) -> Throughput | None:
-        """Return a cell, or None where the paper is illegible."""
+        """Return a cell, or None if the paper is illegible."""
         text = self.budgets[budget][strategy][self.models.index(model)]
         return None if text is None else Throughput.of(text)
 

@@ -22,7 +22,7 @@ LARGEST_NUMBER = 1e24
 MAX_YAML_BYTES = 8 * 2**20
 """Maximum length of YAML, which is read at about a megabyte a second; longer documents must be JSON."""
 MAX_YAML_VALUES = 1_000_000
-"""Maximum number of values, with an alias counted at every use: a few lines can stand for gigabytes."""
+"""Maximum number of values, with an alias counted at every use: a few lines can expand to gigabytes."""
 
 
 class DocumentError(ValueError):
@@ -188,7 +188,7 @@ def _refuse_large_numbers(value: Any, source: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Show a value in an error message, without the content of lists: few lines of YAML can stand for gigabytes."""
+    """Show a value in an error message, without the content of lists: few lines of YAML can expand to gigabytes."""
     return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
@@ -247,7 +247,7 @@ _UNREADABLE = (
     TypeError,
     RecursionError,
 )
-"""Errors that PyYAML raises for odd texts; a wrong value under an explicit tag (`!!int x`) can raise any of them."""
+"""Errors that PyYAML raises for malformed text; a wrong value under an explicit tag (`!!int x`) can raise any of them."""
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:

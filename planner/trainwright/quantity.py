@@ -94,7 +94,7 @@ def _spelt(value: Decimal, *, whole: bool) -> str:
 
 
 def _shown(written: object) -> str:
-    """Show a value in short: a few lines of YAML can stand for gigabytes of lists."""
+    """Show a value in short: a few lines of YAML can expand to gigabytes of lists."""
     if written is None:
         return "nothing"
     if isinstance(written, str) and len(written) > _LONGEST_SHOWN:

@@ -43,7 +43,7 @@ def widening(channels: int) -> BasicBlock:
 
 
 def rows(*, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-    """Random images; yours read row `first + n` of the iteration's batch, the same whenever they are asked."""
+    """Return random images; yours read row `first + n` of the iteration's batch, the same one every time."""
     drawn = [torch.Generator().manual_seed(hash((seed, iteration, first + n)) % 2**62) for n in range(count)]
     return {
         "images": torch.stack([torch.randn(3, PIXELS, PIXELS, generator=one) for one in drawn]),

@@ -25,7 +25,7 @@ _BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
 # containerd writes these in place, so a clone needs copies; everything else is written once.
 _DATABASES = ("io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1.overlayfs/metadata.db")
 _LONGEST_IMPORT_SECONDS = 900
-_FORMAT = "uncompressed layers"  # of the store; a store of another format is made anew
+_FORMAT = "uncompressed layers"  # of the store; a store of another format is recreated
 _SEED_PROGRAM = "seed-containerd"
 _PLUGINS_WITHOUT_USE = ("aufs", "btrfs", "devmapper", "zfs")
 
@@ -113,7 +113,7 @@ def import_image(images: Images, image: str, store: Path, socket: Path) -> None:
         )
         if importer.stdin is None:
             raise ClusterError("ctr was started without a pipe")
-        with contextlib.suppress(BrokenPipeError), importer.stdin as stream:  # where ctr ends early, its words tell why
+        with contextlib.suppress(BrokenPipeError), importer.stdin as stream:  # if ctr ends early, its output says why
             write_archive(stream, images, image, [*digests[:2], *layers])
         try:
             status = importer.wait(_LONGEST_IMPORT_SECONDS)

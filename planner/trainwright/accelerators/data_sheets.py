@@ -25,7 +25,7 @@ def plain(name: str) -> str:
 
 
 def find(name: str, known: Mapping[str, T], what: str) -> T:
-    """Look up a name among things keyed by plain names.
+    """Look up an item by name; keys are normalised names.
 
     Raises ValueError with the nearest names if there is none.
     """

@@ -82,7 +82,7 @@ def measured_bytes(trial: Trial) -> Vector:
 
 
 COMPUTE_SPREAD: Final = 0.5
-"""Prior deviation of the shared ratio: with profiles of another runtime or clock, half as long again is no surprise."""
+"""Prior deviation of the shared ratio: with profiles of another runtime or clock, 1.5 times is plausible."""
 ACCELERATOR_SPREAD: Final = 0.15
 """Prior deviation of one accelerator from the shared ratio: accelerators differ less from each other than from
 profiles.

@@ -64,5 +64,5 @@ def papers(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Rebuild the tables of AMP and Galvatron-BMW from data sheets, beside the published figures. All takes minutes."""
+    """Rebuild the tables of AMP and Galvatron-BMW from data sheets, next to the published figures. All tables take minutes."""
     _load("report").print_tables(table or (), output)

@@ -25,7 +25,7 @@ def accelerator_names(incomplete: str) -> list[str]:
 @command
 def accelerators(
     name: Annotated[
-        str | None, typer.Argument(autocompletion=accelerator_names, help="Show this one, with every source.")
+        str | None, typer.Argument(autocompletion=accelerator_names, help="Accelerator to show, with every source.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -81,7 +81,7 @@ def known_machine_names(incomplete: str) -> list[str]:
 @command
 def machines(
     name: Annotated[
-        str | None, typer.Argument(autocompletion=known_machine_names, help="Show this one, with every source.")
+        str | None, typer.Argument(autocompletion=known_machine_names, help="Machine to show, with every source.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

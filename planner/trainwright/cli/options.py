@@ -61,7 +61,7 @@ PlannerOption = Annotated[
 
 @dataclass(frozen=True)
 class Inputs:
-    """The documents, and the batch where it is not that of the model file."""
+    """Input documents, and the batch size if it overrides the model file's."""
 
     cluster: Annotated[Path, typer.Option(help="Accelerators, nodes and links; `trainwright cluster` writes one.")]
     model: Annotated[Path, typer.Option(help="Model family, batch size, number format, optimizer.")]

@@ -145,7 +145,7 @@ def merge(
     files: Annotated[list[Path], typer.Argument(metavar="PROFILES…", help="Profiles documents, the best first.")],
     write: TargetFile = None,
 ) -> None:
-    """Put several profiles documents into one; what stands in several is taken from the first that has it.
+    """Merge several profiles documents; a point of several of them is taken from the first.
 
     So is what did not fit: where an earlier file has measured as many rows, or more, it did.
     """

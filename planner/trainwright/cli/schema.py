@@ -43,5 +43,5 @@ def schema(
 ) -> None:
     """Print the JSON schema of a document."""
     if name not in DOCUMENTS:
-        raise documents.DocumentError(f"there is no document {name!r}; choose one of {', '.join(DOCUMENTS)}")
+        raise documents.DocumentError(f"unknown document {name!r}; choose one of {', '.join(DOCUMENTS)}")
     show_json(documents.schema(DOCUMENTS[name]))

@@ -148,9 +148,9 @@ def overlapped_seconds(compute_seconds: float, communication_seconds: float, slo
 
 @dataclass
 class StageGroupCosts:
-    """Costs on the devices of one stage: the slowest device and the actual links of every group count.
+    """Costs on the devices of one stage, determined by the slowest device and the actual links of every group.
 
-    Groups of one kind run at the same time and share the NICs that they cross.
+    Concurrent groups (all tensor groups, or all data groups) share the NICs that they cross.
 
     Attributes:
         exposed_all_reduce_ratio: share of DP's all-reduce that follows the last backward, for runtimes that reduce gradients
@@ -206,7 +206,7 @@ class StageGroupCosts:
         return latency + row_bytes * seconds_per_byte
 
     def transformation_alpha_beta(self, before: LayerRun, after: LayerRun) -> tuple[float, float]:
-        """Return R as latency, and seconds per byte of a row."""
+        """Return R(l, s, s') as latency, and seconds per byte of a row."""
         key = layout_of(before), layout_of(after)
         if key[0] == key[1]:
             return 0.0, 0.0
@@ -311,8 +311,8 @@ class LayerBytes:
         kept_bytes: O_f of one micro-batch: activations saved for the backward, or under CKPT the layer's input.
         state_bytes: O_ms: weights, gradients, optimizer state, and master weights of half-precision training.
         recomputed_bytes: part of O_b: under CKPT the activations that the second forward saves.
-        gathered_bytes: part of O_b: under zero3 the unsharded weights and, with a single micro-batch, the gradients before
-            they are reduce-scattered.
+        gathered_bytes: part of O_b: under zero3 the unsharded weights; under zero2 and zero3, with a single micro-batch,
+            also the gradients before they are reduce-scattered.
     """
 
     kept_bytes: float

@@ -86,7 +86,7 @@ class Llama:
 
 
 def gated_size(hidden: int) -> int:
-    """Return Llama's width of a gated feed-forward: about the parameters of two products of 4 × hidden."""
+    """Return Llama's feed-forward width, at which three gated matmuls have about the parameters of two of 4 × hidden."""
     return -(-(8 * hidden // 3) // INTERMEDIATE_MULTIPLE) * INTERMEDIATE_MULTIPLE
 
 

@@ -47,7 +47,7 @@ class Track:
         busy_seconds: forwards and backwards, including their all-reduces.
         idle_seconds: waiting for messages not yet sent.
         transit_seconds: waiting for messages in transit.
-        spans: in order of time; empty where there are too many operations to draw.
+        spans: in order of time; empty if there are too many operations to draw.
     """
 
     pipeline: int

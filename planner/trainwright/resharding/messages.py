@@ -17,9 +17,9 @@ from trainwright.resharding.boxes import Box, elements
 class Delivery(StrEnum):
     """Route of slices to the replicas of a target tile.
 
-    DIRECT: every device is sent all that it lacks (Alpa's Fig. 6b). GATHERED: a node is sent each slice once, spread
+    DIRECT: every device receives all that it lacks (Alpa's Fig. 6b). GATHERED: a node receives each slice once, spread
     over its replicas, which all-gather it within the node (Fig. 6c, the local all-gather). RELAYED: if several nodes
-    have replicas, each is sent a part; the nodes exchange the parts, then all-gather within.
+    have replicas, each receives a part; the nodes exchange the parts, then all-gather within.
     """
 
     DIRECT = "direct"
@@ -42,7 +42,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Contribution of one member to an all-gather: slices that it holds by then, maybe none."""
+    """Contribution of one member to an all-gather: slices that it holds, possibly none."""
 
     device: Device
     slices: tuple[Box, ...]
@@ -71,7 +71,7 @@ class Round:
 class MessagePlan:
     """Rounds of messages that turn one sharding of a tensor into another; a round begins when the previous one ends.
 
-    No message brings what a device holds already.
+    Messages contain only elements that the receiver lacks.
     """
 
     shape: tuple[int, ...]

@@ -195,7 +195,7 @@ def propose(
 ) -> Proposal:
     """Propose the trial that lowers the expected regret most, or most per cost if `costs` of all plans are given.
 
-    Only plans in `among` are tried, if given; the others count in the regret all the same. The first trial is the plan
+    Only plans in `among` are tried, if given; the others still count in the regret. The first trial is the plan
     expected fastest: comparisons need one that ran.
     """
     rule = rule or Rule()

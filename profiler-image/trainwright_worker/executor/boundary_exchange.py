@@ -171,7 +171,7 @@ def require_work(work: dist.Work | None) -> dist.Work:
 
 @dataclass(frozen=True)
 class BoundaryExchange:
-    """Receivers and senders of a rank; None where there is no previous or next stage."""
+    """Receivers and senders of a rank; None if there is no previous or next stage."""
 
     activation_receiver: BoundaryReceiver | None = None
     activation_sender: BoundarySender | None = None

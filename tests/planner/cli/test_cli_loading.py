@@ -50,5 +50,5 @@ def test_package_runs_like_the_command() -> None:
         [sys.executable, "-m", "trainwright", "schema", "nothing"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("trainwright: there is no document 'nothing'")
+    assert done.stderr.startswith("trainwright: unknown document 'nothing'")
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A small model of one file that needs nothing but torch: torch's own transformer blocks, which tell kinds of texts apart."""
+"""A small model of one file that needs nothing but torch: torch's own transformer blocks, which classify texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def block() -> nn.Module:
 
 
 def rows(*, seed: int, iteration: int, first: int, count: int) -> dict[str, Tensor]:
-    """Random tokens; yours read row `first + n` of the iteration's batch, the same whenever they are asked."""
+    """Return random tokens; yours read row `first + n` of the iteration's batch, the same one every time."""
     drawn = [torch.Generator().manual_seed(hash((seed, iteration, first + n)) % 2**62) for n in range(count)]
     return {
         "tokens": torch.stack([torch.randint(VOCABULARY, (TOKENS,), generator=one) for one in drawn]),

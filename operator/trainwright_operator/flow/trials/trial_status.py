@@ -22,7 +22,7 @@ _MAX_MESSAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class TriedPlan:
-    """Planned trial with its status; `seconds` is its median iteration, None where it was not measured."""
+    """Planned trial with its status; `seconds`: median iteration, None if not measured."""
 
     planned: PlannedTrial
     status: TrialStatus

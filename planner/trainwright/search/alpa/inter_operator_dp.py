@@ -214,7 +214,7 @@ class InterOperatorDP:
         self._states_per_boundary = self.devices + 1
 
     def relaxation(self, t_max: float, unevenness: float = 0.0) -> Relaxation:
-        """Solve the programme without s, so that every stage fits in memory whatever follows it.
+        """Solve the program without s, so that every stage fits in memory whatever follows it.
 
         `unevenness` adds that multiple of t_i² / t_max to every t_i.
         """

@@ -48,7 +48,7 @@ class MicroBatchSolution:
 
     @property
     def can_run(self) -> bool:
-        """Tell whether each stage has degrees that the plan document can express, exactly or approximately."""
+        """Return whether each stage has degrees that the plan document can express, exactly or approximately."""
         return all(strategy.runs for _, strategy in self.stages)
 
     @property

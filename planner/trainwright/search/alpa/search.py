@@ -99,7 +99,7 @@ class _Search:
 
     @property
     def _has_operator_graphs(self) -> bool:
-        """Tell whether only the first layer has its kind: that kind's operator graph assumes that no layer precedes it."""
+        """Return whether only the first layer has its kind: that kind's operator graph assumes that no layer precedes it."""
         layers = self.problem.model.layers
         return layers[0] not in layers[1:]
 

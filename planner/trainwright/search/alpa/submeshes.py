@@ -80,13 +80,13 @@ class Submesh:
 
     @property
     def is_mixed(self) -> bool:
-        """Tell whether it has devices of several blocks."""
+        """Return whether it has devices of several blocks."""
         return len(self.parts) > 1
 
 
 @dataclass(frozen=True)
 class SubmeshSlot:
-    """Submesh and the range of positions in the pipeline where it may lie.
+    """Submesh and the range of positions that it may have in the pipeline.
 
     Attributes:
         min_devices_before, max_devices_before: bounds on the devices that all earlier stages use together.
@@ -174,7 +174,7 @@ def device_chains(blocks: Sequence[Block]) -> tuple[DeviceChain, ...]:
 
 @dataclass
 class RepresentativeDevices:
-    """Devices that stand for an unplaced submesh: the run of adjacent equal nodes whose slowest link is the median."""
+    """Representative devices of an unplaced submesh: the run of adjacent equal nodes whose slowest link is the median."""
 
     problem: Problem
     _devices: dict[Submesh, tuple[Device, ...]] = field(default_factory=dict)

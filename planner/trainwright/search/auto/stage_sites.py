@@ -22,7 +22,7 @@ from trainwright.search.spans import Array
 
 @dataclass(frozen=True, slots=True)
 class LineInterval:
-    """Stage as blocks [first_block, end_block) with layers between cuts [first, end)."""
+    """Stage on blocks [first_block, end_block) with layers between cuts [first, end)."""
 
     first_block: int
     end_block: int
@@ -173,6 +173,7 @@ class StageSites:
     def _cell(self, start: int, tensor: int) -> Cell:
         nodes = self._nodes[start : start + tensor]
         if len(set(nodes)) == 1:
+            # Nodes of one kind are interchangeable, so tensor groups inside them share a cell.
             nodes = (self._first_of_kind[self.line.kind_numbers[start]],) * tensor
         return self.replica_tables.cell(nodes)
 
@@ -221,7 +222,7 @@ class StageSites:
         return found
 
     def tied_weight_sync_seconds(self, intervals: Sequence[LineInterval]) -> float:
-        """Return approximate seconds to sum gradients of weights that several stages share."""
+        """Return approximate seconds to all-reduce gradients of tied weights over their stages."""
         kinds = self.replica_tables.problem.model.kinds
         sizes = {kind.shared_weight: kind.shared_parameters for kind in kinds if kind.shared_weight is not None}
         return sum(self._sync_seconds_of_weight(name, size, intervals) for name, size in sizes.items())

@@ -4,7 +4,7 @@ The paper rewrites chosen all-reduces into a reduce-scatter and an all-gather (Â
 between each device has only its shard of the sum. For gradients, each replica updates only its shard of the weight and
 keeps only that shard's optimizer state, as ZeRO does. For activations, the trivial operators after a sum (residual,
 dropout, normalisation) compute and keep only a shard, which Megatron calls sequence parallelism. The rewriting never
-costs anything, so the integer programme counts its savings in advance.
+costs anything, so the integer program counts its savings in advance.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class RunsEndingAt(NamedTuple):
 class SpecChain:
     """Least costs of every run `first … end - 1` for every objective, by min-plus products of the layers' tables.
 
-    Tensors enter a run from another mesh in whatever layout the run wants, and leave it likewise.
+    Tensors enter and leave a span in the span's own layouts: other meshes reshard them.
 
     Attributes:
         tables: the model's layers in order; identical layers share one.

@@ -96,7 +96,7 @@ class FamilyShapes:
 
     Attributes:
         attention_parts: largest number of parts attention can be sharded into (key and value heads).
-        heads: query heads; None where they differ by stage, and keys have as many heads as queries.
+        heads: query heads; None if they differ by stage, and keys have as many heads as queries.
         experts: 0 outside mixtures of experts.
     """
 
@@ -127,7 +127,7 @@ def build_operation(operator: Operator, shapes: FamilyShapes, *, accumulates: bo
 
 
 def is_expert_operator(operator: Operator) -> bool:
-    """Tell whether the operator works on tokens dispatched to experts."""
+    """Return whether the operator works on tokens dispatched to experts."""
     return operator.name.startswith("experts_")
 
 

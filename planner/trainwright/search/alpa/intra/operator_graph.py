@@ -101,7 +101,7 @@ class _GraphBuilder:
             self.sources_by_name["keys"] = sources[1]
 
     def _accumulates(self, operator: Operator) -> bool:
-        """Tell whether the operator adds to another branch: residuals, and all embeddings except the first of a stack."""
+        """Return whether the operator adds to another branch: residuals, and all embeddings except the first of a stack."""
         if operator.kind is OperatorKind.EMBEDDING:
             return bool(self.operations) and operator.name != "decoder_tokens"
         ends_block = self._is_convolutional and operator.name == "activation"
@@ -128,7 +128,7 @@ class _GraphBuilder:
 
     @property
     def _is_convolutional(self) -> bool:
-        """Tell whether the layer is a Wide-ResNet block."""
+        """Return whether the layer is a Wide-ResNet block."""
         return isinstance(self.family, WideResnet) and self.kind.name != HEAD
 
 

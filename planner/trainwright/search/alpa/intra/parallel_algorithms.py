@@ -33,11 +33,11 @@ class AlgorithmSpace:
     divides_sequences: bool = False
 
     def fits(self, size: int, dimensions: Sequence[int]) -> bool:
-        """Tell whether `size` divides evenly over the dimensions."""
+        """Return whether `size` divides evenly over the dimensions."""
         return size % math.prod(self.shape[d] for d in dimensions) == 0
 
     def batch_fits(self) -> tuple[bool, bool, bool]:
-        """Tell whether the rows divide evenly over dimension 0, 1 and both; algorithms depend on the rows only by these."""
+        """Return whether the rows divide evenly over dimension 0, 1 and both; algorithms depend on the rows only by these."""
         return self.fits(self.rows, (0,)), self.fits(self.rows, (1,)), self.fits(self.rows, (0, 1))
 
 

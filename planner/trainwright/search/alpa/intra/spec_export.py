@@ -102,7 +102,7 @@ class SpecsBuilder:
         return any(self.algorithms.graph.operations[index].weight is not None for index in operations)
 
     def _is_expressible(self, operation: Operation, mapping: LoopMapping, batch: tuple[bool, bool]) -> bool:
-        """Tell whether the degrees make the runtime shard the operator so: rows over replicas, its split over tensor ranks."""
+        """Return whether the degrees make the runtime shard the operator so: rows over replicas, its split over tensor ranks."""
         for size, loop, is_batch in zip(self.shape, mapping, batch, strict=True):
             if size == 1:
                 continue
