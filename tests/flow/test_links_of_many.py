@@ -14,10 +14,10 @@ from trainwright.measurement.collective_check import collective_sizes
 from trainwright.measurement.link_sampling import links_bytes
 from trainwright.worker_api import MAX_REPORT_BYTES, CollectiveTime, LinkReport, LinkTask, Overlap
 from trainwright_operator.flow.link_results import all_pairs, collective_report_bytes
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.phases.discovery import DiscoveredDevices, inspect_nodes
 from trainwright_operator.flow.phases.links import main_gang
-from trainwright_operator.flow.status_update import Book
 from trainwright_worker.gang.rank_assignment import gang_devices
 from trainwright_worker.measure.collective_bench import COLLECTIVE_KINDS, concurrent_group_sets
 
@@ -111,7 +111,7 @@ def whole_report(order: LinkTask) -> LinkReport:
 @pytest.mark.parametrize(("nodes", "letters"), [(12, 10), (40, 30), (40, 120), (12, 253)])
 def test_collectives_are_of_as_many_sizes_as_the_report_has_room_for(nodes: int, letters: int) -> None:
     world = World(nodes=named(nodes, letters, rack=nodes), spec=spec_of(links={"allPairsUpToNodes": 40}))
-    order = main_gang(Book(world.snapshot(), world.now), discovered(world), is_sampled=False).task
+    order = main_gang(ReconcileContext(world.snapshot(), world.now), discovered(world), is_sampled=False).task
     sizes = collective_sizes(model_from_spec(world.spec))
     assert set(order.collective_bytes) <= set(sizes)
     assert order.collective_bytes[0] == sizes[0]
@@ -121,7 +121,7 @@ def test_collectives_are_of_as_many_sizes_as_the_report_has_room_for(nodes: int,
 
 def test_a_report_is_about_as_long_as_it_is_taken_to_be() -> None:
     world = World(nodes=named(30, 40, rack=30))
-    order = main_gang(Book(world.snapshot(), world.now), discovered(world), is_sampled=False).task
+    order = main_gang(ReconcileContext(world.snapshot(), world.now), discovered(world), is_sampled=False).task
     places = [(one.name, one.slots) for one in order.gang.nodes]
     expected = links_bytes(all_pairs(name for name, _ in places))
     expected += collective_report_bytes(places, len(order.collective_bytes))

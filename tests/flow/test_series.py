@@ -14,8 +14,8 @@ from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.worker_api import TrialReport
 from trainwright_operator.api.spec import TrialsSpec
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.discovery import inspect_nodes
-from trainwright_operator.flow.status_update import Book
 from trainwright_operator.flow.trials import trial_gangs
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 
@@ -118,14 +118,14 @@ def plan_on(*devices: Device) -> Plan:
 
 def test_a_gang_holds_the_devices_of_all_its_plans() -> None:
     world = World(nodes=(node("n1"), node("n2"), node("n3", "emulated-t4")))
-    book = Book(world.snapshot(), world.now)
+    context = ReconcileContext(world.snapshot(), world.now)
     discovery = inspect_nodes(world.snapshot(), world.spec.devices, {})
     devices = [(Device("n2", 1), Device("n1", 0)), (Device("n2", 0), Device("n3", 1))]
     trials = [
         PlannedTrial(f"candidate-{rank}", Role.CANDIDATE, False, rank, rank, 1.0, 1, "", plan_on(*used))
         for rank, used in enumerate(devices, start=1)
     ]
-    wanted = trial_gangs.series_gang(book, discovery, trials, 100.0)
+    wanted = trial_gangs.series_gang(context, discovery, trials, 100.0)
     assert [(one.name, one.slots) for one in wanted.task.gang.nodes] == [("n2", (0, 1)), ("n1", (0,)), ("n3", (1,))]
     assert (wanted.name, wanted.part_names) == ("candidate-1s", ("candidate-1s", "candidate-2s"))
     assert len(wanted.task.gang.emulations) == 2

@@ -19,6 +19,7 @@ from trainwright_operator.flow.actions import (
     StoredRole,
 )
 from trainwright_operator.flow.gangs.lifecycle import discard_transient_failures
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.acceptance import accept
 from trainwright_operator.flow.phases.discovery import discover
 from trainwright_operator.flow.phases.links import measure_links
@@ -43,7 +44,7 @@ quota, a webhook that is down)."""
 
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     """Return the actions to apply now, in order. Idempotent."""
-    book = Book(snapshot, now)
+    book = Book(ReconcileContext(snapshot, now))
     if is_finished(snapshot):
         _delete_unwanted(book)
         if _is_expired(snapshot, now):
@@ -103,7 +104,9 @@ def _run_phases(book: Book) -> None:
 
 def _advance_phases(book: Book) -> None:
     book.present = ConditionType.ACCEPTED
-    if not accept(book) or discard_transient_failures(book):
+    discards = discard_transient_failures(book.context) if accept(book) else None
+    if discards != ():
+        book.do(*(discards or ()))
         _keep_current_gangs(book)
         return
     book.keeps_former = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -11,9 +10,11 @@ from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, Con
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, CreateConfigMap, EmitEvent, EventType, StoredRole
+from trainwright_operator.flow.gangs.lifecycle import GangStep
 from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
+from trainwright_operator.flow.snapshot import PlanFacts
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 _MAX_WHAT = 128
@@ -48,9 +49,10 @@ class PhaseFailed(Exception):  # noqa: N818 - the plan failed, not the program
 class Book:
     """Collector of one reconciliation's actions, conditions and status fields."""
 
-    def __init__(self, snapshot: Snapshot, now: datetime) -> None:
-        self.snapshot = snapshot
-        self.now = now
+    def __init__(self, context: ReconcileContext) -> None:
+        self.context = context
+        self.snapshot = context.snapshot
+        self.now = context.now
         self.actions: list[Action] = []
         self.live_gangs: set[str] = set()
         self.fields: dict[str, Any] = {}
@@ -67,17 +69,22 @@ class Book:
 
     @cached_property
     def spec(self) -> TrainingPlanSpec:
-        """Return the spec; plans with an invalid spec fail before any phase."""
-        assert self.plan.spec is not None
-        return self.plan.spec
+        return self.context.spec
 
     @cached_property
     def names(self) -> Names:
-        return Names.of(self.plan.name, self.plan.uid, self.spec)
+        return self.context.names
 
     def do(self, *actions: Action) -> None:
         """Append actions, which are applied in order."""
         self.actions.extend(actions)
+
+    def take(self, gang: str, step: GangStep) -> GangStep:
+        """Do the actions of a gang's step, which is live until its result is stored."""
+        if step.result is None:
+            self.live_gangs.add(gang)
+        self.do(*step.actions)
+        return step
 
     def store(self, name: str, data: Mapping[str, str], *, role: StoredRole, gang: str = "") -> None:
         """Store data in a ConfigMap."""
@@ -102,7 +109,7 @@ class Book:
 
     def condition(self, condition: ConditionType) -> Condition | None:
         """Return the condition as of the last reconciliation."""
-        return next((known for known in self.plan.status.conditions if known.type is condition), None)
+        return self.context.condition(condition)
 
     def conditions(self) -> tuple[Condition, ...]:
         """Return all conditions in order: as set now, else as before if still valid, else Unknown."""

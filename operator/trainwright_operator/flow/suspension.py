@@ -8,7 +8,7 @@ from trainwright import documents
 from trainwright.worker_api import TrialSeriesTask, WorkerTask
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
 from trainwright_operator.flow.actions import StoredRole
-from trainwright_operator.flow.gangs.lifecycle import store_partial_results
+from trainwright_operator.flow.gangs.lifecycle import partial_results
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
@@ -49,7 +49,7 @@ def _store_partial_results(book: Book) -> None:
         except documents.DocumentError:
             continue  # its task was modified; the measurement is repeated
         if gang_spec is not None:
-            store_partial_results(book, gang_spec)
+            book.do(*partial_results(book.context, gang_spec))
 
 
 def _gang_of_task(book: Book, stored: StoredConfigMap) -> GangSpec | None:
@@ -61,7 +61,7 @@ def _gang_of_task(book: Book, stored: StoredConfigMap) -> GangSpec | None:
     if candidates is None:
         return None
     planned: PlannedTrials = parse_strict(candidates.data.get(DOCUMENT_KEY, ""), PlannedTrials, candidates.name)
-    parts = tuple(trial.name + SERIES_SUFFIX for trial in trial_gangs.active_series(book, planned))
+    parts = tuple(trial.name + SERIES_SUFFIX for trial in trial_gangs.active_series(book.context, planned))
     if parts[:1] != (stored.gang,):
         return None
     return GangSpec(stored.gang, order, pending_seconds=0.0, run_seconds=0.0, part_names=parts)

@@ -14,36 +14,36 @@ from trainwright.worker_api import (
     WorkerReport,
     WorkerTask,
 )
-from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs import worker_log
 from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import GangOutcome, OutcomeState
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.status_update import Book
 from trainwright_operator.flow.trials.planned_trials import plan_digest
 
 _GOOD = OutcomeState.SUCCEEDED
 
 
-def store_results(  # noqa: PLR0913 - each is a different fact of the end
-    book: Book,
+def result_maps(  # noqa: PLR0913 - each is a different fact of the end
+    context: ReconcileContext,
     gang_spec: GangSpec,
     failure: GangFailure | None,
     *,
     reports: Sequence[WorkerReport] = (),
     started_at: datetime | None = None,
     log: str = "",
-) -> None:
-    """Store a gang's results and split its device seconds equally among them; `failure`: why reports are missing.
+) -> tuple[CreateConfigMap, ...]:
+    """Return the ConfigMaps of a gang's results, which share its device seconds equally.
 
-    Without `failure`, only reported trials are stored and the others are measured later.
+    `failure`: why reports are missing; without it, only reported trials are stored and the others are measured later.
     The gang's own result is written last and marks all as stored; until then the pods stay, so an interrupted write is
     repeated.
     """
     devices = sum(len(node.slots) for node in gang_spec.task.gang.nodes)
-    seconds = (book.now - started_at).total_seconds() if started_at is not None else 0.0
+    seconds = (context.now - started_at).total_seconds() if started_at is not None else 0.0
     reported = dict(enumerate(reports)) or (worker_log.parse_series_parts(log) if gang_spec.part_names else {})
     every = (
         assess_report(reported[number]) if number in reported else failure
@@ -51,20 +51,22 @@ def store_results(  # noqa: PLR0913 - each is a different fact of the end
     )
     assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
     unlucky = next((number for number, one in assessments.items() if one.state is not _GOOD), None)
+    maps = []
     for number in sorted(assessments, key=lambda number: gang_spec.result_names[number] == gang_spec.name):
         ending, name = assessments[number], gang_spec.result_names[number]
         ended = GangOutcome(
             state=ending.state,
             reason=ending.reason,
             message=ending.message,
-            ended_at=book.now.replace(microsecond=0),
+            ended_at=context.now.replace(microsecond=0),
             started_at=started_at,
             device_seconds=max(seconds, 0.0) * devices / len(assessments),
-            generation=book.plan.generation,
+            generation=context.plan.generation,
             tried=_tried(gang_spec.task, number),
         )
         data = outcomes.config_map_data(ended, reported.get(number), log if number == unlucky else "")
-        book.store(book.names.result(name), data, role=StoredRole.RESULT, gang=name)
+        maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
+    return tuple(maps)
 
 
 def _tried(order: WorkerTask, number: int) -> str:

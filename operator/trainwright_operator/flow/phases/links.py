@@ -29,6 +29,7 @@ from trainwright_operator.flow.link_results import (
     fit_collective_sizes,
     intra_node_links,
 )
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.phases.discovery import DiscoveredDevices
 from trainwright_operator.flow.reasons import Reason, message
@@ -48,7 +49,7 @@ def measure_links(book: Book, discovery: DiscoveredDevices) -> LinkFindings | No
     is_sampled = (
         len(names) > book.spec.links.all_pairs_up_to_nodes or links_bytes(all_pairs(names)) > LINK_REPORT_BUDGET_BYTES
     )
-    report = _advance_gang(book, main_gang(book, discovery, is_sampled=is_sampled))
+    report = _advance_gang(book, main_gang(book.context, discovery, is_sampled=is_sampled))
     if report is None:
         return None
     try:
@@ -71,7 +72,7 @@ def _findings_from_sample_gangs(book: Book, discovery: DiscoveredDevices, report
     left = find_inconsistent_links(discovery.sampling, report)
     further: LinkReport | None = None
     if left.pairs or left.intra_nodes:
-        further = _advance_gang(book, follow_up_gang(book, discovery, left))
+        further = _advance_gang(book, follow_up_gang(book.context, discovery, left))
         if further is None:
             return None
     return findings_from_samples(discovery, report, further)
@@ -79,7 +80,7 @@ def _findings_from_sample_gangs(book: Book, discovery: DiscoveredDevices, report
 
 def _advance_gang(book: Book, gang: GangSpec) -> LinkReport | None:
     """Return a gang's report once measured. Raise PhaseFailed where the measurement fails."""
-    view = advance(book, gang)
+    view = book.take(gang.name, advance(book.context, gang))
     if view.result is None:
         _report_progress(book, view)
         return None
@@ -89,15 +90,15 @@ def _advance_gang(book: Book, gang: GangSpec) -> LinkReport | None:
     return report
 
 
-def main_gang(book: Book, discovery: DiscoveredDevices, *, is_sampled: bool) -> GangSpec:
+def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sampled: bool) -> GangSpec:
     """Return the gang for all links or samples, with two processes on each node that has an internal link."""
-    spec, sampling = book.spec.links, discovery.sampling
+    spec, sampling = context.spec.links, discovery.sampling
     wanted = sampling.first_nodes if is_sampled else frozenset(node.name for node in discovery.nodes)
     places = _places(discovery, wanted, insides=wanted)
     measured = (*sampling.first_pairs, *intra_node_links(wanted)) if is_sampled else all_pairs(wanted)
-    sizes = collective_sizes(model_from_spec(book.spec)) if spec.collectives else ()
+    sizes = collective_sizes(model_from_spec(context.spec)) if spec.collectives else ()
     return _gang_spec(
-        book,
+        context,
         discovery,
         GANG,
         places,
@@ -107,11 +108,11 @@ def main_gang(book: Book, discovery: DiscoveredDevices, *, is_sampled: bool) -> 
     )
 
 
-def follow_up_gang(book: Book, discovery: DiscoveredDevices, left: InconsistentLinks) -> GangSpec:
+def follow_up_gang(context: ReconcileContext, discovery: DiscoveredDevices, left: InconsistentLinks) -> GangSpec:
     """Return the gang for the inconsistent links: a pod on each of their nodes."""
     wanted = {*left.intra_nodes, *(node for pair in left.pairs for node in pair)}
     places = _places(discovery, wanted, insides=left.intra_nodes)
-    return _gang_spec(book, discovery, FOLLOW_UP_GANG, places, pairs=left.pairs)
+    return _gang_spec(context, discovery, FOLLOW_UP_GANG, places, pairs=left.pairs)
 
 
 def _places(
@@ -126,7 +127,7 @@ def _places(
 
 
 def _gang_spec(  # noqa: PLR0913 - each is a different part of the order
-    book: Book,
+    context: ReconcileContext,
     discovery: DiscoveredDevices,
     name: str,
     places: list[tuple[str, tuple[int, ...]]],
@@ -135,7 +136,7 @@ def _gang_spec(  # noqa: PLR0913 - each is a different part of the order
     collective_bytes: tuple[int, ...] = (),
     overlap: bool = False,
 ) -> GangSpec:
-    seconds = book.spec.links.deadline_seconds
+    seconds = context.spec.links.deadline_seconds
     order = LinkTask(
         gang=discovery.make_gang(places, run_seconds=seconds),
         pairs=pairs,

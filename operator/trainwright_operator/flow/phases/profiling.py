@@ -38,7 +38,7 @@ def profile(book: Book, discovery: DiscoveredDevices) -> Profiles | None:
     open_runs: list[tuple[str, RequiredProfile]] = []
     for number, run in enumerate(needed, start=1):
         gang = f"profile-{number}"
-        result = stored_result(book, gang)
+        result = stored_result(book.context, gang)
         if result is None:
             open_runs.append((gang, run))
         elif result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
@@ -67,7 +67,8 @@ def _advance(
         node = _least_used_node(book, discovery, run.accelerator, runs_by_node)
         if (gang, run) in new_runs:
             runs_by_node[node] += 1
-        views.append((run, advance(book, _wanted_gang(book, discovery, gang, run, node))))
+        step = advance(book.context, _wanted_gang(book, discovery, gang, run, node))
+        views.append((run, book.take(gang, step)))
     done = total - len(open_runs)
     running = "; ".join(
         f"{run.accelerator} at tensor degree {run.tensor_degree}: {view.activity}" for run, view in views

@@ -61,14 +61,14 @@ def try_plans(
     book: Book, discovery: DiscoveredDevices, cluster: Cluster, planned: PlannedTrials
 ) -> tuple[TriedPlan, ...] | None:
     """Return all trials once each has ended. Raise PhaseFailed where none was measured."""
-    attempts = {trial.name: TrialAttempts.of(book, trial.name) for trial in planned.trials}
+    attempts = {trial.name: TrialAttempts.of(book.context, trial.name) for trial in planned.trials}
     foreign = [name for trial in planned.trials for name in attempts[trial.name].results_of_other_plans(trial.plan)]
     if foreign:
         book.do(*(DeleteConfigMap(book.names.result(name)) for name in foreign))
         return None
     order = next_trials(planned, _trial_results(attempts), book.spec.trials.stop_when_regret_below)
     now = _select_gang(book, discovery, planned, order, attempts)
-    view = advance(book, now.gang_spec) if now.gang_spec is not None else None
+    view = book.take(now.gang_spec.name, advance(book.context, now.gang_spec)) if now.gang_spec is not None else None
     standings = _TrialEntries(book, cluster, attempts, now, view)
     tried = tuple(standings.of(turn) for turn in order)
     book.fields["trials"] = tuple(plan.status for plan in tried)
@@ -96,7 +96,7 @@ def _select_gang(
     limits = book.spec.trials
     spent = TrialUsage.of(attempts.values())
     coming = [turn.trial for turn in order if turn.is_worth_it and attempts[turn.trial.name].final is None]
-    trials = trial_gangs.active_series(book, planned)
+    trials = trial_gangs.active_series(book.context, planned)
     if not trials and not coming:
         return ActiveGang()
     if spent.failed > limits.max_failed:
@@ -106,17 +106,17 @@ def _select_gang(
         own = {trial.name for trial in trials}
         spent = TrialUsage.of(one for name, one in attempts.items() if name not in own)
     else:
-        trials = trial_gangs.group_next_trials(book, discovery, coming, attempts)
+        trials = trial_gangs.group_next_trials(book.context, discovery, coming, attempts)
         while len(trials) > 1 and not spent.run_seconds(trials, limits):
             trials = trials[:-1]
     seconds = spent.run_seconds(trials, limits)
     if not seconds:
         return ActiveGang(stop_reason=Reason.DEVICE_HOURS_EXHAUSTED)
     if len(trials) > 1:
-        return ActiveGang(trials, trial_gangs.series_gang(book, discovery, trials, seconds))
+        return ActiveGang(trials, trial_gangs.series_gang(book.context, discovery, trials, seconds))
     gang = attempts[trials[0].name].next_attempt
     assert gang is not None
-    return ActiveGang(trials, trial_gangs.single_trial_gang(book, discovery, trials[0], gang, seconds))
+    return ActiveGang(trials, trial_gangs.single_trial_gang(book.context, discovery, trials[0], gang, seconds))
 
 
 class _TrialEntries:

@@ -15,9 +15,9 @@ from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.phases.discovery import DiscoveredDevices
-from trainwright_operator.flow.status_update import Book
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
 from trainwright_operator.flow.trials.trial_schedule import SERIES_SUFFIX, TrialAttempts
 
@@ -32,10 +32,10 @@ _MOMENT_BYTES: Final = 40
 
 
 def single_trial_gang(
-    book: Book, discovery: DiscoveredDevices, trial: PlannedTrial, gang: str, run_seconds: float
+    context: ReconcileContext, discovery: DiscoveredDevices, trial: PlannedTrial, gang: str, run_seconds: float
 ) -> GangSpec:
     """Return the gang of a single trial."""
-    plan, spec = trial.plan, book.spec
+    plan, spec = trial.plan, context.spec
     order = TrialTask(
         gang=discovery.make_gang(_places([plan]), run_seconds=run_seconds),
         model=model_from_spec(spec),
@@ -43,17 +43,17 @@ def single_trial_gang(
         optimizer=spec.training.optimizer,
         warmup_iterations=spec.trials.warmup_iterations,
         iterations=spec.trials.iterations,
-        fault=rehearsed_fault(book, trial),
+        fault=rehearsed_fault(context, trial),
         timeline=spec.trials.timeline and estimate_report_bytes([plan], spec.trials) <= TRIAL_REPORT_BUDGET_BYTES,
     )
     return GangSpec(gang, order, spec.trials.pending_deadline_seconds, run_seconds)
 
 
 def series_gang(
-    book: Book, discovery: DiscoveredDevices, trials: Sequence[PlannedTrial], run_seconds: float
+    context: ReconcileContext, discovery: DiscoveredDevices, trials: Sequence[PlannedTrial], run_seconds: float
 ) -> GangSpec:
     """Return the gang of several trials, on all devices that any of them uses. It is named after the first."""
-    spec = book.spec
+    spec = context.spec
     order = TrialSeriesTask(
         gang=discovery.make_gang(_places([trial.plan for trial in trials]), run_seconds=run_seconds),
         model=model_from_spec(spec),
@@ -67,7 +67,7 @@ def series_gang(
     return GangSpec(parts[0], order, spec.trials.pending_deadline_seconds, run_seconds, part_names=parts)
 
 
-def active_series(book: Book, planned: PlannedTrials) -> tuple[PlannedTrial, ...]:
+def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[PlannedTrial, ...]:
     """Return the trials of the running series in their stored order, or none.
 
     Unreadable tasks and tasks with plans that are no longer planned do not count.
@@ -75,8 +75,8 @@ def active_series(book: Book, planned: PlannedTrials) -> tuple[PlannedTrial, ...
     by_plan = {trial.plan: trial for trial in planned.trials}
     for first in planned.trials:
         gang = first.name + SERIES_SUFFIX
-        order = book.snapshot.find(book.names.task(gang))
-        if order is None or book.snapshot.find(book.names.result(gang)) is not None:
+        order = context.snapshot.find(context.names.task(gang))
+        if order is None or context.snapshot.find(context.names.result(gang)) is not None:
             continue
         try:
             given: TrialSeriesTask = parse_strict(order.data.get(TASK_FILE, ""), TrialSeriesTask, order.name)
@@ -89,17 +89,20 @@ def active_series(book: Book, planned: PlannedTrials) -> tuple[PlannedTrial, ...
 
 
 def group_next_trials(
-    book: Book, discovery: DiscoveredDevices, coming: Sequence[PlannedTrial], attempts: Mapping[str, TrialAttempts]
+    context: ReconcileContext,
+    discovery: DiscoveredDevices,
+    coming: Sequence[PlannedTrial],
+    attempts: Mapping[str, TrialAttempts],
 ) -> tuple[PlannedTrial, ...]:
     """Return the first of the `coming` trials with those that may share its gang.
 
     Injected faults run alone. Retries do too, so that each reports its own cause.
     """
-    first, limits = coming[0], book.spec.trials
+    first, limits = coming[0], context.spec.trials
 
     def may_join(trial: PlannedTrial) -> bool:
         former = attempts[trial.name]
-        is_free = not former.ended and not former.is_running_alone and rehearsed_fault(book, trial) is None
+        is_free = not former.ended and not former.is_running_alone and rehearsed_fault(context, trial) is None
         return is_free and _backend(discovery, trial.plan) == _backend(discovery, first.plan)
 
     if not may_join(first):
@@ -130,9 +133,9 @@ def estimate_report_bytes(plans: Sequence[Plan], limits: TrialsSpec) -> int:
     return found
 
 
-def rehearsed_fault(book: Book, trial: PlannedTrial) -> Fault | None:
+def rehearsed_fault(context: ReconcileContext, trial: PlannedTrial) -> Fault | None:
     """Return the fault that the user injects into that trial; ignore unreadable entries."""
-    for part in book.plan.annotations.get(REHEARSE_FAULT_ANNOTATION, "").split(","):
+    for part in context.plan.annotations.get(REHEARSE_FAULT_ANNOTATION, "").split(","):
         name, _, fault = part.strip().partition("=")
         if name == trial.name:
             return _FAULTS.get(fault)

@@ -10,7 +10,7 @@ from trainwright.plan import Plan
 from trainwright.trial_selection import Rule, StoppingDecision, TrialPosterior, propose
 from trainwright_operator.flow.gangs.lifecycle import stored_result
 from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
-from trainwright_operator.flow.status_update import Book
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials, Role, plan_digest
 
 SERIES_SUFFIX: Final = "s"
@@ -42,11 +42,11 @@ class TrialAttempts:
     is_running_alone: bool = False
 
     @classmethod
-    def of(cls, book: Book, trial: str) -> TrialAttempts:
+    def of(cls, context: ReconcileContext, trial: str) -> TrialAttempts:
         """Read the attempts at a trial from the stored ConfigMaps."""
-        results = ((kind, stored_result(book, trial + kind)) for kind in _ATTEMPTS)
+        results = ((kind, stored_result(context, trial + kind)) for kind in _ATTEMPTS)
         ended = tuple(Attempt(trial + kind, kind, result) for kind, result in results if result is not None)
-        orders = (book.snapshot.find(book.names.task(trial + kind)) for kind in (SINGLE_SUFFIX, RETRY_SUFFIX))
+        orders = (context.snapshot.find(context.names.task(trial + kind)) for kind in (SINGLE_SUFFIX, RETRY_SUFFIX))
         return cls(trial, ended, any(order is not None for order in orders))
 
     def results_of_other_plans(self, plan: Plan) -> list[str]:
