@@ -15,14 +15,15 @@ from trainwright_operator.flow.gangs import manifests as gang_manifests
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.names import PLACEMENT_GATE, Names
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PodFacts
 
 
 def render(*nodes: GangNode, template: dict | None = None) -> tuple[dict, ...]:
     spec = spec_of(worker={"podTemplate": template or {}})
-    plan = World(spec=spec).snapshot().plan
+    context = ReconcileContext(World(spec=spec).snapshot(), START)
     wanted = GangSpec("candidate-1", LinkTask(gang=Gang(nodes=nodes)), 60, 60)
-    return gang_manifests.manifests(plan, spec, Names.of(plan.name, plan.uid, spec), wanted)
+    return gang_manifests.manifests(context, wanted)
 
 
 def pod_of(manifest: dict, role: str = "Master") -> dict:

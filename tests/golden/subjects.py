@@ -31,8 +31,8 @@ from trainwright.worker_api import (
 )
 from trainwright_operator.flow import actions
 from trainwright_operator.flow.decide import decide
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.outcome import GangOutcome
-from trainwright_operator.flow.phases.discovery import DiscoveredDevices
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 amp_seconds = amp_model.estimate_seconds

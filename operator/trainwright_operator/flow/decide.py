@@ -6,33 +6,22 @@ found in the cluster (a ConfigMap with the result), so a restarted operator cont
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from trainwright import documents
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.flow.actions import (
-    Action,
-    DeleteConfigMap,
-    DeleteJob,
-    DeletePlan,
-    SetStatus,
-    StoredRole,
-)
-from trainwright_operator.flow.gangs.lifecycle import discard_transient_failures
-from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.phases.acceptance import accept
-from trainwright_operator.flow.phases.discovery import discover
-from trainwright_operator.flow.phases.links import measure_links
-from trainwright_operator.flow.phases.planning import plan
-from trainwright_operator.flow.phases.profiling import profile
-from trainwright_operator.flow.phases.result import check_prices, select_measured_winner, select_predicted_winner
-from trainwright_operator.flow.phases.trials import try_plans
-from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.actions import Action, DeleteConfigMap, DeleteJob, DeletePlan, StoredRole
+from trainwright_operator.flow.phase import Done, Failed, Findings, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.phases import acceptance, discovery, links, planning, profiling, result, trials
+from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import Snapshot
-from trainwright_operator.flow.status_update import Book, PhaseFailed
+from trainwright_operator.flow.status_update import status_actions
 from trainwright_operator.flow.suspension import suspend
-from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 
+PHASES: Final = tuple(one.PHASE for one in (acceptance, discovery, links, profiling, planning, trials, result))
 ACTIVE_REQUEUE_SECONDS = 2.0
 """Requeue delay while something is in progress: about as often as a gang's progress changes."""
 IDLE_REQUEUE_SECONDS = 600.0
@@ -44,24 +33,16 @@ quota, a webhook that is down)."""
 
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     """Return the actions to apply now, in order. Idempotent."""
-    book = Book(ReconcileContext(snapshot, now))
+    context = ReconcileContext(snapshot, now)
     if is_finished(snapshot):
-        _delete_unwanted(book)
-        if _is_expired(snapshot, now):
-            book.do(DeletePlan())
-        return book.actions
-    spec = snapshot.plan.spec
-    if spec is None:
-        _fail_plan(book, PhaseFailed(Reason.SPEC_INVALID, message(Reason.SPEC_INVALID, what=snapshot.plan.spec_error)))
-    elif spec.suspend:
-        suspend(book)
-    else:
-        if book.condition(ConditionType.SUSPENDED) is not None:
-            book.say(ConditionType.SUSPENDED, "False", Reason.NOT_SUSPENDED)
-        _run_phases(book)
-    _delete_unwanted(book)
-    _write_status(book)
-    return book.actions
+        seconds = _seconds_until_expiry(snapshot, now)
+        expiry = [DeletePlan()] if seconds is not None and seconds <= 0 else []
+        return [*_deletions(context, frozenset()), *expiry]
+    steps = suspend(context) if context.is_suspended else _run_phases(context)
+    actions = [action for step in steps for action in step.result.actions]
+    last = steps[-1].result
+    live_gangs = last.live_gangs if isinstance(last, Waiting) else frozenset[str]()
+    return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps)]
 
 
 def is_finished(snapshot: Snapshot) -> bool:
@@ -77,134 +58,66 @@ def is_finished(snapshot: Snapshot) -> bool:
 def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
     """Return seconds until the next reconciliation without an event."""
     plan = snapshot.plan
-    if is_finished(snapshot) and plan.spec is not None:
-        ttl = plan.spec.ttl_seconds_after_finished
-        if ttl is None:
-            return IDLE_REQUEUE_SECONDS
-        left = (_finished_at(snapshot, now) + timedelta(seconds=ttl) - now).total_seconds()
-        return min(max(left, 1.0), IDLE_REQUEUE_SECONDS)
+    if is_finished(snapshot):
+        seconds = _seconds_until_expiry(snapshot, now)
+        return IDLE_REQUEUE_SECONDS if seconds is None else min(max(seconds, 1.0), IDLE_REQUEUE_SECONDS)
     if plan.spec is None or (plan.spec.suspend and not snapshot.jobs):
         return IDLE_REQUEUE_SECONDS
     return ACTIVE_REQUEUE_SECONDS
 
 
-def _run_phases(book: Book) -> None:
-    """Run the phases up to the first that is not done; a failed phase ends the plan."""
-    try:
-        _advance_phases(book)
-        _report_request_failure(book)
-    except PhaseFailed as failed:
-        _fail_plan(book, failed)
-    except documents.DocumentError as error:
-        _fail_plan(
-            book,
-            PhaseFailed(Reason.REPORT_INVALID, message(Reason.REPORT_INVALID, what=f"somebody changed it: {error}")),
-        )
+def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
+    """Run the phases up to the first result that is not done."""
+    steps: list[Step] = []
+    findings = Findings()
+    for condition, advance in ((phase.condition, advance) for phase in PHASES for advance in phase.advances):
+        try:
+            result = advance(context, findings)
+        except documents.DocumentError as error:
+            result = Failed(explain(Reason.REPORT_INVALID, what=f"somebody changed it: {error}"))
+        steps.append(Step(condition, result))
+        if not isinstance(result, Done):
+            break
+        findings = result.findings
+    return _with_request_failure(context, steps)
 
 
-def _advance_phases(book: Book) -> None:
-    book.present = ConditionType.ACCEPTED
-    discards = discard_transient_failures(book.context) if accept(book) else None
-    if discards != ():
-        book.do(*(discards or ()))
-        _keep_current_gangs(book)
-        return
-    book.keeps_former = False
-    book.present = ConditionType.NODES_DISCOVERED
-    discovery = discover(book)
-    if discovery is None:
-        return
-    check_prices(book, discovery)
-    book.present = ConditionType.LINKS_MEASURED
-    links = measure_links(book, discovery)
-    if links is None:
-        return
-    book.present = ConditionType.PROFILED
-    profiles = profile(book, discovery)
-    if profiles is None:
-        return
-    book.present = ConditionType.PLANNED
-    planned = plan(book, links.cluster, links.runtime, profiles)
-    if planned is None:
-        return
-    if book.spec.trials.top_k == 0:
-        select_predicted_winner(book, discovery, planned)
-        return
-    book.present = ConditionType.TRIALS_COMPLETED
-    tried = try_plans(book, discovery, links.cluster, planned)
-    if tried is not None:
-        select_measured_winner(book, discovery, tried)
-
-
-def _keep_current_gangs(book: Book) -> None:
-    """Keep the gangs of the same identity running while an edited spec is being accepted."""
-    orders = (one for one in book.snapshot.stored if one.role == StoredRole.ORDER and book.names.owns(one.name))
-    book.live_gangs.update(one.gang for one in orders)
-
-
-def _report_request_failure(book: Book) -> None:
-    """Report in the open condition why requests fail. Raise PhaseFailed once that lasts too long."""
-    failing = book.snapshot.failing
-    if failing is None or not book.is_open(book.present):
-        return
-    if book.now - failing.since > timedelta(seconds=_FAILING_SECONDS):
-        book.actions.clear()
+def _with_request_failure(context: ReconcileContext, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the steps with the reason why requests fail, if the last one waits. Fail once that lasts too long."""
+    *done, (condition, last) = steps
+    failing = context.snapshot.failing
+    if failing is None or not isinstance(last, Waiting):
+        return tuple(steps)
+    if context.now - failing.since > timedelta(seconds=_FAILING_SECONDS):
         what = f"{failing.message}; given up after {_FAILING_SECONDS} s"
-        raise PhaseFailed(Reason.REQUEST_FAILED, message(Reason.REQUEST_FAILED, what=what))
+        failed = Failed(explain(Reason.REQUEST_FAILED, what=what), status=last.status)
+        without_actions = [Step(kind, replace(former, actions=())) for kind, former in done]
+        return (*without_actions, Step(condition, failed))
     what = f"{failing.message}; it is asked again"
-    book.say(book.present, "Unknown", Reason.REQUEST_FAILED, what=what)
+    return (*done, Step(condition, replace(last, explanation=explain(Reason.REQUEST_FAILED, what=what))))
 
 
-def _fail_plan(book: Book, failed: PhaseFailed) -> None:
-    """Fail the present phase and the plan, and skip the remaining trials."""
-    book.say_failed(book.present, failed)
-    book.say_failed(ConditionType.SUCCEEDED, failed)
-    trials = book.fields.get("trials", book.plan.status.trials if book.keeps_former else ())
-    book.fields["trials"] = tuple(skipped_by_failure(trial, failed.reason, failed.sentence) for trial in trials)
-    book.live_gangs.clear()
-    book.progress = None
-
-
-def _delete_unwanted(book: Book) -> None:
-    """Delete tasks and jobs of gangs that are not live.
+def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Action]:
+    """Return the deletions of tasks and jobs of gangs that are not live.
 
     Tasks go first, so that a restarted gang never meets its former pods.
     """
-    snapshot = book.snapshot
-    book.do(
-        *(
-            DeleteConfigMap(stored.name)
-            for stored in snapshot.stored
-            if stored.role == StoredRole.ORDER
-            and not stored.terminating
-            and not _is_live(book, stored.name, stored.gang)
-        ),
-        *(
-            DeleteJob(job.name)
-            for job in snapshot.jobs
-            if not job.terminating and not _is_live(book, job.name, job.gang)
-        ),
-    )
+
+    def is_live(name: str, gang: str) -> bool:
+        return gang in live_gangs and context.names.owns(name)
+
+    stored, jobs = context.snapshot.stored, context.snapshot.jobs
+    orders = [one for one in stored if one.role == StoredRole.ORDER and not one.terminating]
+    return [
+        *(DeleteConfigMap(one.name) for one in orders if not is_live(one.name, one.gang)),
+        *(DeleteJob(one.name) for one in jobs if not one.terminating and not is_live(one.name, one.gang)),
+    ]
 
 
-def _is_live(book: Book, name: str, gang: str) -> bool:
-    return gang in book.live_gangs and book.names.owns(name)
-
-
-def _write_status(book: Book) -> None:
-    """Write the status if it changed, with an Event for each changed condition."""
-    status = book.status()
-    if status.dump() != book.plan.status.dump():
-        book.do(SetStatus(status), *book.events(status.conditions))
-
-
-def _finished_at(snapshot: Snapshot, now: datetime) -> datetime:
-    return next(
-        (c.last_transition_time for c in snapshot.plan.status.conditions if c.type is ConditionType.SUCCEEDED), now
-    )
-
-
-def _is_expired(snapshot: Snapshot, now: datetime) -> bool:
-    spec = snapshot.plan.spec
-    ttl = spec.ttl_seconds_after_finished if spec is not None else None
-    return ttl is not None and now >= _finished_at(snapshot, now) + timedelta(seconds=ttl)
+def _seconds_until_expiry(snapshot: Snapshot, now: datetime) -> float | None:
+    """Return seconds until a finished plan is to be deleted, or None where it is kept."""
+    spec, conditions = snapshot.plan.spec, snapshot.plan.status.conditions
+    if spec is None or spec.ttl_seconds_after_finished is None:
+        return None
+    finished_at = next((c.last_transition_time for c in conditions if c.type is ConditionType.SUCCEEDED), now)
+    return (finished_at - now).total_seconds() + spec.ttl_seconds_after_finished

@@ -25,6 +25,8 @@ EMULATION_ANNOTATION: Final = f"{GROUP}/emulation"
 REHEARSE_FAULT_ANNOTATION: Final = f"{GROUP}/rehearse-fault"
 """Annotation of a TrainingPlan that injects faults: `candidate-1=crash` (or hang, mute), comma-separated."""
 
+DOCUMENT_KEY: Final = "document.json"
+"""Key of the document in a ConfigMap."""
 MAX_JOB_NAME_LENGTH: Final = 52
 """Length limit, because a PyTorchJob's pod is named `<job>-worker-<index>` within the 63 characters of a host name."""
 _PLAN_PART_LENGTH: Final = 26

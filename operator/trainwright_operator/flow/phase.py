@@ -1,15 +1,30 @@
-"""Facts that every phase reads in one reconciliation."""
+"""Phases of a plan: what each reads, finds and returns, as values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
+from trainwright.profiles import Profiles
+from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import Condition, ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
-from trainwright_operator.flow.names import Names
+from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.actions import Action
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.link_results import LinkFindings
+from trainwright_operator.flow.names import DOCUMENT_KEY, Names
+from trainwright_operator.flow.reasons import Explanation
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
+
+T = TypeVar("T")
+_NOT_YET: Any = None
+_NO_FIELDS = TrainingPlanStatus()
 
 
 @dataclass(frozen=True)
@@ -25,9 +40,13 @@ class ReconcileContext:
 
     @cached_property
     def spec(self) -> TrainingPlanSpec:
-        """Return the spec, which only a rejected plan lacks."""
+        """Return the spec. Only `check_spec` runs without a valid one."""
         assert self.plan.spec is not None
         return self.plan.spec
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.plan.spec is not None and self.plan.spec.suspend
 
     @cached_property
     def names(self) -> Names:
@@ -36,3 +55,83 @@ class ReconcileContext:
     def condition(self, condition: ConditionType) -> Condition | None:
         """Return the condition as of the last reconciliation."""
         return next((known for known in self.plan.status.conditions if known.type is condition), None)
+
+    def stored_document(self, name: str, document_type: type[T]) -> T | None:
+        """Return the document of the plan's ConfigMap of that name, if any. Raise DocumentError if it was modified."""
+        stored = self.snapshot.find(name)
+        if stored is None:
+            return None
+        document: T = parse_strict(stored.data.get(DOCUMENT_KEY, ""), document_type, name)
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Findings so far, in the order of the phases. A phase reads only those of earlier phases.
+
+    Attributes:
+        measured: seconds per iteration of each trial that was measured.
+    """
+
+    discovery: DiscoveredDevices = _NOT_YET
+    links: LinkFindings = _NOT_YET
+    profiles: Profiles = _NOT_YET
+    planned: PlannedTrials = _NOT_YET
+    measured: tuple[tuple[float, PlannedTrial], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """Changes that a result makes.
+
+    Attributes:
+        status: set fields replace those of the plan's status.
+    """
+
+    status: TrainingPlanStatus = _NO_FIELDS
+    actions: tuple[Action, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done(_Changes):
+    """Result that lets the next phase run. With an explanation, the condition becomes True."""
+
+    findings: Findings
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(_Changes):
+    """Result that ends the reconciliation. With an explanation, the condition becomes Unknown.
+
+    Attributes:
+        live_gangs: gangs to keep; all others are deleted.
+    """
+
+    explanation: Explanation | None = None
+    progress: Progress | None = None
+    live_gangs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(_Changes):
+    """Result that ends the plan; the condition and Succeeded become False."""
+
+    explanation: Explanation
+
+
+PhaseResult = Done | Waiting | Failed
+
+
+class PlanPhase(NamedTuple):
+    """Functions that run one after another while each is done, and the condition that they set."""
+
+    condition: ConditionType
+    advances: tuple[Callable[[ReconcileContext, Findings], PhaseResult], ...]
+
+
+class Step(NamedTuple):
+    """Result of one function of a phase."""
+
+    condition: ConditionType
+    result: PhaseResult

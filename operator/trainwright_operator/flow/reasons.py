@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class Reason(StrEnum):
@@ -158,3 +158,15 @@ def message(reason: Reason, **fields: Any) -> str:
     """Return the message of a reason on one line, cut to `_MAX_MESSAGE` characters."""
     sentence = " ".join(MESSAGES[reason].format(**fields).split())
     return sentence if len(sentence) <= _MAX_MESSAGE else f"{sentence[: _MAX_MESSAGE - 1]}…"
+
+
+class Explanation(NamedTuple):
+    """Reason with its message."""
+
+    reason: Reason
+    message: str
+
+
+def explain(reason: Reason, **fields: Any) -> Explanation:
+    """Return a reason with its message."""
+    return Explanation(reason, message(reason, **fields))

@@ -1,25 +1,22 @@
-"""Actions, conditions, Events and live gangs of one reconciliation."""
+"""Status and Events of one reconciliation, derived from its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Final, Literal
 
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, ConditionType
-from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
-from trainwright_operator.flow.actions import Action, CreateConfigMap, EmitEvent, EventType, StoredRole
-from trainwright_operator.flow.gangs.lifecycle import GangStep
-from trainwright_operator.flow.names import Names
-from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.snapshot import PlanFacts
+from trainwright_operator.flow.actions import EmitEvent, EventType, SetStatus
+from trainwright_operator.flow.phase import Done, Failed, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
+from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 
-ConditionStatus = Literal["True", "False", "Unknown"]
-_MAX_WHAT = 128
-_FIELDS = ("cluster", "links", "cluster_ref", "links_ref", "profiles_ref", "candidates_ref", "trials", "winner")
-_PHASES = {
+_ConditionStatus = Literal["True", "False", "Unknown"]
+_Update = tuple[_ConditionStatus, Explanation]
+"""New state of a condition."""
+_MAX_WHAT: Final = 128
+_COLUMNS: Final = {
     ConditionType.ACCEPTED: Phase.PENDING,
     ConditionType.NODES_DISCOVERED: Phase.DISCOVERING,
     ConditionType.LINKS_MEASURED: Phase.MEASURING_LINKS,
@@ -27,158 +24,115 @@ _PHASES = {
     ConditionType.PLANNED: Phase.PLANNING,
     ConditionType.TRIALS_COMPLETED: Phase.TRYING,
 }
+"""Phase in the printed column while the condition is the first that is not True."""
 
 
-class ConditionUpdate(NamedTuple):
-    """New state of a condition."""
-
-    status: ConditionStatus
-    reason: Reason
-    message: str
-
-
-class PhaseFailed(Exception):  # noqa: N818 - the plan failed, not the program
-    """Failure that ends the plan: the present phase's condition and Succeeded become False with this reason."""
-
-    def __init__(self, reason: Reason, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
-        self.sentence = sentence
+def status_actions(context: ReconcileContext, steps: Sequence[Step]) -> tuple[SetStatus | EmitEvent, ...]:
+    """Return the update of the status with an Event for each changed condition, or nothing if it is unchanged."""
+    status = _status(context, steps)
+    if status.dump() == context.plan.status.dump():
+        return ()
+    return (SetStatus(status), *_events(context, status.conditions))
 
 
-class Book:
-    """Collector of one reconciliation's actions, conditions and status fields."""
-
-    def __init__(self, context: ReconcileContext) -> None:
-        self.context = context
-        self.snapshot = context.snapshot
-        self.now = context.now
-        self.actions: list[Action] = []
-        self.live_gangs: set[str] = set()
-        self.fields: dict[str, Any] = {}
-        self.progress: Progress | None = None
-        self.present = ConditionType.ACCEPTED
-        """Condition of the present phase."""
-        self.keeps_former = True
-        """Whether conditions and fields of a former spec are kept where not updated: until the new spec is accepted."""
-        self._said: dict[ConditionType, ConditionUpdate] = {}
-
-    @property
-    def plan(self) -> PlanFacts:
-        return self.snapshot.plan
-
-    @cached_property
-    def spec(self) -> TrainingPlanSpec:
-        return self.context.spec
-
-    @cached_property
-    def names(self) -> Names:
-        return self.context.names
-
-    def do(self, *actions: Action) -> None:
-        """Append actions, which are applied in order."""
-        self.actions.extend(actions)
-
-    def take(self, gang: str, step: GangStep) -> GangStep:
-        """Do the actions of a gang's step, which is live until its result is stored."""
-        if step.result is None:
-            self.live_gangs.add(gang)
-        self.do(*step.actions)
-        return step
-
-    def store(self, name: str, data: Mapping[str, str], *, role: StoredRole, gang: str = "") -> None:
-        """Store data in a ConfigMap."""
-        self.do(CreateConfigMap(name=name, role=role, data=data, gang=gang))
-
-    def say(self, condition: ConditionType, status: ConditionStatus, reason: Reason, **fields: Any) -> None:
-        """Set a condition."""
-        self._said[condition] = ConditionUpdate(status, reason, message(reason, **fields))
-
-    def say_failed(self, condition: ConditionType, failed: PhaseFailed) -> None:
-        """Set a condition to False with the reason of a failure."""
-        self._said[condition] = ConditionUpdate("False", failed.reason, failed.sentence)
-
-    def is_open(self, condition: ConditionType) -> bool:
-        """Return whether the condition was not set to a final status in this reconciliation."""
-        said = self._said.get(condition)
-        return said is None or said.status == "Unknown"
-
-    def tell_progress(self, phase: Phase, what: str, done: int, total: int) -> None:
-        """Set the progress of the present phase."""
-        self.progress = Progress(phase=phase, what=what[:_MAX_WHAT], done=min(done, total), total=total)
-
-    def condition(self, condition: ConditionType) -> Condition | None:
-        """Return the condition as of the last reconciliation."""
-        return self.context.condition(condition)
-
-    def conditions(self) -> tuple[Condition, ...]:
-        """Return all conditions in order: as set now, else as before if still valid, else Unknown."""
-        return tuple(
-            self._condition(kind) for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
-        )
-
-    def _condition(self, kind: ConditionType) -> Condition:
-        before = self.condition(kind)
-        said = self._said.get(kind)
-        if said is None:
-            if before is not None and self._still_holds(before):
-                return before
-            if kind is ConditionType.SUCCEEDED:
-                said = ConditionUpdate("Unknown", Reason.IN_PROGRESS, message(Reason.IN_PROGRESS, what="worked on"))
-            else:
-                said = ConditionUpdate("Unknown", Reason.NOT_STARTED, message(Reason.NOT_STARTED))
-        changed = before is None or before.status != said.status
-        return Condition(
-            type=kind,
-            status=said.status,
-            observed_generation=self.plan.generation,
-            last_transition_time=self.now if changed or before is None else before.last_transition_time,
-            reason=said.reason.value,
-            message=said.message,
-        )
-
-    def _still_holds(self, before: Condition) -> bool:
-        """Return whether a condition that was not set stays as it was. Reasons of a suspension end with it."""
-        if before.reason == Reason.SUSPENDED and before.type is not ConditionType.SUSPENDED:
-            return False
-        return self.keeps_former or before.observed_generation == self.plan.generation
-
-    def status(self) -> TrainingPlanStatus:
-        """Return the complete new status."""
-        former = {name: getattr(self.plan.status, name) for name in _FIELDS} if self.keeps_former else {}
-        conditions = self.conditions()
-        return TrainingPlanStatus(
-            observed_generation=self.plan.generation,
-            phase=_phase({condition.type: condition.status for condition in conditions}),
-            conditions=conditions,
-            progress=self.progress,
-            **(former | self.fields),
-        )
-
-    def events(self, conditions: tuple[Condition, ...]) -> list[EmitEvent]:
-        """Return an Event for each condition with a changed status or reason, except for the initial Unknown.
-
-        A suspension is reported once, by its own condition.
-        """
-        events = []
-        for condition in conditions:
-            before = self.condition(condition.type)
-            if before is not None and (before.status, before.reason) == (condition.status, condition.reason):
-                continue
-            if condition.reason in (Reason.NOT_STARTED, Reason.NOT_SUSPENDED) or (
-                condition.status == "Unknown"
-                and (condition.type is ConditionType.SUCCEEDED or condition.reason == Reason.SUSPENDED)
-            ):
-                continue
-            kind = EventType.WARNING if condition.status == "False" else EventType.NORMAL
-            events.append(EmitEvent(kind, condition.reason, f"{condition.type}: {condition.message}"))
-        return events
+def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanStatus:
+    # Conditions and fields of a former spec are kept where not updated, until the new spec is accepted.
+    keeps_former = context.is_suspended or steps[-1].condition is ConditionType.ACCEPTED
+    before = context.plan.status if keeps_former else TrainingPlanStatus()
+    updates = _updates(context, steps)
+    conditions = tuple(
+        _condition(context, kind, updates.get(kind), keeps_former=keeps_former)
+        for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
+    )
+    fields = {name: getattr(part, name) for part in (s.result.status for s in steps) for name in part.model_fields_set}
+    last = steps[-1].result
+    if isinstance(last, Failed):
+        trials = fields.get("trials", before.trials)
+        fields["trials"] = tuple(skipped_by_failure(trial, *last.explanation) for trial in trials)
+    return before.model_copy(
+        update={
+            **fields,
+            "observed_generation": context.plan.generation,
+            "phase": _phase(conditions),
+            "conditions": conditions,
+            "progress": _progress(steps[-1]),
+        }
+    )
 
 
-def _phase(states: Mapping[ConditionType, ConditionStatus]) -> Phase:
-    """Return the phase for the printed column, from the conditions."""
+def _updates(context: ReconcileContext, steps: Sequence[Step]) -> dict[ConditionType, _Update]:
+    """Return the new state of each condition that this reconciliation sets."""
+    states: dict[type, _ConditionStatus] = {Done: "True", Waiting: "Unknown", Failed: "False"}
+    updates = {
+        condition: (states[type(result)], result.explanation)
+        for condition, result in steps
+        if result.explanation is not None
+    }
+    last = steps[-1]
+    if isinstance(last.result, Failed):
+        updates[ConditionType.SUCCEEDED] = updates[last.condition]
+    was_suspended = context.condition(ConditionType.SUSPENDED) is not None
+    if was_suspended and context.plan.spec is not None and not context.is_suspended:
+        updates[ConditionType.SUSPENDED] = ("False", explain(Reason.NOT_SUSPENDED))
+    return updates
+
+
+def _condition(
+    context: ReconcileContext, kind: ConditionType, update: _Update | None, *, keeps_former: bool
+) -> Condition:
+    """Return the condition: as updated, else as before if still valid, else Unknown."""
+    before = context.condition(kind)
+    if before is not None and update is None:
+        # Reasons of a suspension end with it.
+        is_stale = before.reason == Reason.SUSPENDED and kind is not ConditionType.SUSPENDED
+        if not is_stale and (keeps_former or before.observed_generation == context.plan.generation):
+            return before
+    is_answer = kind is ConditionType.SUCCEEDED
+    initial = explain(Reason.IN_PROGRESS, what="worked on") if is_answer else explain(Reason.NOT_STARTED)
+    status, explanation = update or ("Unknown", initial)
+    return Condition(
+        type=kind,
+        status=status,
+        observed_generation=context.plan.generation,
+        last_transition_time=before.last_transition_time if before and before.status == status else context.now,
+        reason=explanation.reason.value,
+        message=explanation.message,
+    )
+
+
+def _progress(last: Step) -> Progress | None:
+    told = last.result.progress if isinstance(last.result, Waiting) else None
+    if told is None:
+        return None
+    done = min(told.done, told.total)
+    return Progress(phase=_COLUMNS[last.condition], what=told.what[:_MAX_WHAT], done=done, total=told.total)
+
+
+def _phase(conditions: Sequence[Condition]) -> Phase:
+    """Return the phase for the printed column."""
+    states = {condition.type: condition.status for condition in conditions}
     if states[ConditionType.SUSPENDED] == "True":
         return Phase.SUSPENDED
     if states[ConditionType.SUCCEEDED] != "Unknown":
         return Phase.SUCCEEDED if states[ConditionType.SUCCEEDED] == "True" else Phase.FAILED
-    return next((_PHASES[kind] for kind in PHASE_CONDITIONS if states[kind] != "True"), Phase.TRYING)
+    return next((column for kind, column in _COLUMNS.items() if states[kind] != "True"), Phase.TRYING)
+
+
+def _events(context: ReconcileContext, conditions: Sequence[Condition]) -> list[EmitEvent]:
+    """Return an Event for each condition with a changed status or reason, except for the initial Unknown.
+
+    A suspension is reported once, by its own condition.
+    """
+    events = []
+    for condition in conditions:
+        before = context.condition(condition.type)
+        if before is not None and (before.status, before.reason) == (condition.status, condition.reason):
+            continue
+        if condition.reason in (Reason.NOT_STARTED, Reason.NOT_SUSPENDED) or (
+            condition.status == "Unknown"
+            and (condition.type is ConditionType.SUCCEEDED or condition.reason == Reason.SUSPENDED)
+        ):
+            continue
+        kind = EventType.WARNING if condition.status == "False" else EventType.NORMAL
+        events.append(EmitEvent(kind, condition.reason, f"{condition.type}: {condition.message}"))
+    return events

@@ -15,7 +15,6 @@ from trainwright_operator.flow.actions import (
     AnnotateConfigMap,
     CreateConfigMap,
     CreateJob,
-    DeleteConfigMap,
     DeleteJob,
     PinPod,
     StoredRole,
@@ -57,21 +56,6 @@ def stored_result(context: ReconcileContext, gang: str) -> GangResult | None:
         return GangResult(GangOutcome(OutcomeState.FAILED, Reason.REPORT_INVALID, sentence, stored.created_at), None)
 
 
-def discard_transient_failures(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
-    """Return the deletions of environmental failures of former generations."""
-    discarded = []
-    for stored in context.snapshot.stored:
-        if stored.role != StoredRole.RESULT or stored.terminating or not context.names.owns(stored.name):
-            continue
-        try:
-            outcome = outcomes.read_outcome(stored)
-        except documents.DocumentError:
-            continue  # reported where the result is read
-        if not outcome.counts_for(context.plan.generation):
-            discarded.append(DeleteConfigMap(stored.name))
-    return tuple(discarded)
-
-
 def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     """Return the gang's next step."""
     result = stored_result(context, gang_spec.name)
@@ -97,7 +81,7 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     return GangStep(activity="gets its order", actions=(CreateConfigMap(name, StoredRole.ORDER, data, gang_spec.name),))
 
 
-def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> tuple[CreateConfigMap, ...]:
+def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> tuple[Action, ...]:
     """Return the results that an interrupted gang has measured so far; stored results stay unchanged."""
     task_map = context.snapshot.find(context.names.task(gang_spec.name))
     if task_map is None or context.snapshot.find(context.names.result(gang_spec.name)) is not None:
@@ -173,18 +157,15 @@ class _RunningGang:
                 return self._end(GangFailure.of(Reason.JOB_DELETED, what=shape.job))
         return self._observe_pods()
 
-    def partial_results(self) -> tuple[CreateConfigMap, ...]:
+    def partial_results(self) -> tuple[Action, ...]:
         """Return the result of a finished gang, or of a series the trials in its log."""
         master = self.master
         found = self._parse_report(master.log) if master and master.phase == "Succeeded" and master.log else ()
-        reports = () if isinstance(found, GangFailure) else found
-        return results.result_maps(
-            self.context, self.gang_spec, None, reports=reports, started_at=self._last_start_time(), log=self._log()
-        )
+        return self._end(() if isinstance(found, GangFailure) else found, started_at=self._last_start_time()).actions
 
     def _create_jobs(self) -> GangStep:
         context, pending_seconds = self.context, self.gang_spec.pending_seconds
-        manifests = gang_manifests.manifests(context.plan, context.spec, context.names, self.gang_spec)
+        manifests = gang_manifests.manifests(context, self.gang_spec)
         missing = [manifest for manifest in manifests if manifest["metadata"]["name"] not in self.jobs]
         for manifest in missing:
             refusal = context.snapshot.refusals.get(manifest["metadata"]["name"])

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from trainwright.worker_api import Gang, GangNode, WorkerTask
 from trainwright_operator.api import API_VERSION, KIND
-from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs import pod_template
 from trainwright_operator.flow.names import (
@@ -19,6 +18,7 @@ from trainwright_operator.flow.names import (
     RENDEZVOUS_LABEL,
     Names,
 )
+from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PlanFacts, PodFacts, StoredConfigMap
 
 MASTER: Final = "master"
@@ -117,28 +117,16 @@ def child_labels(plan: PlanFacts, gang_name: str = "") -> dict[str, str]:
     return own | {GANG_LABEL: gang_name} if gang_name else own
 
 
-def manifests(plan: PlanFacts, spec: TrainingPlanSpec, names: Names, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
+def manifests(context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
     """Return the gang's PyTorchJobs as plain data."""
-    gang_shapes = job_shapes(names, gang_spec.name, gang_spec.task.gang)
-    master = f"{gang_shapes[0].job}-{MASTER}-0"
-    return tuple(
-        _manifest(plan, spec, names, gang_spec, shape, master=master, is_first=number == 0)
-        for number, shape in enumerate(gang_shapes)
-    )
+    shapes = job_shapes(context.names, gang_spec.name, gang_spec.task.gang)
+    return tuple(_manifest(context, gang_spec, shape, first_job=shapes[0].job) for shape in shapes)
 
 
-def _manifest(  # noqa: PLR0913
-    plan: PlanFacts,
-    spec: TrainingPlanSpec,
-    names: Names,
-    gang_spec: GangSpec,
-    shape: JobShape,
-    *,
-    master: str,
-    is_first: bool,
-) -> dict[str, Any]:
+def _manifest(context: ReconcileContext, gang_spec: GangSpec, shape: JobShape, *, first_job: str) -> dict[str, Any]:
+    plan, spec = context.plan, context.spec
     own_labels = child_labels(plan, gang_spec.name)
-    rendezvous = {RENDEZVOUS_LABEL: "true"} if is_first else {}
+    rendezvous = {RENDEZVOUS_LABEL: "true"} if shape.job == first_job else {}
 
     def replicas(count: int, further: dict[str, str]) -> dict[str, Any]:
         return {
@@ -146,8 +134,8 @@ def _manifest(  # noqa: PLR0913
             "restartPolicy": "Never",
             "template": pod_template.render(
                 image=plan.image,
-                master=master,
-                order_map=names.task(gang_spec.name),
+                master=f"{first_job}-{MASTER}-0",
+                order_map=context.names.task(gang_spec.name),
                 resource_name=spec.devices.resource_name,
                 devices=shape.devices,
                 labels=own_labels | further,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 
+from trainwright import documents
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
-from trainwright_operator.flow.actions import DryRunJob
-from trainwright_operator.flow.gangs import manifests as gang_manifests
-from trainwright_operator.flow.gangs.manifests import GangSpec
-from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.status_update import Book, PhaseFailed
+from trainwright_operator.flow.actions import DeleteConfigMap, DryRunJob, StoredRole
+from trainwright_operator.flow.gangs.manifests import GangSpec, manifests
+from trainwright_operator.flow.gangs.outcome import read_outcome
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.reasons import Reason, explain
 
 _PROBE = GangSpec(
     name="dry-run",
@@ -29,25 +30,55 @@ def model_from_spec(spec: TrainingPlanSpec) -> Model:
     return Model.of(spec.model.family(), Dtype(spec.training.dtype))
 
 
-def accept(book: Book) -> bool:
-    """Return whether the plan is accepted. Raise PhaseFailed if it is invalid."""
-    known = book.condition(ConditionType.ACCEPTED)
-    if known is not None and known.status == "True" and known.observed_generation == book.plan.generation:
-        return True
+def check_spec(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Fail where the spec cannot be parsed."""
+    if context.plan.spec is None:
+        return Failed(explain(Reason.SPEC_INVALID, what=context.plan.spec_error))
+    return Done(findings)
+
+
+def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Accept the model, the image and the pods once for each generation."""
+    known = context.condition(ConditionType.ACCEPTED)
+    if known is not None and known.status == "True" and known.observed_generation == context.plan.generation:
+        return Done(findings)
     try:
-        model_from_spec(book.spec)
+        model_from_spec(context.spec)
     except ValueError as error:
-        raise PhaseFailed(Reason.SPEC_INVALID, message(Reason.SPEC_INVALID, what=error)) from None
-    if not book.plan.image:
-        raise PhaseFailed(Reason.WORKER_IMAGE_MISSING, message(Reason.WORKER_IMAGE_MISSING))
-    manifest = gang_manifests.manifests(book.plan, book.spec, book.names, _PROBE)[0]
-    key = hashlib.sha256(f"{book.plan.generation} {manifest}".encode()).hexdigest()
-    tried = book.snapshot.dry_run
+        return Failed(explain(Reason.SPEC_INVALID, what=error))
+    if not context.plan.image:
+        return Failed(explain(Reason.WORKER_IMAGE_MISSING))
+    manifest = manifests(context, _PROBE)[0]
+    key = hashlib.sha256(f"{context.plan.generation} {manifest}".encode()).hexdigest()
+    tried = context.snapshot.dry_run
     if tried is None or tried.key != key:
-        book.do(DryRunJob(key, manifest))
-        return False
+        return Waiting(actions=(DryRunJob(key, manifest),), live_gangs=_current_gangs(context))
     if tried.reason:
-        reason = Reason(tried.reason)
-        raise PhaseFailed(reason, message(reason, what=tried.message))
-    book.say(ConditionType.ACCEPTED, "True", Reason.ACCEPTED)
-    return True
+        return Failed(explain(Reason(tried.reason), what=tried.message))
+    return Done(findings, explain(Reason.ACCEPTED))
+
+
+def discard_transient_failures(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Delete environmental failures of former generations, so that their gangs run again."""
+    discards = []
+    for stored in context.snapshot.stored:
+        if stored.role != StoredRole.RESULT or stored.terminating or not context.names.owns(stored.name):
+            continue
+        try:
+            outcome = read_outcome(stored)
+        except documents.DocumentError:
+            continue  # reported where the result is read
+        if not outcome.counts_for(context.plan.generation):
+            discards.append(DeleteConfigMap(stored.name))
+    if discards:
+        return Waiting(actions=tuple(discards), live_gangs=_current_gangs(context))
+    return Done(findings)
+
+
+def _current_gangs(context: ReconcileContext) -> frozenset[str]:
+    """Return the gangs of the same identity, which keep running while an edited spec is being accepted."""
+    stored = (one for one in context.snapshot.stored if one.role == StoredRole.ORDER)
+    return frozenset(one.gang for one in stored if context.names.owns(one.name))
+
+
+PHASE = PlanPhase(ConditionType.ACCEPTED, (check_spec, accept, discard_transient_failures))

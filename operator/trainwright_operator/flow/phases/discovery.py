@@ -2,144 +2,68 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 from trainwright import documents
-from trainwright.cluster import Accelerator, Emulation, Node
-from trainwright.document_kind import document
-from trainwright.measurement.link_sampling import LinkSampling, NodeLocation
-from trainwright.worker_api import Gang, GangNode
+from trainwright.cluster import Accelerator, Node
+from trainwright.measurement.link_sampling import NodeLocation
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.spec import DevicesSpec
-from trainwright_operator.api.status import MOST_NODES, AcceleratorStatus, ClusterStatus, ExcludedNode, NodeStatus
-from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.api.spec import DevicesSpec, Objective
+from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.device_types import (
     DeviceType,
     DeviceTypeUnknown,
     NodeUnusable,
     device_type,
-    location_without_labels,
     node_location,
 )
-from trainwright_operator.flow.gangs.worker_log import parse_strict
-from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
+from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.scheduling import first_untolerated_taint
 from trainwright_operator.flow.snapshot import NodeFacts, Snapshot
-from trainwright_operator.flow.status_update import Book, PhaseFailed
 
-DOCUMENT_KEY: Final = "document.json"
 _MAX_NAMED = 5
 _MAX_SHOWN = 256
 """Limit for clusters with thousands of nodes; excluded nodes with devices come first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """Excluded node with the reason."""
-
-    name: str
-    reason: str
-    type_unknown: bool = False
-    has_devices: bool = True
-
-
-@document("Discovery")
-@dataclass(frozen=True, slots=True)
-class DiscoveredDevices:
-    """Devices to plan with.
-
-    Attributes:
-        places: locations in node order; empty in documents of former versions.
-    """
-
-    nodes: tuple[Node, ...]
-    accelerators: tuple[Accelerator, ...]
-    excluded: tuple[Excluded, ...] = ()
-    places: tuple[NodeLocation, ...] = ()
-
-    @property
-    def sampling(self) -> LinkSampling:
-        """Return which links are measured as samples of which others."""
-        return _sampling(self.nodes, self.places)
-
-    @property
-    def device_count(self) -> int:
-        return sum(node.devices for node in self.nodes)
-
-    def emulations(self) -> tuple[tuple[str, Emulation], ...]:
-        """Return the device tables of the emulated accelerators."""
-        return tuple((a.name, a.emulation) for a in self.accelerators if a.emulation is not None)
-
-    def make_gang(self, node_slots: list[tuple[str, tuple[int, ...]]], *, run_seconds: float) -> Gang:
-        """Return a gang on these (node, slots).
-
-        The worker's deadline is earlier than the operator's, so that it can write its termination message.
-        """
-        accelerators = {node.name: node.accelerator for node in self.nodes}
-        used = {accelerators[node] for node, _ in node_slots}
-        emulations = tuple((name, table) for name, table in self.emulations() if name in used)
-        return Gang(
-            nodes=tuple(GangNode(node, slots, accelerators[node]) for node, slots in node_slots),
-            backend="gloo" if emulations else "nccl",
-            emulations=emulations,
-            collective_timeout_seconds=min(120.0, run_seconds / 2),
-            deadline_seconds=run_seconds * 0.9,
-        )
-
-    def status(self) -> ClusterStatus:
-        """Return the cluster's entry in the plan's status."""
-        counts = Counter[str]()
-        for node in self.nodes:
-            counts[node.accelerator] += node.devices
-        return ClusterStatus(
-            devices=self.device_count,
-            emulated=bool(self.emulations()),
-            nodes=tuple(
-                NodeStatus(name=n.name, accelerator=n.accelerator, devices=n.devices) for n in self.nodes[:MOST_NODES]
-            ),
-            accelerators=tuple(
-                AcceleratorStatus(name=a.name, devices=counts[a.name], memory_bytes=a.memory_bytes)
-                for a in self.accelerators
-            ),
-            excluded_nodes=tuple(ExcludedNode(name=node.name, reason=node.reason[:1024]) for node in self.excluded),
-        )
-
-
-@lru_cache(maxsize=8)
-def _sampling(nodes: tuple[Node, ...], places: tuple[NodeLocation, ...]) -> LinkSampling:
-    """Return the link sampling, cached because each reconciliation needs it and 500 nodes have 125,000 links."""
-    return LinkSampling(nodes, places or tuple(location_without_labels(node) for node in nodes))
-
-
-def discover(book: Book) -> DiscoveredDevices | None:
-    """Return the discovery once it is stored. Raise PhaseFailed where no node is usable."""
-    stored = book.snapshot.find(book.names.discovery)
-    if stored is None:
-        spec = book.spec
-        found = inspect_nodes(book.snapshot, spec.devices, spec.worker.pod_template.spec, spec.links.topology_labels)
-        book.fields["cluster"] = found.status()
+def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Read the stored discovery, or inspect the nodes and store it."""
+    spec = context.spec
+    kept = context.stored_document(context.names.discovery, DiscoveredDevices)
+    if kept is None:
+        found = inspect_nodes(context.snapshot, spec.devices, spec.worker.pod_template.spec, spec.links.topology_labels)
+        status = TrainingPlanStatus(cluster=found.status())
         if not found.nodes:
             unknown = [node for node in found.excluded if node.type_unknown]
             reason = Reason.UNKNOWN_ACCELERATOR if unknown else Reason.NO_USABLE_NODES
-            raise PhaseFailed(reason, message(reason, what=_describe_excluded(found.excluded)))
-        book.store(book.names.discovery, {DOCUMENT_KEY: documents.dumps(found)}, role=StoredRole.DOCUMENT)
-        return None
-    kept: DiscoveredDevices = parse_strict(stored.data.get(DOCUMENT_KEY, ""), DiscoveredDevices, stored.name)
-    counts = ", ".join(f"{a.devices} × {a.name}" for a in kept.status().accelerators)
-    book.fields["cluster"] = kept.status()
-    book.say(
-        ConditionType.NODES_DISCOVERED,
-        "True",
-        Reason.DISCOVERED,
-        devices=kept.device_count,
-        nodes=len(kept.nodes),
-        accelerators=counts,
+            return Failed(explain(reason, what=_describe_excluded(found.excluded)), status=status)
+        data = {DOCUMENT_KEY: documents.dumps(found)}
+        return Waiting(status=status, actions=(CreateConfigMap(context.names.discovery, StoredRole.DOCUMENT, data),))
+    cluster = kept.status()
+    counts = ", ".join(f"{a.devices} × {a.name}" for a in cluster.accelerators)
+    return Done(
+        replace(findings, discovery=kept.with_prices(spec.devices.prices_per_hour)),
+        explain(Reason.DISCOVERED, devices=kept.device_count, nodes=len(kept.nodes), accelerators=counts),
+        status=TrainingPlanStatus(cluster=cluster),
     )
-    return kept
+
+
+def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Fail where cost is the objective and the price of a discovered accelerator is unknown."""
+    unknown = [one.name for one in findings.discovery.accelerators if one.price_per_hour is None]
+    if context.spec.search.objective is Objective.COST and unknown:
+        what = (
+            f"search.objective is Cost, but devices.pricesPerHour has no price of {', '.join(unknown)}; create a plan "
+            "that gives it, or leaves these out by devices.products"
+        )
+        return Failed(explain(Reason.SPEC_INVALID, what=what))
+    return Done(findings)
 
 
 def inspect_nodes(
@@ -219,3 +143,6 @@ def _describe_excluded(excluded: tuple[Excluded, ...]) -> str:
     told = "; ".join(f"{node.name}: {node.reason}" for node in ordered[:_MAX_NAMED])
     more = len(excluded) - _MAX_NAMED
     return told + (f"; and {more} more" if more > 0 else "")
+
+
+PHASE = PlanPhase(ConditionType.NODES_DISCOVERED, (discover, check_prices))

@@ -7,15 +7,17 @@ follow-up gang measures more links of the kinds whose samples are inconsistent.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 from trainwright.cluster import Cluster
 from trainwright.measurement.collective_check import collective_sizes, measured_runtime
-from trainwright.measurement.link_sampling import Pair, links_bytes
-from trainwright.worker_api import LinkReport, LinkTask
+from trainwright.measurement.link_sampling import links_bytes
+from trainwright.worker_api import LinkReport, LinkTask, Progress
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.status import ConfigMapReference, Phase
-from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
+from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.lifecycle import advance
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.link_results import (
@@ -29,64 +31,62 @@ from trainwright_operator.flow.link_results import (
     fit_collective_sizes,
     intra_node_links,
 )
-from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.acceptance import model_from_spec
-from trainwright_operator.flow.phases.discovery import DiscoveredDevices
-from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.status_update import Book, PhaseFailed
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
 
 GANG: Final = "links"
 FOLLOW_UP_GANG: Final = "links-further"
 
 
-def measure_links(book: Book, discovery: DiscoveredDevices) -> LinkFindings | None:
-    """Return the cluster with its links once measured. Raise PhaseFailed where the measurement fails."""
+def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Measure the links between and within the nodes."""
+    discovery = findings.discovery
     if discovery.device_count == 1:
-        book.say(ConditionType.LINKS_MEASURED, "True", Reason.NOT_NEEDED)
         alone = Cluster(discovery.accelerators, discovery.nodes, links=())
-        return LinkFindings(alone, measured_runtime(alone))
+        found = LinkFindings(alone, measured_runtime(alone))
+        return Done(replace(findings, links=found), explain(Reason.NOT_NEEDED))
     names = [node.name for node in discovery.nodes]
-    is_sampled = (
-        len(names) > book.spec.links.all_pairs_up_to_nodes or links_bytes(all_pairs(names)) > LINK_REPORT_BUDGET_BYTES
-    )
-    report = _advance_gang(book, main_gang(book.context, discovery, is_sampled=is_sampled))
-    if report is None:
-        return None
-    try:
-        found = (
-            _findings_from_sample_gangs(book, discovery, report)
-            if is_sampled
-            else findings_from_all_links(discovery, report)
-        )
-    except ValueError as error:
-        raise PhaseFailed(Reason.REPORT_INVALID, message(Reason.REPORT_INVALID, what=error)) from None
-    if found is not None:
-        book.fields["links_ref"] = ConfigMapReference(config_map=book.names.result(GANG))
-        book.fields["links"] = found.status()
-        book.say(ConditionType.LINKS_MEASURED, "True", Reason.MEASURED, links=found.measured, further=found.summary())
-    return found
-
-
-def _findings_from_sample_gangs(book: Book, discovery: DiscoveredDevices, report: LinkReport) -> LinkFindings | None:
-    """Return the findings from the samples, after the follow-up measurement if one is needed."""
-    left = find_inconsistent_links(discovery.sampling, report)
+    most_nodes = context.spec.links.all_pairs_up_to_nodes
+    is_sampled = len(names) > most_nodes or links_bytes(all_pairs(names)) > LINK_REPORT_BUDGET_BYTES
+    report = _measure(context, main_gang(context, discovery, is_sampled=is_sampled))
+    if not isinstance(report, LinkReport):
+        return report
     further: LinkReport | None = None
-    if left.pairs or left.intra_nodes:
-        further = _advance_gang(book, follow_up_gang(book.context, discovery, left))
-        if further is None:
-            return None
-    return findings_from_samples(discovery, report, further)
+    try:
+        if not is_sampled:
+            found = findings_from_all_links(discovery, report)
+        else:
+            left = find_inconsistent_links(discovery.sampling, report)
+            if left.pairs or left.intra_nodes:
+                answer = _measure(context, follow_up_gang(context, discovery, left))
+                if not isinstance(answer, LinkReport):
+                    return answer
+                further = answer
+            found = findings_from_samples(discovery, report, further)
+    except ValueError as error:
+        return Failed(explain(Reason.REPORT_INVALID, what=error))
+    reference = ConfigMapReference(config_map=context.names.result(GANG))
+    return Done(
+        replace(findings, links=found),
+        explain(Reason.MEASURED, links=found.measured, further=found.summary()),
+        status=TrainingPlanStatus(links_ref=reference, links=found.status()),
+    )
 
 
-def _advance_gang(book: Book, gang: GangSpec) -> LinkReport | None:
-    """Return a gang's report once measured. Raise PhaseFailed where the measurement fails."""
-    view = book.take(gang.name, advance(book.context, gang))
-    if view.result is None:
-        _report_progress(book, view)
-        return None
-    outcome, report = view.result.outcome, view.result.report
+def _measure(context: ReconcileContext, gang: GangSpec) -> LinkReport | Waiting | Failed:
+    """Return a gang's report once measured."""
+    step = advance(context, gang)
+    if step.result is None:
+        return Waiting(
+            explain(step.reason, what=step.activity),
+            actions=step.actions,
+            progress=step.progress or Progress(0, 1, f"measurement: {step.activity}"),
+            live_gangs=frozenset({gang.name}),
+        )
+    outcome, report = step.result.outcome, step.result.report
     if outcome.state is not OutcomeState.SUCCEEDED or not isinstance(report, LinkReport):
-        raise PhaseFailed(outcome.reason, f"measuring the links: {outcome.message}")
+        return Failed(Explanation(outcome.reason, f"measuring the links: {outcome.message}"))
     return report
 
 
@@ -97,22 +97,23 @@ def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sam
     places = _places(discovery, wanted, insides=wanted)
     measured = (*sampling.first_pairs, *intra_node_links(wanted)) if is_sampled else all_pairs(wanted)
     sizes = collective_sizes(model_from_spec(context.spec)) if spec.collectives else ()
-    return _gang_spec(
-        context,
-        discovery,
-        GANG,
-        places,
+    seconds = spec.deadline_seconds
+    task = LinkTask(
+        discovery.make_gang(places, run_seconds=seconds),
         pairs=sampling.first_pairs if is_sampled else None,
         collective_bytes=fit_collective_sizes(sizes, places, measured),
         overlap=spec.overlap and not discovery.emulations(),
     )
+    return GangSpec(GANG, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 
 
 def follow_up_gang(context: ReconcileContext, discovery: DiscoveredDevices, left: InconsistentLinks) -> GangSpec:
     """Return the gang for the inconsistent links: a pod on each of their nodes."""
     wanted = {*left.intra_nodes, *(node for pair in left.pairs for node in pair)}
     places = _places(discovery, wanted, insides=left.intra_nodes)
-    return _gang_spec(context, discovery, FOLLOW_UP_GANG, places, pairs=left.pairs)
+    seconds = context.spec.links.deadline_seconds
+    task = LinkTask(discovery.make_gang(places, run_seconds=seconds), pairs=left.pairs)
+    return GangSpec(FOLLOW_UP_GANG, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 
 
 def _places(
@@ -126,29 +127,4 @@ def _places(
     ]
 
 
-def _gang_spec(  # noqa: PLR0913 - each is a different part of the order
-    context: ReconcileContext,
-    discovery: DiscoveredDevices,
-    name: str,
-    places: list[tuple[str, tuple[int, ...]]],
-    *,
-    pairs: tuple[Pair, ...] | None,
-    collective_bytes: tuple[int, ...] = (),
-    overlap: bool = False,
-) -> GangSpec:
-    seconds = context.spec.links.deadline_seconds
-    order = LinkTask(
-        gang=discovery.make_gang(places, run_seconds=seconds),
-        pairs=pairs,
-        collective_bytes=collective_bytes,
-        overlap=overlap,
-    )
-    return GangSpec(name, order, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
-
-
-def _report_progress(book: Book, view: GangStep) -> None:
-    if view.progress is not None:
-        book.tell_progress(Phase.MEASURING_LINKS, view.progress.what, view.progress.done, view.progress.total)
-    else:
-        book.tell_progress(Phase.MEASURING_LINKS, f"measurement: {view.activity}", 0, 1)
-    book.say(ConditionType.LINKS_MEASURED, "Unknown", view.reason, what=view.activity)
+PHASE = PlanPhase(ConditionType.LINKS_MEASURED, (measure_links,))

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from trainwright import documents
-from trainwright.cluster import Cluster
-from trainwright.profiles import Profiles
-from trainwright.runtime import Runtime
+from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Baseline
-from trainwright_operator.api.status import ConfigMapReference, Phase
-from trainwright_operator.flow.actions import AnnotateConfigMap, PlanningRequest, StartPlanner, StoredRole
-from trainwright_operator.flow.gangs.worker_log import parse_strict
-from trainwright_operator.flow.names import SEARCH_STARTED_ANNOTATION
+from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
+from trainwright_operator.flow.actions import (
+    Action,
+    AnnotateConfigMap,
+    CreateConfigMap,
+    PlanningRequest,
+    StartPlanner,
+    StoredRole,
+)
+from trainwright_operator.flow.names import DOCUMENT_KEY, SEARCH_STARTED_ANNOTATION
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.acceptance import model_from_spec
-from trainwright_operator.flow.phases.discovery import DOCUMENT_KEY
-from trainwright_operator.flow.phases.result import with_prices
-from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
-from trainwright_operator.flow.status_update import Book, PhaseFailed
 from trainwright_operator.flow.trials.planned_trials import BASELINE_COUNT, PlannedTrials
 
 RUNTIME_KEY: Final = "runtime.json"
@@ -30,37 +33,46 @@ SEARCH_DEADLINE_SECONDS: Final = 1800
 saves."""
 
 
-def plan(book: Book, cluster: Cluster, runtime: Runtime, profiles: Profiles) -> PlannedTrials | None:
-    """Return the planned trials once stored. Raise PhaseFailed where there are none."""
-    cluster = with_prices(cluster, book.spec.devices)
-    _keep_cluster(book, cluster, runtime)
-    name = book.names.candidates(book.spec.trials.top_k)
-    stored = book.snapshot.find(name)
-    if stored is not None:
-        planned: PlannedTrials = parse_strict(stored.data.get(DOCUMENT_KEY, ""), PlannedTrials, name)
-        book.fields["candidates_ref"] = ConfigMapReference(config_map=name)
-        book.say(
-            ConditionType.PLANNED,
-            "True",
-            Reason.PLANNED,
-            trials=len(planned.trials),
-            planner=planned.planner,
-            seconds=planned.search_seconds,
-            best=planned.best.predicted_seconds,
-            stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
-            left=f" ({planned.without_room} more are too large to be kept)" if planned.without_room else "",
-        )
-        return planned
-    _advance_search(book, name, planning_request(book, cluster, runtime, profiles))
-    return None
+def store_cluster(context: ReconcileContext, findings: Findings) -> Done:
+    """Store the cluster and its runtime so that users can repeat the predictions; the operator never reads them.
+
+    It comes first: a search that fails leaves the reference in the status.
+    """
+    name, links = context.names.cluster, findings.links
+    actions: tuple[CreateConfigMap, ...] = ()
+    if context.snapshot.find(name) is None:
+        data = {DOCUMENT_KEY: documents.dumps(links.cluster), RUNTIME_KEY: documents.dumps(links.runtime)}
+        actions = (CreateConfigMap(name, StoredRole.DOCUMENT, data),)
+    return Done(findings, status=TrainingPlanStatus(cluster_ref=ConfigMapReference(config_map=name)), actions=actions)
 
 
-def planning_request(book: Book, cluster: Cluster, runtime: Runtime, profiles: Profiles) -> PlanningRequest:
+def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Read the planned trials, or search for them and store them."""
+    name = context.names.candidates(context.spec.trials.top_k)
+    planned = context.stored_document(name, PlannedTrials)
+    if planned is None:
+        return _search(context, name, planning_request(context, findings))
+    explanation = explain(
+        Reason.PLANNED,
+        trials=len(planned.trials),
+        planner=planned.planner,
+        seconds=planned.search_seconds,
+        best=planned.best.predicted_seconds,
+        stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
+        left=f" ({planned.without_room} more are too large to be kept)" if planned.without_room else "",
+    )
+    status = TrainingPlanStatus(candidates_ref=ConfigMapReference(config_map=name))
+    return Done(replace(findings, planned=planned), explanation, status=status)
+
+
+def planning_request(context: ReconcileContext, findings: Findings) -> PlanningRequest:
     """Return the search request."""
-    spec = book.spec
-    parts = tuple(documents.dumps(noun) for noun in (cluster, model_from_spec(spec), profiles, runtime))
+    spec = context.spec
+    links = findings.links
+    nouns = (links.cluster, model_from_spec(spec), findings.profiles, links.runtime)
+    parts = tuple(documents.dumps(noun) for noun in nouns)
     baselines = BASELINE_COUNT if spec.trials.baseline is Baseline.MEGATRON and spec.trials.top_k > 0 else 0
-    question = f"{book.names.base} {spec.trials.top_k} {parts}"
+    question = f"{context.names.base} {spec.trials.top_k} {parts}"
     return PlanningRequest(
         key=hashlib.sha256(question.encode()).hexdigest(),
         cluster=parts[0],
@@ -80,46 +92,34 @@ def planning_request(book: Book, cluster: Cluster, runtime: Runtime, profiles: P
     )
 
 
-def _advance_search(book: Book, name: str, request: PlanningRequest) -> None:
-    planner = book.snapshot.planner
-    asked = f"{book.plan.generation} {request.key}"
-    stored_start = _stored_search_start(book, asked)
+def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> Waiting | Failed:
+    planner, stored_cluster = context.snapshot.planner, context.snapshot.find(context.names.cluster)
+    asked = f"{context.plan.generation} {request.key}"
+    # The search for this generation and request may have begun before a restart of the operator.
+    annotations = stored_cluster.annotations if stored_cluster is not None else {}
+    started, _, what = annotations.get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
+    stored_start = datetime.fromisoformat(started) if what == asked else None
     if planner.key != request.key:
         planner = PlannerFacts()
-    state = planner.state
     since = stored_start or planner.started_at
-    if state is PlannerState.INFEASIBLE:
-        raise PhaseFailed(Reason.NO_FEASIBLE_PLAN, message(Reason.NO_FEASIBLE_PLAN, what=planner.message))
-    if state is PlannerState.FAILED:
-        raise PhaseFailed(Reason.PLANNER_FAILED, message(Reason.PLANNER_FAILED, what=planner.message))
-    if state is PlannerState.DONE:
-        book.store(name, {DOCUMENT_KEY: planner.answer}, role=StoredRole.DOCUMENT)
-    elif since is not None and (book.now - since).total_seconds() > SEARCH_DEADLINE_SECONDS:
-        raise PhaseFailed(
-            Reason.PLANNING_TIMED_OUT, message(Reason.PLANNING_TIMED_OUT, seconds=SEARCH_DEADLINE_SECONDS)
-        )
-    elif state is PlannerState.IDLE:
-        book.do(StartPlanner(request))
-    elif stored_start is None and planner.started_at is not None and book.snapshot.find(book.names.cluster) is not None:
+    actions: tuple[Action, ...] = ()
+    if planner.state is PlannerState.INFEASIBLE:
+        return Failed(explain(Reason.NO_FEASIBLE_PLAN, what=planner.message))
+    if planner.state is PlannerState.FAILED:
+        return Failed(explain(Reason.PLANNER_FAILED, what=planner.message))
+    if planner.state is PlannerState.DONE:
+        actions = (CreateConfigMap(name, StoredRole.DOCUMENT, {DOCUMENT_KEY: planner.answer}),)
+    elif since is not None and (context.now - since).total_seconds() > SEARCH_DEADLINE_SECONDS:
+        return Failed(explain(Reason.PLANNING_TIMED_OUT, seconds=SEARCH_DEADLINE_SECONDS))
+    elif planner.state is PlannerState.IDLE:
+        actions = (StartPlanner(request),)
+    elif stored_start is None and planner.started_at is not None and stored_cluster is not None:
         # Makes the deadline hold across restarts of the operator, each of which restarts the search.
         started = f"{planner.started_at.isoformat()} {asked}"
-        book.do(AnnotateConfigMap(book.names.cluster, {SEARCH_STARTED_ANNOTATION: started}))
-    book.tell_progress(Phase.PLANNING, "searches", 0, 1)
+        actions = (AnnotateConfigMap(stored_cluster.name, {SEARCH_STARTED_ANNOTATION: started}),)
     doing = f"waits for {planner.ahead} of other plans" if planner.ahead else "runs"
-    book.say(ConditionType.PLANNED, "Unknown", Reason.RUNNING, what=f"the search {request.planner} {doing}")
+    explanation = explain(Reason.RUNNING, what=f"the search {request.planner} {doing}")
+    return Waiting(explanation, actions=actions, progress=Progress(0, 1, "searches"))
 
 
-def _stored_search_start(book: Book, asked: str) -> datetime | None:
-    """Return when the search for this generation and request began, possibly before a restart of the operator."""
-    stored = book.snapshot.find(book.names.cluster)
-    started, _, what = (stored.annotations if stored else {}).get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
-    return datetime.fromisoformat(started) if what == asked else None
-
-
-def _keep_cluster(book: Book, cluster: Cluster, runtime: Runtime) -> None:
-    """Store the cluster and its runtime so that users can repeat the predictions; the operator never reads them."""
-    name = book.names.cluster
-    if book.snapshot.find(name) is None:
-        data = {DOCUMENT_KEY: documents.dumps(cluster), RUNTIME_KEY: documents.dumps(runtime)}
-        book.store(name, data, role=StoredRole.DOCUMENT)
-    book.fields["cluster_ref"] = ConfigMapReference(config_map=name)
+PHASE = PlanPhase(ConditionType.PLANNED, (store_cluster, plan))

@@ -3,131 +3,131 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from trainwright import documents
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.search import RequiredProfile, required_profiles
-from trainwright.worker_api import ProfilingReport, ProfilingTask
+from trainwright.worker_api import ProfilingReport, ProfilingTask, Progress
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.status import ConfigMapReference, Phase
-from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
+from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, stored_result
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.acceptance import model_from_spec
-from trainwright_operator.flow.phases.discovery import DOCUMENT_KEY, DiscoveredDevices
-from trainwright_operator.flow.reasons import Reason
-from trainwright_operator.flow.status_update import Book, PhaseFailed
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
 
 MAX_CONCURRENT_PROFILES: Final = 2
 """Limit on concurrent runs: more would barely save time and would occupy devices that others could use."""
 _MAX_NAMED: Final = 3
 
 
-def profile(book: Book, discovery: DiscoveredDevices) -> Profiles | None:
-    """Return the profiles once all are stored. Raise PhaseFailed where a run fails."""
-    limits = book.spec.search.limits
-    model = model_from_spec(book.spec)
-    batch = book.spec.training.global_batch_size
-    needed = required_profiles(discovery.nodes, model, batch, limits.max_tensor_degree)
+def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Profile the layers, then store the profiles."""
+    limits = context.spec.search.limits
+    model = model_from_spec(context.spec)
+    batch = context.spec.training.global_batch_size
+    needed = required_profiles(findings.discovery.nodes, model, batch, limits.max_tensor_degree)
     measured: list[LayerProfile] = []
     too_large: list[LayerTooLarge] = []
     open_runs: list[tuple[str, RequiredProfile]] = []
     for number, run in enumerate(needed, start=1):
         gang = f"profile-{number}"
-        result = stored_result(book.context, gang)
+        result = stored_result(context, gang)
         if result is None:
             open_runs.append((gang, run))
         elif result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
             where = f"profiling {run.accelerator} at tensor degree {run.tensor_degree}"
-            raise PhaseFailed(result.outcome.reason, f"{where}: {result.outcome.message}")
+            return Failed(Explanation(result.outcome.reason, f"{where}: {result.outcome.message}"))
         else:
             measured.extend(result.report.layers)
             too_large.extend(result.report.out_of_memory)
     if open_runs:
-        _advance(book, discovery, open_runs, total=len(needed))
-        return None
-    return _store_profiles(book, Profiles(tuple(measured), too_large=tuple(too_large)))
+        return _advance_runs(context, findings.discovery, open_runs, total=len(needed))
+    return _store_profiles(context, findings, Profiles(tuple(measured), too_large=tuple(too_large)))
 
 
-def _advance(
-    book: Book, discovery: DiscoveredDevices, open_runs: list[tuple[str, RequiredProfile]], *, total: int
-) -> None:
+def _advance_runs(
+    context: ReconcileContext, discovery: DiscoveredDevices, open_runs: list[tuple[str, RequiredProfile]], *, total: int
+) -> Waiting:
     """Advance the running profiles and start new ones up to the limit, each on the least used node."""
-    begun = [
-        (gang, run) for gang, run in open_runs if book.snapshot.find(book.names.task(gang)) is not None
-    ]  # started runs keep their nodes
-    new_runs = [pair for pair in open_runs if pair not in begun][: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]
-    runs_by_node = Counter(_begun_nodes(book, begun))
-    views: list[tuple[RequiredProfile, GangStep]] = []
-    for gang, run in (*begun, *new_runs):
-        node = _least_used_node(book, discovery, run.accelerator, runs_by_node)
-        if (gang, run) in new_runs:
+    tasks = {gang: context.snapshot.find(context.names.task(gang)) for gang, _ in open_runs}
+    begun = [(gang, run) for gang, run in open_runs if tasks[gang] is not None]
+    new = [(gang, run) for gang, run in open_runs if tasks[gang] is None]
+    new = new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]
+    texts = (stored.data.get(TASK_FILE, "") for stored in tasks.values() if stored is not None)
+    # Started runs keep their nodes, pinned or not.
+    runs_by_node = Counter(parse_strict(text, ProfilingTask, "order").gang.nodes[0].name for text in texts)
+    steps: list[tuple[RequiredProfile, GangStep]] = []
+    for gang, run in (*begun, *new):
+        node = _least_used_node(context, discovery, run.accelerator, runs_by_node)
+        if tasks[gang] is None:
             runs_by_node[node] += 1
-        step = advance(book.context, _wanted_gang(book, discovery, gang, run, node))
-        views.append((run, book.take(gang, step)))
+        steps.append((run, advance(context, _wanted_gang(context, discovery, gang, run, node))))
     done = total - len(open_runs)
     running = "; ".join(
-        f"{run.accelerator} at tensor degree {run.tensor_degree}: {view.activity}" for run, view in views
+        f"{run.accelerator} at tensor degree {run.tensor_degree}: {step.activity}" for run, step in steps
     )
-    book.tell_progress(Phase.PROFILING, "profiles", done, total)
-    waits = all(view.reason is Reason.WAITING_FOR_CAPACITY for _, view in views)
+    waits = all(step.reason is Reason.WAITING_FOR_CAPACITY for _, step in steps)
     reason = Reason.WAITING_FOR_CAPACITY if waits else Reason.RUNNING
-    book.say(ConditionType.PROFILED, "Unknown", reason, what=f"{done} of {total} profiles measured; {running}")
+    return Waiting(
+        explain(reason, what=f"{done} of {total} profiles measured; {running}"),
+        actions=tuple(action for _, step in steps for action in step.actions),
+        progress=Progress(done, total, "profiles"),
+        live_gangs=frozenset(gang for gang, _ in (*begun, *new)),
+    )
 
 
-def _begun_nodes(book: Book, begun: list[tuple[str, RequiredProfile]]) -> list[str]:
-    """Return the node of each started run, pinned or not."""
-    orders = (book.snapshot.find(book.names.task(gang)) for gang, _ in begun)
-    texts = (stored.data.get(TASK_FILE, "") for stored in orders if stored is not None)
-    return [parse_strict(text, ProfilingTask, "order").gang.nodes[0].name for text in texts]
-
-
-def _least_used_node(book: Book, discovery: DiscoveredDevices, accelerator: str, taken: Counter[str]) -> str:
+def _least_used_node(
+    context: ReconcileContext, discovery: DiscoveredDevices, accelerator: str, taken: Counter[str]
+) -> str:
     """Return the accelerator's node with the fewest of our profiles, then the most free devices."""
 
     def use(name: str, devices: int) -> tuple[int, int, str]:
-        return taken[name], book.snapshot.used_devices.get(name, 0) - devices, name
+        return taken[name], context.snapshot.used_devices.get(name, 0) - devices, name
 
     return min(use(node.name, node.devices) for node in discovery.nodes if node.accelerator == accelerator)[2]
 
 
-def _wanted_gang(book: Book, discovery: DiscoveredDevices, gang: str, run: RequiredProfile, node: str) -> GangSpec:
-    seconds = book.spec.profiling.deadline_seconds
-    order = ProfilingTask(
+def _wanted_gang(
+    context: ReconcileContext, discovery: DiscoveredDevices, gang: str, run: RequiredProfile, node: str
+) -> GangSpec:
+    limits = context.spec.profiling
+    seconds = limits.deadline_seconds
+    task = ProfilingTask(
         gang=discovery.make_gang([(node, (0,))], run_seconds=seconds),
-        model=model_from_spec(book.spec),
+        model=model_from_spec(context.spec),
         tensor_degree=run.tensor_degree,
         rows=run.rows,
-        optimizer=book.spec.training.optimizer,
-        warmup_iterations=book.spec.profiling.warmup_iterations,
-        iterations=book.spec.profiling.iterations,
+        optimizer=context.spec.training.optimizer,
+        warmup_iterations=limits.warmup_iterations,
+        iterations=limits.iterations,
     )
-    return GangSpec(gang, order, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
+    return GangSpec(gang, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 
 
-def _store_profiles(book: Book, profiles: Profiles) -> Profiles | None:
-    name = book.names.profiles
-    stored = book.snapshot.find(name)
-    if stored is None:
-        book.store(name, {DOCUMENT_KEY: documents.dumps(profiles)}, role=StoredRole.DOCUMENT)
-        book.tell_progress(Phase.PROFILING, "profiles kept", 0, 1)
-        return None
-    kept: Profiles = parse_strict(stored.data.get(DOCUMENT_KEY, ""), Profiles, name)
+def _store_profiles(context: ReconcileContext, findings: Findings, profiles: Profiles) -> PhaseResult:
+    name = context.names.profiles
+    kept = context.stored_document(name, Profiles)
+    if kept is None:
+        data = {DOCUMENT_KEY: documents.dumps(profiles)}
+        return Waiting(
+            actions=(CreateConfigMap(name, StoredRole.DOCUMENT, data),), progress=Progress(0, 1, "profiles kept")
+        )
     accelerators = ", ".join(dict.fromkeys(layer.accelerator for layer in kept.layers)) or "no accelerator"
-    book.fields["profiles_ref"] = ConfigMapReference(config_map=name)
-    book.say(
-        ConditionType.PROFILED,
-        "True",
-        Reason.PROFILED,
-        profiles=len(kept.layers),
-        accelerators=accelerators,
-        lacking=_describe_too_large(kept),
+    lacking = _describe_too_large(kept)
+    return Done(
+        replace(findings, profiles=kept),
+        explain(Reason.PROFILED, profiles=len(kept.layers), accelerators=accelerators, lacking=lacking),
+        status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=name)),
     )
-    return kept
 
 
 def _describe_too_large(kept: Profiles) -> str:
@@ -143,3 +143,6 @@ def _describe_too_large(kept: Profiles) -> str:
     unused = kept.accelerators_without_memory()
     spared = f", so no plan uses {', '.join(unused)}" if unused else ""
     return f"; too large for the memory are {', '.join(told)}{also}{spared}"
+
+
+PHASE = PlanPhase(ConditionType.PROFILED, (profile,))

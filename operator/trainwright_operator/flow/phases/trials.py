@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from trainwright.cluster import Cluster
+from trainwright.model import Model
+from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrialsSpec
-from trainwright_operator.api.status import Phase, TrialState
+from trainwright_operator.api.status import TrainingPlanStatus, TrialState
 from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.acceptance import model_from_spec
-from trainwright_operator.flow.phases.discovery import DiscoveredDevices
-from trainwright_operator.flow.reasons import Reason, message
-from trainwright_operator.flow.status_update import Book, PhaseFailed
+from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.trials import trial_gangs, trial_status
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
+from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_schedule import TrialAttempts, TrialResult, TrialTurn, next_trials
 from trainwright_operator.flow.trials.trial_status import TriedPlan, trial_result
 
@@ -57,25 +59,24 @@ class ActiveGang:
     stop_reason: Reason | None = None
 
 
-def try_plans(
-    book: Book, discovery: DiscoveredDevices, cluster: Cluster, planned: PlannedTrials
-) -> tuple[TriedPlan, ...] | None:
-    """Return all trials once each has ended. Raise PhaseFailed where none was measured."""
-    attempts = {trial.name: TrialAttempts.of(book.context, trial.name) for trial in planned.trials}
+def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Try the planned trials one gang after another."""
+    planned = findings.planned
+    if context.spec.trials.top_k == 0:
+        return Done(findings, explain(Reason.PLANNED_ONLY, best=planned.best.predicted_seconds))
+    attempts = {trial.name: TrialAttempts.of(context, trial.name) for trial in planned.trials}
     foreign = [name for trial in planned.trials for name in attempts[trial.name].results_of_other_plans(trial.plan)]
     if foreign:
-        book.do(*(DeleteConfigMap(book.names.result(name)) for name in foreign))
-        return None
-    order = next_trials(planned, _trial_results(attempts), book.spec.trials.stop_when_regret_below)
-    now = _select_gang(book, discovery, planned, order, attempts)
-    view = book.take(now.gang_spec.name, advance(book.context, now.gang_spec)) if now.gang_spec is not None else None
-    standings = _TrialEntries(book, cluster, attempts, now, view)
-    tried = tuple(standings.of(turn) for turn in order)
-    book.fields["trials"] = tuple(plan.status for plan in tried)
-    if view is not None:
-        _report_progress(book, tried)
-        return None
-    return _finish(book, tried, now.stop_reason, used_hours=TrialUsage.of(attempts.values()).device_seconds / 3600.0)
+        return Waiting(actions=tuple(DeleteConfigMap(context.names.result(name)) for name in foreign))
+    order = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
+    active = _select_gang(context, findings, order, attempts)
+    step = advance(context, active.gang_spec) if active.gang_spec is not None else None
+    entries = _TrialEntries(context, findings.links.cluster, attempts, active, step)
+    tried = tuple(entries.of(turn) for turn in order)
+    if active.gang_spec is not None and step is not None:
+        return _in_progress(active.gang_spec, step, tried)
+    used_hours = TrialUsage.of(attempts.values()).device_seconds / 3600.0
+    return _finish(context, findings, tried, active.stop_reason, used_hours=used_hours)
 
 
 def _trial_results(attempts: Mapping[str, TrialAttempts]) -> dict[str, TrialResult]:
@@ -86,17 +87,13 @@ def _trial_results(attempts: Mapping[str, TrialAttempts]) -> dict[str, TrialResu
 
 
 def _select_gang(
-    book: Book,
-    discovery: DiscoveredDevices,
-    planned: PlannedTrials,
-    order: Sequence[TrialTurn],
-    attempts: Mapping[str, TrialAttempts],
+    context: ReconcileContext, findings: Findings, order: Sequence[TrialTurn], attempts: Mapping[str, TrialAttempts]
 ) -> ActiveGang:
     """Return the running series, else the next trial's gang, with other trials if they may join."""
-    limits = book.spec.trials
+    discovery, limits = findings.discovery, context.spec.trials
     spent = TrialUsage.of(attempts.values())
     coming = [turn.trial for turn in order if turn.is_worth_it and attempts[turn.trial.name].final is None]
-    trials = trial_gangs.active_series(book.context, planned)
+    trials = trial_gangs.active_series(context, findings.planned)
     if not trials and not coming:
         return ActiveGang()
     if spent.failed > limits.max_failed:
@@ -106,79 +103,92 @@ def _select_gang(
         own = {trial.name for trial in trials}
         spent = TrialUsage.of(one for name, one in attempts.items() if name not in own)
     else:
-        trials = trial_gangs.group_next_trials(book.context, discovery, coming, attempts)
+        trials = trial_gangs.group_next_trials(context, discovery, coming, attempts)
         while len(trials) > 1 and not spent.run_seconds(trials, limits):
             trials = trials[:-1]
     seconds = spent.run_seconds(trials, limits)
     if not seconds:
         return ActiveGang(stop_reason=Reason.DEVICE_HOURS_EXHAUSTED)
     if len(trials) > 1:
-        return ActiveGang(trials, trial_gangs.series_gang(book.context, discovery, trials, seconds))
+        return ActiveGang(trials, trial_gangs.series_gang(context, discovery, trials, seconds))
     gang = attempts[trials[0].name].next_attempt
     assert gang is not None
-    return ActiveGang(trials, trial_gangs.single_trial_gang(book.context, discovery, trials[0], gang, seconds))
+    return ActiveGang(trials, trial_gangs.single_trial_gang(context, discovery, trials[0], gang, seconds))
 
 
+@dataclass(frozen=True)
 class _TrialEntries:
-    """Status entry of each trial in this reconciliation."""
+    """Status entries of the trials in this reconciliation."""
 
-    def __init__(
-        self,
-        book: Book,
-        cluster: Cluster,
-        attempts: Mapping[str, TrialAttempts],
-        now: ActiveGang,
-        view: GangStep | None,
-    ) -> None:
-        self._book = book
-        self._attempts = attempts
-        self._now = now
-        self._view = view
-        self._model = model_from_spec(book.spec)
-        self._cluster = cluster
+    context: ReconcileContext
+    cluster: Cluster
+    attempts: Mapping[str, TrialAttempts]
+    active: ActiveGang
+    step: GangStep | None
+
+    @cached_property
+    def model(self) -> Model:
+        return model_from_spec(self.context.spec)
 
     def of(self, turn: TrialTurn) -> TriedPlan:
-        trial, attempts = turn.trial, self._attempts[turn.trial.name]
-        skip_reason = self._now.stop_reason or (None if turn.is_worth_it else Reason.REGRET_IS_SMALL)
-        stands = attempts.final
-        if stands is None and self._view is not None and trial in self._now.trials:
-            others = tuple(other.name for other in self._now.trials if other != trial)
-            return trial_status.in_progress(trial, self._view, others)
+        trial, attempts = turn.trial, self.attempts[turn.trial.name]
+        skip_reason = self.active.stop_reason or (None if turn.is_worth_it else Reason.REGRET_IS_SMALL)
+        last = attempts.final
+        if last is None and self.step is not None and trial in self.active.trials:
+            others = tuple(other.name for other in self.active.trials if other != trial)
+            return trial_status.in_progress(trial, self.step, others)
         if skip_reason is not None:
-            stands = stands or attempts.void_attempt
-        if stands is not None:
-            result_map = self._book.names.result(stands.gang)
-            return trial_status.ended(trial, stands.result, result_map, self._model, self._cluster)
+            last = last or attempts.void_attempt
+        if last is not None:
+            result_map = self.context.names.result(last.gang)
+            return trial_status.ended(trial, last.result, result_map, self.model, self.cluster)
         former = attempts.ended[-1].result if attempts.ended else None
         return trial_status.pending_or_skipped(trial, skip_reason, former)
 
 
-def _report_progress(book: Book, tried: Sequence[TriedPlan]) -> None:
+def _in_progress(gang_spec: GangSpec, step: GangStep, tried: Sequence[TriedPlan]) -> Waiting:
     done = sum(plan.status.state.is_final for plan in tried)
     current = next(plan.status for plan in tried if not plan.status.state.is_final)
     what = f"{done} of {len(tried)} trials ended; {current.name}: {current.message or 'starts'}"
     waits = current.reason == Reason.WAITING_FOR_CAPACITY
-    book.tell_progress(Phase.TRYING, f"trials ({current.name} {current.message or ''})", done, len(tried))
-    reason = Reason.WAITING_FOR_CAPACITY if waits else Reason.RUNNING
-    book.say(ConditionType.TRIALS_COMPLETED, "Unknown", reason, what=what)
+    return Waiting(
+        explain(Reason.WAITING_FOR_CAPACITY if waits else Reason.RUNNING, what=what),
+        Progress(done, len(tried), f"trials ({current.name} {current.message or ''})"),
+        frozenset({gang_spec.name}),
+        status=_status(tried),
+        actions=step.actions,
+    )
 
 
 def _finish(
-    book: Book, tried: tuple[TriedPlan, ...], stopped: Reason | None, *, used_hours: float
-) -> tuple[TriedPlan, ...]:
-    succeeded = sum(plan.seconds is not None for plan in tried)
+    context: ReconcileContext,
+    findings: Findings,
+    tried: tuple[TriedPlan, ...],
+    stopped: Reason | None,
+    *,
+    used_hours: float,
+) -> Done | Failed:
+    measured = tuple((plan.seconds, plan.planned) for plan in tried if plan.seconds is not None)
     failed = sum(plan.status.state in (TrialState.FAILED, TrialState.VOID) for plan in tried)
-    if not succeeded:
+    limits = context.spec.trials
+    if not measured:
         last = next((p.status for p in reversed(tried) if p.status.state is not TrialState.SKIPPED), tried[0].status)
         what = f"{last.name}: {last.reason}: {last.message}"
-        raise PhaseFailed(Reason.ALL_TRIALS_FAILED, message(Reason.ALL_TRIALS_FAILED, total=len(tried), what=what))
-    fields: dict[str, object] = {"succeeded": succeeded, "total": len(tried)}
+        return Failed(explain(Reason.ALL_TRIALS_FAILED, total=len(tried), what=what), status=_status(tried))
+    fields: dict[str, object] = {"succeeded": len(measured), "total": len(tried)}
     if stopped is Reason.MAX_FAILED_TRIALS_REACHED:
-        fields |= {"failed": failed, "limit": book.spec.trials.max_failed}
+        fields |= {"failed": failed, "limit": limits.max_failed}
     elif stopped is Reason.DEVICE_HOURS_EXHAUSTED:
-        fields |= {"hours": used_hours, "limit": book.spec.trials.max_device_hours}
+        fields |= {"hours": used_hours, "limit": limits.max_device_hours}
     elif any(plan.status.reason == Reason.REGRET_IS_SMALL for plan in tried):
         stopped = Reason.REGRET_IS_SMALL
-        fields |= {"limit": book.spec.trials.stop_when_regret_below}
-    book.say(ConditionType.TRIALS_COMPLETED, "True", stopped or Reason.ALL_TRIALS_FINISHED, **fields)
-    return tried
+        fields |= {"limit": limits.stop_when_regret_below}
+    explanation = explain(stopped or Reason.ALL_TRIALS_FINISHED, **fields)
+    return Done(replace(findings, measured=measured), explanation, status=_status(tried))
+
+
+def _status(tried: Iterable[TriedPlan]) -> TrainingPlanStatus:
+    return TrainingPlanStatus(trials=tuple(plan.status for plan in tried))
+
+
+PHASE = PlanPhase(ConditionType.TRIALS_COMPLETED, (try_plans,))

@@ -11,13 +11,13 @@ from trainwright.plan import Plan
 from trainwright.timeline import FEWEST_MOMENTS
 from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask, TrialTask
 from trainwright_operator.api.spec import TrialsSpec
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.phases.acceptance import model_from_spec
-from trainwright_operator.flow.phases.discovery import DiscoveredDevices
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
 from trainwright_operator.flow.trials.trial_schedule import SERIES_SUFFIX, TrialAttempts
 

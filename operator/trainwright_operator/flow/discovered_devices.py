@@ -1,0 +1,98 @@
+"""Document of the devices to plan with, frozen for the whole plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from trainwright.cluster import Accelerator, Emulation, Node
+from trainwright.document_kind import document
+from trainwright.measurement.link_sampling import LinkSampling, NodeLocation
+from trainwright.worker_api import Gang, GangNode
+from trainwright_operator.api.status import MOST_NODES, AcceleratorStatus, ClusterStatus, ExcludedNode, NodeStatus
+from trainwright_operator.flow.device_types import location_without_labels
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Excluded node with the reason."""
+
+    name: str
+    reason: str
+    type_unknown: bool = False
+    has_devices: bool = True
+
+
+@document("Discovery")
+@dataclass(frozen=True, slots=True)
+class DiscoveredDevices:
+    """Devices to plan with.
+
+    Attributes:
+        places: locations in node order; empty in documents of former versions.
+    """
+
+    nodes: tuple[Node, ...]
+    accelerators: tuple[Accelerator, ...]
+    excluded: tuple[Excluded, ...] = ()
+    places: tuple[NodeLocation, ...] = ()
+
+    @property
+    def sampling(self) -> LinkSampling:
+        """Return which links are measured as samples of which others."""
+        return _sampling(self.nodes, self.places)
+
+    @property
+    def device_count(self) -> int:
+        return sum(node.devices for node in self.nodes)
+
+    def with_prices(self, prices: Mapping[str, float]) -> DiscoveredDevices:
+        """Return the devices with prices per hour by accelerator."""
+        priced = tuple(replace(one, price_per_hour=prices.get(one.name)) for one in self.accelerators)
+        return replace(self, accelerators=priced)
+
+    def emulations(self) -> tuple[tuple[str, Emulation], ...]:
+        """Return the device tables of the emulated accelerators."""
+        return tuple((a.name, a.emulation) for a in self.accelerators if a.emulation is not None)
+
+    def make_gang(self, node_slots: list[tuple[str, tuple[int, ...]]], *, run_seconds: float) -> Gang:
+        """Return a gang on these (node, slots).
+
+        The worker's deadline is earlier than the operator's, so that it can write its termination message.
+        """
+        accelerators = {node.name: node.accelerator for node in self.nodes}
+        used = {accelerators[node] for node, _ in node_slots}
+        emulations = tuple((name, table) for name, table in self.emulations() if name in used)
+        return Gang(
+            nodes=tuple(GangNode(node, slots, accelerators[node]) for node, slots in node_slots),
+            backend="gloo" if emulations else "nccl",
+            emulations=emulations,
+            collective_timeout_seconds=min(120.0, run_seconds / 2),
+            deadline_seconds=run_seconds * 0.9,
+        )
+
+    def status(self) -> ClusterStatus:
+        """Return the cluster's entry in the plan's status."""
+        counts = Counter[str]()
+        for node in self.nodes:
+            counts[node.accelerator] += node.devices
+        return ClusterStatus(
+            devices=self.device_count,
+            emulated=bool(self.emulations()),
+            nodes=tuple(
+                NodeStatus(name=n.name, accelerator=n.accelerator, devices=n.devices) for n in self.nodes[:MOST_NODES]
+            ),
+            accelerators=tuple(
+                AcceleratorStatus(name=a.name, devices=counts[a.name], memory_bytes=a.memory_bytes)
+                for a in self.accelerators
+            ),
+            excluded_nodes=tuple(ExcludedNode(name=node.name, reason=node.reason[:1024]) for node in self.excluded),
+        )
+
+
+@lru_cache(maxsize=8)
+def _sampling(nodes: tuple[Node, ...], places: tuple[NodeLocation, ...]) -> LinkSampling:
+    """Return the link sampling, cached because each reconciliation needs it and 500 nodes have 125,000 links."""
+    return LinkSampling(nodes, places or tuple(location_without_labels(node) for node in nodes))
