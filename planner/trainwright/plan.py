@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby
+from typing import TypeVar
 
 from trainwright.cluster import Device
 from trainwright.document_kind import document
+
+T = TypeVar("T")
 
 
 class Schedule(StrEnum):
@@ -33,6 +36,18 @@ class RankOrder(StrEnum):
 
     TENSOR_INNER = "tensor_inner"
     DATA_INNER = "data_inner"
+
+    def tensor_groups(self, members: tuple[T, ...], tensor: int) -> tuple[tuple[T, ...], ...]:
+        """Split the members of a stage into the tensor group of each data replica, in order."""
+        if self is RankOrder.TENSOR_INNER:
+            return tuple(members[start : start + tensor] for start in range(0, len(members), tensor))
+        data = len(members) // tensor
+        return tuple(members[replica::data] for replica in range(data))
+
+    def members(self, tensor_groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
+        """Return the members of a stage in device order, given its tensor groups: the inverse of `tensor_groups`."""
+        rows = tensor_groups if self is RankOrder.TENSOR_INNER else zip(*tensor_groups, strict=True)
+        return tuple(chain.from_iterable(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +90,7 @@ class LayerRun:
 
     def tensor_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """Return the tensor group of each data replica, in order."""
-        if self.order is RankOrder.TENSOR_INNER:
-            return tuple(devices[i * self.tensor : (i + 1) * self.tensor] for i in range(self.data))
-        return tuple(devices[i :: self.data] for i in range(self.data))
+        return self.order.tensor_groups(devices, self.tensor)
 
     def data_groups(self, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """Return the devices with the same shard of the weights, for each tensor rank in order."""

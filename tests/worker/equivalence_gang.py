@@ -116,7 +116,7 @@ class Comparison:
         for unit, value in zip(executor.stage.flat_parameters, found, strict=True):
             self.seen |= {weight.name for weight in unit.weights}
             run = self._run_of(unit)
-            place = run.position(executor.rank)
+            place = run.position_of(executor.rank)
             want, least = own_part(unit, whole, place, run), own_part(unit, scale, place, run)
             worst = max(worst, ((value.cpu() - want).abs() / least.clamp_min(1e-30)).max().item())
         return worst

@@ -6,13 +6,14 @@ A boundary is the activation between two layers, and its gradient on the way bac
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.network import Edge, Load, Message, Network, Nic
-from trainwright.cost.seats import RankLayout, row_overlaps
+from trainwright.rank_layout import RankLayout, relayout_transfers, row_overlaps
 
 
 class BoundaryMessage(NamedTuple):
@@ -54,15 +55,15 @@ class BoundaryCache:
     """Least-recently-used cache of a network's boundaries; `collectives` are given where tensor ranks split messages."""
 
     def __init__(self, network: Network, *, collectives: Collectives | None = None) -> None:
-        def between(senders: RankLayout, receivers: RankLayout, row_bytes: float) -> BoundaryMessages:
+        def between(senders: RankLayout[str], receivers: RankLayout[str], row_bytes: float) -> BoundaryMessages:
             return boundary_messages(senders, receivers, row_bytes, network, collectives=collectives)
 
         self.messages_between = lru_cache(_KEPT)(between)
 
 
 def boundary_messages(
-    senders: RankLayout,
-    receivers: RankLayout,
+    senders: RankLayout[str],
+    receivers: RankLayout[str],
     row_bytes: float,
     network: Network,
     *,
@@ -76,8 +77,11 @@ def boundary_messages(
     """
     whole_bytes = row_bytes
     row_bytes = row_bytes if collectives is None else row_bytes / receivers.tensor
-    pairs = list(row_overlaps(senders, receivers))
-    alike = Counter((senders.tensor_group_nodes[a], receivers.tensor_group_nodes[b], rows) for a, b, rows in pairs)
+    pairs = [
+        (a, b, (senders.tensor_groups[a], receivers.tensor_groups[b], stop - start))
+        for a, b, start, stop in row_overlaps(senders, receivers)
+    ]
+    alike = Counter(key for _, _, key in pairs)
     edges = {
         key: Counter((key[0][index % senders.tensor], target) for index, target in enumerate(key[1])) for key in alike
     }
@@ -96,8 +100,7 @@ def boundary_messages(
         else _concurrent_send_times(alike, messages, network)
     )
     found = []
-    for a, b, rows in pairs:
-        key = senders.tensor_group_nodes[a], receivers.tensor_group_nodes[b], rows
+    for a, b, key in pairs:
         drain, queues = departures[key]
         found.append(BoundaryMessage(a, b, drain, latencies[key], queues))
     load = Load()
@@ -145,42 +148,23 @@ def _nic_seconds(messages: Mapping[Message, int], network: Network) -> dict[Nic,
     return network.nic_seconds(network.load(load))
 
 
-def missing_rows(old: RankLayout, new: RankLayout) -> Iterator[tuple[int, int, int]]:
-    """Yield (device, sending device, rows) that each device of a stage lacks when the rank layout changes.
-
-    A device reuses the rows it has. It receives the others from a rank on its own node if one has them, else from the rank
-    whose tensor rank is its own modulo the old degree (Galvatron's Slice-Gather).
-    """
-    holders: list[list[int]] = [[0] * old.tensor for _ in range(old.data)]
-    for index in range(len(old.nodes)):
-        replica, tensor = old.replica_and_tensor_rank(index)
-        holders[replica][tensor] = index
-    senders: dict[int, list[tuple[int, int]]] = {}
-    for sender, receiver, rows in row_overlaps(old, new):
-        senders.setdefault(receiver, []).append((sender, rows))
-    for index, node in enumerate(new.nodes):
-        had, _ = old.replica_and_tensor_rank(index)
-        replica, tensor = new.replica_and_tensor_rank(index)
-        for sender, rows in senders[replica]:
-            if sender != had:
-                near = [holder for holder in holders[sender] if old.nodes[holder] == node]
-                yield index, near[tensor % len(near)] if near else holders[sender][tensor % old.tensor], rows
-
-
-def redistribution_seconds(old: RankLayout, new: RankLayout, row_bytes: float, network: Network) -> float:
+def redistribution_seconds(old: RankLayout[str], new: RankLayout[str], row_bytes: float, network: Network) -> float:
     """Return R(L, S_i, S_j): seconds until every device has its rows of the next layer run, all messages at once.
 
     Messages between nodes share NICs; inside a node, all that a device sends or receives passes its own port.
     """
     messages: Counter[Message] = Counter()
     ports: defaultdict[tuple[str, int, str], float] = defaultdict(float)
-    for target, source, rows in missing_rows(old, new):
-        edge = old.nodes[source], new.nodes[target]
-        messages[*edge, rows * row_bytes] += 1
-        if edge[0] == edge[1]:
-            seconds = rows * row_bytes / network.flow_bytes_per_second(edge)
-            ports["out", source, edge[0]] += seconds
-            ports["in", target, edge[1]] += seconds
+    transfers = relayout_transfers(old.by_index, new.by_index, old.members.__getitem__)
+    # In the order of receivers, since sums of seconds depend on the order.
+    for source, target, start, stop in sorted(transfers, key=attrgetter("target")):
+        if source != target:
+            edge, size = (old.members[source], new.members[target]), (stop - start) * row_bytes
+            messages[*edge, size] += 1
+            if edge[0] == edge[1]:
+                seconds = size / network.flow_bytes_per_second(edge)
+                ports["out", source, edge[0]] += seconds
+                ports["in", target, edge[1]] += seconds
     alone = network.concurrent_send_seconds(messages)
     at_once = max((spent + network.link((a, b))[0] for (a, b, _), spent in alone.items()), default=0.0)
     through = max((busy + network.link((node, node))[0] for (_, _, node), busy in ports.items()), default=0.0)

@@ -172,10 +172,9 @@ def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
-            seats = plan_times.layouts[index, number]
             found += stage_memory(
                 stage,
-                seats,
+                plan_times.layouts[index, number],
                 plan_times.context,
                 in_flight_count=kept,
                 micro_batches=pipeline.micro_batches,
@@ -240,11 +239,10 @@ class _DeviceEnd:
         """Return the first of these devices in the plan."""
         stage = self.plan_times.stages[self.key]
         accelerator_of = self.plan_times.context.accelerator_of_node
-        seats = stage.layouts[0]
         return next(
             device
             for index, device in enumerate(stage.stage.devices)
-            if stage.worker_index(seats.replica_and_tensor_rank(index)[0]) == self.worker
+            if stage.worker_index(stage.layouts[0].position(index).replica) == self.worker
             and accelerator_of[device.node] == self.accelerator
         )
 
@@ -279,7 +277,7 @@ def _ends(
     for key, stage in plan_times.stages.items():
         after, ends = optimizer_steps[key], times[key].ends
         slowest: dict[str, int] = {}
-        for replica, nodes in enumerate(stage.layouts[0].tensor_group_nodes):
+        for replica, nodes in enumerate(stage.layouts[0].tensor_groups):
             worker = stage.worker_index(replica)
             for node in nodes:
                 other = slowest.setdefault(accelerator_of[node], worker)

@@ -16,6 +16,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.network import link_matrices
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.rank_layout import RankLayout
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -242,10 +243,8 @@ class StageGroupCosts:
     def _ring(self, run: LayerRun, *, data: bool) -> Ring:
         key = run.tensor, run.data, run.order, data
         if key not in self._rings:
-            grid = np.arange(len(self.devices)).reshape(run.data, run.tensor)
-            if run.order is RankOrder.DATA_INNER:
-                grid = np.arange(len(self.devices)).reshape(run.tensor, run.data).T
-            self._rings[key] = self._links.slowest_ring(grid.T if data else grid)
+            layout = self._layout(run)
+            self._rings[key] = self._links.slowest_ring(np.array(layout.data_groups if data else layout.tensor_groups))
         return self._rings[key]
 
     @cached_property
@@ -254,10 +253,11 @@ class StageGroupCosts:
 
     def _rows(self, run: LayerRun) -> NDArray[np.intp]:
         """Return `[device, 2]` first row and end of each device's share of the micro-batch."""
-        index = np.arange(len(self.devices))
-        replica = index // run.tensor if run.order is RankOrder.TENSOR_INNER else index % run.data
-        ends = np.cumsum(run.rows)
-        return np.stack([ends - run.rows, ends], axis=1)[replica]
+        intervals = self._layout(run).row_intervals
+        return np.array(run.order.members([interval] * run.tensor for interval in intervals))
+
+    def _layout(self, run: LayerRun) -> RankLayout[int]:
+        return RankLayout.of(tuple(range(len(self.devices))), run)
 
 
 def estimate_seconds(plan: Plan, context: CostContext) -> float:

@@ -9,10 +9,10 @@ from math import lcm
 
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.network import Load, Nic
-from trainwright.cost.seats import RankLayout
 from trainwright.cost.stage_times import PlanTimes, StageKey
 from trainwright.cost.tied_weights import have_same_data_groups
 from trainwright.plan import LayerRun, Sharding
+from trainwright.rank_layout import RankLayout
 
 ReductionCost = tuple[float, float, Load]
 """Seconds, the latency included in them, and the busy seconds of every NIC."""
@@ -47,13 +47,13 @@ class BucketOwner:
     key: StageKey
     number: int
     run: LayerRun
-    layout: RankLayout
+    layout: RankLayout[str]
 
     @property
     def bucket_key(self) -> tuple[object, ...]:
         """Key that layers of one bucket share."""
-        seats = self.layout
-        return self.key, seats.tensor, seats.data, seats.order, self.run.sharding
+        run = self.run
+        return self.key, run.tensor, run.data, run.order, run.sharding
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,10 @@ class _ReductionBuilder:
         """Add reductions that overlap the last backward but end after it."""
         for key, stage in self.plan_times.stages.items():
             work = Load()
-            for run, seats in zip(stage.stage.layers, stage.layouts, strict=True):
+            for run, layout in zip(stage.stage.layers, stage.layouts, strict=True):
                 if self.plan_times.overlaps_gradient_sync(run):
                     values = self.context.resident_parameters(run.first, run.end, run.tensor)
-                    collective = self.context.collectives.all_reduce(seats.data_group_nodes)
+                    collective = self.context.collectives.all_reduce(layout.data_groups)
                     sum_up = _all_reduce if run.sharding is Sharding.NONE else _reduce_scatter
                     work = work.concurrent_with(sum_up(collective, values * self.context.gradient_dtype.num_bytes)[2])
             if any(worker.unfinished_reduce_seconds > 0 for worker in stage.workers):
@@ -161,7 +161,7 @@ class _ReductionBuilder:
         if bucket.is_reduce_scattered:
             for holder, values in zip(bucket.holders, bucket.values, strict=True):
                 if holder.run.data > 1 and not self.plan_times.overlaps_gradient_sync(holder.run):
-                    collective = self.context.collectives.all_reduce(holder.layout.data_group_nodes)
+                    collective = self.context.collectives.all_reduce(holder.layout.data_groups)
                     self._add((holder.key,), _reduce_scatter(collective, values * num_bytes))
             if len(bucket.holders) > 1:
                 self._add(owners, self._all_reduce_cost(bucket, num_bytes, sharded=True))
@@ -175,12 +175,12 @@ class _ReductionBuilder:
         several slices joins several rings, one after the other. Parameters that no tensor degree splits are spread over the
         rings of a rank of the highest degree.
         """
-        seats = [holder.layout for holder in bucket.holders]
-        values = max(value * one.tensor for value, one in zip(bucket.values, seats, strict=True))
-        message = values / lcm(*(one.tensor for one in seats)) * num_bytes
-        message /= seats[0].data if sharded else 1
+        layouts = [holder.layout for holder in bucket.holders]
+        values = max(value * one.tensor for value, one in zip(bucket.values, layouts, strict=True))
+        message = values / lcm(*(one.tensor for one in layouts)) * num_bytes
+        message /= layouts[0].data if sharded else 1
         total: ReductionCost = (0.0, 0.0, Load())
-        for groups in slice_rounds(seats, sharded=sharded):
+        for groups in slice_rounds(layouts, sharded=sharded):
             cost = _all_reduce(self.context.collectives.all_reduce(groups), message)
             total = (total[0] + cost[0], total[1] + cost[1], total[2].concurrent_with(cost[2]))
         return total
@@ -192,19 +192,19 @@ class _ReductionBuilder:
         """
         context = self.context
         holding = [self.plan_times.tied_weight_owners[key][name] for key in owners]
-        seats = [runs[0].layout for runs in holding]
-        tensors = {one.tensor for one in seats}
+        layouts = [runs[0].layout for runs in holding]
+        tensors = {one.tensor for one in layouts}
         if len(tensors) == 1 and all(map(have_same_data_groups, holding)):
             groups = tuple(
-                tuple(node for one in seats for node in one.data_group_nodes[index]) for index in range(min(tensors))
+                tuple(node for one in layouts for node in one.data_groups[index]) for index in range(min(tensors))
             )
         else:
-            groups = (tuple(node for one in seats for node in one.nodes),)
+            groups = (tuple(node for one in layouts for node in one.members),)
         message = max(one.values for runs in holding for one in runs) * context.gradient_dtype.num_bytes
         self._add(tuple(owners), _all_reduce(context.collectives.all_reduce(groups), message), shared=True)
 
 
-def slice_rounds(layouts: Sequence[RankLayout], *, sharded: bool) -> list[tuple[Nodes, ...]]:
+def slice_rounds(layouts: Sequence[RankLayout[str]], *, sharded: bool) -> list[tuple[Nodes, ...]]:
     """Return the rings over ranks with the same slice, in rounds in which no rank takes part twice.
 
     The least common multiple of the tensor degrees sets the number of slices; if replicas shard gradients, each shard is a
@@ -214,7 +214,7 @@ def slice_rounds(layouts: Sequence[RankLayout], *, sharded: bool) -> list[tuple[
     round_count = tensors // min(one.tensor for one in layouts)
     rounds: dict[int, list[Nodes]] = {}
     for tensor in range(tensors):
-        groups = [one.data_group_nodes[tensor * one.tensor // tensors] for one in layouts]
+        groups = [one.data_groups[tensor * one.tensor // tensors] for one in layouts]
         rings = zip(*groups, strict=True) if sharded else [chain.from_iterable(groups)]
         rounds.setdefault(tensor % round_count, []).extend(tuple(ring) for ring in rings)
     return [tuple(rings) for _, rings in sorted(rounds.items())]

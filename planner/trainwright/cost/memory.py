@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trainwright.cost.context import CostContext
-from trainwright.cost.seats import RankLayout
 from trainwright.cost.tied_weights import ResidentParameters, tied_weight_owners
 from trainwright.layer import Dtype, OperatorKind
 from trainwright.model import Model
 from trainwright.plan import Schedule, Sharding, Stage
+from trainwright.rank_layout import RankLayout
 from trainwright.training import Optimizer
 
 _MOMENTS_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
@@ -83,7 +83,7 @@ def boundary_bytes(model: Model, first: int, end: int, rows: tuple[int, int], in
 
 def stage_memory(  # noqa: PLR0913 (what memory depends on)
     stage: Stage,
-    layouts: tuple[RankLayout, ...],
+    layouts: tuple[RankLayout[str], ...],
     context: CostContext,
     *,
     in_flight_count: int,
@@ -97,9 +97,9 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
     weights, gradients, optimizer = _state_bytes(stage, layouts, context, micro_batches, mixed_sharding_layers)
     gathered = _gathered_bytes(stage, context)
     is_last = stage.end == len(context.model.layers)
-    accelerators = map(context.accelerator_of_node.__getitem__, layouts[0].nodes)
+    accelerators = map(context.accelerator_of_node.__getitem__, layouts[0].members)
     # Devices with equal keys have equal memory; most devices share theirs with others.
-    kinds = list(zip(accelerators, zip(*(one.rows_by_device for one in layouts), strict=True), strict=True))
+    kinds = list(zip(accelerators, zip(*(one.rows_by_member for one in layouts), strict=True), strict=True))
     found: dict[tuple[str, tuple[int, ...]], MemoryParts] = {}
     for accelerator, rows in dict.fromkeys(kinds):
         activations = _activation_bytes(stage, rows, accelerator, context, in_flight_count)
@@ -117,7 +117,7 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
 
 def _state_bytes(
     stage: Stage,
-    layouts: Sequence[RankLayout],
+    layouts: Sequence[RankLayout[str]],
     context: CostContext,
     micro_batches: int,
     mixed_sharding_layers: frozenset[int],

@@ -116,9 +116,9 @@ def optimizer_steps(
 def _all_gather_seconds(plan_times: PlanTimes, key: StageKey) -> float:
     """Return the seconds of all-gathering the weights that zero1 and zero2 update in shards."""
     stage, context, total = plan_times.stages[key], plan_times.context, 0.0
-    for run, seats, values in zip(stage.stage.layers, stage.layouts, plan_times.resident[key].by_run, strict=True):
+    for run, layout, values in zip(stage.stage.layers, stage.layouts, plan_times.resident[key].by_run, strict=True):
         if run.sharding in {Sharding.ZERO1, Sharding.ZERO2} and run.data > 1:
-            collective = context.collectives.all_reduce(seats.data_group_nodes)
+            collective = context.collectives.all_reduce(layout.data_groups)
             total += collective.all_gather_seconds(values * context.model.dtype.num_bytes)
     return total
 

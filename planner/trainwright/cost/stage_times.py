@@ -11,10 +11,10 @@ from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, ConcurrentRings, Nodes
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_times import LayerPass, LayerSeconds, layer_seconds, overlapped_seconds
-from trainwright.cost.seats import RankLayout
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Plan, Sharding, Stage
+from trainwright.rank_layout import RankLayout, node_layouts
 
 _ReplicaKey = tuple[int, tuple[str, ...], Collective]
 """Rows, accelerators and tensor all-reduce of a replica: replicas with equal keys take equally long."""
@@ -60,7 +60,7 @@ class StageTimes:
     """Workers of a stage: one if the stage runs in lock step, else one per replica."""
 
     stage: Stage
-    layouts: tuple[RankLayout, ...]
+    layouts: tuple[RankLayout[str], ...]
     workers: tuple[StageWorker, ...]
 
     def worker_index(self, replica: int) -> int:
@@ -90,14 +90,14 @@ _SecondsByKind = dict[str, LayerSeconds]
 class StageTimesBuilder:
     """Builder of the times of one stage."""
 
-    def __init__(self, plan_times: PlanTimes, stage: Stage, layouts: tuple[RankLayout, ...]) -> None:
+    def __init__(self, plan_times: PlanTimes, stage: Stage, layouts: tuple[RankLayout[str], ...]) -> None:
         self.plan_times, self.stage, self.layouts = plan_times, stage, layouts
         self.context = plan_times.context
         self.run_costs = [self._run_costs(run, one) for run, one in zip(stage.layers, layouts, strict=True)]
 
     def build(self) -> StageTimes:
         layouts = self.layouts
-        same_layout = all(layouts[0].has_same_layout_as(other) for other in layouts[1:])
+        same_layout = all(layouts[0].is_equivalent(other) for other in layouts[1:])
         gathers = any(part.all_gather_seconds for part in self.run_costs)
         if not same_layout or gathers:
             each = [
@@ -108,16 +108,15 @@ class StageTimesBuilder:
         members = self._replica_keys(layouts[0])
         made = {member: self._worker([[member]] * len(layouts)) for member in dict.fromkeys(members.values())}
         worker_of = {replica: made[member] for replica, member in members.items()}
-        return StageTimes(
-            self.stage, layouts, tuple(map(worker_of.__getitem__, layouts[0].rows_and_tensor_group_nodes))
-        )
+        replicas = zip(layouts[0].rows, layouts[0].tensor_groups, strict=True)
+        return StageTimes(self.stage, layouts, tuple(map(worker_of.__getitem__, replicas)))
 
-    def _replica_keys(self, layout: RankLayout) -> dict[tuple[int, Nodes], _ReplicaKey]:
+    def _replica_keys(self, layout: RankLayout[str]) -> dict[tuple[int, Nodes], _ReplicaKey]:
         """Return the key of each distinct (rows, tensor group nodes) of the replicas."""
         accelerator_of = self.context.accelerator_of_node
         known: dict[Nodes, tuple[tuple[str, ...], Collective]] = {}
         found: dict[tuple[int, Nodes], _ReplicaKey] = {}
-        for rows, nodes in dict.fromkeys(layout.rows_and_tensor_group_nodes):
+        for rows, nodes in dict.fromkeys(zip(layout.rows, layout.tensor_groups, strict=True)):
             if nodes not in known:
                 names = tuple(sorted({accelerator_of[node] for node in nodes}))
                 known[nodes] = (
@@ -127,12 +126,12 @@ class StageTimesBuilder:
             found[rows, nodes] = (rows, *known[nodes])
         return found
 
-    def _run_costs(self, run: LayerRun, layout: RankLayout) -> _RunCosts:
+    def _run_costs(self, run: LayerRun, layout: RankLayout[str]) -> _RunCosts:
         context = self.context
         kinds = context.kind_counts(run.first, run.end)
         gathers: dict[str, float] = {}
         if run.sharding is Sharding.ZERO3 and run.data > 1:
-            collective = context.collectives.under_load(layout.data_group_nodes, self.plan_times.all_gather_rings)
+            collective = context.collectives.under_load(layout.data_groups, self.plan_times.all_gather_rings)
             sizes = {
                 kind.name: context.parameters_per_rank(kind, run.tensor) * context.model.dtype.num_bytes
                 for kind, _ in kinds
@@ -140,7 +139,7 @@ class StageTimesBuilder:
             gathers = {name: collective.all_gather_seconds(size) for name, size in sizes.items()}
         reduces: dict[str, float] = {}
         if self.plan_times.overlaps_gradient_sync(run):
-            collective = context.collectives.all_reduce(layout.data_group_nodes)
+            collective = context.collectives.all_reduce(layout.data_groups)
             reduces = {kind.name: self._reduce_seconds(kind, run, collective) for kind, _ in kinds}
         return _RunCosts(run, kinds, gathers, reduces)
 
@@ -195,7 +194,7 @@ class StageTimesBuilder:
     def _redistribution(self) -> tuple[float, float]:
         forward = backward = 0.0
         for (run, old), (_, new) in pairwise(zip(self.stage.layers, self.layouts, strict=True)):
-            if not old.has_same_layout_as(new):
+            if not old.is_equivalent(new):
                 row_bytes = self.context.model.output_bytes_per_row(run.end - 1)
                 forward += redistribution_seconds(old, new, row_bytes, self.context.network)
                 backward += redistribution_seconds(new, old, row_bytes, self.context.network)
@@ -253,10 +252,10 @@ class PlanTimes:
     context: CostContext
 
     @cached_property
-    def layouts(self) -> dict[StageKey, tuple[RankLayout, ...]]:
+    def layouts(self) -> dict[StageKey, tuple[RankLayout[str], ...]]:
         """Rank layout of each layer run, by stage."""
         return {
-            (index, number): tuple(RankLayout.of(stage, run) for run in stage.layers)
+            (index, number): node_layouts(stage)
             for index, pipeline in enumerate(self.plan.pipelines)
             for number, stage in enumerate(pipeline.stages)
         }
@@ -264,8 +263,8 @@ class PlanTimes:
     @cached_property
     def stages(self) -> dict[StageKey, StageTimes]:
         return {
-            key: StageTimesBuilder(self, self.plan.pipelines[key[0]].stages[key[1]], seats).build()
-            for key, seats in self.layouts.items()
+            key: StageTimesBuilder(self, self.plan.pipelines[key[0]].stages[key[1]], layouts).build()
+            for key, layouts in self.layouts.items()
         }
 
     @cached_property
@@ -302,7 +301,7 @@ class PlanTimes:
     def tensor_rings(self) -> ConcurrentRings:
         """NIC uses of all tensor rings, which run at about the same time in a full pipeline."""
         return self._concurrent_rings(
-            {key: [seats.tensor_group_nodes for seats in stage] for key, stage in self.layouts.items()}
+            {key: [layout.tensor_groups for layout in stage] for key, stage in self.layouts.items()}
         )
 
     @cached_property
@@ -311,9 +310,7 @@ class PlanTimes:
         groups = {}
         for key, stage in self.layouts.items():
             runs = self.plan.pipelines[key[0]].stages[key[1]].layers
-            groups[key] = [
-                s.data_group_nodes for s, run in zip(stage, runs, strict=True) if run.sharding is Sharding.ZERO3
-            ]
+            groups[key] = [s.data_groups for s, run in zip(stage, runs, strict=True) if run.sharding is Sharding.ZERO3]
         return self._concurrent_rings(groups)
 
     def _concurrent_rings(self, groups: dict[StageKey, list[tuple[Nodes, ...]]]) -> ConcurrentRings:

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainwright.cost.context import CostContext
-from trainwright.cost.seats import RankLayout
 from trainwright.plan import LayerRun, Stage
+from trainwright.rank_layout import RankLayout
 
 
 class TiedWeightOwner(NamedTuple):
     """Layer run that owns a tied weight, with its rank layout and the weight's parameters on one rank."""
 
     run: LayerRun
-    layout: RankLayout
+    layout: RankLayout[str]
     values: int
 
 
 def tied_weight_owners(
-    stage: Stage, layouts: Sequence[RankLayout], context: CostContext
+    stage: Stage, layouts: Sequence[RankLayout[str]], context: CostContext
 ) -> dict[str, list[TiedWeightOwner]]:
     """Return the stage's layer runs that own each tied weight."""
     found: dict[str, list[TiedWeightOwner]] = {}
@@ -35,15 +35,13 @@ def tied_weight_owners(
 
 def have_same_data_groups(runs: Sequence[TiedWeightOwner]) -> bool:
     """Return whether the same ranks reduce the weight's gradient in all runs."""
-    return all(runs[0].layout.data_group_nodes == other.layout.data_group_nodes for other in runs[1:])
+    return all(runs[0].layout.data_groups == other.layout.data_groups for other in runs[1:])
 
 
 def are_sharded_identically(runs: Sequence[TiedWeightOwner]) -> bool:
     """Return whether all runs shard the weight identically; if not, every rank of the stage stores it unsharded."""
     first = runs[0]
-    return all(
-        first.layout.has_same_layout_as(one.layout) and one.run.sharding is first.run.sharding for one in runs[1:]
-    )
+    return all(first.layout.is_equivalent(one.layout) and one.run.sharding is first.run.sharding for one in runs[1:])
 
 
 class ResidentParameters(NamedTuple):

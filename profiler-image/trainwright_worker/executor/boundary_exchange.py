@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainwright_worker.executor.plan_ranks import PlanRanks, Transfer, boundary_transfers
+from trainwright.rank_layout import boundary_transfers, relayout_transfers
+from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.layers.layer import Boundary
 
@@ -34,16 +35,21 @@ class BoundaryReceiver:
     Receives are posted ahead, since gloo moves a message only once its receiver has posted.
 
     Args:
-        transfers: incoming messages.
-        rows: start and stop of the rows that they form together.
+        source: run of the neighbouring stage that sends.
+        own: run of the rank's stage that receives.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, transfers: Sequence[Transfer], *, rows: tuple[int, int], spec: BoundarySpec
+        self, group: dist.ProcessGroup, source: RunRanks, own: RunRanks, rank: int, spec: BoundarySpec
     ) -> None:
+        first, stop = own.row_interval_of(rank)
         self._group = group
-        self._transfers = [(piece.source, piece.start - rows[0], piece.stop - rows[0]) for piece in transfers]
-        self._rows = rows[1] - rows[0]
+        self._transfers = [
+            (one.source, one.start - first, one.stop - first)
+            for one in boundary_transfers(source, own)
+            if one.target == rank
+        ]
+        self._rows = stop - first
         self._spec = spec
         self._posted: list[tuple[Boundary, list[dist.Work]]] = []
 
@@ -71,11 +77,20 @@ class BoundarySender:
 
     Gloo reports a send as done only when waited for, so sent tensors are kept until `wait_for_sends`, which is called once
     the receiver is known to have them.
+
+    Args:
+        own: run of the rank's stage that sends.
+        target: run of the neighbouring stage that receives.
     """
 
-    def __init__(self, group: dist.ProcessGroup, transfers: Sequence[Transfer], *, rows: tuple[int, int]) -> None:
+    def __init__(self, group: dist.ProcessGroup, own: RunRanks, target: RunRanks, rank: int) -> None:
+        first, _ = own.row_interval_of(rank)
         self._group = group
-        self._transfers = [(piece.target, piece.start - rows[0], piece.stop - rows[0]) for piece in transfers]
+        self._transfers = [
+            (one.target, one.start - first, one.stop - first)
+            for one in boundary_transfers(own, target)
+            if one.source == rank
+        ]
         self._sent: dict[int, tuple[Boundary, list[dist.Work]]] = {}
 
     def send(self, micro_batch: int, boundary: Boundary) -> None:
@@ -100,23 +115,12 @@ class BoundarySender:
 
 
 class RowRelayout:
-    """Relayout of a boundary's rows between two runs of a stage with different layouts; all ranks of the stage take part.
+    """Relayout of a boundary's rows between two runs of a stage with different layouts; all ranks of the stage take part."""
 
-    Args:
-        transfers: messages of all ranks.
-        old, new: start and stop of the rows that this rank has before and after.
-    """
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        transfers: Sequence[Transfer],
-        *,
-        rank: int,
-        old: tuple[int, int],
-        new: tuple[int, int],
-    ) -> None:
-        self._group, self._rank, self._old, self._new = group, rank, old, new
+    def __init__(self, group: dist.ProcessGroup, old: RunRanks, new: RunRanks, rank: int) -> None:
+        self._group, self._rank = group, rank
+        self._old, self._new = old.row_interval_of(rank), new.row_interval_of(rank)
+        transfers = relayout_transfers(old, new, old.node_of.__getitem__)
         self._sends = [one for one in transfers if one.source == rank and one.target != rank]
         self._receives = [one for one in transfers if one.target == rank]
 
@@ -190,23 +194,13 @@ class BoundaryExchange:
         if stage.index > 0:
             previous_run = stages[stage.index - 1].runs[-1]
             spec = boundary_spec_after(stage.first - 1)
-            rows = first.row_interval_of(rank)
-            activation_receiver = BoundaryReceiver(
-                groups.forward, _received_by(boundary_transfers(previous_run, first), rank), rows=rows, spec=spec
-            )
-            gradient_sender = BoundarySender(
-                groups.backward, _sent_by(boundary_transfers(first, previous_run), rank), rows=rows
-            )
+            activation_receiver = BoundaryReceiver(groups.forward, previous_run, first, rank, spec)
+            gradient_sender = BoundarySender(groups.backward, first, previous_run, rank)
         if stage.index + 1 < len(stages):
             next_run = stages[stage.index + 1].runs[0]
             spec = boundary_spec_after(stage.end - 1)
-            rows = last.row_interval_of(rank)
-            activation_sender = BoundarySender(
-                groups.forward, _sent_by(boundary_transfers(last, next_run), rank), rows=rows
-            )
-            gradient_receiver = BoundaryReceiver(
-                groups.backward, _received_by(boundary_transfers(next_run, last), rank), rows=rows, spec=spec
-            )
+            activation_sender = BoundarySender(groups.forward, last, next_run, rank)
+            gradient_receiver = BoundaryReceiver(groups.backward, next_run, last, rank, spec)
         return cls(activation_receiver, activation_sender, gradient_receiver, gradient_sender)
 
     @staticmethod
@@ -227,11 +221,3 @@ class BoundaryExchange:
         for sender in (self.activation_sender, self.gradient_sender):
             if sender is not None:
                 sender.wait_for_all_sends()
-
-
-def _received_by(transfers: tuple[Transfer, ...], rank: int) -> list[Transfer]:
-    return [one for one in transfers if one.target == rank]
-
-
-def _sent_by(transfers: tuple[Transfer, ...], rank: int) -> list[Transfer]:
-    return [one for one in transfers if one.source == rank]

@@ -201,7 +201,7 @@ def _rank_states(executor: PlanExecutor) -> Iterator[_RankState]:
             for layer in stage.layers
             if any(use.flat_parameter is flat_parameter for use in layer.parameter_uses)
         )
-        position = run.position(executor.rank)
+        position = run.position_of(executor.rank)
         named = dict(zip(optimizer.state_names, states, strict=True))
         yield _RankState(
             flat_parameter, {WEIGHTS: flat_parameter.master_shard, **named}, run, position.replica, position.tensor

@@ -43,7 +43,7 @@ def make_reduction(
     parameter_group: ParameterGroup, flat_parameter: FlatParameter, run: RunRanks, rank: int, groups: ProcessGroups
 ) -> Reduction:
     """Return the reduction of a parameter group on a rank whose pipeline holds it in `run`."""
-    position = run.position(rank)
+    position = run.position_of(rank)
     partial = _PartialReduction(flat_parameter, groups.group_of(run.tensor_group_ranks(rank)))
     if not parameter_group.has_uniform_partition:
         slices_per_rank = parameter_group.slice_count // run.tensor

@@ -21,7 +21,6 @@ from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import RowRelayout
 from trainwright_worker.executor.emulated_pacing import needs_relayout
 from trainwright_worker.executor.gradient_reduction import Reduction
-from trainwright_worker.executor.plan_ranks import relayout_transfers
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import RankLayer, StageModule
@@ -64,13 +63,8 @@ class LayerPasses:
         for place in range(1, len(stage.runs)):
             if needs_relayout(stage, place):
                 old, new = stage.runs[place - 1][0].run, stage.runs[place][0].run
-                rows = {"old": old.row_interval_of(rank), "new": new.row_interval_of(rank)}
-                self._forward_relayouts[place] = RowRelayout(
-                    groups.relayout, relayout_transfers(old, new), rank=rank, **rows
-                )
-                self._backward_relayouts[place] = RowRelayout(
-                    groups.relayout, relayout_transfers(new, old), rank=rank, old=rows["new"], new=rows["old"]
-                )
+                self._forward_relayouts[place] = RowRelayout(groups.relayout, old, new, rank)
+                self._backward_relayouts[place] = RowRelayout(groups.relayout, new, old, rank)
 
     def clear_loss(self) -> None:
         self.loss.zero_()
@@ -98,7 +92,7 @@ class LayerPasses:
         fields = {field: data[field] for field in layer.module.reads}
         with torch.set_grad_enabled(not layer.is_recomputed):
             output: Output = layer.module(inputs, fields)
-        if output.loss is not None and layer.run.position(self._rank).tensor == 0:
+        if output.loss is not None and layer.run.position_of(self._rank).tensor == 0:
             self.loss += output.loss.detach()
         stored.append(_StoredForward(inputs, fields, None if layer.is_recomputed else output))
         self._reshard_weights(layer)

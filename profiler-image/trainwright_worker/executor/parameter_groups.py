@@ -55,7 +55,7 @@ class ParameterGroup:
 
 
 def _peer_ranks(runs: Iterable[RunRanks], run: RunRanks, rank: int) -> Ranks:
-    tensor = run.position(rank).tensor
+    tensor = run.position_of(rank).tensor
     shard_index = run.data_group_ranks(tensor).index(rank)
     return tuple(sorted(one.data_group_ranks(tensor)[shard_index] for one in runs))
 
@@ -107,7 +107,7 @@ class TiedParameterGroup:
 
     def contributes(self, run: RunRanks, rank: int) -> bool:
         """Return whether the gradient that a layer of that run computes on this rank counts."""
-        return self.is_partial or self.reduces_by_tensor_index or run.position(rank).tensor == 0
+        return self.is_partial or self.reduces_by_tensor_index or run.position_of(rank).tensor == 0
 
     def reduction_groups(self) -> tuple[Ranks, ...]:
         """Return the groups that all-reduce; every owner is in one of them."""

@@ -144,7 +144,7 @@ class StageBuilder:
         shared_weights: SharedWeights = {}
         modules: dict[int, Layer] = {}
         for run in stage.runs:
-            shard = TensorShard(run.position(self.rank).tensor, run.tensor, self.tensor_group(run))
+            shard = TensorShard(run.position_of(self.rank).tensor, run.tensor, self.tensor_group(run))
             for layer in range(run.first, run.end):
                 module = self.family.make(layer, seed=seed, shard=shard, shared=shared_weights)
                 if self.sequence_parallel and self._supports_sequence_parallel(layer, module):
@@ -220,13 +220,13 @@ class StageBuilder:
     def _flatten(self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool) -> FlatParameter:
         shard_group = ShardGroup()
         if run is not None and run.sharding is not Sharding.NONE:
-            ranks = run.data_group_ranks(run.position(self.rank).tensor)
+            ranks = run.data_group_ranks(run.position_of(self.rank).tensor)
             shard_group = ShardGroup(run.sharding, self.groups.group_of(ranks), ranks.index(self.rank), run.data)
         dtype = TORCH_DTYPES[self.model.dtype]
         return FlatParameter(weights, shard_group, dtype=dtype, device=self.device, is_shared=is_shared)
 
     def _squared_norm(self, flat_parameter: FlatParameter, run: RunRanks) -> SquaredNorm:
-        position = run.position(self.rank)
+        position = run.position_of(self.rank)
         is_first = self.plan_ranks.stage_of(self.rank).pipeline == 0
         counts = is_first and (flat_parameter.shard_group.sharding is not Sharding.NONE or position.replica == 0)
         return SquaredNorm(flat_parameter, includes_split=counts, includes_unsplit=counts and position.tensor == 0)

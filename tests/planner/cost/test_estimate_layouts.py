@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from itertools import pairwise
 
@@ -14,13 +14,13 @@ from property_tests import examples
 from rings import all_reduce_seconds
 
 from trainwright.cluster import Accelerator, Cluster, Device, Link, Node
-from trainwright.cost.boundaries import boundary_messages, missing_rows, redistribution_seconds
+from trainwright.cost.boundaries import boundary_messages, redistribution_seconds
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.gradient_sync import gradient_reductions, slice_rounds
 from trainwright.cost.network import Network
-from trainwright.cost.seats import RankLayout, row_overlaps
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+from trainwright.rank_layout import RankLayout, relayout_transfers, row_overlaps
 from trainwright.search import Problem
 
 MakeCluster = Callable[..., Cluster]
@@ -40,7 +40,7 @@ def arrangements(draw: st.DrawFn, devices: int, rows: int) -> tuple[int, int, Ra
 
 
 @st.composite
-def seats_of(draw: st.DrawFn, nodes: tuple[str, ...], rows: int) -> RankLayout:
+def seats_of(draw: st.DrawFn, nodes: tuple[str, ...], rows: int) -> RankLayout[str]:
     tensor, data, order, split = draw(arrangements(len(nodes), rows))
     return RankLayout(nodes, tensor, data, order, split)
 
@@ -48,13 +48,19 @@ def seats_of(draw: st.DrawFn, nodes: tuple[str, ...], rows: int) -> RankLayout:
 EIGHT = tuple(f"node-{1 + i // 2}" for i in range(8))
 
 
-def rows_of(seats: RankLayout, index: int) -> set[int]:
-    replica, _ = seats.replica_and_tensor_rank(index)
-    return set(range(seats.row_ends[replica] - seats.rows[replica], seats.row_ends[replica]))
+def rows_of(seats: RankLayout[str], index: int) -> set[int]:
+    return set(range(*seats.row_intervals[seats.position(index).replica]))
+
+
+def missing_rows(old: RankLayout[str], new: RankLayout[str]) -> Iterator[tuple[int, int, int]]:
+    """Yield (device, sending device, rows) of the rows that change devices."""
+    for source, target, start, stop in relayout_transfers(old.by_index, new.by_index, old.members.__getitem__):
+        if source != target:
+            yield target, source, stop - start
 
 
 @given(old=seats_of(EIGHT, 8), new=seats_of(EIGHT, 8))
-def test_redistribution_sends_only_missing_rows(old: RankLayout, new: RankLayout) -> None:
+def test_redistribution_sends_only_missing_rows(old: RankLayout[str], new: RankLayout[str]) -> None:
     got: dict[int, int] = {}
     for target, source, rows in missing_rows(old, new):
         got[target] = got.get(target, 0) + rows
@@ -110,7 +116,7 @@ def test_receiver_reads_from_its_tensor_index_modulo_the_senders_degree(
     found, busy = boundary_messages(upper, lower, 8.0, fabric)
     assert [piece.send_seconds for piece in found] == [1.0]
     assert busy == {}
-    crossed, _ = boundary_messages(upper, replace(lower, nodes=("node-2", "node-1") * 2), 8.0, fabric)
+    crossed, _ = boundary_messages(upper, replace(lower, members=("node-2", "node-1") * 2), 8.0, fabric)
     assert [piece.send_seconds for piece in crossed] == [16.0]
 
 
@@ -149,13 +155,13 @@ def test_slowest_replica_of_each_run_counts(problem: Problem) -> None:
 
 
 @given(upper=seats_of(EIGHT[:4], 6), lower=seats_of(EIGHT[4:], 6))
-def test_every_receiver_gets_its_rows_once(upper: RankLayout, lower: RankLayout) -> None:
+def test_every_receiver_gets_its_rows_once(upper: RankLayout[str], lower: RankLayout[str]) -> None:
     got = [0] * lower.data
-    for sender, receiver, rows in row_overlaps(upper, lower):
-        got[receiver] += rows
-        mine = set(range(upper.row_ends[sender] - upper.rows[sender], upper.row_ends[sender]))
-        theirs = set(range(lower.row_ends[receiver] - lower.rows[receiver], lower.row_ends[receiver]))
-        assert len(mine & theirs) == rows
+    for sender, receiver, start, stop in row_overlaps(upper, lower):
+        got[receiver] += stop - start
+        mine = set(range(*upper.row_intervals[sender]))
+        theirs = set(range(*lower.row_intervals[receiver]))
+        assert len(mine & theirs) == stop - start
     assert got == list(lower.rows)
 
 
@@ -169,7 +175,7 @@ def test_pieces_of_a_boundary_share_the_nic() -> None:
     assert [(p.send_seconds, p.latency_seconds) for p in found] == [(16.0, 0.25)] * 2
     assert busy["out", "node-1"] == 16.0
     # A receiver with tensor degree 2 takes every row twice over the network.
-    tensor, _ = boundary_messages(upper, RankLayout(lower.nodes, 2, 1, RankOrder.TENSOR_INNER, (2,)), 8.0, fabric)
+    tensor, _ = boundary_messages(upper, RankLayout(lower.members, 2, 1, RankOrder.TENSOR_INNER, (2,)), 8.0, fabric)
     assert [p.send_seconds for p in tensor] == [32.0] * 2
 
 

@@ -10,8 +10,8 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.boundaries import boundary_messages
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.network import Network
-from trainwright.cost.seats import RankLayout
 from trainwright.plan import RankOrder
+from trainwright.rank_layout import RankLayout
 from trainwright.runtime import Runtime
 from trainwright.search import Problem, run
 

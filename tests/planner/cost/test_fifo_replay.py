@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Accelerator, Cluster, Device, Emulation, Node, Port
+from trainwright.cluster import Accelerator, Cluster, Emulation, Node, Port
 from trainwright.cost.boundaries import boundary_messages
 from trainwright.cost.network import Network
 from trainwright.cost.pipeline_replay import replay_merged
 from trainwright.cost.schedule_replay import BACKWARD, FORWARD, BoundaryChannel, PassDurations, ReplayTrace
-from trainwright.cost.seats import RankLayout
-from trainwright.plan import LayerRun, Schedule, Stage
+from trainwright.plan import LayerRun, Schedule
+from trainwright.rank_layout import RankLayout
 
 Queues = tuple[tuple[int, float], ...]
 
@@ -95,9 +95,9 @@ REAL = fabric_of(Accelerator("card", 1))
 EMULATED = fabric_of(Accelerator("emulated-card", 1, Emulation(1.0, 0.0, 1.0)))
 
 
-def seats(node: str, tensor: int = 1) -> RankLayout:
+def seats(node: str, tensor: int = 1) -> RankLayout[str]:
     run = LayerRun(0, 1, tensor=tensor, data=2 // tensor, rows=(1,) * (2 // tensor))
-    return RankLayout.of(Stage((Device(node, 0), Device(node, 1)), (run,)), run)
+    return RankLayout.of((node, node), run)
 
 
 def test_pieces_queue_only_when_emulated() -> None:

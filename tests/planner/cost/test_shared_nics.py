@@ -54,7 +54,7 @@ def test_tensor_groups_of_two_replicas_share_nics() -> None:
     halves = (*A[:4], *B[:4])
     both = paces(stage(halves, 0, 6, 4, order=RankOrder.DATA_INNER))
     group = ("a", "a", "b", "b")
-    assert both.layouts[0, 0][0].tensor_group_nodes == (group, group)
+    assert both.layouts[0, 0][0].tensor_groups == (group, group)
     assert both.tensor_all_reduce(group).seconds(MESSAGE) == pytest.approx(reduced(2))
     alone = paces(stage((*A[:2], *B[:2]), 0, 6, 4))
     assert alone.tensor_all_reduce(group).seconds(MESSAGE) == pytest.approx(reduced(1))
@@ -77,7 +77,7 @@ def test_runs_of_one_stage_use_nics_one_after_the_other() -> None:
     devices = (A[0], B[0], A[1], B[1])
     runs = (LayerRun(0, 3, 4, 1, (4,)), LayerRun(3, 3, 2, 2, (2, 2)))
     found = paces(Stage(devices, runs))
-    assert [seats.tensor_group_nodes for seats in found.layouts[0, 0]] == [
+    assert [seats.tensor_groups for seats in found.layouts[0, 0]] == [
         (("a", "b", "a", "b"),),
         (("a", "b"), ("a", "b")),
     ]

@@ -15,10 +15,10 @@ from trainwright import documents
 from trainwright.cluster import Accelerator, Cluster, Device, Node, Port
 from trainwright.cost.boundaries import boundary_messages
 from trainwright.cost.network import Network
-from trainwright.cost.seats import RankLayout, row_overlaps
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Stage
+from trainwright.rank_layout import RankLayout, node_layouts, row_overlaps
 from trainwright.resharding import Delivery, MessagePlan, StageMessages, stage_messages
 from trainwright.resharding.stages import stage_rows
 
@@ -55,9 +55,9 @@ PLANS = st.integers(4, 9).flatmap(
 )
 
 
-def seats(plan: Plan) -> tuple[RankLayout, RankLayout]:
+def seats(plan: Plan) -> tuple[RankLayout[str], RankLayout[str]]:
     upper, lower = plan.pipelines[0].stages
-    return RankLayout.of(upper, upper.layers[-1]), RankLayout.of(lower, lower.layers[0])
+    return node_layouts(upper)[-1], node_layouts(lower)[0]
 
 
 @given(PLANS)
@@ -67,14 +67,14 @@ def test_direct_messages_move_the_bytes_that_the_runtime_moves(plan: Plan) -> No
     found = stage_messages(plan, MODEL, FABRIC, delivery=Delivery.DIRECT)
     upper, lower = seats(plan)
     for messages, senders, receivers in ((found.forward, upper, lower), (found.backward, lower, upper)):
-        moved = sum(rows for _, _, rows in row_overlaps(senders, receivers)) * receivers.tensor * ROW_BYTES
+        moved = sum(stop - start for *_, start, stop in row_overlaps(senders, receivers)) * receivers.tensor * ROW_BYTES
         assert sum(messages.node_bytes().values()) == messages.crossing_bytes() == moved
         ours, theirs = (
             messages.card_seconds(FABRIC),
             boundary_messages(senders, receivers, ROW_BYTES, FABRIC).nic_seconds,
         )
         for card in theirs:
-            if card[0] == "in" or all(len(set(group)) == 1 for group in senders.tensor_group_nodes):
+            if card[0] == "in" or all(len(set(group)) == 1 for group in senders.tensor_groups):
                 assert ours[card] == pytest.approx(theirs[card])
         # Where a group spans nodes the runtime pairs by index; ours evens out what leaves them, so no card is busier.
         assert max(ours.values()) <= max(theirs.values()) + 8 * len(ours) * 4 / 1e6

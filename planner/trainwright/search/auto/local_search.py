@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory import in_flight_micro_batches, stage_memory
-from trainwright.cost.seats import RankLayout
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import Plan, Stage
+from trainwright.rank_layout import node_layouts
 from trainwright.search.auto.diversity import best_of_each_shape
 from trainwright.search.auto.layer_rebalancing import (
     LayerRebalancer,
@@ -63,7 +63,7 @@ class _StageMemoryLimit:
     def fits(self, stage: Stage) -> bool:
         memory_parts = stage_memory(
             stage,
-            tuple(RankLayout.of(stage, run) for run in stage.layers),
+            node_layouts(stage),
             self.setting,
             in_flight_count=self.in_flight_micro_batches,
             micro_batches=self.micro_batches,

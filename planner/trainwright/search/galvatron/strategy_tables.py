@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from trainwright.cost import memory
 from trainwright.cost.galvatron_model import StageGroupCosts, layer_bytes, layout_of
-from trainwright.cost.seats import RankLayout
 from trainwright.plan import LayerRun, Stage
+from trainwright.rank_layout import node_layouts
 from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, Strategy, strategies
 from trainwright.search.galvatron.strategy_dp import StageChoices
 from trainwright.search.problem import Problem
@@ -219,7 +219,7 @@ class StageTable:
         stage = Stage(group.costs.devices, group.layer_runs(first, path))
         parts = memory.stage_memory(
             stage,
-            tuple(RankLayout.of(stage, run) for run in stage.layers),
+            node_layouts(stage),
             group.problem.cost_context,
             in_flight_count=self.in_flight,
             micro_batches=group.micro_batches,

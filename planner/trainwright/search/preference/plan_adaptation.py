@@ -8,7 +8,7 @@ from itertools import groupby
 
 from trainwright.cluster import Device
 from trainwright.cost.estimate import check_plan
-from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.search.problem import Problem
 
 
@@ -39,7 +39,7 @@ def shrink_to_devices(stage: Stage, available: frozenset[Device]) -> Stage | Non
         mean = sum(run.rows) / run.data
         shares = [*(run.rows[number] for _, number in intact_groups), *(mean for _ in new_groups)]
         runs.append(_with_replicas(run, shares[: len(groups_used)]))
-    return Stage(_in_rank_order(groups_used, first.order), tuple(runs))
+    return Stage(first.order.members(groups_used), tuple(runs))
 
 
 def add_replicas(stage: Stage, devices: Sequence[Device]) -> Stage | None:
@@ -59,7 +59,7 @@ def add_replicas(stage: Stage, devices: Sequence[Device]) -> Stage | None:
         _with_replicas(run, [*run.rows, *(sum(run.rows) / run.data for _ in range(added_replicas))])
         for run in stage.layers
     ]
-    return Stage(_in_rank_order(groups, first.order), tuple(runs))
+    return Stage(first.order.members(groups), tuple(runs))
 
 
 def _shrink_mixed_degrees(stage: Stage, available: frozenset[Device]) -> Stage | None:
@@ -77,13 +77,6 @@ def _with_replicas(run: LayerRun, shares: Sequence[float]) -> LayerRun:
     """Return the run with one replica per share; they split the same rows in proportion to the shares."""
     sharding = run.sharding if len(shares) > 1 else Sharding.NONE
     return replace(run, data=len(shares), rows=split_in_proportion(sum(run.rows), shares), sharding=sharding)
-
-
-def _in_rank_order(groups: Sequence[tuple[Device, ...]], order: RankOrder) -> tuple[Device, ...]:
-    """Return the devices of a stage in rank order, given its tensor groups."""
-    if order is RankOrder.TENSOR_INNER:
-        return tuple(device for group in groups for device in group)
-    return tuple(device for same_part in zip(*groups, strict=True) for device in same_part)
 
 
 def split_in_proportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:

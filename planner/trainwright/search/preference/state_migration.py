@@ -13,8 +13,9 @@ from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.network import link_matrices, node_classes
 from trainwright.plan import Plan
+from trainwright.rank_layout import WHOLE
 from trainwright.search.preference import device_state
-from trainwright.search.preference.device_state import WHOLE, DeviceState, MigrationCost, device_states
+from trainwright.search.preference.device_state import DeviceState, MigrationCost, device_states
 from trainwright.search.preference.simplicity import Measure, iteration_seconds
 from trainwright.search.problem import Candidate, Preference, Problem
 
@@ -137,7 +138,7 @@ def _min_cost_assignment(cost: NDArray[np.float64]) -> tuple[float, list[int]]:
 
 
 def _without_sharding(device_state: DeviceState) -> DeviceState:
-    return tuple(replace(share, weights=WHOLE, optimizer=WHOLE) for share in device_state)
+    return tuple(run._replace(shard=run.shard._replace(weights=WHOLE, optimizer=WHOLE)) for run in device_state)
 
 
 def migration_bytes(old: Plan, new: Plan, setting: CostContext) -> int:

@@ -1,0 +1,182 @@
+"""Rank layout: which members of a stage form tensor and data groups, and which rows of a micro-batch each computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Generic, NamedTuple, TypeVar
+
+from trainwright.plan import LayerRun, RankOrder, Sharding, Stage
+
+T = TypeVar("T", bound=Hashable)
+Interval = tuple[int, int]
+"""Start and stop."""
+ShardIndex = tuple[int, int]
+"""(index, number of equal shards); (0, 1) is unsharded."""
+WHOLE: ShardIndex = (0, 1)
+
+
+class Position(NamedTuple):
+    """Data replica of a member, and its rank in the tensor group."""
+
+    replica: int
+    tensor: int
+
+
+class StateShard(NamedTuple):
+    """Shard of a layer's state that is resident on one member.
+
+    Attributes:
+        tensor: shard of the parameters that the tensor group splits.
+        weights: further shard of the weights among data replicas.
+        optimizer: further shard of the optimizer state among data replicas.
+    """
+
+    tensor: ShardIndex
+    weights: ShardIndex
+    optimizer: ShardIndex
+
+
+@dataclass(frozen=True)
+class RankLayout(Generic[T]):
+    """Members of a stage as one layer run arranges them: the tensor group of replica r computes `rows[r]` rows.
+
+    Members are devices, their nodes or their ranks. Methods that look up a member need distinct ones.
+
+    Attributes:
+        members: in the order of the stage's devices.
+    """
+
+    members: tuple[T, ...]
+    tensor: int
+    data: int
+    order: RankOrder
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, members: tuple[T, ...], run: LayerRun) -> RankLayout[T]:
+        return RankLayout(members, run.tensor, run.data, run.order, run.rows)
+
+    @cached_property
+    def by_index(self) -> RankLayout[int]:
+        """Same layout, with the members' indexes as members."""
+        return RankLayout(tuple(range(len(self.members))), self.tensor, self.data, self.order, self.rows)
+
+    @cached_property
+    def tensor_groups(self) -> tuple[tuple[T, ...], ...]:
+        """`[replica][tensor rank]` members."""
+        return self.order.tensor_groups(self.members, self.tensor)
+
+    @cached_property
+    def data_groups(self) -> tuple[tuple[T, ...], ...]:
+        """`[tensor rank][replica]` members: those with the same shard of the weights."""
+        return tuple(zip(*self.tensor_groups, strict=True))
+
+    def position(self, index: int) -> Position:
+        """Return the position of the index-th member."""
+        if self.order is RankOrder.TENSOR_INNER:
+            return Position(*divmod(index, self.tensor))
+        tensor, replica = divmod(index, self.data)
+        return Position(replica, tensor)
+
+    @cached_property
+    def _positions(self) -> dict[T, Position]:
+        return {member: self.position(index) for index, member in enumerate(self.members)}
+
+    def position_of(self, member: T) -> Position:
+        """Return the position of a member. Raises KeyError if the stage does not have it."""
+        return self._positions[member]
+
+    @cached_property
+    def row_intervals(self) -> tuple[Interval, ...]:
+        """`[replica]` rows of a micro-batch."""
+        return tuple(pairwise(accumulate(self.rows, initial=0)))
+
+    def row_interval_of(self, member: T) -> Interval:
+        """Return the rows of a micro-batch that a member computes."""
+        return self.row_intervals[self.position_of(member).replica]
+
+    @cached_property
+    def rows_by_member(self) -> tuple[int, ...]:
+        """`[member]` number of rows of a micro-batch."""
+        return self.order.members((rows,) * self.tensor for rows in self.rows)
+
+    def shard(self, index: int, sharding: Sharding) -> StateShard:
+        """Return the state of each layer that is resident on the index-th member."""
+        replica, tensor = self.position(index)
+        among_replicas = WHOLE if sharding is Sharding.NONE else (replica, self.data)
+        weights = among_replicas if sharding is Sharding.ZERO3 else WHOLE
+        return StateShard((tensor, self.tensor), weights, among_replicas)
+
+    def is_equivalent(self, other: RankLayout[T]) -> bool:
+        """Return whether each member computes the same rows with the same shards of the weights; both have one stage."""
+        is_same_order = self.order is other.order or self.tensor == 1 or self.data == 1
+        return is_same_order and self.tensor == other.tensor and self.rows == other.rows
+
+
+def node_layouts(stage: Stage) -> tuple[RankLayout[str], ...]:
+    """Return the layout of each layer run of a stage, with the names of the devices' nodes as members."""
+    nodes = tuple(device.node for device in stage.devices)
+    return tuple(RankLayout.of(nodes, run) for run in stage.layers)
+
+
+class RowOverlap(NamedTuple):
+    """Rows of a micro-batch that are in a replica's interval of one layout and in a replica's of another."""
+
+    source_replica: int
+    target_replica: int
+    start: int
+    stop: int
+
+
+def row_overlaps(source: RankLayout[T], target: RankLayout[T]) -> Iterator[RowOverlap]:
+    """Yield the overlaps of the replicas' row intervals, in the order of the rows."""
+    sender = receiver = start = 0
+    while sender < source.data and receiver < target.data:
+        sender_stop, receiver_stop = source.row_intervals[sender][1], target.row_intervals[receiver][1]
+        stop = min(sender_stop, receiver_stop)
+        yield RowOverlap(sender, receiver, start, stop)
+        start = stop
+        sender, receiver = sender + (sender_stop == stop), receiver + (receiver_stop == stop)
+
+
+class Transfer(NamedTuple, Generic[T]):
+    """Message of rows `start … stop - 1` of every micro-batch from one member to another."""
+
+    source: T
+    target: T
+    start: int
+    stop: int
+
+
+def boundary_transfers(source: RankLayout[T], target: RankLayout[T]) -> tuple[Transfer[T], ...]:
+    """Return the messages from one stage to another: overlapping rows, each from one tensor rank.
+
+    A boundary is replicated over a tensor group, so tensor rank k reads from the sender's tensor rank k modulo the sender's
+    tensor degree. The same rule serves gradients in the opposite direction.
+    """
+    return tuple(
+        Transfer(source.tensor_groups[sender][index % source.tensor], member, start, stop)
+        for sender, receiver, start, stop in row_overlaps(source, target)
+        for index, member in enumerate(target.tensor_groups[receiver])
+    )
+
+
+def relayout_transfers(old: RankLayout[T], new: RankLayout[T], node_of: Callable[[T], str]) -> tuple[Transfer[T], ...]:
+    """Return the row messages between two layouts of a stage, copies within a member included.
+
+    A member keeps its own rows. It receives others from a member on its own node if one has them, else from the one whose
+    tensor rank is its own modulo the old degree (Galvatron's Slice-Gather).
+    """
+    transfers = []
+    for sender, receiver, start, stop in row_overlaps(old, new):
+        holders = old.tensor_groups[sender]
+        for index, member in enumerate(new.tensor_groups[receiver]):
+            source = member
+            if member not in holders:
+                near = [holder for holder in holders if node_of(holder) == node_of(member)] or holders
+                source = near[index % len(near)]
+            transfers.append(Transfer(source, member, start, stop))
+    return tuple(transfers)

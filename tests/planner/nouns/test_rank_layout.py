@@ -1,0 +1,206 @@
+"""Rank layouts: groups, rows and messages between layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_plans import random_plan
+
+from trainwright.plan import LayerRun, Plan, RankOrder, Sharding
+from trainwright.rank_layout import (
+    WHOLE,
+    RankLayout,
+    StateShard,
+    Transfer,
+    boundary_transfers,
+    relayout_transfers,
+    row_overlaps,
+)
+
+plans = st.integers(0, 10**6).map(lambda seed: random_plan(seed, layers=6, tensor_degrees=(1, 2, 4, 8), devices=16))
+StageLayouts = list[RankLayout[int]]
+"""Layouts of a stage's runs, with ranks as members."""
+
+
+def layouts_of(plan: Plan) -> list[list[StageLayouts]]:
+    """Return `[pipeline][stage][run]` layouts."""
+    rank_of = {device: rank for rank, device in enumerate(plan.devices)}
+    return [
+        [
+            [RankLayout.of(tuple(map(rank_of.__getitem__, stage.devices)), run) for run in stage.layers]
+            for stage in pipeline.stages
+        ]
+        for pipeline in plan.pipelines
+    ]
+
+
+def node_of(rank: int) -> str:
+    return f"node-{rank // 2}"
+
+
+def relayout(old: RankLayout[int], new: RankLayout[int]) -> tuple[Transfer[int], ...]:
+    return relayout_transfers(old, new, node_of)
+
+
+def neighbours(plan: Plan) -> Iterator[tuple[RankLayout[int], RankLayout[int]]]:
+    for stages in layouts_of(plan):
+        for before, after in pairwise(stages):
+            yield before[-1], after[0]
+            yield after[0], before[-1]
+
+
+@given(plans)
+def test_every_receiver_gets_each_of_its_rows_exactly_once(plan: Plan) -> None:
+    inside = [(old, new) for stages in layouts_of(plan) for one in stages for old in one for new in one]
+    for rule, pairs in ((boundary_transfers, neighbours(plan)), (relayout, inside)):
+        for source, target in pairs:
+            found = rule(source, target)
+            for rank in target.members:
+                rows = sorted(row for t in found if t.target == rank for row in range(t.start, t.stop))
+                assert rows == list(range(*target.row_interval_of(rank)))
+
+
+@given(plans)
+def test_senders_send_rows_that_they_own(plan: Plan) -> None:
+    for source, target in neighbours(plan):
+        for one in boundary_transfers(source, target):
+            start, stop = source.row_interval_of(one.source)
+            assert start <= one.start < one.stop <= stop
+            assert source.position_of(one.source).tensor == target.position_of(one.target).tensor % source.tensor
+
+
+@given(plans)
+def test_where_layers_are_arranged_anew_a_rank_keeps_the_rows_that_it_has(plan: Plan) -> None:
+    for stages in layouts_of(plan):
+        for one in stages:
+            for old, new in pairwise(one):
+                for move in relayout(old, new):
+                    start, stop = old.row_interval_of(move.source)
+                    assert start <= move.start < move.stop <= stop
+                    has = old.row_interval_of(move.target)
+                    assert move.source == move.target or not has[0] <= move.start < has[1]
+
+
+@given(plans)
+def test_groups_partition_a_runs_ranks(plan: Plan) -> None:
+    for stages in layouts_of(plan):
+        for run in (run for one in stages for run in one):
+            assert sorted(rank for group in run.tensor_groups for rank in group) == sorted(run.members)
+            assert sorted(rank for group in run.data_groups for rank in group) == sorted(run.members)
+            assert all(
+                len(set(replica) & set(group)) == 1 for replica in run.tensor_groups for group in run.data_groups
+            )
+
+
+def test_order_tells_which_degree_runs_over_neighbours() -> None:
+    for order, replicas in ((RankOrder.TENSOR_INNER, ((0, 1), (2, 3))), (RankOrder.DATA_INNER, ((0, 2), (1, 3)))):
+        assert RankLayout.of((0, 1, 2, 3), LayerRun(0, 1, 2, 2, (1, 1), order)).tensor_groups == replicas
+
+
+def test_uneven_rows_are_cut_at_every_border() -> None:
+    source = RankLayout.of((0, 1), LayerRun(0, 1, 1, 2, (3, 3)))
+    target = RankLayout.of((2, 3), LayerRun(1, 1, 1, 2, (4, 2)))
+    assert boundary_transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
+
+
+@st.composite
+def layout_pairs(draw: st.DrawFn) -> tuple[RankLayout[str], RankLayout[str]]:
+    """Return two layouts of as many rows over the same members, which are not in alphabetical order."""
+    size, rows = draw(st.sampled_from([1, 2, 4, 6, 8, 12])), draw(st.integers(1, 12))
+    members = tuple(draw(st.permutations("abcdefghijkl"[:size])))
+    found = []
+    for _ in range(2):
+        data = draw(st.sampled_from([one for one in range(1, min(size, rows) + 1) if size % one == 0]))
+        cuts = draw(st.sets(st.integers(1, rows - 1), min_size=data - 1, max_size=data - 1)) if data > 1 else ()
+        split = tuple(b - a for a, b in pairwise((0, *sorted(cuts), rows)))
+        found.append(RankLayout(members, size // data, data, draw(st.sampled_from(RankOrder)), split))
+    return found[0], found[1]
+
+
+def placed(layout: RankLayout[str]) -> dict[tuple[int, int], str]:
+    """Return the member at each (replica, tensor rank), index by index."""
+    found, index = {}, 0
+    is_tensor_inner = layout.order is RankOrder.TENSOR_INNER
+    for outer in range(layout.data if is_tensor_inner else layout.tensor):
+        for inner in range(layout.tensor if is_tensor_inner else layout.data):
+            found[(outer, inner) if is_tensor_inner else (inner, outer)] = layout.members[index]
+            index += 1
+    return found
+
+
+def replica_by_row(layout: RankLayout[str]) -> list[int]:
+    found = []
+    for replica in range(layout.data):
+        for _ in range(layout.rows[replica]):
+            found.append(replica)  # noqa: PERF401 (nested loops are the point)
+    return found
+
+
+def row_by_row(transfers: tuple[Transfer[str], ...]) -> list[tuple[str, str, int]]:
+    return sorted((one.source, one.target, row) for one in transfers for row in range(one.start, one.stop))
+
+
+def is_first_node(member: str) -> str:
+    return str(member in "aceg")
+
+
+@given(layout_pairs())
+def test_layouts_are_as_nested_loops_count_them(pair: tuple[RankLayout[str], RankLayout[str]]) -> None:
+    for layout in pair:
+        at, replicas = placed(layout), replica_by_row(layout)
+        for replica in range(layout.data):
+            rows = [row for row, owner in enumerate(replicas) if owner == replica]
+            assert list(range(*layout.row_intervals[replica])) == rows
+            for tensor in range(layout.tensor):
+                member = at[replica, tensor]
+                index = layout.members.index(member)
+                assert layout.position(index) == layout.position_of(member) == (replica, tensor)
+                assert layout.tensor_groups[replica][tensor] == layout.data_groups[tensor][replica] == member
+                assert layout.rows_by_member[index] == len(rows)
+                assert layout.by_index.tensor_groups[replica][tensor] == index
+        assert layout.order.members(layout.tensor_groups) == layout.members
+
+
+@given(layout_pairs())
+def test_messages_are_as_nested_loops_count_them(pair: tuple[RankLayout[str], RankLayout[str]]) -> None:
+    old, new = pair
+    old_at, new_at, old_replicas, new_replicas = placed(old), placed(new), replica_by_row(old), replica_by_row(new)
+    overlaps: dict[tuple[int, int], list[int]] = {}
+    across, inside = [], []
+    for row, (sender, receiver) in enumerate(zip(old_replicas, new_replicas, strict=True)):
+        overlaps.setdefault((sender, receiver), []).append(row)
+        holders = [old_at[sender, tensor] for tensor in range(old.tensor)]
+        for tensor in range(new.tensor):
+            member = new_at[receiver, tensor]
+            across.append((holders[tensor % old.tensor], member, row))
+            near = [holder for holder in holders if is_first_node(holder) == is_first_node(member)] or holders
+            inside.append((member if member in holders else near[tensor % len(near)], member, row))
+    expected = [(*replicas, rows[0], rows[-1] + 1) for replicas, rows in overlaps.items()]
+    assert [tuple(one) for one in row_overlaps(old, new)] == expected
+    assert row_by_row(boundary_transfers(old, new)) == sorted(across)
+    assert row_by_row(relayout_transfers(old, new, is_first_node)) == sorted(inside)
+    same = all(
+        old_at[old.position_of(one)] == new_at[new.position_of(one)]
+        and old.position_of(one) == new.position_of(one)
+        and old.row_interval_of(one) == new.row_interval_of(one)
+        for one in old.members
+    )
+    assert old.is_equivalent(new) == same
+
+
+@pytest.mark.parametrize(
+    ("sharding", "weights", "optimizer"),
+    [
+        (Sharding.NONE, WHOLE, WHOLE),
+        (Sharding.ZERO1, WHOLE, (1, 3)),
+        (Sharding.ZERO2, WHOLE, (1, 3)),
+        (Sharding.ZERO3, (1, 3), (1, 3)),
+    ],
+)
+def test_replicas_share_the_state_that_their_sharding_divides(sharding, weights, optimizer) -> None:
+    layout = RankLayout.of(tuple("abcdef"), LayerRun(0, 1, 2, 3, (1, 1, 1), RankOrder.DATA_INNER))
+    assert layout.shard(4, sharding) == StateShard((1, 2), weights, optimizer)
