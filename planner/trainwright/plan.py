@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, groupby
 from typing import TypeVar
@@ -213,8 +213,17 @@ class Plan:
     @property
     def devices(self) -> tuple[Device, ...]:
         """All devices in the order of their logical ranks."""
-        stages = chain.from_iterable(pipeline.stages for pipeline in self.pipelines)
-        return tuple(chain.from_iterable(stage.devices for stage in stages))
+        return tuple(chain.from_iterable(stage.devices for stage in self.stages))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages, pipeline by pipeline."""
+        return tuple(chain.from_iterable(pipeline.stages for pipeline in self.pipelines))
+
+    def map_stages(self, change: Callable[[Stage], Stage]) -> Plan:
+        """Return the plan with every stage changed."""
+        pipelines = (replace(one, stages=tuple(map(change, one.stages))) for one in self.pipelines)
+        return replace(self, pipelines=tuple(pipelines))
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
-from trainwright.plan import Pipeline, Plan, split_rows
+from trainwright.plan import Plan, split_rows
 from trainwright.quantity import format_bytes
 from trainwright.search.candidates import DeviceSymmetry, candidate_of, fitting_candidate
 from trainwright.search.preference.link_noise import snap_links
@@ -27,18 +27,12 @@ def with_even_rows(plan: Plan) -> Plan:
 
     Return the plan itself if its rows are already even. The result may not fit into memory.
     """
-    pipelines = tuple(map(_with_even_rows, plan.pipelines))
-    return plan if pipelines == plan.pipelines else replace(plan, pipelines=pipelines)
-
-
-def _with_even_rows(pipeline: Pipeline) -> Pipeline:
-    return replace(
-        pipeline,
-        stages=tuple(
-            replace(stage, layers=tuple(replace(run, rows=split_rows(sum(run.rows), run.data)) for run in stage.layers))
-            for stage in pipeline.stages
-        ),
+    even = plan.map_stages(
+        lambda stage: replace(
+            stage, layers=tuple(replace(run, rows=split_rows(sum(run.rows), run.data)) for run in stage.layers)
+        )
     )
+    return plan if even == plan else even
 
 
 MIN_CANDIDATES = 32
@@ -58,8 +52,7 @@ def add_distinct_complexities(candidates: Sequence[Candidate], count: int, probl
     found = list(candidates[:count])
     seen = {Complexity.of(one.plan, problem.cluster) for one in found}
     for candidate in candidates[count:]:
-        complexity = Complexity.of(candidate.plan, problem.cluster)
-        if complexity not in seen:
+        if (complexity := Complexity.of(candidate.plan, problem.cluster)) not in seen:
             seen.add(complexity)
             found.append(candidate)
     return found

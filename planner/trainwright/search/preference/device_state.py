@@ -36,7 +36,7 @@ IsSplit = Callable[[int], bool]
 def device_states(plan: Plan) -> dict[Device, DeviceState]:
     """Return the state of every device of the plan."""
     found: dict[Device, DeviceState] = {}
-    for stage in (stage for pipeline in plan.pipelines for stage in pipeline.stages):
+    for stage in plan.stages:
         runs = [(run, RankLayout.of(stage.devices, run)) for run in stage.layers]
         for index, device in enumerate(stage.devices):
             found[device] = tuple(
@@ -79,19 +79,16 @@ class MigrationCost:
         return total + self._layer_bytes(first, required.end, None, required.shard)
 
     def _layer_bytes(self, first: int, end: int, resident: StateShard | None, required: StateShard) -> float:
-        if first >= end:
-            return 0.0
         counts = self.setting.kind_counts(first, end)
         return sum(count * self._kind_bytes(kind, resident, required) for kind, count in counts)
 
     def _kind_bytes(self, kind: LayerKind, resident: StateShard | None, required: StateShard) -> float:
         untied = kind.parameters - (kind.shared_parameters if kind.shared_weight else 0)
-        if not kind.is_tensor_parallel:
-            return untied * self._missing_bytes_per_value(resident, required, self._is_split(kind))
-        split = min(kind.split_parameters, untied)
-        return split * self._missing_bytes_per_value(resident, required, lambda _: True) + (
-            untied - split
-        ) * self._missing_bytes_per_value(resident, required, lambda _: False)
+        parts: list[tuple[int, IsSplit]] = [(untied, self._is_split(kind))]
+        if kind.is_tensor_parallel:
+            split = min(kind.split_parameters, untied)
+            parts = [(split, lambda _: True), (untied - split, lambda _: False)]
+        return sum(values * self._missing_bytes_per_value(resident, required, is_split) for values, is_split in parts)
 
     def _is_split(self, kind: LayerKind) -> IsSplit:
         return partial(self.setting.is_tensor_sharded, kind)

@@ -8,8 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter
+from typing import TypeVar
 
-from trainwright.cluster import Cluster, Port
+from trainwright.cluster import Cluster, Link, Port
+
+T = TypeVar("T", Link, Port)
+_LATENCY, _BANDWIDTH = attrgetter("latency_seconds"), attrgetter("bandwidth_bytes_per_second")
 
 MAX_GAP_TOLERANCES = 2.0
 """Maximum relative gap between neighbouring values of a group, in tolerances."""
@@ -24,41 +29,32 @@ def snap_links(cluster: Cluster, tolerance: float) -> Cluster:
     """
     if tolerance <= 0:
         return cluster
-    links, nodes = cluster.links, cluster.nodes
-    values_by_scope: list[list[tuple[float, float]]] = [[], []]
-    for link in links:
-        values_by_scope[link.source != link.target].append((link.latency_seconds, link.bandwidth_bytes_per_second))
-    for node in nodes:
-        for outside, given in enumerate((node.inside, node.network)):
-            if given is not None:
-                values_by_scope[outside].append((given.latency_seconds, given.bandwidth_bytes_per_second))
+    ends: list[tuple[Link | Port, bool]] = [(link, link.source != link.target) for link in cluster.links]
+    ends += [(node.inside, False) for node in cluster.nodes if node.inside is not None]
+    ends += [(node.network, True) for node in cluster.nodes if node.network is not None]
     latency, bandwidth = (
-        [_snap_values([one[which] for one in many], tolerance) for many in values_by_scope] for which in (0, 1)
+        [_snap_values((value(end) for end, outside in ends if outside == scope), tolerance) for scope in (False, True)]
+        for value in (_LATENCY, _BANDWIDTH)
     )
 
-    def port(given: Port | None, *, outside: bool) -> Port | None:
-        if given is None:
-            return None
+    def snapped(end: T, *, outside: bool) -> T:
         return replace(
-            given,
-            latency_seconds=latency[outside](given.latency_seconds),
-            bandwidth_bytes_per_second=bandwidth[outside](given.bandwidth_bytes_per_second),
+            end,
+            latency_seconds=latency[outside](_LATENCY(end)),
+            bandwidth_bytes_per_second=bandwidth[outside](_BANDWIDTH(end)),
         )
 
     found = replace(
         cluster,
         nodes=tuple(
-            replace(node, network=port(node.network, outside=True), inside=port(node.inside, outside=False))
-            for node in nodes
-        ),
-        links=tuple(
             replace(
-                link,
-                latency_seconds=latency[link.source != link.target](link.latency_seconds),
-                bandwidth_bytes_per_second=bandwidth[link.source != link.target](link.bandwidth_bytes_per_second),
+                node,
+                network=node.network and snapped(node.network, outside=True),
+                inside=node.inside and snapped(node.inside, outside=False),
             )
-            for link in links
+            for node in cluster.nodes
         ),
+        links=tuple(snapped(link, outside=link.source != link.target) for link in cluster.links),
     )
     return cluster if found == cluster else found
 

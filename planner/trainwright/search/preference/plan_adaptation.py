@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby, islice
 
 from trainwright.cluster import Device
 from trainwright.cost.estimate import check_plan
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
 from trainwright.search.problem import Problem
 
 
@@ -18,28 +19,17 @@ def shrink_to_devices(stage: Stage, available: frozenset[Device]) -> Stage | Non
     Intact tensor groups stay, with rows in their old proportion. The remaining devices form new groups; those that do not
     fill one are left out.
     """
-    if all(device in available for device in stage.devices):
+    if available.issuperset(stage.devices):
         return stage
     first = stage.layers[0]
-    if any((run.tensor, run.order) != (first.tensor, first.order) for run in stage.layers):
+    if _has_mixed_degrees(stage):
         return _shrink_mixed_degrees(stage, available)
     groups = first.tensor_groups(stage.devices)
-    intact_groups = [
-        (group, number) for number, group in enumerate(groups) if all(device in available for device in group)
-    ]
-    devices_in_groups = {device for group, _ in intact_groups for device in group}
-    ungrouped = [device for device in stage.devices if device in available and device not in devices_in_groups]
-    new_groups = [tuple(ungrouped[start : start + first.tensor]) for start in range(0, len(ungrouped), first.tensor)]
-    new_groups = [group for group in new_groups if len(group) == first.tensor]
-    groups_used = [*(group for group, _ in intact_groups), *new_groups][: sum(first.rows)]
-    if not groups_used:
-        return None
-    runs = []
-    for run in stage.layers:
-        mean = sum(run.rows) / run.data
-        shares = [*(run.rows[number] for _, number in intact_groups), *(mean for _ in new_groups)]
-        runs.append(_with_replicas(run, shares[: len(groups_used)]))
-    return Stage(first.order.members(groups_used), tuple(runs))
+    intact = [replica for replica, group in enumerate(groups) if available.issuperset(group)]
+    grouped = {device for replica in intact for device in groups[replica]}
+    ungrouped = [device for device in stage.devices if device in available and device not in grouped]
+    added = _tensor_groups(ungrouped, first.tensor)[: sum(first.rows) - len(intact)]
+    return _with_groups(stage, intact, added) if intact or added else None
 
 
 def add_replicas(stage: Stage, devices: Sequence[Device]) -> Stage | None:
@@ -48,18 +38,30 @@ def add_replicas(stage: Stage, devices: Sequence[Device]) -> Stage | None:
     None if they fill no tensor group, if rows are too few, or if the stage mixes tensor degrees or rank orders.
     """
     first = stage.layers[0]
-    added_replicas = len(devices) // first.tensor
-    if added_replicas == 0 or any((run.tensor, run.order) != (first.tensor, first.order) for run in stage.layers):
+    added = _tensor_groups(devices, first.tensor)
+    if not added or _has_mixed_degrees(stage) or first.data + len(added) > sum(first.rows):
         return None
-    if first.data + added_replicas > sum(first.rows):
-        return None
-    groups = [*first.tensor_groups(stage.devices)]
-    groups += [tuple(devices[n * first.tensor : (n + 1) * first.tensor]) for n in range(added_replicas)]
-    runs = [
-        _with_replicas(run, [*run.rows, *(sum(run.rows) / run.data for _ in range(added_replicas))])
+    return _with_groups(stage, range(first.data), added)
+
+
+def _has_mixed_degrees(stage: Stage) -> bool:
+    return len({(run.tensor, run.order) for run in stage.layers}) > 1
+
+
+def _tensor_groups(devices: Sequence[Device], tensor: int) -> list[tuple[Device, ...]]:
+    """Form tensor groups of consecutive devices; the last ones are left out if they do not fill one."""
+    return [tuple(devices[end - tensor : end]) for end in range(tensor, len(devices) + 1, tensor)]
+
+
+def _with_groups(stage: Stage, kept: Sequence[int], added: Sequence[tuple[Device, ...]]) -> Stage:
+    """Return the stage with the replicas kept, and the added tensor groups, each with the mean number of rows."""
+    first = stage.layers[0]
+    groups = first.tensor_groups(stage.devices)
+    runs = (
+        _with_replicas(run, [*(run.rows[replica] for replica in kept), *[sum(run.rows) / run.data] * len(added)])
         for run in stage.layers
-    ]
-    return Stage(first.order.members(groups), tuple(runs))
+    )
+    return Stage(first.order.members([*(groups[replica] for replica in kept), *added]), tuple(runs))
 
 
 def _shrink_mixed_degrees(stage: Stage, available: frozenset[Device]) -> Stage | None:
@@ -100,33 +102,24 @@ def split_in_proportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 def with_layer_counts(stages: Sequence[Stage], counts: Sequence[int]) -> tuple[Stage, ...]:
     """Return the stages with these numbers of layers; a new layer gets the strategy of the stage's nearest layer."""
-    found, first = [], 0
-    for stage, count in zip(stages, counts, strict=True):
-        found.append(_with_layers(stage, first, count))
-        first += count
-    return tuple(found)
+    firsts = accumulate(counts, initial=0)
+    return tuple(_with_layers(stage, first, count) for stage, first, count in zip(stages, firsts, counts, strict=False))
 
 
 def _with_layers(stage: Stage, first: int, count: int) -> Stage:
     if (stage.first, stage.end) == (first, first + count):
         return stage
-    nearest_runs = [nearest_run(stage)(layer) for layer in range(first, first + count)]
     runs = []
-    for number, group in groupby(nearest_runs):
-        size = len(list(group))
-        runs.append(replace(stage.layers[number], first=first, count=size))
-        first += size
+    for run, layers in groupby(range(first, first + count), key=lambda layer: _nearest_run(stage, layer)):
+        start, *others = layers
+        runs.append(replace(run, first=start, count=1 + len(others)))
     return Stage(stage.devices, tuple(runs))
 
 
-def nearest_run(stage: Stage) -> Callable[[int], int]:
-    """Return a function from a layer to the number of the run that contains it or is nearest to it."""
-
-    def number(layer: int) -> int:
-        inside = min(max(layer, stage.first), stage.end - 1)
-        return next(index for index, run in enumerate(stage.layers) if inside < run.end)
-
-    return number
+def _nearest_run(stage: Stage, layer: int) -> LayerRun:
+    """Return the run that contains the layer or is nearest to it."""
+    inside = min(max(layer, stage.first), stage.end - 1)
+    return next(run for run in stage.layers if inside < run.end)
 
 
 def drop_missing_stages(stages: Sequence[Stage | None], layers: Sequence[int]) -> tuple[Stage, ...]:
@@ -136,15 +129,14 @@ def drop_missing_stages(stages: Sequence[Stage | None], layers: Sequence[int]) -
     """
     counts = list(layers)
     present = [number for number, stage in enumerate(stages) if stage is not None]
-    for number in (number for number, stage in enumerate(stages) if stage is None):
-        next_present = [other for other in present if other > number][:1]
-        previous_present = [other for other in present if other < number][-1:]
-        neighbours = [*next_present, *previous_present]
-        for index, neighbour in enumerate(neighbours):
-            share, more = divmod(layers[number], len(neighbours))
-            counts[neighbour] += share + (index < more)
-    remaining = [stage for stage in stages if stage is not None]
-    return with_layer_counts(remaining, [counts[number] for number in present]) if remaining else ()
+    missing = [number for number, stage in enumerate(stages) if stage is None]
+    for number in missing if present else ():
+        after = [other for other in present if other > number]
+        before = [other for other in present if other < number]
+        neighbours = [*after[:1], *before[-1:]]
+        for neighbour, share in zip(neighbours, split_rows(layers[number], len(neighbours)), strict=True):
+            counts[neighbour] += share
+    return with_layer_counts([stage for stage in stages if stage is not None], [counts[number] for number in present])
 
 
 def rescale_micro_batches(pipelines: Sequence[Pipeline], rows: int) -> tuple[Pipeline, ...] | None:
@@ -194,10 +186,10 @@ def adapt_plan(old: Plan, problem: Problem) -> list[Plan]:
 
 def _variants(old: Plan, problem: Problem) -> Iterator[tuple[Pipeline, ...]]:
     available = frozenset(problem.devices)
-    scaled_down = tuple(found for one in old.pipelines if (found := _scale_down(one, available)) is not None)
+    scaled_down = _with_stages(old, lambda stage: shrink_to_devices(stage, available))
     yield scaled_down
     yield tuple(_rebalance_layers(one, old) for one in scaled_down)
-    yield tuple(found for one in old.pipelines if (found := _drop_damaged_stages(one, available)) is not None)
+    yield _with_stages(old, lambda stage: stage if available.issuperset(stage.devices) else None)
     yield tuple(one for one in old.pipelines if available.issuperset(one.devices))
     if scaled_down:
         new_devices = _unused_devices(scaled_down, problem)
@@ -205,28 +197,21 @@ def _variants(old: Plan, problem: Problem) -> Iterator[tuple[Pipeline, ...]]:
             yield from _use_new_devices(scaled_down, new_devices, problem)
 
 
-def _scale_down(pipeline: Pipeline, available: frozenset[Device]) -> Pipeline | None:
-    """Shrink every stage to its remaining devices."""
-    return _keep_stages(pipeline, [shrink_to_devices(stage, available) for stage in pipeline.stages])
-
-
-def _drop_damaged_stages(pipeline: Pipeline, available: frozenset[Device]) -> Pipeline | None:
-    """Drop the stages with missing devices."""
-    return _keep_stages(pipeline, [stage if available.issuperset(stage.devices) else None for stage in pipeline.stages])
-
-
-def _keep_stages(pipeline: Pipeline, stages: Sequence[Stage | None]) -> Pipeline | None:
-    remaining = drop_missing_stages(stages, [stage.end - stage.first for stage in pipeline.stages])
-    return replace(pipeline, stages=remaining) if remaining else None
+def _with_stages(plan: Plan, change: Callable[[Stage], Stage | None]) -> tuple[Pipeline, ...]:
+    """Return the pipelines with their stages changed, without stages that become None and pipelines without stages."""
+    pipelines = []
+    for pipeline in plan.pipelines:
+        layers = [stage.end - stage.first for stage in pipeline.stages]
+        stages = drop_missing_stages([change(stage) for stage in pipeline.stages], layers)
+        if stages:
+            pipelines.append(replace(pipeline, stages=stages))
+    return tuple(pipelines)
 
 
 def _rebalance_layers(pipeline: Pipeline, old: Plan) -> Pipeline:
     """Split layers over stages in proportion to the layers that their devices had before."""
     layers_per_device = {
-        device: (stage.end - stage.first) / len(stage.devices)
-        for one in old.pipelines
-        for stage in one.stages
-        for device in stage.devices
+        device: (stage.end - stage.first) / len(stage.devices) for stage in old.stages for device in stage.devices
     }
     shares = [sum(layers_per_device[device] for device in stage.devices) for stage in pipeline.stages]
     return replace(pipeline, stages=with_layer_counts(pipeline.stages, split_in_proportion(old.model_layers, shares)))
@@ -251,47 +236,45 @@ def _use_new_devices(
                 yield (*pipelines[:index], scaled_up, *pipelines[index + 1 :])
         template = next((one for one in pipelines if len(one.devices) == len(devices)), None)
         if template is not None:
-            yield _add_pipeline_copy(pipelines, template, devices)
+            rest = iter(devices)
+            stages = (replace(stage, devices=tuple(islice(rest, len(stage.devices)))) for stage in template.stages)
+            yield (*pipelines, replace(template, stages=tuple(stages)))
 
 
 def _scale_up(pipeline: Pipeline, accelerator: str, devices: Sequence[Device], problem: Problem) -> Iterator[Pipeline]:
     """Yield the pipeline with the devices as replicas of one stage, as replicas of all stages, or as a new stage."""
     stages = pipeline.stages
     same_accelerator = [
-        number for number, stage in enumerate(stages) if _single_accelerator(stage, problem) == accelerator
+        number
+        for number, stage in enumerate(stages)
+        if all(problem.cluster.node(device.node).accelerator == accelerator for device in stage.devices)
     ]
     for number in same_accelerator[:MAX_POSITIONS]:
         scaled_up = add_replicas(stages[number], devices)
         if scaled_up is not None:
             yield replace(pipeline, stages=(*stages[:number], scaled_up, *stages[number + 1 :]))
-    devices_per_stage = len(devices) // len(stages)
-    parts = (devices[number * devices_per_stage : (number + 1) * devices_per_stage] for number in range(len(stages)))
-    all_scaled_up = [add_replicas(stage, part) for stage, part in zip(stages, parts, strict=True)]
+    share = len(devices) // len(stages)
+    all_scaled_up = [
+        add_replicas(one, devices[number * share : (number + 1) * share]) for number, one in enumerate(stages)
+    ]
     found = tuple(stage for stage in all_scaled_up if stage is not None)
     if len(found) == len(stages):
         yield replace(pipeline, stages=found)
-    for position in sorted({0, len(stages), *(n for number in same_accelerator for n in (number, number + 1))})[
-        :MAX_POSITIONS
-    ]:
+    positions = {0, len(stages), *same_accelerator, *(number + 1 for number in same_accelerator)}
+    for position in sorted(positions)[:MAX_POSITIONS]:
         stage = _single_layer_stage(stages[min(position, len(stages) - 1)], devices)
         if stage is not None:
             yield _insert_stage(pipeline, position, stage)
 
 
-def _single_accelerator(stage: Stage, problem: Problem) -> str | None:
-    """Return the stage's accelerator; None if it has several."""
-    names = {problem.cluster.node(device.node).accelerator for device in stage.devices}
-    return names.pop() if len(names) == 1 else None
-
-
 def _single_layer_stage(template: Stage, devices: Sequence[Device]) -> Stage | None:
     """Return a stage of one layer on the devices, with the template's tensor degree, sharding and recompute."""
     run = template.layers[0]
-    data = min(len(devices) // run.tensor, sum(run.rows))
+    rows = sum(run.rows)
+    data = min(len(devices) // run.tensor, rows)
     if data == 0:
         return None
-    rows = split_in_proportion(sum(run.rows), [1.0] * data)
-    return Stage(tuple(devices[: data * run.tensor]), (replace(run, count=1, data=data, rows=rows),))
+    return Stage(tuple(devices[: data * run.tensor]), (replace(run, count=1, data=data, rows=split_rows(rows, data)),))
 
 
 def _insert_stage(pipeline: Pipeline, position: int, stage: Stage) -> Pipeline:
@@ -305,42 +288,28 @@ def _insert_stage(pipeline: Pipeline, position: int, stage: Stage) -> Pipeline:
     return replace(pipeline, stages=with_layer_counts(stages, split_in_proportion(layers, shares)))
 
 
-def _add_pipeline_copy(
-    pipelines: tuple[Pipeline, ...], template: Pipeline, devices: Sequence[Device]
-) -> tuple[Pipeline, ...]:
-    """Add a copy of the template pipeline on these devices."""
-    device_iterator = iter(devices)
-    stages = tuple(
-        replace(stage, devices=tuple(next(device_iterator) for _ in stage.devices)) for stage in template.stages
-    )
-    return (*pipelines, replace(template, stages=stages))
-
-
 def _is_allowed(plan: Plan, problem: Problem) -> bool:
     """Return whether the plan satisfies the problem, memory aside."""
-    limits, setting = problem.limits, problem.cost_context
-    check_plan(plan, setting)
-    if not set(plan.devices) <= set(problem.devices):
-        return False
-    for pipeline in plan.pipelines:
-        if len(pipeline.stages) > (limits.max_pipeline_degree or len(pipeline.stages)):
-            return False
-        for stage in pipeline.stages:
-            accelerators = {setting.accelerator_of_node[device.node] for device in stage.devices}
-            for run in stage.layers:
-                if run.tensor > (limits.max_tensor_degree or run.tensor):
-                    return False
-                if run.data > (limits.max_data_degree or run.data):
-                    return False
-                kinds = [kind for kind, _ in setting.kind_counts(run.first, run.end)]
-                if not all(
-                    _is_profiled(problem, name, kind.name, run.tensor) for name in accelerators for kind in kinds
-                ):
-                    return False
-    return True
+    limits = problem.limits
+    check_plan(plan, problem.cost_context)
+    return (
+        set(plan.devices) <= set(problem.devices)
+        and all(len(one.stages) <= (limits.max_pipeline_degree or math.inf) for one in plan.pipelines)
+        and all(_is_run_allowed(run, stage, problem) for stage in plan.stages for run in stage.layers)
+    )
 
 
-def _is_profiled(problem: Problem, accelerator: str, kind: str, tensor: int) -> bool:
-    known = problem.model.kind(kind)
-    degree = tensor if problem.cost_context.is_tensor_sharded(known, tensor) else 1
-    return problem.profiles.has(accelerator, kind, degree)
+def _is_run_allowed(run: LayerRun, stage: Stage, problem: Problem) -> bool:
+    """Return whether degrees are within the limits, and every layer has a profile on every accelerator of the stage."""
+    limits, context = problem.limits, problem.cost_context
+    return (
+        run.tensor <= (limits.max_tensor_degree or math.inf)
+        and run.data <= (limits.max_data_degree or math.inf)
+        and all(
+            problem.profiles.has(
+                accelerator, kind.name, run.tensor if context.is_tensor_sharded(kind, run.tensor) else 1
+            )
+            for accelerator in {context.accelerator_of_node[device.node] for device in stage.devices}
+            for kind, _ in context.kind_counts(run.first, run.end)
+        )
+    )

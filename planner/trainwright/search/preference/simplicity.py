@@ -7,8 +7,7 @@ complexity can.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from itertools import chain
+from dataclasses import astuple, dataclass, fields
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Plan, Sharding
@@ -43,53 +42,52 @@ class Complexity:
     @classmethod
     def of(cls, plan: Plan, cluster: Cluster) -> Complexity:
         accelerator = {node.name: node.accelerator for node in cluster.nodes}
-        stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-        runs = list(chain.from_iterable(stage.layers for stage in stages))
+        runs = [run for stage in plan.stages for run in stage.layers]
         types = {
             (
                 frozenset(accelerator[device.node] for device in stage.devices),
                 frozenset((run.tensor, run.data, run.sharding, run.recompute) for run in stage.layers),
             )
-            for stage in stages
+            for stage in plan.stages
         }
         return cls(
             stage_types=len(types),
             pipelines=len(plan.pipelines),
             degrees=len({(run.tensor, run.data) for run in runs}),
-            uneven_stages=sum(any(len(set(run.rows)) > 1 for run in stage.layers) for stage in stages),
+            uneven_stages=sum(any(len(set(run.rows)) > 1 for run in stage.layers) for stage in plan.stages),
             recomputed_layers=sum(run.count for run in runs if run.recompute),
             sharded_layers=sum(run.count for run in runs if run.sharding is not Sharding.NONE),
-            devices=sum(len(stage.devices) for stage in stages),
+            devices=len(plan.devices),
         )
 
     def describe_excess(self, other: Complexity) -> tuple[str, ...]:
         """Describe in which parts this plan is more complex than the other, most important first."""
         return tuple(
-            _NEEDS[name](getattr(self, name), getattr(other, name))
-            for name in (field.name for field in fields(self))
-            if getattr(self, name) > getattr(other, name)
+            _describe_excess(field.name, mine, others)
+            for field, mine, others in zip(fields(self), astuple(self), astuple(other), strict=True)
+            if mine > others
         )
 
 
-def _describe_count(what: str) -> Callable[[int, int], str]:
-    return lambda mine, others: f"{mine} {what} in place of {others}"
-
-
-def _describe_usage(what: str, where: str) -> Callable[[int, int], str]:
-    return lambda mine, others: (
-        f"{what} in {mine} {where}{'' if mine == 1 else 's'}" + (f" in place of {others}" if others else "")
-    )
-
-
-_NEEDS: dict[str, Callable[[int, int], str]] = {
-    "stage_types": _describe_count("types of stage"),
-    "pipelines": _describe_count("pipelines"),
-    "degrees": _describe_count("pairs of degrees"),
-    "uneven_stages": _describe_usage("uneven rows", "stage"),
-    "recomputed_layers": _describe_usage("recompute", "layer"),
-    "sharded_layers": _describe_usage("sharded weights", "layer"),
-    "devices": _describe_count("devices"),
+_NEEDS = {
+    "stage_types": ("types of stage", ""),
+    "pipelines": ("pipelines", ""),
+    "degrees": ("pairs of degrees", ""),
+    "uneven_stages": ("uneven rows", "stage"),
+    "recomputed_layers": ("recompute", "layer"),
+    "sharded_layers": ("sharded weights", "layer"),
+    "devices": ("devices", ""),
 }
+"""What each part counts, and where it is."""
+
+
+def _describe_excess(name: str, mine: int, others: int) -> str:
+    what, where = _NEEDS[name]
+    if not where:
+        return f"{mine} {what} in place of {others}"
+    return f"{what} in {mine} {where}{'' if mine == 1 else 's'}" + (f" in place of {others}" if others else "")
+
+
 MAX_NEEDS = 3
 """Maximum number of needs in a sentence, the most important ones."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.network import link_matrices, node_classes
 from trainwright.plan import Plan
 from trainwright.rank_layout import WHOLE
-from trainwright.search.preference import device_state
-from trainwright.search.preference.device_state import DeviceState, MigrationCost, device_states
+from trainwright.search.preference.device_state import DeviceState, MigrationCost, device_states, missing_bytes_by_node
 from trainwright.search.preference.simplicity import Measure, iteration_seconds
 from trainwright.search.problem import Candidate, Preference, Problem
 
@@ -30,28 +29,16 @@ def match_devices(new: Plan, old: Plan, problem: Problem) -> Plan:
     use. The new plan itself is returned if nothing is gained.
     """
     mapping = _DeviceMatching(new, old, problem).mapping()
-    moved = tuple(
-        replace(
-            pipeline,
-            stages=tuple(replace(stage, devices=tuple(mapping[d] for d in stage.devices)) for stage in pipeline.stages),
-        )
-        for pipeline in new.pipelines
-    )
-    return new if moved == new.pipelines else replace(new, pipelines=moved)
+    moved = new.map_stages(lambda stage: replace(stage, devices=tuple(mapping[device] for device in stage.devices)))
+    return new if moved == new else moved
 
 
-@dataclass
 class _DeviceMatching:
-    new: Plan
-    old: Plan
-    problem: Problem
-    migration_cost: MigrationCost = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.migration_cost = MigrationCost(self.problem.cost_context)
-        self.old_states, self.new_states = device_states(self.old), device_states(self.new)
+    def __init__(self, new: Plan, old: Plan, problem: Problem) -> None:
+        self.problem, self.migration_cost = problem, MigrationCost(problem.cost_context)
+        self.old_states, self.new_states = device_states(old), device_states(new)
         self.devices_by_role: dict[str, list[Device]] = {}
-        for device in self.new.devices:
+        for device in new.devices:
             self.devices_by_role.setdefault(device.node, []).append(device)
 
     def mapping(self) -> dict[Device, Device]:
@@ -62,13 +49,12 @@ class _DeviceMatching:
         for name in self.problem.nodes:
             nodes_by_class.setdefault(class_of[name], []).append(name)
         found: dict[Device, Device] = {}
-        for number, names in nodes_by_class.items():
+        for number, nodes in nodes_by_class.items():
             roles = [name for name in self.devices_by_role if class_of[name] == number]
-            if roles:
-                for role, place in self._match_nodes(roles, names):
-                    found |= self._match_slots(role, place)
+            for role, node in self._match_nodes(roles, nodes) if roles else ():
+                found |= self._match_slots(role, node)
         # A plan made for another problem may have nodes that this one does not allow: they stay.
-        return {device: found.get(device, device) for device in self.new.devices}
+        return {device: found.get(device, device) for device in self.new_states}
 
     def _match_nodes(self, roles: list[str], nodes: list[str]) -> list[tuple[str, str]]:
         """Return pairs of a role (a node of the new plan) and the node that takes it."""
@@ -76,37 +62,35 @@ class _DeviceMatching:
             return [(roles[0], nodes[0])]
         required_states, resident_states = self._signatures(roles, nodes)
         distinct_required, distinct_resident = (
-            list(dict.fromkeys(required_states)),
-            list(dict.fromkeys(resident_states)),
+            list(dict.fromkeys(states)) for states in (required_states, resident_states)
         )
         table = np.array(
             [
                 [_min_cost_assignment(self._bytes_to_move(needed, held))[0] for held in distinct_resident]
                 for needed in distinct_required
-            ],
-            dtype=float,
+            ]
         )
-        rows = np.array([distinct_required.index(one) for one in required_states])
-        columns = np.array([distinct_resident.index(one) for one in resident_states])
-        cost = table[np.ix_(rows, columns)]
+        rows = [distinct_required.index(one) for one in required_states]
+        columns = [distinct_resident.index(one) for one in resident_states]
         # Half a byte breaks ties in favour of a node's own role.
-        is_own_role = np.array([[role == place for place in nodes] for role in roles])
-        chosen = _min_cost_assignment(cost - 0.5 * is_own_role)[1]
-        return [(role, nodes[place]) for role, place in zip(roles, chosen, strict=True)]
+        is_own_role = np.array([[role == node for node in nodes] for role in roles])
+        chosen = _min_cost_assignment(table[np.ix_(rows, columns)] - 0.5 * is_own_role)[1]
+        return [(role, nodes[column]) for role, column in zip(roles, chosen, strict=True)]
 
     def _signatures(
         self, roles: list[str], nodes: list[str]
     ) -> tuple[list[tuple[DeviceState, ...]], list[tuple[DeviceState, ...]]]:
         """Return the states that roles require and those resident on nodes, coarser if there are too many pairs."""
-        required_states = [
-            tuple(sorted(self.new_states[device] for device in self.devices_by_role[role])) for role in roles
-        ]
-        resident_states = [tuple(sorted(self._resident_states(place))) for place in nodes]
+        required_states = [tuple(sorted(self._required_states(role))) for role in roles]
+        resident_states = [tuple(sorted(self._resident_states(node))) for node in nodes]
         if len(set(required_states)) * len(set(resident_states)) > MAX_PAIRS:
             required_states, resident_states = (
                 [tuple(map(_without_sharding, one)) for one in many] for many in (required_states, resident_states)
             )
         return required_states, resident_states
+
+    def _required_states(self, role: str) -> list[DeviceState]:
+        return [self.new_states[device] for device in self.devices_by_role[role]]
 
     def _resident_states(self, node: str) -> list[DeviceState]:
         return [self.old_states.get(Device(node, slot), ()) for slot in range(self.problem.cluster.node(node).devices)]
@@ -114,16 +98,15 @@ class _DeviceMatching:
     def _match_slots(self, role: str, node: str) -> dict[Device, Device]:
         """Return the slot of the node for each device of the role."""
         devices = self.devices_by_role[role]
-        table = self._bytes_to_move([self.new_states[device] for device in devices], self._resident_states(node))
+        table = self._bytes_to_move(self._required_states(role), self._resident_states(node))
         is_own_slot = np.array([[device.slot == slot for slot in range(table.shape[1])] for device in devices])
         chosen = _min_cost_assignment(table - 0.5 * is_own_slot)[1]
         return {device: Device(node, slot) for device, slot in zip(devices, chosen, strict=True)}
 
     def _bytes_to_move(self, required: Sequence[DeviceState], resident: Sequence[DeviceState]) -> NDArray[np.float64]:
         """Return `[required, resident]` bytes to move."""
-        return np.array(
-            [[self.migration_cost.missing_bytes(one, seat) for one in resident] for seat in required], dtype=float
-        )
+        missing_bytes = self.migration_cost.missing_bytes
+        return np.array([[missing_bytes(held, needed) for held in resident] for needed in required], dtype=float)
 
 
 def _min_cost_assignment(cost: NDArray[np.float64]) -> tuple[float, list[int]]:
@@ -146,7 +129,7 @@ def migration_bytes(old: Plan, new: Plan, setting: CostContext) -> int:
 
     A device without a part in the old plan has no state. Raises ValueError if the plans are for different models.
     """
-    return sum(device_state.missing_bytes_by_node(old, new, setting).values())
+    return sum(missing_bytes_by_node(old, new, setting).values())
 
 
 def migration_seconds(old: Plan, new: Plan, setting: CostContext) -> float:
@@ -159,7 +142,7 @@ def migration_seconds(old: Plan, new: Plan, setting: CostContext) -> float:
     number = {node.name: index for index, node in enumerate(cluster.nodes)}
     links = link_matrices(cluster)
     seconds = 0.0
-    for name, size in device_state.missing_bytes_by_node(old, new, setting).items():
+    for name, size in missing_bytes_by_node(old, new, setting).items():
         column = links.bandwidth[:, number[name]]
         bandwidth = column[number[name]] if len(column) == 1 else np.delete(column, number[name]).max()
         seconds = max(seconds, size / (bandwidth * setting.runtime.link_ratio) if size else 0.0)
