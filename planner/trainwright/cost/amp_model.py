@@ -18,6 +18,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.network import Array, LinkMatrices, link_matrices
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright.rank_layout import node_layouts
 
 Indices = NDArray[np.intp]
 
@@ -135,7 +136,8 @@ class _AmpModel:
         above, below = (self._nodes_by_replica(stage) for stage in (upper, lower))
         there, back = above[senders][:, np.arange(below.shape[1]) % above.shape[1]], below[receivers]
         forward, backward = self.links.bandwidth[there, back].min(axis=1), self.links.bandwidth[back, there].min(axis=1)
-        (first, end), (other_first, other_end) = _rows(upper, senders), _rows(lower, receivers)
+        first, end = np.array(node_layouts(upper)[0].row_intervals)[senders].T
+        other_first, other_end = np.array(node_layouts(lower)[0].row_intervals)[receivers].T
         rows = np.minimum(end, other_end) - np.maximum(first, other_first)
         seconds: Array = rows * row_bytes * (1 / forward + 1 / backward) / self.context.runtime.link_ratio
         return seconds
@@ -157,10 +159,3 @@ class _AmpModel:
 
     def _nodes(self, devices: Sequence[Device]) -> Indices:
         return np.array([self.number[device.node] for device in devices], dtype=np.intp)
-
-
-def _rows(stage: Stage, replicas: Indices) -> tuple[Indices, Indices]:
-    """Return the first row and the end of these replicas' share of the micro-batch."""
-    rows = np.array(stage.layers[0].rows)
-    ends = np.cumsum(rows)
-    return (ends - rows)[replicas], ends[replicas]
