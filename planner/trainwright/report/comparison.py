@@ -59,9 +59,8 @@ def _work_bound(candidate: Candidate, problem: Problem) -> float:
 
 def enumeration_sentence(plan: Plan, problem: Problem) -> str:
     """Return what a complete enumeration proves about the fastest plan found."""
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     is_enumerated = plan.schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and all(
-        len({(run.tensor, run.rows, run.order) for run in stage.layers}) == 1 for stage in stages
+        len({(run.tensor, run.rows, run.order) for run in stage.layers}) == 1 for stage in plan.stages
     )
     plans = "1F1B plans with one tensor degree, row split and rank order per stage"
     if problem.limits != Limits():

@@ -47,7 +47,7 @@ class Explanation:
         held = dict(estimate.memory_by_device)
         cluster = problem.cluster
         memory = []
-        for stage in _stages(plan):
+        for stage in plan.stages:
             found = [
                 StageMemoryRow(str(device), held[device], cluster.accelerator_of(device).memory_bytes)
                 for device in stage.devices
@@ -94,7 +94,7 @@ class Explanation:
         return [f"{len(rows)} pipelines share the batch: {told}."]
 
     def _pace(self) -> str:
-        track, stage = self.tracks[self.bottleneck], _stages(self.plan)[self.bottleneck]
+        track, stage = self.tracks[self.bottleneck], self.plan.stages[self.bottleneck]
         whole = self.estimate.iteration_seconds
         where = f"{_place(track, self.plan)} ({_counted(stage.end - stage.first, 'layer')} on {self.format_accelerators(stage)})"
         busy = f"{tables.seconds(track.busy_seconds)}, {tables.share(track.busy_seconds, whole)} of the iteration"
@@ -181,7 +181,7 @@ class Explanation:
             ]
         )
         whole = self.estimate.iteration_seconds
-        for number, (track, stage, memory) in enumerate(zip(self.tracks, _stages(self.plan), self.memory, strict=True)):
+        for number, (track, stage, memory) in enumerate(zip(self.tracks, self.plan.stages, self.memory, strict=True)):
             several = len(self.plan.pipelines) > 1
             add_row(
                 table,
@@ -196,10 +196,6 @@ class Explanation:
                 style="bold" if number == self.bottleneck else "",
             )
         return titled("Stages", table)
-
-
-def _stages(plan: Plan) -> list[Stage]:
-    return [stage for pipeline in plan.pipelines for stage in pipeline.stages]
 
 
 def _counted(number: int, what: str) -> str:

@@ -98,12 +98,8 @@ class TiedParameterGroup:
         of each tensor group contributes, since the others have the same gradient.
         """
         one_degree = len({one.tensor for one in self.runs}) == 1
-        tensor_indices: dict[int, set[int]] = {}
-        for one in self.runs:
-            for index, group in enumerate(one.data_groups):
-                for rank in group:
-                    tensor_indices.setdefault(rank, set()).add(index)
-        return not self.is_partial and one_degree and all(len(indices) == 1 for indices in tensor_indices.values())
+        tensor_indices = {(rank, one.position_of(rank).tensor) for one in self.runs for rank in one.members}
+        return not self.is_partial and one_degree and len(tensor_indices) == len({rank for rank, _ in tensor_indices})
 
     def contributes(self, run: RunRanks, rank: int) -> bool:
         """Return whether the gradient that a layer of that run computes on this rank counts."""

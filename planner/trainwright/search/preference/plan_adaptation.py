@@ -191,10 +191,7 @@ def _variants(old: Plan, problem: Problem) -> Iterator[tuple[Pipeline, ...]]:
     yield tuple(_rebalance_layers(one, old) for one in scaled_down)
     yield _with_stages(old, lambda stage: stage if available.issuperset(stage.devices) else None)
     yield tuple(one for one in old.pipelines if available.issuperset(one.devices))
-    if scaled_down:
-        new_devices = _unused_devices(scaled_down, problem)
-        if new_devices:
-            yield from _use_new_devices(scaled_down, new_devices, problem)
+    yield from _use_new_devices(scaled_down, _unused_devices(scaled_down, problem), problem)
 
 
 def _with_stages(plan: Plan, change: Callable[[Stage], Stage | None]) -> tuple[Pipeline, ...]:
