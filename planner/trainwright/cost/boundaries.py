@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.network import Edge, Load, Message, Network, Nic
-from trainwright.rank_layout import RankLayout, relayout_transfers, row_overlaps
+from trainwright.rank_layout import RankLayout, Transfer, relayout_transfers, row_overlaps
 
 
 class BoundaryMessage(NamedTuple):
@@ -148,6 +148,13 @@ def _nic_seconds(messages: Mapping[Message, int], network: Network) -> dict[Nic,
     return network.nic_seconds(network.load(load))
 
 
+@lru_cache(_KEPT)
+def _device_transfers(old: RankLayout[str], new: RankLayout[str]) -> tuple[Transfer[int], ...]:
+    """Return the rows that change devices, by index, in the order of receivers: sums of seconds depend on the order."""
+    transfers = relayout_transfers(old.by_index, new.by_index, old.members.__getitem__)
+    return tuple(sorted((one for one in transfers if one.source != one.target), key=attrgetter("target")))
+
+
 def redistribution_seconds(old: RankLayout[str], new: RankLayout[str], row_bytes: float, network: Network) -> float:
     """Return R(L, S_i, S_j): seconds until every device has its rows of the next layer run, all messages at once.
 
@@ -155,16 +162,13 @@ def redistribution_seconds(old: RankLayout[str], new: RankLayout[str], row_bytes
     """
     messages: Counter[Message] = Counter()
     ports: defaultdict[tuple[str, int, str], float] = defaultdict(float)
-    transfers = relayout_transfers(old.by_index, new.by_index, old.members.__getitem__)
-    # In the order of receivers, since sums of seconds depend on the order.
-    for source, target, start, stop in sorted(transfers, key=attrgetter("target")):
-        if source != target:
-            edge, size = (old.members[source], new.members[target]), (stop - start) * row_bytes
-            messages[*edge, size] += 1
-            if edge[0] == edge[1]:
-                seconds = size / network.flow_bytes_per_second(edge)
-                ports["out", source, edge[0]] += seconds
-                ports["in", target, edge[1]] += seconds
+    for source, target, start, stop in _device_transfers(old, new):
+        edge, size = (old.members[source], new.members[target]), (stop - start) * row_bytes
+        messages[*edge, size] += 1
+        if edge[0] == edge[1]:
+            seconds = size / network.flow_bytes_per_second(edge)
+            ports["out", source, edge[0]] += seconds
+            ports["in", target, edge[1]] += seconds
     alone = network.concurrent_send_seconds(messages)
     at_once = max((spent + network.link((a, b))[0] for (a, b, _), spent in alone.items()), default=0.0)
     through = max((busy + network.link((node, node))[0] for (_, _, node), busy in ports.items()), default=0.0)
