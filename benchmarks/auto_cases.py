@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from trainwright.accelerators import data_sheet
 from trainwright.cli.options import estimate_from_data_sheets
 from trainwright.cluster import Accelerator, Cluster, Link, Node, Port
-from trainwright.cost.memory import parameter_bytes
+from trainwright.cost.memory_terms import ValueBytes
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.runtime import Runtime
@@ -220,7 +220,8 @@ def _state_bytes(model: str) -> float:
     """Return bytes of weights, gradients and optimizer state of one copy of the model."""
     family, dtype, optimizer = MODELS[model]
     training = Training(1, dtype=dtype, optimizer=optimizer, **{family.family: family})  # type: ignore[arg-type]
-    return training.model.parameters * parameter_bytes(training.model, optimizer, Runtime().gradient_dtype)
+    per_value = ValueBytes.of(training.model, optimizer, Runtime().gradient_dtype)
+    return training.model.parameters * per_value.unsharded
 
 
 def _worth(model: str, devices: int) -> bool:

@@ -5,19 +5,27 @@ A row is one sample of a micro-batch (a sequence or an image); a layer run is co
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.cost.boundaries import BoundaryCache
 from trainwright.cost.collectives import Collectives
+from trainwright.cost.layer_sums import Array, span_sums
+from trainwright.cost.memory_terms import ValueBytes
 from trainwright.cost.network import Network
 from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.profiles import LayerCost, Profiles
 from trainwright.runtime import Runtime
 from trainwright.training import Optimizer
+
+Counts = TypeVar("Counts", int, Array)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,10 @@ class CostContext:
     @property
     def gradient_dtype(self) -> Dtype:
         return self.runtime.gradient_dtype
+
+    @cached_property
+    def value_bytes(self) -> ValueBytes:
+        return ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
 
     def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
         """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios."""
@@ -112,21 +124,42 @@ class CostContext:
 
     def resident_parameters(self, first: int, end: int, tensor: int) -> int:
         """Return the parameters of the layers `first … end - 1` resident on one rank; a tied weight counts once."""
-        total = sum(count * self.parameters_per_rank(kind, tensor) for kind, count in self.kind_counts(first, end))
-        return total - sum(self.duplicate_tied_parameters(first, end, tensor).values())
+        return self._resident_parameters(0, self.kind_counts(first, end), tensor)
+
+    def resident_values(self, tensor: int) -> Array:
+        """Return `[first, end]` resident parameters of all spans of layers."""
+        if tensor not in self._resident_values:
+            counts = [
+                (kind, np.maximum(span_sums(np.array(sums, dtype=np.float64)), 0.0))
+                for kind, sums in self._kind_prefix_sums
+            ]
+            self._resident_values[tensor] = self._resident_parameters(np.zeros_like(counts[0][1]), counts, tensor)
+        return self._resident_values[tensor]
+
+    def _resident_parameters(self, total: Counts, counts: Iterable[tuple[LayerKind, Counts]], tensor: int) -> Counts:
+        """Add the parameters of `counts` layers of each kind to `total`; a tied weight counts with its first kind alone."""
+        owned: dict[str, Any] = {}
+        for kind, count in counts:
+            total = total + count * self.untied_parameters_per_rank(kind, tensor)
+            if kind.shared_weight is not None:
+                was_owned = owned.get(kind.shared_weight, False)
+                owned[kind.shared_weight] = is_owned = (count > 0) | was_owned
+                total = total + (is_owned > was_owned) * self.tied_parameters_per_rank(kind, tensor)
+        return total
+
+    def untied_parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
+        """Return the parameters of one layer on one rank without its tied weight."""
+        tied = self.tied_parameters_per_rank(kind, tensor) if kind.shared_weight is not None else 0
+        return self.parameters_per_rank(kind, tensor) - tied
 
     def tied_parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
         """Return the parameters of the kind's tied weight on one rank."""
         return kind.shared_parameters // (tensor if self.is_tensor_sharded(kind, tensor) else 1)
 
-    def duplicate_tied_parameters(self, first: int, end: int, tensor: int) -> dict[str, int]:
-        """Return, by tied weight, the parameters that several layers name but the rank stores once."""
-        found: dict[str, int] = {}
-        for kind, count in self.kind_counts(first, end):
-            if kind.shared_weight is not None:
-                size = self.tied_parameters_per_rank(kind, tensor)
-                found[kind.shared_weight] = found.get(kind.shared_weight, -size) + count * size
-        return found
+    @cached_property
+    def row_bytes(self) -> tuple[int, ...]:
+        """`[cut]` bytes of one row over the boundary before a layer; 0 at both ends of the model."""
+        return (0, *(self.model.output_bytes_per_row(layer) for layer in range(len(self.model.layers) - 1)), 0)
 
     @cached_property
     def first_layer_with_tied_weight(self) -> dict[str, int]:
@@ -140,6 +173,10 @@ class CostContext:
 
     @cached_property
     def _layer_costs(self) -> dict[tuple[str, str, int, int], LayerCost]:
+        return {}
+
+    @cached_property
+    def _resident_values(self) -> dict[int, Array]:
         return {}
 
     @cached_property

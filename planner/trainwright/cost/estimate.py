@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.gradient_sync import gradient_reductions
-from trainwright.cost.memory import MemoryParts, in_flight_micro_batches, stage_memory
+from trainwright.cost.memory import MemoryParts, stage_memory
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.optimizer_step import OptimizerStep, StageEnd, optimizer_steps, stage_update_seconds
 from trainwright.cost.pipeline_replay import StageReplayTimes, replay_pipelines
 from trainwright.cost.stage_times import PlanTimes, StageKey, StageTimes

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Device
-from trainwright.cost import memory
 from trainwright.cost.context import CostContext
+from trainwright.cost.memory_terms import activation_bytes, shard_values, state_bytes
 from trainwright.cost.network import link_matrices
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
@@ -337,15 +337,13 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
     """
     rows = max(run.rows)
     activations = context.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
-    weight, gradient = context.model.dtype.num_bytes, context.gradient_dtype.num_bytes
-    state = memory.optimizer_bytes(context.model, context.optimizer)
-    part = parameters if run.sharding is Sharding.NONE else -(-parameters // run.data)
     gathers = run.sharding is Sharding.ZERO3 and run.data > 1
     scatters = micro_batches == 1 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1
-    states = weight * (part if gathers else parameters) + gradient * (part if scatters else parameters) + state * part
+    per_value, shard = context.value_bytes, shard_values(parameters, run.data)
+    saved = activation_bytes(activations, rows * input_bytes_per_row, activations, recompute=run.recompute)
     return LayerBytes(
-        rows * input_bytes_per_row if run.recompute else activations,
-        states,
-        activations if run.recompute else 0.0,
-        parameters * (weight * gathers + gradient * scatters),
+        saved.per_micro_batch,
+        state_bytes(parameters, shard, run.sharding, per_value, accumulates=micro_batches > 1).total,
+        saved.once,
+        parameters * (per_value.weight * gathers + per_value.gradient * scatters),
     )

@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.network import LinkMatrices, link_matrices
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.cost.gradient_sync import gradient_reductions
-from trainwright.cost.memory import MemoryParts, in_flight_micro_batches, loss_bytes
+from trainwright.cost.memory import MemoryParts, loss_bytes
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
-from trainwright.search.stage_memory import StageMemory
+from trainwright.search.uniform.plan_space import UniformPlanSpace
 
 MakeProblem = Callable[..., Problem]
 TOKENS, HIDDEN, VOCABULARY = 64, 124, 1000
@@ -217,7 +218,7 @@ def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> 
     devices = divided.cluster.devices
     stages = (Stage(devices[:4], (LayerRun(0, 7, 4, 1, (2,)),)), Stage(devices[4:], (LayerRun(7, 7, 4, 1, (2,)),)))
     found = estimate_with_context(Plan(14, 16, (Pipeline(8, 2, stages),)), divided.cost_context)
-    needed = StageMemory(divided).required_bytes("emulated-fast", 4, 2, np.array([2.0, 1.0]))
+    needed = UniformPlanSpace.of(divided).tables.required_bytes("emulated-fast", 4, 2, np.array([2.0, 1.0]))
     assert found.memory_by_device[0][1] == needed[0, 0, 7]
     assert found.memory_by_device[4][1] == needed[1, 7, 14]
 

@@ -250,7 +250,7 @@ def test_a_trace_has_every_operation_in_order() -> None:
 def test_a_schedule_never_holds_more_than_the_memory_model_counts(
     stages: int, micro_batches: int, schedule: Schedule
 ) -> None:
-    from trainwright.cost.memory import in_flight_micro_batches
+    from trainwright.cost.memory_terms import in_flight_micro_batches
 
     for stage in range(stages):
         order = operations(schedule, micro_batches, stage, stages)

@@ -7,7 +7,7 @@ import random
 from auto_oracle import PlanSpace
 
 from trainwright.cluster import Accelerator, Cluster, Emulation, Link, Node
-from trainwright.cost.memory import parameter_bytes
+from trainwright.cost.memory_terms import ValueBytes
 from trainwright.families import Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -66,7 +66,7 @@ def _cluster(pick: random.Random, model: Model, devices: int) -> Cluster:
     sizes = pick.choice([(1,) * devices, (1,) * devices, (1,) * devices, pairs, pairs, (devices,)])
     types = min(pick.choice((1, 2, 2, 3, 3)), len(sizes))
     emulated = pick.random() < 1 / 4
-    state = model.parameters * parameter_bytes(model, "adam", Runtime().gradient_dtype)
+    state = model.parameters * ValueBytes.of(model, "adam", Runtime().gradient_dtype).unsharded
     tight = pick.random() < 1 / 2
     prefix = "emulated-" if emulated else ""
     accelerators = tuple(

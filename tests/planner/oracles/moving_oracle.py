@@ -7,7 +7,6 @@ from itertools import permutations
 
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
-from trainwright.cost.memory import optimizer_bytes
 from trainwright.cost.network import node_classes
 from trainwright.plan import LayerRun, Plan, RankOrder, Sharding, Stage
 from trainwright.search import Problem
@@ -60,8 +59,8 @@ def named_values(stage: Stage, setting: CostContext) -> list[tuple[str, bool, bo
 def units_to_bytes(units: set[Unit], setting: CostContext) -> float:
     model = setting.model
     per_value = {
-        "weights": model.dtype.num_bytes,
-        "optimizer": optimizer_bytes(model, setting.optimizer),
+        "weights": setting.value_bytes.weight,
+        "optimizer": setting.value_bytes.optimizer,
     }
     total = 0.0
     for state, name, divided, _ in units:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_tests import examples
 
+from trainwright.cost.layer_sums import Array
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.search.spans import Array
 from trainwright.search.uniform.layer_partition import even_split, partition
 
 Instance = tuple[Array, Array, int]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,7 +16,15 @@ import numpy as np
 
 from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.layer_times import layer_seconds
+from trainwright.cost.memory_terms import (
+    InFlightBytes,
+    activation_bytes,
+    boundary_buffer_bytes,
+    shard_values,
+    state_bytes,
+)
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Sharding, split_rows
 from trainwright.search.alpa.layer_clusters import LayerSpans
@@ -25,8 +32,6 @@ from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptio
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import is_profiled, tensor_degrees
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array
-from trainwright.search.stage_memory import StageMemory
 
 SHARDINGS = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 """ZeRO stages tried for several data replicas.
@@ -77,10 +82,6 @@ class DegreeOptions:
     devices: RepresentativeDevices
     _resident: dict[int, Array] = field(default_factory=dict)
 
-    @cached_property
-    def _memory(self) -> StageMemory:
-        return StageMemory(self.problem)
-
     def options(self, submesh: Submesh, rows: int, micro_batches: int) -> SubmeshOptions | None:
         """Return every option that limits, profiles and rows allow, None if there is none."""
         ways = self._enumerate_options(submesh, rows)
@@ -116,15 +117,8 @@ class DegreeOptions:
     def resident_parameters(self, tensor: int) -> Array:
         """Return `[first, end]` the number of parameters on a device."""
         if tensor not in self._resident:
-            self._resident[tensor] = self.spans.at_boundaries(self._memory.resident_parameters(tensor))
+            self._resident[tensor] = self.spans.at_boundaries(self.problem.cost_context.resident_values(tensor))
         return self._resident[tensor]
-
-    def boundary_bytes(self, rows: int) -> tuple[Array, Array]:
-        """Return `[first, end]` bytes of stage boundaries for `rows` rows: fixed, and per micro-batch in flight."""
-        sent = rows * self._memory.row_bytes
-        outgoing = np.append(sent[:-1], 0.0)
-        entering, leaving = sent[self.spans.boundaries][:, None], outgoing[self.spans.boundaries][None, :]
-        return memory.PREFETCHED_BOUNDARIES * (entering + leaving), leaving + 0.0 * entering
 
     def loss_bytes(self, shape: _Shape) -> Array:
         """Return `[first, end]` workspace bytes of the loss, nonzero only for last stages."""
@@ -141,14 +135,14 @@ class _SubmeshTables:
     submesh: Submesh
     micro_batches: int
     _passes: dict[_Shape, _PassSeconds] = field(default_factory=dict)
-    _activations: dict[tuple[_Shape, bool], tuple[Array, Array]] = field(default_factory=dict)
+    _activations: dict[tuple[_Shape, bool], InFlightBytes[Array]] = field(default_factory=dict)
 
     def costs(self, way: _DegreeOption) -> _OptionCosts:
         state, gathered = self._state_bytes(way)
-        activations, once = self._activation_bytes(way.shape, recompute=way.recompute)
+        activations = self._activation_bytes(way.shape, recompute=way.recompute)
         seconds, overlappable = self._seconds(way)
         iteration = self._iteration_seconds(way, overlappable)
-        return _OptionCosts(seconds, iteration, state + gathered + once, activations)
+        return _OptionCosts(seconds, iteration, state + gathered + activations.once, activations.per_micro_batch)
 
     def _pass_seconds(self, shape: _Shape) -> _PassSeconds:
         if shape not in self._passes:
@@ -255,19 +249,23 @@ class _SubmeshTables:
         """Return `[first, end]` bytes of weights, gradients and optimizer state, and of weights that are gathered for use."""
         setting, data = self.degree_options.problem.cost_context, way.shape.data
         values = self.degree_options.resident_parameters(way.shape.tensor)
-        part = values if way.sharding is Sharding.NONE else np.ceil(values / data)
-        size, gradient = setting.model.dtype.num_bytes, setting.gradient_dtype.num_bytes
         sizes = {kind.name: float(setting.parameters_per_rank(kind, way.shape.tensor)) for kind in setting.model.kinds}
-        weights, gradients, gathered = values, values, np.zeros_like(values)
-        if way.sharding in {Sharding.ZERO2, Sharding.ZERO3} and self.micro_batches == 1:
-            gradients = np.minimum(values, part + self.degree_options.spans.largest(sizes))
+        accumulates, spans = self.micro_batches > 1, self.degree_options.spans
+        state = state_bytes(
+            values,
+            shard_values(values, data),
+            way.sharding,
+            setting.value_bytes,
+            accumulates=accumulates,
+            largest_layer=0 if accumulates else spans.largest(sizes),
+        )
+        gathered = np.zeros_like(values)
         if way.sharding is Sharding.ZERO3:
-            weights, gathered = part, self.degree_options.spans.largest_pair(sizes) * size
-        optimizer = memory.optimizer_bytes(setting.model, setting.optimizer)
-        return weights * size + gradients * gradient + part * optimizer, gathered
+            gathered = spans.largest_pair(sizes) * setting.model.dtype.num_bytes
+        return state.total, gathered
 
-    def _activation_bytes(self, shape: _Shape, *, recompute: bool) -> tuple[Array, Array]:
-        """Return `[first, end]` bytes per micro-batch in flight, and fixed bytes."""
+    def _activation_bytes(self, shape: _Shape, *, recompute: bool) -> InFlightBytes[Array]:
+        """Return `[first, end]` bytes of activations, boundaries and the runtime."""
         key = (shape, recompute)
         if key not in self._activations:
             setting, spans = self.degree_options.problem.cost_context, self.degree_options.spans
@@ -279,16 +277,17 @@ class _SubmeshTables:
                 )
                 for kind in kinds
             }
-            once, in_flight_bytes = self.degree_options.boundary_bytes(shape.rows)
-            once = once + self.degree_options.loss_bytes(shape) + setting.runtime.constant_bytes
-            if recompute:
-                model = setting.model
-                inputs = [0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers) - 1))]
-                in_flight_bytes = in_flight_bytes + spans.sums_of_layers(shape.rows * np.array(inputs, dtype=float))
-                once = once + spans.largest(sizes)
-            else:
-                in_flight_bytes = in_flight_bytes + spans.sums(sizes)
-            self._activations[key] = in_flight_bytes, once + 1.0  # exact memory is rounded up to whole bytes
+            inputs = shape.rows * np.array(setting.row_bytes[:-1], dtype=np.float64)
+            saved = activation_bytes(
+                spans.sums(sizes), spans.sums_of_layers(inputs), spans.largest(sizes), recompute=recompute
+            )
+            sent = shape.rows * np.array(setting.row_bytes, dtype=np.float64)[spans.boundaries]
+            buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
+            once = buffers.once + self.degree_options.loss_bytes(shape) + setting.runtime.constant_bytes + saved.once
+            self._activations[key] = InFlightBytes(
+                buffers.per_micro_batch + saved.per_micro_batch,
+                once + 1.0,  # exact memory is rounded up to whole bytes
+            )
         return self._activations[key]
 
 

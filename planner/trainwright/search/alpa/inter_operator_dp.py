@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import Indices, StageCandidates
 from trainwright.search.alpa.submeshes import Block, DeviceChain
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,6 @@ def no_boundary_costs(clusters: int, devices: int) -> StageBoundaryCosts:
 
 def boundary_costs_of(problem: Problem, spans: LayerSpans, line: DeviceChain, rows: int) -> StageBoundaryCosts:
     """Return message costs along the device chain: within nodes, between neighbouring nodes of a block and between blocks."""
-    model = problem.model
-    sent = [0, *(rows * model.output_bytes_per_row(layer) for layer in range(len(model.layers) - 1)), 0]
     paces, latencies = np.zeros((2, line.size + 1)), np.zeros((2, line.size + 1))
 
     def lay(places: slice | int, source: str, target: str) -> None:
@@ -82,7 +80,9 @@ def boundary_costs_of(problem: Problem, spans: LayerSpans, line: DeviceChain, ro
         if last is not None:
             lay(start, last.nodes[-1], block.nodes[0])
         last = block
-    return StageBoundaryCosts(np.array(sent, dtype=float)[spans.boundaries], paces, latencies)
+    return StageBoundaryCosts(
+        rows * np.array(problem.cost_context.row_bytes, dtype=np.float64)[spans.boundaries], paces, latencies
+    )
 
 
 UNREACHABLE = np.iinfo(np.int64).min // 4

@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
 from trainwright.model import Model
-from trainwright.search.spans import Array, span_sums
 
 MAX_CLUSTERS = 64
 """L: models with more layers are grouped into this number of clusters.
@@ -48,7 +48,7 @@ def cluster_layers(
         clusters: L, at most the number of layers.
         flops_tolerance: δ.
     """
-    sizes = span_sums(flops)
+    sizes = span_sums(prefix_sums(flops))
     first, end = np.indices(sizes.shape)
     limit = (1 + flops_tolerance) * float(flops.sum()) / clusters
     while True:
@@ -112,8 +112,7 @@ class LayerSpans:
 
     def sums_of_layers(self, values: Array) -> Array:
         """Return `[first, end]` sums over the layers between, from a value per layer."""
-        sums = np.concatenate(([0.0], np.cumsum(values)))[self.boundaries]
-        found: Array = np.where(self.is_stage, sums[None, :] - sums[:, None], 0.0)
+        found: Array = np.where(self.is_stage, span_sums(prefix_sums(values)[self.boundaries]), 0.0)
         return found
 
     def sums_of_pairs(self, values: Array) -> Array:

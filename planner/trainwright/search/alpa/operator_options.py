@@ -11,6 +11,8 @@ import numpy as np
 
 from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
+from trainwright.cost.layer_sums import Array
+from trainwright.cost.memory_terms import boundary_buffer_bytes
 from trainwright.operator_shardings import NearestDegrees
 from trainwright.plan import LayerRun, split_rows
 from trainwright.search.alpa.intra import IntraOperator, LogicalMesh, SpanCosts
@@ -19,7 +21,6 @@ from trainwright.search.alpa.stage_candidates import StageStrategy, SubmeshOptio
 from trainwright.search.alpa.submeshes import RepresentativeDevices, Submesh
 from trainwright.search.degrees import divisors, is_profiled, tensor_degrees
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array
 
 _BANDWIDTH_BOUND_BYTES = 2**26
 """Message size that selects the collective algorithm: large enough to be limited by bandwidth."""
@@ -73,11 +74,11 @@ class OperatorOptions:
 
     def _submesh_options(self, costs: SpanCosts, mesh: LogicalMesh, rows: int) -> SubmeshOptions:
         """Return one option by clusters, adding the memory of the runtime, stage boundaries and the loss."""
-        bounds, model, setting = self.spans.boundaries, self.problem.model, self.problem.cost_context
+        bounds, setting = self.spans.boundaries, self.problem.cost_context
         share = -(-rows // mesh.shape[0])
-        sent = share * np.array([0.0, *(model.output_bytes_per_row(layer) for layer in range(len(model.layers)))])
-        entering, leaving = sent[bounds][:, None], np.append(sent[:-1], 0.0)[bounds][None, :]
-        once = memory.PREFETCHED_BOUNDARIES * (entering + leaving) + setting.runtime.constant_bytes
+        sent = share * np.array(setting.row_bytes, dtype=np.float64)[bounds]
+        buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
+        once = buffers.once + setting.runtime.constant_bytes
         once[:, -1] += memory.loss_bytes(setting, 1, rows) / mesh.devices
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
@@ -91,7 +92,7 @@ class OperatorOptions:
             self._by_clusters(costs.seconds),
             self._by_clusters(costs.iteration_seconds),
             self._by_clusters(costs.state_bytes) + once,
-            self._by_clusters(costs.activation_bytes) + leaving,
+            self._by_clusters(costs.activation_bytes) + buffers.per_micro_batch,
             np.array([max(mesh.devices / rows, 1.0)]),
             strategy,
         )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainwright.cost.layer_sums import Array
 from trainwright.search.alpa.inter_operator_dp import InterOperatorDP, StageAssignment, StageBoundaryCosts
 from trainwright.search.alpa.stage_candidates import StageCandidates
-from trainwright.search.spans import Array
 
 _GROWTH = (1.0, 1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, math.inf)
 """Limits on t_max relative to the shortest possible, tried in turn until memory allows a pipeline."""

@@ -10,10 +10,11 @@ from functools import cached_property
 import numpy as np
 
 from trainwright.cost.estimate import memory_by_device
+from trainwright.cost.layer_sums import Array, layer_values, prefix_sums
 from trainwright.cost.layer_times import LayerSeconds, layer_seconds
+from trainwright.layer import LayerKind
 from trainwright.plan import Plan
 from trainwright.search.auto.memory_first_starts import (
-    Array,
     Group,
     build_single_replica_plan,
     form_tensor_groups,
@@ -172,7 +173,7 @@ def _build_group_tables(problem: Problem) -> list[_GroupTables]:
             if groups:
                 state, inputs = state_and_input_bytes(problem, degree)
                 memory = max(problem.cost_context.memory_of_node[group[0].node] for group in groups)
-                sums = [_prefix_sums(one) for one in (state, inputs, _layer_pass_seconds(problem, groups[0]))]
+                sums = [prefix_sums(one) for one in (state, inputs, _layer_pass_seconds(problem, groups[0]))]
                 found.append(_GroupTables(name, degree, sums[0], sums[1], sums[2], float(memory)))
     return found
 
@@ -182,8 +183,8 @@ def _layer_pass_seconds(problem: Problem, group: Group) -> Array:
     model, setting = problem.model, problem.cost_context
     collective = setting.collectives.all_reduce((tuple(device.node for device in group),))
     accelerator = problem.cluster.node(group[0].node).accelerator
-    of_kind = {}
-    for kind in model.kinds:
+
+    def pass_seconds(kind: LayerKind) -> float:
         one = layer_seconds(
             kind,
             accelerators=(accelerator,),
@@ -193,12 +194,9 @@ def _layer_pass_seconds(problem: Problem, group: Group) -> Array:
             collective=collective,
             context=setting,
         )
-        of_kind[kind.name] = _total_seconds(one)
-    return np.array([of_kind[name] for name in model.layers])
+        return _total_seconds(one)
 
-
-def _prefix_sums(values: Array) -> Array:
-    return np.concatenate([[0.0], np.cumsum(values)])
+    return layer_values(model, pass_seconds)
 
 
 def _total_seconds(seconds: LayerSeconds) -> float:

@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.search.auto.line_tables import LineOptions
 from trainwright.search.auto.stage_sites import LineInterval
-from trainwright.search.spans import Array
 
 BOTTLENECK_SLACKS = (1.0, 1.08, 1.3, 2.5)
 """Factors by which the bottleneck may exceed its minimum, which admits fewer stages, shorter paths or shorter tails."""
@@ -146,7 +146,6 @@ class LayerDeviceDP:
         sites, block_count = self.line_options.sites, self._block_count
         found = np.zeros((block_count + 1, block_count + 1, self._cut_count))
         row_bytes = self.line_options.rows * sites.replica_tables.row_bytes
-        row_bytes = np.append(row_bytes[:-1], 0.0)
         for first in range(block_count):
             for end in range(first + 1, block_count):
                 number = sites.site_numbers[first, end]

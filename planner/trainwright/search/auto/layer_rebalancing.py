@@ -11,11 +11,11 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from trainwright.cluster import Device
+from trainwright.cost.layer_sums import Array, span_sums
 from trainwright.cost.network import link_matrices
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array
 from trainwright.search.uniform.layer_partition import partition
 
 
@@ -228,7 +228,7 @@ class LayerRebalancer:
             [(self._replica_tables.cell(group), rows) for group, rows in groups]
         )
         passes = (1 + recompute_ratio) * forward + backward
-        found: Array = (passes[:, None, :] - passes[:, :, None]).max(axis=0)
+        found: Array = span_sums(passes).max(axis=0)
         found[np.tril_indices(len(found))] = np.inf
         return found
 

@@ -8,7 +8,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from trainwright.cost.context import CostContext
-from trainwright.cost.memory import in_flight_micro_batches, stage_memory
+from trainwright.cost.memory import stage_memory
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import Plan, Stage
 from trainwright.rank_layout import node_layouts

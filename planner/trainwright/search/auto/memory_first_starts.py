@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainwright.cluster import Device
 from trainwright.cost.estimate import memory_by_device
-from trainwright.cost.memory import parameter_bytes
-from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
+from trainwright.cost.memory_terms import in_flight_micro_batches, state_bytes
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
 from trainwright.search.degrees import is_profiled, tensor_degrees
 from trainwright.search.problem import Problem
 
@@ -18,7 +18,6 @@ _MAX_TENSOR_DEGREE = 16
 _MAX_ROUNDS = 4
 """Maximum rebalancing rounds, each corrected by the memory that stages actually used."""
 
-Array = NDArray[np.float64]
 Group = tuple[Device, ...]
 
 
@@ -82,7 +81,8 @@ def _balance_memory(problem: Problem, degree_of: Mapping[str, int]) -> Plan | No
 
 def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
     """Return [group, layer] bytes per device: training state plus in-flight inputs (1F1B)."""
-    in_flight = np.minimum(problem.global_batch_size, np.arange(len(groups), 0, -1))
+    schedule, batch, count = Schedule.ONE_FORWARD_ONE_BACKWARD, problem.global_batch_size, len(groups)
+    in_flight = [in_flight_micro_batches(schedule, batch, stage, count) for stage in range(count)]
     resident = {size: state_and_input_bytes(problem, size) for size in set(map(len, groups))}
     found: Array = np.array(
         [
@@ -95,13 +95,10 @@ def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
 
 def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
     """Return [layer] bytes per device of training state, and of one row's input."""
-    model, layers = problem.model, range(len(problem.model.layers))
-    bytes_per_value = parameter_bytes(model, problem.optimizer, problem.runtime.gradient_dtype)
-    values = np.array(
-        [problem.cost_context.parameters_per_rank(model.kind_of(layer), tensor) for layer in layers], dtype=np.float64
-    )
-    inputs = np.array([0.0, *(model.output_bytes_per_row(layer) for layer in layers[:-1])])
-    return values * bytes_per_value, inputs
+    setting = problem.cost_context
+    values = layer_values(problem.model, lambda kind: setting.parameters_per_rank(kind, tensor))
+    inputs = np.array(setting.row_bytes[:-1], dtype=np.float64)
+    return state_bytes(values, values, Sharding.NONE, setting.value_bytes).total, inputs
 
 
 def form_tensor_groups(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:
@@ -143,9 +140,8 @@ def minimize_fullest_part(costs: Array, free: Array) -> tuple[int, ...]:
 
     Costs are [part, item], free memory [part]. Every part gets at least one item.
     """
-    parts, items = costs.shape
-    sums = np.concatenate([np.zeros((parts, 1)), np.cumsum(costs, axis=1)], axis=1)
-    shares = (sums[:, None, :] - sums[:, :, None]) / np.maximum(free, 1.0)[:, None, None]
+    items = costs.shape[1]
+    shares = span_sums(prefix_sums(costs)) / np.maximum(free, 1.0)[:, None, None]
     shares[:, ~np.triu(np.ones((items + 1, items + 1), dtype=np.bool_), 1)] = np.inf
     fullest = np.full(items + 1, np.inf)
     fullest[0] = 0.0

@@ -10,12 +10,12 @@ import numpy as np
 
 from trainwright.cost import memory
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective
+from trainwright.cost.layer_sums import Array, prefix_sums
 from trainwright.cost.layer_times import sync_seconds
+from trainwright.cost.memory_terms import activation_bytes, gathered_bytes
 from trainwright.runtime import CollectiveRatios
 from trainwright.search.auto.replica_sets import Cell, CellCounts, ReplicaSet, RowSplit, balance_rows
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array
-from trainwright.search.stage_memory import StageMemory
 
 
 @dataclass
@@ -34,13 +34,11 @@ class ReplicaTables:
     _columns: dict[tuple[Cell, int], Array] = field(default_factory=dict)
     _row_splits: dict[tuple[CellCounts, int], dict[Cell, RowSplit] | None] = field(default_factory=dict)
     _resident: dict[int, Array] = field(default_factory=dict)
-    _gathered: dict[int, float] = field(default_factory=dict)
+    _gathered: dict[int, int] = field(default_factory=dict)
 
     def with_max_cuts(self, max_cuts: int) -> ReplicaTables:
         """Return tables with other cuts that share everything independent of cuts."""
-        found = replace(self, max_cuts=max_cuts, _resident={})
-        found.memory = self.memory
-        return found
+        return replace(self, max_cuts=max_cuts, _resident={})
 
     def cell(self, nodes: tuple[str, ...]) -> Cell:
         """Return the interned cell of devices on these nodes."""
@@ -64,8 +62,7 @@ class ReplicaTables:
         layers = len(self.problem.model.layers)
         if layers + 1 <= self.max_cuts:
             return tuple(range(layers + 1))
-        weight = self._layer_seconds
-        total = np.concatenate([[0.0], np.cumsum(weight)])
+        total = prefix_sums(self._layer_seconds)
         even_cuts = np.linspace(0, total[-1], self.max_cuts - 2)
         chosen = {int(np.argmin(np.abs(total - one))) for one in even_cuts} | {0, 1, layers - 1, layers}
         return tuple(sorted(chosen))
@@ -81,16 +78,10 @@ class ReplicaTables:
         """Return each accelerator's memory bytes."""
         return {one.name: one.memory_bytes for one in self.problem.cost_context.cluster.accelerators}
 
-    @cached_property
-    def memory(self) -> StageMemory:
-        return StageMemory(self.problem)
-
     def prefix_sums(self, cell_rows: Sequence[tuple[Cell, int]]) -> Array:
         """Return [forward | backward | update seconds | stored bytes, index, cut] of a micro-batch before each cut."""
         columns = np.stack([self._kind_costs(cell, rows) for cell, rows in cell_rows], axis=1)
-        by_layer = columns[:, :, self._kind_numbers]
-        totals = np.concatenate([np.zeros((4, len(cell_rows), 1)), np.cumsum(by_layer, axis=2)], axis=2)
-        found: Array = totals[:, :, list(self.cuts)]
+        found: Array = prefix_sums(columns[:, :, self._kind_numbers])[:, :, list(self.cuts)]
         return found
 
     def total_seconds(self, cell: Cell, rows: int) -> float:
@@ -146,38 +137,45 @@ class ReplicaTables:
         """Return [first, end] parameters resident on a rank, by cut."""
         if tensor not in self._resident:
             cuts = list(self.cuts)
-            self._resident[tensor] = np.maximum(self.memory.resident_parameters(tensor)[np.ix_(cuts, cuts)], 0.0)
+            self._resident[tensor] = self.problem.cost_context.resident_values(tensor)[np.ix_(cuts, cuts)]
         return self._resident[tensor]
 
     @cached_property
     def row_bytes(self) -> Array:
         """Return [cut] boundary bytes per row."""
-        result: Array = self.memory.row_bytes[list(self.cuts)]
+        result: Array = self._row_bytes[list(self.cuts)]
         return result
+
+    @cached_property
+    def _row_bytes(self) -> Array:
+        return np.array(self.problem.cost_context.row_bytes, dtype=np.float64)
 
     @cached_property
     def input_bytes(self) -> Array:
         """Return [cut] input bytes per row that the layers before it store when recomputed."""
-        result: Array = np.concatenate([[0.0], np.cumsum(self.memory.row_bytes[:-1])])[list(self.cuts)]
+        result: Array = prefix_sums(self._row_bytes[:-1])[list(self.cuts)]
         return result
 
     def recompute_costs(self, cell: Cell, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""
         by_layer = self._kind_costs(cell, rows)[:, self._kind_numbers]
-        inputs = rows * self.memory.row_bytes[:-1]
-        return by_layer[0], np.maximum(by_layer[3] - inputs, 0.0)
+        inputs = rows * self._row_bytes[:-1]
+        whole, recomputed = (
+            activation_bytes(by_layer[3], inputs, by_layer[3], recompute=recompute) for recompute in (False, True)
+        )
+        return by_layer[0], np.maximum(whole.per_micro_batch - recomputed.per_micro_batch, 0.0)
 
     def largest_stored_bytes(self, cell_rows: Sequence[tuple[Cell, int]]) -> Array:
         """Return [index] stored bytes of the largest layer, per (cell, rows)."""
         found: Array = np.stack([self._kind_costs(cell, rows)[3] for cell, rows in cell_rows]).max(axis=1)
         return found
 
-    def max_gathered_values(self, tensor: int) -> float:
-        """Return the maximum parameters of two neighbouring layers."""
+    def max_gathered_bytes(self, tensor: int) -> int:
+        """Return the bytes of gathered weights on a rank with all layers."""
         if tensor not in self._gathered:
             setting, model = self.problem.cost_context, self.problem.model
             sizes = [setting.parameters_per_rank(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
-            self._gathered[tensor] = float(max(a + b for a, b in zip([0, *sizes], sizes, strict=False)))
+            self._gathered[tensor] = gathered_bytes(sizes, setting.value_bytes)
         return self._gathered[tensor]
 
     def loss_bytes(self, tensor: int, rows: int) -> int:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from trainwright.cost.memory import parameter_bytes
 from trainwright.search.auto.budget import MANY_STAGES_DEVICES, SMALL_CLUSTER_DEVICES
 from trainwright.search.auto.computing import ComputeEstimate
 from trainwright.search.auto.drafts import Draft
@@ -90,9 +89,7 @@ class SearchState:
     def is_short_of_memory(self) -> bool:
         """Return whether the model's training state fills more than `MANY_STAGES_DEVICES` average devices."""
         problem = self.problem
-        model_bytes = problem.model.parameters * parameter_bytes(
-            problem.model, problem.optimizer, problem.runtime.gradient_dtype
-        )
+        model_bytes = problem.model.parameters * problem.cost_context.value_bytes.unsharded
         memory = [problem.cost_context.memory_of_node[device.node] for device in problem.devices]
         return model_bytes > MANY_STAGES_DEVICES * sum(memory) / len(memory)
 

@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost import memory
+from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
+from trainwright.cost.memory_terms import activation_bytes, boundary_buffer_bytes, state_bytes
 from trainwright.plan import Sharding
 from trainwright.search.auto.replica_sets import Cell, ReplicaSet, StageOption, sharding_choices
 from trainwright.search.auto.replica_tables import ReplicaTables
-from trainwright.search.spans import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,15 +102,9 @@ class StageOptions:
             prefix_sums=replica_tables.prefix_sums(list(kind_of)),
         )
 
-    def _span_sums(self, sums: Array) -> Array:
-        """Return [..., span] differences of prefix sums [..., cut]."""
-        first, end = self.spans
-        result: Array = sums[..., end] - sums[..., first]
-        return result
-
-    def _slowest(self, prefix_sums: Array) -> Array:
+    def _slowest(self, totals: Array) -> Array:
         """Return [option, span] values of the slowest cell from prefix sums [kind, cut]."""
-        members, by_kind = self._option_cells, self._span_sums(prefix_sums)
+        members, by_kind = self._option_cells, span_sums(totals, self.spans)
         found: Array = by_kind[members.kind_numbers[members.first_members]]
         counts = np.diff(members.first_members, append=len(members.kind_numbers))
         for further in range(1, int(counts.max())):
@@ -183,9 +177,7 @@ class StageOptions:
         for concurrent_compute in (np.hstack([zero, forward[:, :-1]]), np.hstack([backward[:, 1:], zero])):
             hidden = np.minimum(gather, concurrent_compute)
             exposed = exposed + gather - hidden + slowdown * hidden
-        sums = np.hstack([zero, np.cumsum(exposed, axis=1)])
-        result: Array = sums[:, end] - sums[:, first]
-        return result
+        return span_sums(prefix_sums(exposed), self.spans)
 
     @cached_property
     def tail_seconds(self) -> Array:
@@ -215,47 +207,45 @@ class StageOptions:
     @cached_property
     def _free_bytes(self) -> Array:
         """Return [sharding, member, span] bytes left for in-flight activations."""
-        setting, model, members = (
-            self.replica_tables.problem.cost_context,
-            self.replica_tables.problem.model,
-            self._option_cells,
-        )
+        setting, members = self.replica_tables.problem.cost_context, self._option_cells
         first, end = self.spans
-        state = memory.optimizer_bytes(model, setting.optimizer)
-        weight, gradient = float(model.dtype.num_bytes), float(setting.gradient_dtype.num_bytes)
-        row_bytes = self.replica_tables.row_bytes
-        prefetched = memory.PREFETCHED_BOUNDARIES * (np.where(self._is_last, 0.0, row_bytes[end]) + row_bytes[first])
-        by_kind = members.device_bytes[:, None] - setting.runtime.constant_bytes - members.rows[:, None] * prefetched
+        buffers = boundary_buffer_bytes(self.replica_tables.row_bytes[first], self.replica_tables.row_bytes[end])
+        by_kind = members.device_bytes[:, None] - setting.runtime.constant_bytes - members.rows[:, None] * buffers.once
         free = (by_kind - members.loss_bytes[:, None] * self._is_last)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
-        shard_ratio = 1 / self._data_degrees[members.option_numbers]
-        gathered = np.array([weight * self.replica_tables.max_gathered_values(one.tensor) for one in self.options])[
+        one_value, data = np.ones((len(members.option_numbers), 1)), self._data_degrees[members.option_numbers]
+        gathered = np.array([self.replica_tables.max_gathered_bytes(one.tensor) for one in self.options])[
             members.option_numbers
         ]
         shardings = sharding_choices(self.micro_batches)
         found = np.empty((len(shardings), *free.shape))
         for index, sharding in enumerate(shardings):
-            share = 1.0 if sharding is Sharding.NONE else shard_ratio
-            weights = share if sharding is Sharding.ZERO3 else 1.0
-            gradients = share if self.micro_batches == 1 else 1.0
-            np.subtract(free, resident * (weight * weights + gradient * gradients + state * share), out=found[index])
+            accumulates = self.micro_batches > 1
+            state = state_bytes(one_value, one_value / data, sharding, setting.value_bytes, accumulates=accumulates)
+            np.subtract(free, resident * state.total, out=found[index])
             if sharding is Sharding.ZERO3:
                 found[index] -= gathered[:, None]
         return found
 
     @cached_property
-    def _in_flight_bytes(self) -> tuple[Array, Array]:
-        """Return [kind, span] bytes stored per micro-batch, and bytes that recompute saves."""
+    def _in_flight_bytes(self) -> tuple[Array, Array, Array]:
+        """Return [kind, span] bytes stored per micro-batch, bytes that recompute saves, and bytes that it needs once."""
         members, cells = self._option_cells, self.replica_tables
-        rows = members.rows[:, None]
-        stored = self._span_sums(members.prefix_sums[3])
-        saved = np.maximum(stored - rows * self._span_sums(cells.input_bytes), 1.0)
-        return stored + rows * np.where(self._is_last, 0.0, cells.row_bytes[self.spans[1]]), saved
+        (first, end), rows = self.spans, members.rows[:, None]
+        stored = span_sums(members.prefix_sums[3], self.spans)
+        inputs = rows * span_sums(cells.input_bytes, self.spans)
+        whole, recomputed = (
+            activation_bytes(stored, inputs, members.largest_layer_bytes[:, None], recompute=recompute)
+            for recompute in (False, True)
+        )
+        saved = np.maximum(whole.per_micro_batch - recomputed.per_micro_batch, 1.0)
+        buffers = boundary_buffer_bytes(cells.row_bytes[first], cells.row_bytes[end])
+        return whole.per_micro_batch + rows * buffers.per_micro_batch, saved, recomputed.once
 
     @cached_property
     def _max_in_flight(self) -> Array:
         """Return [sharding, member] in-flight counts up to which every span fits."""
-        in_flight_bytes, _ = self._in_flight_bytes
+        in_flight_bytes = self._in_flight_bytes[0]
         found: Array = (self._free_bytes / np.maximum(in_flight_bytes, 1.0)[self._option_cells.kind_numbers]).min(
             axis=2
         )
@@ -268,11 +258,8 @@ class StageOptions:
         return self._costs[in_flight]
 
     def _compute_costs(self, in_flight: int) -> StageCosts:
-        in_flight_bytes, saved_bytes = self._in_flight_bytes
-        largest_layer_bytes, member_option = (
-            self._option_cells.largest_layer_bytes[:, None],
-            self._option_cells.option_numbers,
-        )
+        in_flight_bytes, saved_bytes, recomputed_bytes = self._in_flight_bytes
+        member_option = self._option_cells.option_numbers
         recompute_ratio = np.zeros_like(self.base_seconds)
         for sharding_number in range(len(self._max_in_flight)):
             members_short_of_memory = np.flatnonzero(self._max_in_flight[sharding_number] < in_flight)
@@ -287,7 +274,7 @@ class StageOptions:
                 else self._free_bytes[sharding_number, members_short_of_memory]
             )
             has_room = shortfall <= 0
-            shortfall += largest_layer_bytes[kind]
+            shortfall += recomputed_bytes[kind]
             shortfall /= (in_flight * saved_bytes)[kind]
             ratio = shortfall
             np.putmask(ratio, has_room, 0.0)

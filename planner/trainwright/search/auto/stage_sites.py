@@ -11,13 +11,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.network import Network, link_matrices
 from trainwright.runtime import IDEAL_RINGS
 from trainwright.search.auto.device_lines import DeviceLine
 from trainwright.search.auto.replica_sets import Cell, ReplicaSet, Rings
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.degrees import is_profiled, tensor_degrees
-from trainwright.search.spans import Array
 
 
 @dataclass(frozen=True, slots=True)

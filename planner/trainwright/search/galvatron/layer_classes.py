@@ -36,8 +36,9 @@ class LayerClass:
 
     def parameters_at(self, tensor: int, setting: CostContext) -> int:
         """Return the parameters per rank at a tensor degree."""
-        held = setting.parameters_per_rank(self.kind, tensor)
-        return held if self.holds_shared_weight else held - setting.tied_parameters_per_rank(self.kind, tensor)
+        if self.holds_shared_weight:
+            return setting.parameters_per_rank(self.kind, tensor)
+        return setting.untied_parameters_per_rank(self.kind, tensor)
 
     @property
     def is_last(self) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Device
-from trainwright.cost import memory
 from trainwright.cost.galvatron_model import StageGroupCosts, boundary_alpha_beta
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.plan import Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.layer_classes import LayerSequence, layer_sequence
@@ -198,7 +198,7 @@ class PipelineSplit:
         count = len(self.devices)
         schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
         return tuple(
-            StageTable(group, memory.in_flight_micro_batches(schedule, self.micro_batches, number, count))
+            StageTable(group, in_flight_micro_batches(schedule, self.micro_batches, number, count))
             for number, group in enumerate(self.groups)
         )
 

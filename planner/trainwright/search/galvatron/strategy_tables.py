@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost import memory
 from trainwright.cost.galvatron_model import StageGroupCosts, layer_bytes, layout_of
+from trainwright.cost.memory_terms import boundary_buffer_bytes
 from trainwright.plan import LayerRun, Stage
 from trainwright.rank_layout import node_layouts
 from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, Strategy, strategies
@@ -153,21 +154,23 @@ class StageTable:
 
     @cached_property
     def peak_bytes(self) -> Array:
-        """Return `[class, strategy]` O_b, assuming that the prefetched layer gathers the same number of bytes."""
+        """Return `[class, strategy]` O_b, assuming that the layer gathered ahead gathers the same number of bytes."""
         held = self.group.bytes
-        return held.recomputed + memory.GATHERED_AT_ONCE * held.gathered
+        return held.recomputed + 2 * held.gathered
 
     @cached_property
     def entering_bytes(self) -> Array:
         """Return `[class, layout]` buffers of messages into a stage that begins with the class."""
         sizes = np.array([layer.input_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
-        return memory.PREFETCHED_BOUNDARIES * sizes[:, None] * self.group.rows[None, :]
+        entering = sizes[:, None] * self.group.rows[None, :]
+        return boundary_buffer_bytes(entering, np.zeros_like(entering)).total(self.in_flight)
 
     @cached_property
     def leaving_bytes(self) -> Array:
         """Return `[class, layout]` buffers of messages out of a stage that ends with the class, plus its saved outputs."""
         sizes = np.array([layer.output_bytes_per_row for layer in self.group.sequence.classes], dtype=float)
-        return (self.in_flight + memory.PREFETCHED_BOUNDARIES) * sizes[:, None] * self.group.rows[None, :]
+        leaving = sizes[:, None] * self.group.rows[None, :]
+        return boundary_buffer_bytes(np.zeros_like(leaving), leaving).total(self.in_flight)
 
     def choices(
         self, first: int, end: int, steady_weight: float, budget_bytes: float, *, gathered_bytes: float | None = None

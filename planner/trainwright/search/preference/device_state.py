@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
-from trainwright.cost.memory import optimizer_bytes
 from trainwright.layer import LayerKind
 from trainwright.plan import Plan
 from trainwright.rank_layout import WHOLE, RankLayout, StateShard
@@ -59,12 +58,6 @@ class MigrationCost:
             total = sum(self._run_bytes(resident, run) for run in required) + self._tied_bytes(resident, required)
             self._cache[key] = round(total)
         return self._cache[key]
-
-    @cached_property
-    def _bytes_per_value(self) -> tuple[int, int]:
-        """Bytes per parameter of weights, and of optimizer state with the master weight."""
-        model = self.setting.model
-        return model.dtype.num_bytes, optimizer_bytes(model, self.setting.optimizer)
 
     def _run_bytes(self, resident: DeviceState, required: RunState) -> float:
         """Return the bytes missing for a run, without tied weights."""
@@ -114,9 +107,9 @@ class MigrationCost:
         """Return the bytes that are required but not resident, per parameter of a layer."""
         nothing = (0.0, 0.0)
         resident_intervals = (nothing, nothing) if resident is None else _intervals(resident, is_split)
-        total = 0.0
+        total, bytes_of = 0.0, self.setting.value_bytes
         for size, (low, high), (start, stop) in zip(
-            self._bytes_per_value, _intervals(required, is_split), resident_intervals, strict=True
+            (bytes_of.weight, bytes_of.optimizer), _intervals(required, is_split), resident_intervals, strict=True
         ):
             total += size * (high - low - max(min(high, stop) - max(low, start), 0.0))
         return total

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost import amp_model
+from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.layer import LayerKind
 from trainwright.search.crossings import Cards, Crossings
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array
 from trainwright.search.uniform.stage_tables import PlacedStages, StageTables, TensorGroupClass
 
 _MARGIN = 1e-9
@@ -53,7 +53,7 @@ class CriticalPathBound:
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         crossings, replicas = self._distinct_replicas(stages)
         forward, backward, update = self._stage_seconds(stages, replicas, rows, ends)
-        row_bytes = rows * self.tables.memory.row_bytes[ends[:, :-1]]
+        row_bytes = rows * self.tables.row_bytes[ends[:, :-1]]
         send = row_bytes[:, :, None] * crossings.send_seconds_per_byte[:, None]
         latency = crossings.latency_seconds[:, None]
         first_forward_start, last_backward_return = np.zeros_like(forward), np.zeros_like(backward)
@@ -114,7 +114,7 @@ class CriticalPathBound:
         """
         sums = np.stack([self._layer_prefix_sums(group, stages.tensor, rows) for group in stages.group_classes])
         firsts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
-        span_seconds = sums[:, :, ends] - sums[:, :, firsts]
+        span_seconds = span_sums(sums, (firsts, ends))
         by_replica = span_seconds[replicas.T, :, :, np.arange(stages.pipeline)].transpose(2, 3, 1, 0)
         return by_replica[0], by_replica[1], by_replica[2].max(axis=2)
 
@@ -124,8 +124,7 @@ class CriticalPathBound:
         if key not in self._layer_sums:
             model = self.problem.model
             by_kind = {kind.name: self._kind_seconds(group, kind, tensor, rows) for kind in model.kinds}
-            table = np.array([by_kind[name] for name in model.layers]).T
-            self._layer_sums[key] = np.concatenate([np.zeros((3, 1)), np.cumsum(table, axis=1)], axis=1)
+            self._layer_sums[key] = prefix_sums(np.array([by_kind[name] for name in model.layers]).T)
         return self._layer_sums[key]
 
     def _kind_seconds(
@@ -168,10 +167,11 @@ class CriticalPathBound:
     def _untied_parameters(self, tensor: int) -> Array:
         """Return `[end]` parameters of all layers before `end`, without tied weights."""
         if tensor not in self._parameters:
-            model, setting = self.problem.model, self.problem.cost_context
-            kinds = [model.kind_of(layer) for layer in range(len(model.layers))]
-            untied = [0 if kind.shared_weight else setting.parameters_per_rank(kind, tensor) for kind in kinds]
-            self._parameters[tensor] = np.concatenate([[0.0], np.cumsum(untied)])
+            parameters = self.problem.cost_context.parameters_per_rank
+            untied = layer_values(
+                self.problem.model, lambda kind: 0 if kind.shared_weight else parameters(kind, tensor)
+            )
+            self._parameters[tensor] = prefix_sums(untied)
         return self._parameters[tensor]
 
     def _sync_seconds_per_byte(self, nodes: NDArray[np.intp]) -> Array:

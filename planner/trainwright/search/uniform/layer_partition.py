@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from trainwright.cost.layer_sums import Array
 from trainwright.model import Model
-from trainwright.search.spans import Array
 
 _TOLERANCE = 1e-9
 """Relative difference up to which two stage times count as equal."""

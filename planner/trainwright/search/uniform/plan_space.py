@@ -17,7 +17,6 @@ from trainwright.search.candidates import LazyCandidate
 from trainwright.search.degrees import Degrees, enumerate_degrees, is_profiled, micro_batch_sizes, tensor_degrees
 from trainwright.search.node_order import DeviceOrder, device_order
 from trainwright.search.problem import NoFeasiblePlan, Problem
-from trainwright.search.stage_memory import StageMemory
 from trainwright.search.uniform.critical_path_bound import CriticalPathBound
 from trainwright.search.uniform.layer_partition import partition
 from trainwright.search.uniform.stage_tables import (
@@ -73,7 +72,7 @@ class UniformPlanSpace:
 
     @cached_property
     def tables(self) -> StageTables:
-        return StageTables(self.problem, self.order, StageMemory(self.problem))
+        return StageTables(self.problem, self.order)
 
     @cached_property
     def bounds(self) -> CriticalPathBound:

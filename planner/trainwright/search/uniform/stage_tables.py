@@ -9,15 +9,20 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Device
+from trainwright.cluster import Accelerator, Device
 from trainwright.cost import amp_model, memory
+from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
+from trainwright.cost.memory_terms import (
+    activation_bytes,
+    boundary_buffer_bytes,
+    in_flight_micro_batches,
+    state_bytes,
+)
 from trainwright.cost.network import LinkMatrices, link_matrices
-from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
 from trainwright.search.degrees import Degrees
 from trainwright.search.node_order import DeviceOrder
 from trainwright.search.problem import Problem
-from trainwright.search.spans import Array, span_sums
-from trainwright.search.stage_memory import StageMemory
 
 Placement = NDArray[np.intp]
 """`[stage, data replica, tensor rank]` index of the device."""
@@ -128,13 +133,19 @@ class StageTables:
 
     problem: Problem
     order: DeviceOrder
-    memory: StageMemory
     _layers: dict[tuple[TensorGroupClass, int, int], tuple[Array, Array]] = field(default_factory=dict)
     _times: dict[tuple[frozenset[TensorGroupClass], int, int], Array] = field(default_factory=dict)
+    _state_bytes: dict[int, Array] = field(default_factory=dict)
+    _fits: dict[tuple[str, int, int, tuple[int, ...]], NDArray[np.bool_]] = field(default_factory=dict)
 
     @cached_property
     def links(self) -> LinkMatrices:
         return link_matrices(self.problem.cluster)
+
+    @cached_property
+    def row_bytes(self) -> Array:
+        """`[cut]` bytes per row of the boundary before a layer."""
+        return np.array(self.problem.cost_context.row_bytes, dtype=np.float64)
 
     def place_stages(self, placement: Placement) -> PlacedStages:
         """Reduce a placement to the quantities that tables depend on."""
@@ -165,7 +176,7 @@ class StageTables:
     def boundary_seconds(self, stages: PlacedStages, rows: int) -> Array:
         """Return `[stage, end]` seconds e_i if the pipeline is cut before layer `end` (Eq. 5)."""
         slowest = (stages.forward_seconds_per_byte + stages.backward_seconds_per_byte).max(axis=1)
-        table: Array = slowest[:, None] * (rows * self.memory.row_bytes)[None, :]
+        table: Array = slowest[:, None] * (rows * self.row_bytes)[None, :]
         return table
 
     def fits(self, stages: PlacedStages, rows: int) -> NDArray[np.bool_]:
@@ -174,20 +185,53 @@ class StageTables:
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
         schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
         in_flight = tuple(
-            memory.in_flight_micro_batches(schedule, micro_batches, stage, pipeline) for stage in range(pipeline)
+            in_flight_micro_batches(schedule, micro_batches, stage, pipeline) for stage in range(pipeline)
         )
         result = np.ones((pipeline, size, size), dtype=np.bool_)
         for accelerator in self.problem.cost_context.cluster.accelerators:
             chosen = [stage for stage in range(pipeline) if accelerator.name in stages.accelerators_by_stage[stage]]
             if chosen:
-                result[chosen] &= self.memory.fits(accelerator, stages.tensor, rows, in_flight)[chosen]
+                result[chosen] &= self._fits_accelerator(accelerator, stages.tensor, rows, in_flight)[chosen]
         return result
+
+    def _fits_accelerator(
+        self, accelerator: Accelerator, tensor: int, rows: int, in_flight: tuple[int, ...]
+    ) -> NDArray[np.bool_]:
+        key = (accelerator.name, tensor, rows, in_flight)
+        if key not in self._fits:
+            needed = self.required_bytes(accelerator.name, tensor, rows, np.array(in_flight, dtype=float))
+            self._fits[key] = needed <= accelerator.memory_bytes
+        return self._fits[key]
+
+    def required_bytes(self, accelerator: str, tensor: int, rows: int, in_flight: Array) -> Array:
+        """Return `[stage, first, end]` bytes on a device.
+
+        `in_flight[stage]` micro-batches are in flight, each with `rows` rows.
+        """
+        setting = self.problem.cost_context
+        if tensor not in self._state_bytes:
+            values = setting.resident_values(tensor)
+            self._state_bytes[tensor] = state_bytes(values, values, Sharding.NONE, setting.value_bytes).total
+        resident = self._state_bytes[tensor] + setting.runtime.constant_bytes
+        resident[:, -1] += memory.loss_bytes(setting, tensor, rows)
+        by_layer = layer_values(
+            setting.model, lambda kind: setting.layer_cost(accelerator, kind, tensor, rows).activation_bytes
+        )
+        saved = span_sums(prefix_sums(by_layer))
+        boundaries = rows * self.row_bytes
+        activations = activation_bytes(saved, saved, 0 * boundaries, recompute=False)
+        buffers = boundary_buffer_bytes(boundaries[:, None], boundaries[None, :])
+        per_micro_batch = activations.per_micro_batch + buffers.per_micro_batch
+        needed: Array = resident + np.round(
+            in_flight[:, None, None] * per_micro_batch + (activations.once + buffers.once)
+        )
+        return needed
 
     def sync_seconds(self, stages: PlacedStages, ends: tuple[int, ...]) -> float:
         """Return the second term of Eq. 4: the slowest device's gradient synchronisation (Eq. 3)."""
         if stages.data == 1:
             return 0.0
-        resident = self.memory.resident_parameters(stages.tensor)
+        resident = self.problem.cost_context.resident_values(stages.tensor)
         nodes = self.order.node_numbers[stages.placement]
         seconds = 0.0
         for members, first, end in zip(nodes, (0, *ends), ends, strict=False):
@@ -201,7 +245,9 @@ class StageTables:
     def _stage_times(self, classes: frozenset[TensorGroupClass], tensor: int, rows: int) -> Array:
         key = (classes, tensor, rows)
         if key not in self._times:
-            tables = [span_sums(np.sum(self._layer_seconds(group, tensor, rows), axis=0)) for group in classes]
+            tables = [
+                span_sums(prefix_sums(np.sum(self._layer_seconds(group, tensor, rows), axis=0))) for group in classes
+            ]
             slowest = np.max(tables, axis=0)
             first, end = np.indices(slowest.shape)
             self._times[key] = np.where(end > first, slowest, np.inf)

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.context import CostContext
-from trainwright.cost.memory import optimizer_bytes
+from trainwright.cost.memory_terms import state_bytes
 from trainwright.layer import Dtype, LayerKind
+from trainwright.plan import Sharding
 from trainwright.profiles import LayerCost
 from trainwright.search.alpa.intra.ilp import EdgeCosts, IntegerProgram, NodeChoices
 from trainwright.search.alpa.intra.operator_catalogue import Loop, Operation
@@ -137,49 +138,6 @@ class Rewriting:
     activations: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ValueBytes:
-    """Bytes per parameter.
-
-    Attributes:
-        weight: the weight as it is used.
-        gradient: its gradient, unsharded until the last micro-batch.
-        optimizer: moments, and float32 master weights in half-precision training.
-    """
-
-    weight: int
-    gradient: int
-    optimizer: int
-
-
-@dataclass(frozen=True)
-class WeightState:
-    """Parameters of a weight that each device stores and updates, by `[algorithm]`.
-
-    Attributes:
-        weight, gradient, updated: values per device of the weight, of its gradient, and of the part its optimizer
-            updates.
-    """
-
-    weight: Array
-    gradient: Array
-    updated: Array
-
-    def state_bytes(self, sizes: ValueBytes) -> Array:
-        """Return bytes kept from one iteration to the next."""
-        return sizes.weight * self.weight + sizes.gradient * self.gradient + sizes.optimizer * self.updated
-
-
-def weight_state(values: Array, replicas: Array, *, rewritten: bool, gathered: bool) -> WeightState:
-    """Return the state of `values` per device that `replicas` devices have in common.
-
-    `rewritten` shards the optimizer update over replicas; `gathered` shards the weight too and gathers it before each
-    use.
-    """
-    part = values / replicas
-    return WeightState(part if gathered else values, values, part if rewritten or gathered else values)
-
-
 def scattered_share(sums: Indices, replicas: Array) -> Array:
     """Return `[algorithm]` the fraction of work after an activation sum left for each device, 1 without a sum.
 
@@ -219,12 +177,6 @@ class MeshCosts:
         """Return `[dimensions as bits]` how many devices take part in a sum."""
         first, second = self.mesh.shape
         return np.array([1.0, first, second, first * second])
-
-    @cached_property
-    def value_bytes(self) -> ValueBytes:
-        setting = self.setting
-        update = optimizer_bytes(setting.model, setting.optimizer)
-        return ValueBytes(setting.model.dtype.num_bytes, setting.gradient_dtype.num_bytes, update)
 
     def all_reduce(self, sums: Indices, size_bytes: Array) -> Array:
         """Return `[algorithm]` seconds to all-reduce `size_bytes` over the dimensions in `sums`."""
@@ -296,7 +248,7 @@ class LayerIlpCosts:
     @cached_property
     def _unit_bytes(self) -> int:
         """Return bytes of one value over all rows."""
-        return self.rows * self.mesh_costs.value_bytes.weight
+        return self.rows * self.mesh_costs.setting.value_bytes.weight
 
     @cached_property
     def _activation_ratio(self) -> float:
@@ -368,7 +320,7 @@ class LayerIlpCosts:
         assert operation.weight is not None
         assert found.weight_layouts is not None
         assert found.weight_sums is not None
-        prices, sizes, sums = self.mesh_costs, self.mesh_costs.value_bytes, found.weight_sums
+        prices, sizes, sums = self.mesh_costs, self.mesh_costs.setting.value_bytes, found.weight_sums
         values = prices.shares[found.weight_layouts] * operation.weight.elements
         costs = np.zeros((4, 2, len(values)))
         costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.weight, pays_latency=not operation.is_trivial)
@@ -377,10 +329,10 @@ class LayerIlpCosts:
         whole = scattered + prices.reduce_scatter(sums, values * gathered, pays_latency=False)
         costs[1] = whole, scattered
         update = self.compute.update_seconds_per_value()
-        for held in (0, 1):
-            state = weight_state(
-                values, prices.replica_counts[sums], rewritten=prices.rewriting.gradients, gathered=held == 1
-            )
-            costs[1, held] += update * state.updated
-            costs[2, held] = state.state_bytes(sizes)
+        shard = values / prices.replica_counts[sums]
+        for held, sharding in enumerate(
+            (Sharding.ZERO2 if prices.rewriting.gradients else Sharding.NONE, Sharding.ZERO3)
+        ):
+            costs[1, held] += update * (values if sharding is Sharding.NONE else shard)
+            costs[2, held] = state_bytes(values, shard, sharding, sizes).total
         return costs

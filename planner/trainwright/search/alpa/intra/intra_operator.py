@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import prefix_sums, span_sums
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.search.alpa.intra.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
 from trainwright.search.alpa.intra.ilp import (
@@ -269,6 +270,6 @@ class IntraOperator:
         model = self.problem.model
         shared = [model.kind(name).shared_weight for name in model.layers]
         owns = [name is not None and name == self._shared_weight for name in shared]
-        sums = np.concatenate([[0.0], np.cumsum(owns)])
-        found: Array = 1 - 1 / np.maximum(sums[None, :] - sums[:-1, None], 1)
+        counts = span_sums(prefix_sums(np.array(owns, dtype=np.float64)))
+        found: Array = 1 - 1 / np.maximum(counts[:-1], 1)
         return found

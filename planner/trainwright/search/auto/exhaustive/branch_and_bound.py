@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import product
 
 from trainwright.cost.context import CostContext
-from trainwright.cost.memory import in_flight_micro_batches
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.pipeline_replay import replay_pipelines
 from trainwright.cost.stage_times import PlanTimes
 from trainwright.plan import Plan, Schedule
@@ -163,8 +163,7 @@ class _BranchAndBound:
         for one in shape:
             for stage in one.stages:
                 untied_values = sum(
-                    setting.parameters_per_rank(kind, stage.tensor)
-                    - (setting.tied_parameters_per_rank(kind, stage.tensor) if kind.shared_weight else 0)
+                    setting.untied_parameters_per_rank(kind, stage.tensor)
                     for kind in map(self.problem.model.kind_of, range(stage.first, stage.end))
                 )
                 passes = self.shapes.pass_seconds(stage)

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.context import CostContext
-from trainwright.cost.memory import boundary_bytes, loss_bytes, optimizer_bytes
+from trainwright.cost.memory import loss_bytes
+from trainwright.cost.memory_terms import activation_bytes, boundary_buffer_bytes, state_bytes
 from trainwright.plan import Sharding
 from trainwright.search.auto.exhaustive.pipeline_shapes import ShapeSpace, StageShape
 
@@ -76,10 +77,7 @@ class _StrategyTable:
         self.layers = range(shape.first, shape.end)
         self.kinds = [self.setting.model.kind_of(layer) for layer in self.layers]
         self.data = len(shape.rows)
-        untied = []
-        for kind in self.kinds:
-            shared = self.setting.tied_parameters_per_rank(kind, shape.tensor) if kind.shared_weight else 0
-            untied.append(self.setting.parameters_per_rank(kind, shape.tensor) - shared)
+        untied = [self.setting.untied_parameters_per_rank(kind, shape.tensor) for kind in self.kinds]
         self.untied_values = np.array(untied, dtype=np.float64)
         """Parameters that belong to one layer only."""
 
@@ -146,14 +144,9 @@ class _StrategyTable:
             if kind.shared_weight and kind.shared_weight not in seen:
                 seen.add(kind.shared_weight)
                 values[place] += setting.tied_parameters_per_rank(kind, shape.tensor)
-        shards = values / data
-        weights, gradients = np.tile(values, (4, 1)), np.tile(values, (4, 1))
-        state = np.tile(shards, (4, 1))
-        state[_NONE], weights[_ZERO3] = values, shards
-        if context.micro_batches == 1:
-            gradients[_ZERO2] = gradients[_ZERO3] = shards
-        resident = weights * model.dtype.num_bytes + gradients * setting.gradient_dtype.num_bytes
-        resident += state * (optimizer_bytes(model, setting.optimizer))
+        per_value, accumulates = setting.value_bytes, context.micro_batches > 1
+        states = (state_bytes(values, values / data, one, per_value, accumulates=accumulates) for one in _SHARDINGS)
+        resident = np.stack([one.total for one in states])
         total = resident[sharding, np.arange(len(values))].sum(axis=1)
         fits = np.ones(len(sharding), dtype=np.bool_)
         for number, device in enumerate(shape.devices):
@@ -162,11 +155,13 @@ class _StrategyTable:
             stored = np.array(
                 [setting.layer_cost(name, kind, shape.tensor, rows).activation_bytes for kind in self.kinds]
             )
-            inputs = np.array([model.output_bytes_per_row(layer - 1) if layer else 0 for layer in self.layers]) * rows
-            used = context.in_flight * (np.where(recompute, inputs, stored).sum(axis=1)) + (recompute * stored).max(
+            inputs = np.array(setting.row_bytes[shape.first : shape.end]) * rows
+            whole, recomputed = (activation_bytes(stored, inputs, stored, recompute=flag) for flag in (False, True))
+            used = context.in_flight * np.where(recompute, recomputed.per_micro_batch, whole.per_micro_batch).sum(
                 axis=1
-            )
-            used += boundary_bytes(model, shape.first, shape.end, (rows, rows), context.in_flight)
+            ) + np.where(recompute, recomputed.once, whole.once).max(axis=1)
+            entering, leaving = (rows * setting.row_bytes[cut] for cut in (shape.first, shape.end))
+            used += boundary_buffer_bytes(entering, leaving).total(context.in_flight)
             if shape.end == len(model.layers):
                 used += loss_bytes(setting, shape.tensor, rows)
             used += setting.runtime.constant_bytes - _ROUNDING_BYTES

@@ -1,0 +1,127 @@
+"""Memory formulas that the exact estimate and the tables of all searches share, for numbers and for arrays alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Schedule, Sharding
+from trainwright.training import Optimizer
+
+Values = TypeVar("Values", int, float, NDArray[np.float64])
+
+_MOMENTS_BYTES: dict[Optimizer, int] = {"adam": 8, "sgd": 4}
+"""Bytes per parameter: two float32 moments, or one."""
+_PREFETCHED_BOUNDARIES = 3
+"""Boundary tensors per side besides the saved activations: one received ahead, two whose send may be unfinished."""
+
+
+class StateBytes(NamedTuple, Generic[Values]):
+    """Bytes of training state on one rank.
+
+    Attributes:
+        optimizer: moments, and float32 master weights in half-precision training.
+        unreduced: where gradients are sharded, those of the largest layer before their reduction.
+    """
+
+    weights: Values
+    gradients: Values
+    optimizer: Values
+    unreduced: Values
+
+    @property
+    def total(self) -> Values:
+        return self.weights + self.gradients + self.optimizer + self.unreduced
+
+
+class ValueBytes(NamedTuple):
+    """Bytes per parameter of weights, gradients and optimizer state."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+    @classmethod
+    def of(cls, model: Model, optimizer: Optimizer, gradient_dtype: Dtype) -> ValueBytes:
+        master = 0 if model.dtype is Dtype.FLOAT32 else 4
+        return cls(model.dtype.num_bytes, gradient_dtype.num_bytes, _MOMENTS_BYTES[optimizer] + master)
+
+    @property
+    def unsharded(self) -> int:
+        """Return the bytes per parameter without sharding."""
+        return sum(self)
+
+
+def shard_values(values: Values, data: int) -> Values:
+    """Return the parameters of one of `data` shards, rounded up to whole ones."""
+    return -(-values // data)
+
+
+def state_bytes(  # noqa: PLR0913 - what training state depends on
+    values: Values,
+    shard: Values,
+    sharding: Sharding,
+    per_value: ValueBytes,
+    *,
+    accumulates: bool = True,
+    largest_layer: Values | int = 0,
+) -> StateBytes[Values]:
+    """Return the bytes of training state of `values` parameters on one rank, which keeps `shard` of them if sharded.
+
+    Gradients that accumulate, over micro-batches or until other pipelines have theirs, are kept whole. Otherwise zero2 and
+    zero3 reduce them layer by layer, at most `largest_layer` parameters at once.
+    """
+    weights = shard if sharding is Sharding.ZERO3 else values
+    updated = values if sharding is Sharding.NONE else shard
+    gradients, unreduced = values, 0 * values
+    if not accumulates and sharding in {Sharding.ZERO2, Sharding.ZERO3}:
+        whole = values - shard
+        unreduced = np.minimum(whole, largest_layer) if isinstance(whole, np.ndarray) else min(whole, largest_layer)
+        gradients = shard
+    return StateBytes(
+        weights * per_value.weight,
+        gradients * per_value.gradient,
+        updated * per_value.optimizer,
+        unreduced * per_value.gradient,
+    )
+
+
+def gathered_bytes(layer_values: Sequence[int], per_value: ValueBytes) -> int:
+    """Return the bytes of sharded weights while unsharded: of a layer that computes and of the next, gathered ahead."""
+    return max(sum(pair) for pair in pairwise((0, *layer_values))) * per_value.weight
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightBytes(Generic[Values]):
+    """Bytes of each micro-batch in flight, and bytes that count once."""
+
+    per_micro_batch: Values
+    once: Values
+
+    def total(self, in_flight: Values | int) -> Values:
+        return in_flight * self.per_micro_batch + self.once
+
+
+def activation_bytes(saved: Values, inputs: Values, largest: Values, *, recompute: bool) -> InFlightBytes[Values]:
+    """Return the activations of layers that save `saved` bytes for the backward.
+
+    Recomputed layers keep their inputs, plus the activations of one layer at a time, at most the `largest`.
+    """
+    return InFlightBytes(inputs, largest) if recompute else InFlightBytes(saved, 0 * largest)
+
+
+def boundary_buffer_bytes(entering: Values, leaving: Values) -> InFlightBytes[Values]:
+    """Return the boundary tensors of a stage: outputs saved until their gradient arrives, and messages in transit."""
+    return InFlightBytes(leaving, _PREFETCHED_BOUNDARIES * (entering + leaving))
+
+
+def in_flight_micro_batches(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:
+    """Return the micro-batches in flight at a stage: under 1F1B at most one per stage from this one on, under GPipe all."""
+    return micro_batches if schedule is Schedule.GPIPE else min(micro_batches, stages - stage)
