@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Device
+from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.context import CostContext
-from trainwright.cost.network import Array, LinkMatrices, link_matrices
+from trainwright.cost.network import Array
+from trainwright.cost.time_terms import pipeline_seconds, tensor_all_reduce_bytes
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.rank_layout import node_layouts
@@ -23,32 +26,36 @@ from trainwright.rank_layout import node_layouts
 Indices = NDArray[np.intp]
 
 
-def all_reduce_seconds(members: int, message_bytes: float, bandwidth: float) -> float:
-    """Return Eq. 3: 2(n - 1) M / (n B), with B the minimum bandwidth between any two members (B')."""
-    return 2 * (members - 1) * message_bytes / (members * bandwidth)
+@dataclass(frozen=True, slots=True)
+class AmpRing:
+    """Ring of Eq. 3, plus the latency of its steps.
+
+    Attributes:
+        bytes_per_second: B', the minimum bandwidth between any two members.
+    """
+
+    members: int
+    bytes_per_second: float
+    latency_seconds: float = 0.0
+
+    def seconds(self, message_bytes: float) -> float:
+        """Return the seconds of one all-reduce."""
+        return self.seconds_of_all((message_bytes,))
+
+    def seconds_of_all(self, messages: Sequence[float]) -> float:
+        """Return 2(n - 1) M / (n B) for the sum M of the messages, plus the latency of each that is not empty."""
+        steps = 2 * (self.members - 1) * sum(size > 0 for size in messages)
+        moved = 2 * (self.members - 1) * sum(messages) / (self.members * self.bytes_per_second)
+        return steps * self.latency_seconds + moved
 
 
-def tensor_sync_seconds(  # noqa: PLR0913 - what Eq. 3 is made of
-    kind: LayerKind, tensor: int, rows: int, *, bandwidth: float, latency: float, context: CostContext
-) -> float:
-    """Return the tensor all-reduce seconds of one layer's forward and backward (Eq. 3, plus the latency of the steps)."""
-    if tensor == 1 or not kind.is_tensor_parallel:
-        return 0.0
-    elements = [
-        number
-        for segment in kind.segments
-        for number in (segment.forward_all_reduce_elements_per_row, segment.backward_all_reduce_elements_per_row)
-        if number
-    ]
-    message = rows * sum(elements) * context.model.dtype.num_bytes
-    steps = 2 * (tensor - 1) * len(elements)
-    return steps * latency + all_reduce_seconds(tensor, message, bandwidth * context.runtime.link_ratio)
-
-
-def layer_seconds(accelerators: Sequence[str], kind: LayerKind, tensor: int, rows: int, context: CostContext) -> float:
-    """Return the computation in t_layer, forward and backward, if devices of several accelerators wait for each other."""
-    costs = [context.layer_cost(name, kind, tensor, rows) for name in accelerators]
-    return max(cost.forward_seconds for cost in costs) + max(cost.backward_seconds for cost in costs)
+def layer_seconds(
+    kind: LayerKind, accelerators: tuple[str, ...], ring: AmpRing, rows: int, context: CostContext
+) -> tuple[float, float]:
+    """Return the computation in t_layer, forward and backward, and its tensor all-reduces."""
+    slowest = context.slowest_layer_cost(accelerators, kind, ring.members, rows)
+    forward, backward = tensor_all_reduce_bytes(kind, ring.members, rows, context)
+    return slowest.forward_seconds + slowest.backward_seconds, ring.seconds_of_all((*forward, *backward))
 
 
 def estimate_seconds(plan: Plan, context: CostContext) -> float:
@@ -66,8 +73,8 @@ def estimate_seconds(plan: Plan, context: CostContext) -> float:
         [scene.exchange_seconds(*pair, chains[i], chains[i + 1]) for i, pair in enumerate(pairwise(stages))]
     )
     sums = exchanges.sum(axis=0) + times.sum(axis=0)
-    pipeline_seconds = (pipeline.micro_batches - 1) * times.max(axis=0) + sums
-    return float(pipeline_seconds.max()) + max(scene.sync_seconds(stage) for stage in stages)
+    slowest: Array = pipeline_seconds(sums, times.max(axis=0), pipeline.micro_batches)
+    return float(slowest.max()) + max(scene.sync_seconds(stage) for stage in stages)
 
 
 def _chains(stages: Sequence[Stage]) -> Indices:
@@ -98,8 +105,6 @@ class _AmpModel:
 
     def __init__(self, context: CostContext) -> None:
         self.context = context
-        self.links: LinkMatrices = link_matrices(context.cluster)
-        self.number = {node.name: index for index, node in enumerate(context.cluster.nodes)}
 
     def replica_seconds(self, stage: Stage) -> Array:
         """Return `[replica]` t_i: seconds of one micro-batch, forward and backward."""
@@ -115,15 +120,14 @@ class _AmpModel:
 
     def _group_seconds(self, run: LayerRun, group: tuple[Device, ...], rows: int) -> float:
         model, context = self.context.model, self.context
-        accelerators = sorted({context.cluster.accelerator_of(device).name for device in group})
-        bandwidth, latency = self.links.slowest(self._nodes(group))
+        accelerators = tuple(sorted({context.cluster.accelerator_of(device).name for device in group}))
+        bandwidth, latency = self.context.link_matrices.slowest(self._nodes(group))
+        ring = AmpRing(run.tensor, float(bandwidth) * context.runtime.link_ratio, float(latency))
         seconds = 0.0
         for name, count in Counter(model.layers[run.first : run.end]).items():
-            kind = model.kind(name)
-            seconds += count * layer_seconds(accelerators, kind, run.tensor, rows, context)
-            seconds += count * tensor_sync_seconds(
-                kind, run.tensor, rows, bandwidth=float(bandwidth), latency=float(latency), context=context
-            )
+            compute, sync = layer_seconds(model.kind(name), accelerators, ring, rows, context)
+            seconds += count * compute
+            seconds += count * sync
         return seconds
 
     def exchange_seconds(self, upper: Stage, lower: Stage, senders: Indices, receivers: Indices) -> Array:
@@ -135,11 +139,11 @@ class _AmpModel:
         row_bytes = self.context.model.output_bytes_per_row(upper.end - 1)
         above, below = (self._nodes_by_replica(stage) for stage in (upper, lower))
         there, back = above[senders][:, np.arange(below.shape[1]) % above.shape[1]], below[receivers]
-        forward, backward = self.links.bandwidth[there, back].min(axis=1), self.links.bandwidth[back, there].min(axis=1)
+        per_byte = boundary_terms(there, back, self.context).slowest().send_seconds_per_byte.sum(axis=0)
         first, end = np.array(node_layouts(upper)[0].row_intervals)[senders].T
         other_first, other_end = np.array(node_layouts(lower)[0].row_intervals)[receivers].T
         rows = np.minimum(end, other_end) - np.maximum(first, other_first)
-        seconds: Array = rows * row_bytes * (1 / forward + 1 / backward) / self.context.runtime.link_ratio
+        seconds: Array = rows * row_bytes * per_byte
         return seconds
 
     def _nodes_by_replica(self, stage: Stage) -> Indices:
@@ -154,8 +158,10 @@ class _AmpModel:
         message = (
             self.context.resident_parameters(stage.first, stage.end, run.tensor) * self.context.gradient_dtype.num_bytes
         )
-        bandwidth = min(self.links.slowest_bandwidth(self._nodes(group)) for group in run.data_groups(stage.devices))
-        return all_reduce_seconds(run.data, message, bandwidth * self.context.runtime.link_ratio)
+        bandwidth = min(
+            self.context.link_matrices.slowest_bandwidth(self._nodes(group)) for group in run.data_groups(stage.devices)
+        )
+        return AmpRing(run.data, bandwidth * self.context.runtime.link_ratio).seconds(message)
 
     def _nodes(self, devices: Sequence[Device]) -> Indices:
-        return np.array([self.number[device.node] for device in devices], dtype=np.intp)
+        return np.array([self.context.node_numbers[device.node] for device in devices], dtype=np.intp)

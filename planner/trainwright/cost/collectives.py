@@ -156,7 +156,7 @@ class Collectives:
         size = len(groups[0])
         edges = {edge for nodes in dict.fromkeys(groups) for edge in _ring_edges(nodes)}
         per_byte, latency = self._slowest(edges, self.network.nic_seconds(load))
-        share = _ring_bytes_ratio(size)
+        share = ring_bytes_ratio(size)
         own = self.network.nic_seconds(self._uses(Counter(groups)))
         return RingAlgorithm(2 * (size - 1) * latency, share * per_byte, {card: share * s for card, s in own.items()})
 
@@ -172,14 +172,14 @@ class Collectives:
             for node, count in members.items():
                 if count > 1:
                     latency, bandwidth = self.network.link((node, node))
-                    inside = max(inside, _ring_bytes_ratio(count) / bandwidth)
+                    inside = max(inside, ring_bytes_ratio(count) / bandwidth)
                     latency_inside = max(latency_inside, 2 * (count - 1) * latency)
             if len(members) > 1:
                 per_byte, latency = self._slowest(set(_ring_edges(tuple(members))), cards)
-                between = max(between, _ring_bytes_ratio(len(members)) * per_byte)
+                between = max(between, ring_bytes_ratio(len(members)) * per_byte)
                 latency_between = max(latency_between, 2 * (len(members) - 1) * latency)
         moved = {
-            nodes: times * _ring_bytes_ratio(len(nodes)) for nodes, times in _inter_node_rings(Counter(groups)).items()
+            nodes: times * ring_bytes_ratio(len(nodes)) for nodes, times in _inter_node_rings(Counter(groups)).items()
         }
         own = self.network.nic_seconds(self._uses(moved))
         return RingAlgorithm(latency_inside + latency_between, inside + between, own)
@@ -208,7 +208,7 @@ def _inter_node_rings(rings: Mapping[Nodes, int]) -> Counter[Nodes]:
     return found
 
 
-def _ring_bytes_ratio(members: int) -> float:
+def ring_bytes_ratio(members: int) -> float:
     """Return the share of the message that an all-reduce moves over each ring edge: 2 (n - 1) / n."""
     return 2 * (members - 1) / members
 

@@ -12,13 +12,14 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainwright.cluster import Cluster
 from trainwright.cost.boundaries import BoundaryCache
 from trainwright.cost.collectives import Collectives
 from trainwright.cost.layer_sums import Array, span_sums
 from trainwright.cost.memory_terms import ValueBytes
-from trainwright.cost.network import Network
+from trainwright.cost.network import LinkMatrices, Network, link_matrices
 from trainwright.layer import Dtype, LayerKind
 from trainwright.model import Model
 from trainwright.profiles import LayerCost, Profiles
@@ -49,6 +50,15 @@ class CostContext:
     @cached_property
     def boundary_costs(self) -> BoundaryCache:
         return BoundaryCache(self.network, collectives=self.collectives if self.runtime.splits_boundaries else None)
+
+    @cached_property
+    def link_matrices(self) -> LinkMatrices:
+        return link_matrices(self.cluster)
+
+    @cached_property
+    def node_numbers(self) -> dict[str, int]:
+        """Indices into the cluster's nodes, by node name."""
+        return {node.name: index for index, node in enumerate(self.cluster.nodes)}
 
     @cached_property
     def accelerator_of_node(self) -> dict[str, str]:
@@ -91,6 +101,23 @@ class CostContext:
             )
         return found
 
+    def slowest_layer_cost(self, accelerators: tuple[str, ...], kind: LayerKind, tensor: int, rows: int) -> LayerCost:
+        """Return the cost of one layer where devices of several accelerators wait for each other: each part's maximum."""
+        if len(accelerators) == 1:
+            return self.layer_cost(accelerators[0], kind, tensor, rows)
+        key = (accelerators, kind.name, tensor, rows)
+        found = self._slowest_layer_costs.get(key)
+        if found is None:
+            costs = [self.layer_cost(name, kind, tensor, rows) for name in accelerators]
+            found = self._slowest_layer_costs[key] = LayerCost(
+                max(cost.forward_seconds for cost in costs),
+                max(cost.backward_seconds for cost in costs),
+                max(cost.update_seconds for cost in costs),
+                max(cost.activation_bytes for cost in costs),
+                max(cost.parameter_bytes for cost in costs),
+            )
+        return found
+
     def is_tensor_sharded(self, kind: LayerKind, tensor: int) -> bool:
         """Return whether a tensor group splits the layer's computation and parameters over its ranks.
 
@@ -111,6 +138,12 @@ class CostContext:
         if kind.is_tensor_parallel or not self.is_tensor_sharded(kind, tensor):
             return kind.parameters_at(tensor)
         return kind.parameters // tensor
+
+    @cached_property
+    def kind_numbers(self) -> NDArray[np.intp]:
+        """`[layer]` index of its kind in the model's kinds."""
+        number = {kind.name: index for index, kind in enumerate(self.model.kinds)}
+        return np.array([number[name] for name in self.model.layers], dtype=np.intp)
 
     def kind_counts(self, first: int, end: int) -> list[tuple[LayerKind, int]]:
         """Count the layers `first … end - 1` of each kind; kinds without such layers are left out."""
@@ -177,6 +210,10 @@ class CostContext:
 
     @cached_property
     def _resident_values(self) -> dict[int, Array]:
+        return {}
+
+    @cached_property
+    def _slowest_layer_costs(self) -> dict[tuple[tuple[str, ...], str, int, int], LayerCost]:
         return {}
 
     @cached_property

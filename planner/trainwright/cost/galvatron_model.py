@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Device
+from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory_terms import activation_bytes, shard_values, state_bytes
-from trainwright.cost.network import link_matrices
+from trainwright.cost.time_terms import TensorGroupClass, overlapped_seconds, pipeline_seconds, tensor_sync_seconds
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.rank_layout import RankLayout
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
-
-ALL_GATHER, ALL_REDUCE = 1, 2
-"""Passes of a message over its ring: one for an all-gather or a reduce-scatter, two for an all-reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +31,25 @@ class Ring:
     bytes_per_second: float
     latency_seconds: float
 
-    def seconds(self, message_bytes: float, passes: int) -> float:
-        """Return the seconds of `passes` passes; each moves (n-1)/n of the message in n-1 steps."""
+    def seconds(self, message_bytes: float) -> float:
+        """Return the seconds of an all-reduce: a reduce-scatter and an all-gather."""
+        return 2 * self.all_gather_seconds(message_bytes)
+
+    def all_gather_seconds(self, message_bytes: float) -> float:
+        """Return the seconds of an all-gather or a reduce-scatter: (n-1)/n of the message in n-1 steps."""
         if self.members == 1 or message_bytes <= 0:
             return 0.0
         share = (self.members - 1) / self.members
-        return passes * (share * message_bytes / self.bytes_per_second + (self.members - 1) * self.latency_seconds)
+        return share * message_bytes / self.bytes_per_second + (self.members - 1) * self.latency_seconds
 
 
 class StageGroupLinks:
     """Links between the nodes of some devices; `nodes[device]` numbers the device's node."""
 
     def __init__(self, devices: Sequence[Device], context: CostContext) -> None:
-        links = link_matrices(context.cluster)
-        number = {node.name: index for index, node in enumerate(context.cluster.nodes)}
+        links = context.link_matrices
         names = list(dict.fromkeys(device.node for device in devices))
-        used = np.array([number[name] for name in names])
+        used = np.array([context.node_numbers[name] for name in names])
         place = {name: index for index, name in enumerate(names)}
         self.nodes: Indices = np.array([place[device.node] for device in devices])
         self.bandwidth: Array = links.bandwidth[np.ix_(used, used)] * context.runtime.link_ratio
@@ -112,11 +113,10 @@ def boundary_alpha_beta(upper: Sequence[Device], lower: Sequence[Device], contex
 
     The slowest link between their nodes carries all bytes.
     """
-    group = StageGroupLinks((*upper, *lower), context)
-    above, below = (np.unique(part) for part in (group.nodes[: len(upper)], group.nodes[len(upper) :]))
-    there, back = np.ix_(above, below), np.ix_(below, above)
-    latency = float(group.latency[there].max() + group.latency[back].max())
-    return latency, float(1 / group.bandwidth[there].min() + 1 / group.bandwidth[back].min())
+    above, below = (np.unique([context.node_numbers[device.node] for device in part]) for part in (upper, lower))
+    terms = boundary_terms(above[:, None], below[None, :], context)
+    seconds_per_byte, latency = (part.max(axis=(1, 2)).sum() for part in terms)
+    return float(latency), float(seconds_per_byte)
 
 
 InputLayout = tuple[int, int, RankOrder, tuple[int, ...]]
@@ -139,12 +139,6 @@ class StrategySeconds:
 def layout_of(run: LayerRun) -> InputLayout:
     """Return the part of a strategy that decides which device computes which rows."""
     return run.tensor, run.data, run.order, run.rows
-
-
-def overlapped_seconds(compute_seconds: float, communication_seconds: float, slowdown_ratio: float) -> float:
-    """Return seconds of two overlapped tasks: each slows down while both run; the remainder runs at full speed."""
-    shorter, longer = sorted((compute_seconds, communication_seconds))
-    return longer + (slowdown_ratio - 1) * shorter
 
 
 @dataclass
@@ -178,24 +172,25 @@ class StageGroupCosts:
         backward. CKPT adds a forward with its tensor all-reduces.
         """
         forward, backward = self._compute_seconds(kind, run)
-        tensor_forward, tensor_backward = self._tensor_seconds(kind, run)
+        group = TensorGroupClass(self.accelerators, run.tensor, self._ring(run, data=False))
+        tensor_forward, tensor_backward = tensor_sync_seconds(kind, group, max(run.rows), self.context)
         held = self.context.parameters_per_rank(kind, run.tensor)
         ring = self._ring(run, data=True)
         gather = sync = behind = 0.0
         gradient_bytes = held * self.context.gradient_dtype.num_bytes
         if run.sharding is Sharding.ZERO3:
-            gather = ring.seconds(held * self.context.model.dtype.num_bytes, ALL_GATHER)
-            sync = ring.seconds(gradient_bytes, ALL_GATHER)
+            gather = ring.all_gather_seconds(held * self.context.model.dtype.num_bytes)
+            sync = ring.all_gather_seconds(gradient_bytes)
         elif self.exposed_all_reduce_ratio is None:
-            sync = ring.seconds(gradient_bytes, ALL_REDUCE)
+            sync = ring.seconds(gradient_bytes)
         else:
-            behind = self.exposed_all_reduce_ratio * ring.seconds(gradient_bytes, ALL_REDUCE)
+            behind = self.exposed_all_reduce_ratio * ring.seconds(gradient_bytes)
         slowdown = self.context.runtime.overlap_slowdown_ratio
         computed = backward + run.recompute * forward
         exposed = forward + tensor_forward + gather + tensor_backward + run.recompute * tensor_forward
         return StrategySeconds(
-            exposed + overlapped_seconds(computed, gather, slowdown),
-            exposed + overlapped_seconds(computed, gather + sync, slowdown) + behind,
+            exposed + both_seconds(computed, gather, slowdown),
+            exposed + both_seconds(computed, gather + sync, slowdown) + behind,
         )
 
     def transformation_seconds(self, row_bytes: float, before: LayerRun, after: LayerRun) -> float:
@@ -225,20 +220,15 @@ class StageGroupCosts:
         key = kind.name, layout_of(run)
         if key not in self._compute:
             rows = self._rows(run)
-            pairs = sorted({(name, int(high - low)) for name, (low, high) in zip(self.accelerators, rows, strict=True)})
-            costs = [self.context.layer_cost(name, kind, run.tensor, count) for name, count in pairs]
+            names_by_rows: dict[int, set[str]] = {}
+            for name, (low, high) in zip(self.accelerators, rows, strict=True):
+                names_by_rows.setdefault(int(high - low), set()).add(name)
+            costs = [
+                self.context.slowest_layer_cost(tuple(sorted(names)), kind, run.tensor, count)
+                for count, names in names_by_rows.items()
+            ]
             self._compute[key] = max(c.forward_seconds for c in costs), max(c.backward_seconds for c in costs)
         return self._compute[key]
-
-    def _tensor_seconds(self, kind: LayerKind, run: LayerRun) -> tuple[float, float]:
-        """Return the tensor all-reduce seconds of forward and backward, segment by segment."""
-        if run.tensor == 1 or not kind.is_tensor_parallel:
-            return 0.0, 0.0
-        ring = self._ring(run, data=False)
-        size = max(run.rows) * self.context.model.dtype.num_bytes
-        forward = sum(ring.seconds(s.forward_all_reduce_elements_per_row * size, ALL_REDUCE) for s in kind.segments)
-        backward = sum(ring.seconds(s.backward_all_reduce_elements_per_row * size, ALL_REDUCE) for s in kind.segments)
-        return forward, backward
 
     def _ring(self, run: LayerRun, *, data: bool) -> Ring:
         key = run.tensor, run.data, run.order, data
@@ -260,6 +250,12 @@ class StageGroupCosts:
         return RankLayout.of(tuple(range(len(self.devices))), run)
 
 
+def both_seconds(computation: float, communication: float, slowdown_ratio: float) -> float:
+    """Return seconds of two tasks that start together: the remainder of the longer one runs at full speed."""
+    shorter, longer = sorted((computation, communication))
+    return overlapped_seconds(shorter, shorter, slowdown_ratio, longer)
+
+
 def estimate_seconds(plan: Plan, context: CostContext) -> float:
     """Return C(M, B, m) of Eq. 8, plus the messages of one micro-batch per boundary, which the paper leaves out.
 
@@ -268,13 +264,13 @@ def estimate_seconds(plan: Plan, context: CostContext) -> float:
     return max(_pipeline_seconds(pipeline, context) for pipeline in plan.pipelines)
 
 
-def pipeline_seconds(stages: Sequence[StrategySeconds], micro_batches: int) -> float:
+def stages_seconds(stages: Sequence[StrategySeconds], micro_batches: int) -> float:
     """Return Eq. 8: (m - 1) · max_i (C(M_i, B_m) - C(M_i, 0)) + Σ_i C(M_i, B_m).
 
     C(M_i, B_m) - C(M_i, 0), a micro-batch without gradient synchronisation, is `micro_batch_seconds`.
     """
     longest = max(stage.micro_batch_seconds for stage in stages)
-    return (micro_batches - 1) * longest + sum(stage.last_micro_batch_seconds for stage in stages)
+    return pipeline_seconds(sum(stage.last_micro_batch_seconds for stage in stages), longest, micro_batches)
 
 
 def stage_seconds(stage: Stage, context: CostContext) -> StrategySeconds:
@@ -295,7 +291,7 @@ def stage_seconds(stage: Stage, context: CostContext) -> StrategySeconds:
 
 
 def _pipeline_seconds(pipeline: Pipeline, context: CostContext) -> float:
-    seconds = pipeline_seconds([stage_seconds(stage, context) for stage in pipeline.stages], pipeline.micro_batches)
+    seconds = stages_seconds([stage_seconds(stage, context) for stage in pipeline.stages], pipeline.micro_batches)
     for upper, lower in zip(pipeline.stages, pipeline.stages[1:], strict=False):
         latency, seconds_per_byte = boundary_alpha_beta(upper.devices, lower.devices, context)
         size = pipeline.micro_batch_size * context.model.output_bytes_per_row(upper.end - 1)

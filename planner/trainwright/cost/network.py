@@ -80,7 +80,7 @@ class Network:
         return {(k.source, k.target): k.bandwidth_bytes_per_second for k in self.cluster.links if k.source != k.target}
 
     @cached_property
-    def _nic_bandwidths(self) -> dict[Nic, float]:
+    def nic_bandwidths(self) -> dict[Nic, float]:
         """Achieved bytes per second of every NIC."""
         found: dict[Nic, float] = {}
         for node in self.cluster.nodes:
@@ -127,7 +127,7 @@ class Network:
 
     def nic_seconds(self, load: Mapping[Nic, float]) -> dict[Nic, float]:
         """Return the busy seconds of every NIC for a load in bytes (or per byte, for a load in uses)."""
-        return {card: used / self._nic_bandwidths[card] for card, used in load.items()}
+        return {card: used / self.nic_bandwidths[card] for card, used in load.items()}
 
     def concurrent_send_seconds(self, messages: Iterable[Message]) -> dict[Message, float]:
         """Return seconds until the last byte of each message has left if all start at once, without latency.
@@ -145,7 +145,7 @@ class Network:
             seconds = size / self.flow_bytes_per_second(edge)
             for card in self.nics(edge):
                 through = sum(count * min(size, other) for other, count in shared[card].items())
-                seconds = max(seconds, through / self._nic_bandwidths[card])
+                seconds = max(seconds, through / self.nic_bandwidths[card])
             found[source, target, size] = seconds
         return found
 

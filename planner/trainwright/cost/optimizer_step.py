@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainwright.cost.gradient_sync import GradientReduction
-from trainwright.cost.layer_times import update_seconds
 from trainwright.cost.network import Nic
 from trainwright.cost.stage_times import PlanTimes, StageKey
+from trainwright.cost.time_terms import update_seconds
 from trainwright.plan import Sharding
 
 

@@ -10,8 +10,16 @@ from itertools import pairwise
 from trainwright.cost.boundaries import redistribution_seconds
 from trainwright.cost.collectives import NO_COMMUNICATION, Collective, ConcurrentRings, Nodes
 from trainwright.cost.context import CostContext
-from trainwright.cost.layer_times import LayerPass, LayerSeconds, layer_seconds, overlapped_seconds
 from trainwright.cost.tied_weights import ResidentParameters, TiedWeightOwner, have_same_data_groups, tied_weight_owners
+from trainwright.cost.time_terms import (
+    LayerPass,
+    LayerTerms,
+    TensorGroupClass,
+    layer_terms,
+    overlapped_pass_seconds,
+    slowest_terms,
+    with_recompute,
+)
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Plan, Sharding, Stage
 from trainwright.rank_layout import RankLayout, node_layouts
@@ -83,8 +91,8 @@ class _RunCosts:
     reduce_seconds: Mapping[str, float]
 
 
-_SecondsByKind = dict[str, LayerSeconds]
-"""Seconds of one layer, by layer kind."""
+_TermsByKind = dict[str, LayerTerms[float]]
+"""Terms of one layer, by layer kind."""
 
 
 class StageTimesBuilder:
@@ -146,7 +154,7 @@ class StageTimesBuilder:
     def _worker(self, members: list[list[_ReplicaKey]]) -> StageWorker:
         """Return the worker that consists of these replicas of each layer run."""
         forward_compute = forward_sync = backward_compute = backward_sync = 0.0
-        taken: list[_SecondsByKind] = []
+        taken: list[_TermsByKind] = []
         for part, group in zip(self.run_costs, members, strict=True):
             seconds = {kind.name: self._layer(kind, part.run, group) for kind, _ in part.kinds}
             taken.append(seconds)
@@ -159,15 +167,17 @@ class StageTimesBuilder:
         moved_forward, moved_backward = self._redistribution
         forward_sharding = backward_sharding = 0.0
         if any(part.all_gather_seconds for part in self.run_costs):
-            forward_sharding = overlapped_seconds(list(self._forward_passes(taken)), self._slowdown)[0]
+            forward_sharding = overlapped_pass_seconds(list(self._forward_passes(taken)), self._slowdown)[0]
             forward_sharding -= forward_compute + forward_sync
-            backward_sharding = overlapped_seconds(list(self._backward_passes(taken, last=False)), self._slowdown)[0]
+            backward_sharding = overlapped_pass_seconds(list(self._backward_passes(taken, last=False)), self._slowdown)[
+                0
+            ]
             backward_sharding -= backward_compute + backward_sync
         forward = PassTime(forward_compute, forward_sync, forward_sharding, moved_forward)
         backward = PassTime(backward_compute, backward_sync, backward_sharding, moved_backward)
         last, left = backward.seconds, 0.0
         if any(part.reduce_seconds for part in self.run_costs):
-            last, left = overlapped_seconds(list(self._backward_passes(taken, last=True)), self._slowdown)
+            last, left = overlapped_pass_seconds(list(self._backward_passes(taken, last=True)), self._slowdown)
             last += moved_backward
         return StageWorker(forward, backward, last, left)
 
@@ -175,20 +185,14 @@ class StageTimesBuilder:
     def _slowdown(self) -> float:
         return self.context.runtime.overlap_slowdown_ratio
 
-    def _layer(self, kind: LayerKind, run: LayerRun, group: list[_ReplicaKey]) -> LayerSeconds:
+    def _layer(self, kind: LayerKind, run: LayerRun, group: list[_ReplicaKey]) -> LayerTerms[float]:
         found = [
-            layer_seconds(
-                kind,
-                accelerators=accelerators,
-                tensor=run.tensor,
-                rows=rows,
-                recompute=run.recompute,
-                collective=collective,
-                context=self.context,
-            )
+            layer_terms(kind, TensorGroupClass(accelerators, run.tensor, collective), rows, self.context)
             for rows, accelerators, collective in group
         ]
-        return found[0] if len(found) == 1 else LayerSeconds.slowest(found)
+        if run.recompute:
+            found = [with_recompute(terms) for terms in found]
+        return found[0] if len(found) == 1 else slowest_terms(found)
 
     @cached_property
     def _redistribution(self) -> tuple[float, float]:
@@ -200,7 +204,7 @@ class StageTimesBuilder:
                 backward += redistribution_seconds(new, old, row_bytes, self.context.network)
         return forward, backward
 
-    def _forward_passes(self, seconds_by_run: Sequence[_SecondsByKind]) -> Iterator[LayerPass]:
+    def _forward_passes(self, seconds_by_run: Sequence[_TermsByKind]) -> Iterator[LayerPass]:
         layers = self.context.model.layers
         for part, seconds in zip(self.run_costs, seconds_by_run, strict=True):
             steps = {
@@ -209,7 +213,7 @@ class StageTimesBuilder:
             }
             yield from (steps[name] for name in layers[part.run.first : part.run.end])
 
-    def _backward_passes(self, seconds_by_run: Sequence[_SecondsByKind], *, last: bool) -> Iterator[LayerPass]:
+    def _backward_passes(self, seconds_by_run: Sequence[_TermsByKind], *, last: bool) -> Iterator[LayerPass]:
         layers = self.context.model.layers
         for part, seconds in zip(reversed(self.run_costs), reversed(seconds_by_run), strict=True):
             run, steps = part.run, {}

@@ -11,20 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
+from trainwright.cost.collectives import NO_COMMUNICATION
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.plan import Plan
 from trainwright.search import Problem
 from trainwright.search.auto.device_lines import DeviceLine, device_lines
 from trainwright.search.auto.drafts import MultiPipelineDrafts, pipeline_of, set_partitions
 from trainwright.search.auto.layer_device_dp import LayerDeviceDP
 from trainwright.search.auto.line_tables import LineOptions
-from trainwright.search.auto.replica_sets import Cell, balance_rows, rows_by_replica
+from trainwright.search.auto.replica_sets import balance_rows, rows_by_replica
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.auto.stage_sites import LineInterval, StageSites
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
-KINDS = [Cell(("fast",), ("a",)), Cell(("middle",), ("b",)), Cell(("slow",), ("c",))]
+KINDS = [TensorGroupClass((name,), 1, NO_COMMUNICATION) for name in ("fast", "middle", "slow")]
 
 
 @given(
@@ -37,23 +39,23 @@ def test_rows_go_to_the_replica_that_finishes_first(
     counts: list[int], paces: list[float], floors: list[float], rows: int
 ) -> None:
     """All rows are assigned, each replica has one, and moving a row from the slowest replica does not help."""
-    cells = [cell for cell, count in zip(KINDS, counts, strict=False) for _ in range(count)]
+    groups = [group for group, count in zip(KINDS, counts, strict=False) for _ in range(count)]
 
-    def seconds(cell: Cell, given_rows: int) -> float:
-        kind = KINDS.index(cell)
+    def seconds(group: TensorGroupClass, given_rows: int) -> float:
+        kind = KINDS.index(group)
         return floors[kind] + paces[kind] * given_rows
 
     shared = balance_rows(dict(zip(KINDS, counts, strict=False)), rows, seconds)
-    if rows < len(cells):
+    if rows < len(groups):
         assert shared is None
         return
     assert shared is not None
-    found = rows_by_replica(cells, shared)
+    found = rows_by_replica(groups, shared)
     assert sum(found) == rows
     assert min(found) >= 1
-    taken = [seconds(cell, count) for cell, count in zip(cells, found, strict=True)]
-    slowest = max(range(len(cells)), key=lambda replica: taken[replica])
-    others = [seconds(cells[other], found[other] + 1) for other in range(len(cells)) if other != slowest]
+    taken = [seconds(group, count) for group, count in zip(groups, found, strict=True)]
+    slowest = max(range(len(groups)), key=lambda replica: taken[replica])
+    others = [seconds(groups[other], found[other] + 1) for other in range(len(groups)) if other != slowest]
     assert found[slowest] == 1 or all(later >= taken[slowest] * (1 - 1e-9) for later in others)
 
 

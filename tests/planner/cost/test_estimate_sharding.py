@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import Estimate, estimate_with_context
-from trainwright.cost.layer_times import LayerPass, overlapped_seconds
+from trainwright.cost.time_terms import LayerPass, overlapped_pass_seconds
 from trainwright.layer import Dtype
 from trainwright.plan import Plan, Sharding
 from trainwright.profiles import Profiles
@@ -203,7 +203,7 @@ steps = st.lists(st.builds(LayerPass, seconds, seconds, seconds, seconds), min_s
 
 @given(steps=steps, ratio=st.floats(1, 2))
 def test_overlap_takes_between_computation_and_the_sum_of_all(steps: Sequence[LayerPass], ratio: float) -> None:
-    spent, left = overlapped_seconds(steps, ratio)
+    spent, left = overlapped_pass_seconds(steps, ratio)
     alone = sum(step.compute_seconds + step.sync_seconds for step in steps)
     talk = sum(step.gather_seconds + step.reduce_seconds for step in steps)
     assert alone + steps[0].gather_seconds <= spent + 1e-9
@@ -221,6 +221,9 @@ def test_overlap_is_monotone_in_its_parts(
     values = list(astuple(steps[index]))
     values[part] *= shorter
     changed = [LayerPass(*values) if i == index else step for i, step in enumerate(steps)]
-    (spent, left), (before, left_before) = overlapped_seconds(changed, ratio), overlapped_seconds(steps, ratio)
+    (spent, left), (before, left_before) = (
+        overlapped_pass_seconds(changed, ratio),
+        overlapped_pass_seconds(steps, ratio),
+    )
     assert spent + left <= before + left_before + 1e-9
     assert spent <= before + 1e-9

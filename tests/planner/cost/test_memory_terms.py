@@ -71,7 +71,7 @@ def table_bytes(problem: Problem) -> dict[str, float]:
 def fits_auto(problem: Problem) -> bool:
     """Return whether the stage fits by the tables of `auto`, without recompute."""
     tables = ReplicaTables(problem, LAYERS + 1)
-    alone = tables.replica_set(((tables.cell((problem.cluster.devices[0].node,)), 1),), 0.0, CollectiveRatios())
+    alone = tables.replica_set(((tables.tensor_group((problem.cluster.devices[0].node,)), 1),), 0.0, CollectiveRatios())
     options = StageOptions(tables, [alone], 1, problem.global_batch_size)
     span = list(zip(*options.spans, strict=True)).index((0, CUT))
     return bool(options.costs(IN_FLIGHT).recompute_ratio[0, 0, span] <= 0.0)

@@ -9,10 +9,10 @@ import pytest
 from trainwright.cost.galvatron_model import (
     StageGroupCosts,
     StrategySeconds,
+    both_seconds,
     estimate_seconds,
-    overlapped_seconds,
-    pipeline_seconds,
     stage_seconds,
+    stages_seconds,
 )
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.runtime import Runtime
@@ -38,14 +38,14 @@ def run(problem, *, data=4, tensor=1, micro_batches=1, first=0, count=None, **ki
 
 def test_eight_sums_all_stages_and_repeats_the_longest_steady_one():
     stages = [StrategySeconds(2.0, 3.0), StrategySeconds(5.0, 5.5)]
-    assert pipeline_seconds(stages, 4) == 3 * 5.0 + 3.0 + 5.5
+    assert stages_seconds(stages, 4) == 3 * 5.0 + 3.0 + 5.5
 
 
 def test_overlap_slows_both_down():
-    assert overlapped_seconds(10.0, 0.0, 1.3) == 10.0
-    assert overlapped_seconds(10.0, 4.0, 1.3) == pytest.approx(10.0 + 0.3 * 4.0)
-    assert overlapped_seconds(4.0, 10.0, 1.3) == pytest.approx(10.0 + 0.3 * 4.0)
-    assert overlapped_seconds(4.0, 10.0, 1.0) == 10.0
+    assert both_seconds(10.0, 0.0, 1.3) == 10.0
+    assert both_seconds(10.0, 4.0, 1.3) == pytest.approx(10.0 + 0.3 * 4.0)
+    assert both_seconds(4.0, 10.0, 1.3) == pytest.approx(10.0 + 0.3 * 4.0)
+    assert both_seconds(4.0, 10.0, 1.0) == 10.0
 
 
 def test_one_device_computes_and_nothing_else(make_cluster, make_problem):
@@ -63,7 +63,7 @@ def test_gradients_are_summed_in_the_last_backward_alone(even):
     found = group.seconds(kind, run(even))
     assert found.micro_batch_seconds == pytest.approx(cost.forward_seconds + cost.backward_seconds)
     ring = 2 * (3 / 4 * kind.parameters * 4 / 1e9 + 3 * 1e-4)
-    both = overlapped_seconds(cost.backward_seconds, ring, 1.3)
+    both = both_seconds(cost.backward_seconds, ring, 1.3)
     assert found.last_micro_batch_seconds == pytest.approx(cost.forward_seconds + both)
 
 
@@ -97,10 +97,10 @@ def test_sharded_weights_are_gathered_for_every_forward_and_backward(even):
     found = group.seconds(kind, run(even, sharding=Sharding.ZERO3))
     gather = 3 / 4 * kind.parameters * 4 / 1e9 + 3 * 1e-4
     assert found.micro_batch_seconds == pytest.approx(
-        cost.forward_seconds + gather + overlapped_seconds(cost.backward_seconds, gather, 1.3)
+        cost.forward_seconds + gather + both_seconds(cost.backward_seconds, gather, 1.3)
     )
     assert found.last_micro_batch_seconds == pytest.approx(
-        cost.forward_seconds + gather + overlapped_seconds(cost.backward_seconds, 2 * gather, 1.3)
+        cost.forward_seconds + gather + both_seconds(cost.backward_seconds, 2 * gather, 1.3)
     )
 
 

@@ -17,13 +17,21 @@ import numpy as np
 from trainwright.cost import memory
 from trainwright.cost.collectives import Collective
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.layer_times import layer_seconds
 from trainwright.cost.memory_terms import (
     InFlightBytes,
     activation_bytes,
     boundary_buffer_bytes,
     shard_values,
     state_bytes,
+)
+from trainwright.cost.time_terms import (
+    DataRing,
+    LayerTerms,
+    TensorGroupClass,
+    kind_table,
+    overlapped_seconds,
+    tail_seconds,
+    with_recompute,
 )
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Sharding, split_rows
@@ -62,15 +70,6 @@ class _OptionCosts(NamedTuple):
     iteration_seconds: Array
     state_bytes: Array
     activation_bytes: Array
-
-
-class _PassSeconds(NamedTuple):
-    """Forward and backward seconds of one micro-batch by layer kind, with tensor all-reduces (`sync`) separate."""
-
-    forward: Mapping[str, float]
-    backward: Mapping[str, float]
-    forward_sync: Mapping[str, float]
-    backward_sync: Mapping[str, float]
 
 
 @dataclass
@@ -134,7 +133,7 @@ class _SubmeshTables:
     degree_options: DegreeOptions
     submesh: Submesh
     micro_batches: int
-    _passes: dict[_Shape, _PassSeconds] = field(default_factory=dict)
+    _kind_tables: dict[_Shape, LayerTerms[Array]] = field(default_factory=dict)
     _activations: dict[tuple[_Shape, bool], InFlightBytes[Array]] = field(default_factory=dict)
 
     def costs(self, way: _DegreeOption) -> _OptionCosts:
@@ -144,28 +143,15 @@ class _SubmeshTables:
         iteration = self._iteration_seconds(way, overlappable)
         return _OptionCosts(seconds, iteration, state + gathered + activations.once, activations.per_micro_batch)
 
-    def _pass_seconds(self, shape: _Shape) -> _PassSeconds:
-        if shape not in self._passes:
-            setting, collective = self.degree_options.problem.cost_context, self._collectives(shape)[0]
-            found = {
-                kind.name: layer_seconds(
-                    kind,
-                    accelerators=self.submesh.accelerators,
-                    tensor=shape.tensor,
-                    rows=shape.rows,
-                    recompute=False,
-                    collective=collective,
-                    context=setting,
-                )
-                for kind in setting.model.kinds
-            }
-            self._passes[shape] = _PassSeconds(
-                {name: one.forward_seconds for name, one in found.items()},
-                {name: one.backward_seconds for name, one in found.items()},
-                {name: one.forward_sync_seconds for name, one in found.items()},
-                {name: one.backward_sync_seconds for name, one in found.items()},
-            )
-        return self._passes[shape]
+    def _kind_table(self, shape: _Shape) -> LayerTerms[Array]:
+        if shape not in self._kind_tables:
+            group = TensorGroupClass(self.submesh.accelerators, shape.tensor, self._collectives(shape)[0])
+            self._kind_tables[shape] = kind_table(group, shape.rows, self.degree_options.problem.cost_context)
+        return self._kind_tables[shape]
+
+    def _by_kind(self, values: Array) -> dict[str, float]:
+        names = (kind.name for kind in self.degree_options.problem.model.kinds)
+        return dict(zip(names, values.tolist(), strict=True))
 
     def _collectives(self, shape: _Shape) -> tuple[Collective, Collective]:
         """Return the all-reduces of the tensor groups and of the data groups."""
@@ -173,21 +159,23 @@ class _SubmeshTables:
 
     def _seconds(self, way: _DegreeOption) -> tuple[Array, Array]:
         """Return `[first, end]` seconds of one micro-batch, and backward compute seconds that gradient reduction can overlap."""
-        passes, spans = self._pass_seconds(way.shape), self.degree_options.spans
-        total: dict[str, float] = {}
-        backward: dict[str, float] = {}
-        for kind in self.degree_options.problem.model.kinds:
-            name = kind.name
-            backward[name] = passes.backward[name] + way.recompute * passes.forward[name]
-            sync = passes.backward_sync[name] + (1 + way.recompute) * passes.forward_sync[name]
-            total[name] = passes.forward[name] + backward[name] + sync
-        seconds, overlappable = spans.sums(total), spans.sums(backward)
+        table, spans = self._kind_table(way.shape), self.degree_options.spans
+        if way.recompute:
+            table = with_recompute(table)
+        forward, backward = self._by_kind(table.forward_seconds), self._by_kind(table.backward_seconds)
+        seconds = spans.sums(self._by_kind(table.forward_pass_seconds + table.backward_pass_seconds))
+        overlappable = spans.sums(backward)
         if way.sharding is not Sharding.ZERO3:
             return seconds, overlappable
         gather = {kind.name: self._gather_seconds(kind, way) for kind in self.degree_options.problem.model.kinds}
-        forward_hidden, backward_hidden = self._hidden_gathers(passes.forward, backward, gather)
-        shown = (2 - self.degree_options.problem.runtime.overlap_slowdown_ratio) * (forward_hidden + backward_hidden)
-        return seconds + 2 * spans.sums(gather) - shown, np.maximum(overlappable - backward_hidden, 0.0)
+        forward_hidden, backward_hidden = self._hidden_gathers(forward, backward, gather)
+        seconds = overlapped_seconds(
+            2 * spans.sums(gather),
+            forward_hidden + backward_hidden,
+            self.degree_options.problem.runtime.overlap_slowdown_ratio,
+            seconds,
+        )
+        return seconds, np.maximum(overlappable - backward_hidden, 0.0)
 
     def _hidden_gathers(
         self, forward: Mapping[str, float], backward: Mapping[str, float], gather: Mapping[str, float]
@@ -208,42 +196,26 @@ class _SubmeshTables:
     def _reduce_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
         setting = self.degree_options.problem.cost_context
         values = setting.parameters_per_rank(kind, way.shape.tensor)
-        collective = self._collectives(way.shape)[1]
-        return _reduce_and_gather_ratios(collective, way)[0] * collective.ideal_ring_seconds(
-            values * setting.gradient_dtype.num_bytes
-        )
+        return self._collectives(way.shape)[1].reduce_scatter_seconds(values * setting.gradient_dtype.num_bytes)
 
     def _iteration_seconds(self, way: _DegreeOption, overlappable: Array) -> Array:
         """Return `[first, end]` exposed gradient reduction, optimizer step and all-gather of updated weights.
 
         `overlappable`: backward compute seconds of the last micro-batch that gradient reduction can overlap.
         """
-        setting, shape = self.degree_options.problem.cost_context, way.shape
-        resident = self.degree_options.resident_parameters(shape.tensor)
-        parts = 1 if way.sharding is Sharding.NONE else shape.data
-        update = {
-            kind.name: max(
-                setting.layer_cost(name, kind, shape.tensor, shape.rows).update_seconds
-                for name in self.submesh.accelerators
-            )
-            for kind in setting.model.kinds
-        }
-        seconds = self.degree_options.spans.sums(update) / parts
-        if shape.data == 1:
-            return seconds
-        collective = self._collectives(shape)[1]
-        there, back = _reduce_and_gather_ratios(collective, way)
-        summed = there * _all_reduce_seconds(collective, resident * setting.gradient_dtype.num_bytes)
-        if way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or setting.runtime.overlaps_gradients:
-            own = {kind.name: self._reduce_seconds(kind, way) for kind in setting.model.kinds}
-            last = self.degree_options.spans.first_layer_values(
-                own
-            )  # the first layer's gradients come last and overlap nothing
-            hidden = np.clip(summed - last, 0.0, overlappable)
-            summed = summed - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
-        if way.sharding is not Sharding.ZERO3:
-            seconds = seconds + back * _all_reduce_seconds(collective, resident * setting.model.dtype.num_bytes)
-        return seconds + summed
+        setting, shape, spans = self.degree_options.problem.cost_context, way.shape, self.degree_options.spans
+        overlaps = way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or setting.runtime.overlaps_gradients
+        reductions = {kind.name: self._reduce_seconds(kind, way) for kind in setting.model.kinds}
+        return tail_seconds(
+            self.degree_options.resident_parameters(shape.tensor),
+            spans.sums(self._by_kind(self._kind_table(shape).update_seconds)),
+            DataRing.of(self._collectives(shape)[1]),
+            way.sharding,
+            data=shape.data,
+            window=overlappable if overlaps else 0.0,
+            last_reduce_seconds=spans.first_layer_values(reductions),
+            context=setting,
+        )
 
     def _state_bytes(self, way: _DegreeOption) -> tuple[Array, Array]:
         """Return `[first, end]` bytes of weights, gradients and optimizer state, and of weights that are gathered for use."""
@@ -269,14 +241,7 @@ class _SubmeshTables:
         key = (shape, recompute)
         if key not in self._activations:
             setting, spans = self.degree_options.problem.cost_context, self.degree_options.spans
-            kinds = setting.model.kinds
-            sizes = {
-                kind.name: max(
-                    setting.layer_cost(name, kind, shape.tensor, shape.rows).activation_bytes
-                    for name in self.submesh.accelerators
-                )
-                for kind in kinds
-            }
+            sizes = self._by_kind(self._kind_table(shape).activation_bytes)
             inputs = shape.rows * np.array(setting.row_bytes[:-1], dtype=np.float64)
             saved = activation_bytes(
                 spans.sums(sizes), spans.sums_of_layers(inputs), spans.largest(sizes), recompute=recompute
@@ -289,20 +254,6 @@ class _SubmeshTables:
                 once + 1.0,  # exact memory is rounded up to whole bytes
             )
         return self._activations[key]
-
-
-def _reduce_and_gather_ratios(collective: Collective, way: _DegreeOption) -> tuple[float, float]:
-    """Return the fractions of an all-reduce that gradient reduction and the all-gather of weights take."""
-    ratios = collective.ratios
-    if way.sharding is Sharding.NONE:
-        return ratios.all_reduce / 2, ratios.all_reduce / 2
-    return ratios.reduce_scatter / 2, ratios.all_gather / 2
-
-
-def _all_reduce_seconds(collective: Collective, sizes: Array) -> Array:
-    """Return seconds of all-reduces of `sizes` bytes without contention, each by its fastest algorithm."""
-    found: Array = np.min([way.latency_seconds + way.seconds_per_byte * sizes for way in collective.algorithms], axis=0)
-    return np.where(sizes > 0, found, 0.0)
 
 
 def _layer_run(way: _DegreeOption, rows: int, first: int, end: int) -> LayerRun:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.search.alpa.layer_clusters import LayerSpans
 from trainwright.search.alpa.stage_candidates import Indices, StageCandidates
 from trainwright.search.alpa.submeshes import Block, DeviceChain
@@ -64,11 +66,11 @@ def no_boundary_costs(clusters: int, devices: int) -> StageBoundaryCosts:
 def boundary_costs_of(problem: Problem, spans: LayerSpans, line: DeviceChain, rows: int) -> StageBoundaryCosts:
     """Return message costs along the device chain: within nodes, between neighbouring nodes of a block and between blocks."""
     paces, latencies = np.zeros((2, line.size + 1)), np.zeros((2, line.size + 1))
+    number = problem.cost_context.node_numbers
 
-    def lay(places: slice | int, source: str, target: str) -> None:
-        for direction, edge in enumerate(((source, target), (target, source))):
-            latencies[direction, places], bandwidth = problem.cost_context.network.link(edge)
-            paces[direction, places] = 1 / bandwidth
+    def lay(places: slice, source: str, target: str) -> None:
+        nodes = np.array([number[source]]), np.array([number[target]])
+        paces[:, places], latencies[:, places] = boundary_terms(*nodes, problem.cost_context)
 
     last: Block | None = None
     for block, start in zip(line.blocks, line.starts, strict=False):
@@ -78,7 +80,7 @@ def boundary_costs_of(problem: Problem, spans: LayerSpans, line: DeviceChain, ro
         if len(block.nodes) > 1:
             lay(slice(start + block.width, end, block.width), block.nodes[0], block.nodes[1])
         if last is not None:
-            lay(start, last.nodes[-1], block.nodes[0])
+            lay(slice(start, start + 1), last.nodes[-1], block.nodes[0])
         last = block
     return StageBoundaryCosts(
         rows * np.array(problem.cost_context.row_bytes, dtype=np.float64)[spans.boundaries], paces, latencies
@@ -167,7 +169,7 @@ class StageAssignment:
 
     def seconds(self, micro_batches: int) -> float:
         """Return T of Eq. 2."""
-        return self.sum_seconds + (micro_batches - 1) * self.longest_seconds
+        return pipeline_seconds(self.sum_seconds, self.longest_seconds, micro_batches)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from trainwright.cost.estimate import memory_by_device
-from trainwright.cost.layer_sums import Array, layer_values, prefix_sums
-from trainwright.cost.layer_times import LayerSeconds, layer_seconds
-from trainwright.layer import LayerKind
+from trainwright.cost.layer_sums import Array, prefix_sums
+from trainwright.cost.time_terms import TensorGroupClass, kind_table, with_recompute
 from trainwright.plan import Plan
 from trainwright.search.auto.memory_first_starts import (
     Group,
@@ -180,29 +179,9 @@ def _build_group_tables(problem: Problem) -> list[_GroupTables]:
 
 def _layer_pass_seconds(problem: Problem, group: Group) -> Array:
     """Return [layer] seconds per row: forward, recompute and backward."""
-    model, setting = problem.model, problem.cost_context
+    setting = problem.cost_context
     collective = setting.collectives.all_reduce((tuple(device.node for device in group),))
     accelerator = problem.cluster.node(group[0].node).accelerator
-
-    def pass_seconds(kind: LayerKind) -> float:
-        one = layer_seconds(
-            kind,
-            accelerators=(accelerator,),
-            tensor=len(group),
-            rows=1,
-            recompute=True,
-            collective=collective,
-            context=setting,
-        )
-        return _total_seconds(one)
-
-    return layer_values(model, pass_seconds)
-
-
-def _total_seconds(seconds: LayerSeconds) -> float:
-    return (
-        seconds.forward_seconds
-        + seconds.forward_sync_seconds
-        + seconds.backward_seconds
-        + seconds.backward_sync_seconds
-    )
+    table = with_recompute(kind_table(TensorGroupClass((accelerator,), len(group), collective), 1, setting))
+    by_layer: Array = (table.forward_pass_seconds + table.backward_pass_seconds)[setting.kind_numbers]
+    return by_layer

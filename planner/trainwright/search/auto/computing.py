@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from trainwright.cost.network import link_matrices
-from trainwright.search.auto.replica_sets import Cell
+from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.problem import Problem
 
@@ -44,16 +44,16 @@ class ComputeEstimate:
         problem, replica_tables = self.problem, ReplicaTables(self.problem, 2)
         nodes = {problem.cluster.node(name).accelerator: name for name in problem.nodes}
         return {
-            name: max(_rates_by_rows(problem, replica_tables, replica_tables.cell((node,))))
+            name: max(_rates_by_rows(problem, replica_tables, replica_tables.tensor_group((node,))))
             for name, node in nodes.items()
         }
 
 
-def _rates_by_rows(problem: Problem, replica_tables: ReplicaTables, cell: Cell) -> Iterable[float]:
+def _rates_by_rows(problem: Problem, replica_tables: ReplicaTables, group: TensorGroupClass) -> Iterable[float]:
     """Yield rows per second at each profiled row count; extrapolated times could reach 0."""
-    profiled = {layer.rows for layer in problem.profiles.layers if layer.accelerator in cell.accelerators}
+    profiled = {layer.rows for layer in problem.profiles.layers if layer.accelerator in group.accelerators}
     for rows in {1, *(one for one in profiled if one <= min(problem.global_batch_size, _MAX_ROWS))}:
-        seconds = replica_tables.total_seconds(cell, rows)
+        seconds = replica_tables.total_seconds(group, rows)
         yield rows / seconds if seconds > 0 else np.inf
 
 

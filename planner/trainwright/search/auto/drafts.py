@@ -40,9 +40,9 @@ def _build_stage(interval: LineInterval, line_options: LineOptions, remaining_st
     )
     cuts, line = sites.replica_tables.cuts, sites.line
     first, end = cuts[interval.first], cuts[interval.end]
-    cells = sites.cells_of(interval.first_block, interval.end_block, option.tensor)
+    groups = sites.tensor_groups_of(interval.first_block, interval.end_block, option.tensor)
     recomputed = recomputed_layers(sites.replica_tables, option, range(first, end), ratio)
-    rows = rows_by_replica(cells, option.row_splits)
+    rows = rows_by_replica(groups, option.row_splits)
     layers = tuple(LayerStrategy(rows, option.tensor, sharding, layer in recomputed) for layer in range(first, end))
     devices = line.devices[line.block_bounds[interval.first_block] : line.block_bounds[interval.end_block]]
     return StageConfig(devices, layers).to_stage(first)
@@ -52,8 +52,8 @@ def recomputed_layers(replica_tables: ReplicaTables, option: StageOption, layers
     """Choose layers to recompute until `ratio` of the bytes is saved, most bytes per second first."""
     if ratio <= 0:
         return set()
-    cell, share = next(iter(option.row_splits.items()))
-    seconds, saved_bytes = replica_tables.recompute_costs(cell, share.largest)
+    group, share = next(iter(option.row_splits.items()))
+    seconds, saved_bytes = replica_tables.recompute_costs(group, share.largest)
     saved_bytes_per_second = (saved_bytes / np.maximum(seconds, 1e-30)).tolist()
     order = sorted(layers, key=lambda layer: (-saved_bytes_per_second[layer], layer))
     required_bytes = ratio * float(np.sum(saved_bytes[layers.start : layers.stop])) * (1 - 1e-9)

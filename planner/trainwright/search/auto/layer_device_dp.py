@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
+from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.search.auto.line_tables import LineOptions
 from trainwright.search.auto.stage_sites import LineInterval
 
@@ -40,7 +41,7 @@ class StageSequence:
     fill_and_drain_seconds: float
 
     def seconds(self, micro_batches: int) -> float:
-        return self.fill_and_drain_seconds + (micro_batches - 1) * self.bottleneck_seconds
+        return pipeline_seconds(self.fill_and_drain_seconds, self.bottleneck_seconds, micro_batches)
 
 
 @dataclass(frozen=True, eq=False)

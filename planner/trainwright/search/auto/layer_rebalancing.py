@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 
 from trainwright.cluster import Device
+from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.layer_sums import Array, span_sums
-from trainwright.cost.network import link_matrices
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.problem import Problem
@@ -186,7 +186,6 @@ class LayerRebalancer:
         self.problem = problem
         cuts = len(problem.model.layers) + 1
         self._replica_tables = ReplicaTables(problem, cuts)
-        self._number = {node.name: index for index, node in enumerate(problem.cluster.nodes)}
         self._cached_replica_seconds = lru_cache(max(_CACHE_BYTES // (8 * cuts**2), _MIN_CACHED_TABLES))(
             self._replica_seconds
         )
@@ -225,7 +224,7 @@ class LayerRebalancer:
         """Return [first, end] micro-batch seconds of the slowest replica, given its nodes, rows and recompute ratio."""
         groups = dict.fromkeys(zip(replicas, rows_of, strict=True))
         forward, backward, _, _ = self._replica_tables.prefix_sums(
-            [(self._replica_tables.cell(group), rows) for group, rows in groups]
+            [(self._replica_tables.tensor_group(group), rows) for group, rows in groups]
         )
         passes = (1 + recompute_ratio) * forward + backward
         found: Array = span_sums(passes).max(axis=0)
@@ -234,12 +233,13 @@ class LayerRebalancer:
 
     def _boundary_seconds(self, stages: tuple[StageConfig, ...], rows: int) -> Array:
         """Return [stage, end] seconds of both messages between a stage's last device and the next one's first."""
-        links, ratio = link_matrices(self.problem.cluster), self.problem.runtime.link_ratio
-        found = []
-        for upper, lower in pairwise(stages):
-            here, there = self._number[upper.devices[-1].node], self._number[lower.devices[0].node]
-            found.append((1 / links.bandwidth[here, there] + 1 / links.bandwidth[there, here]) / ratio)
-        exchanged: Array = np.array(found)[:, None] * (rows * self._replica_tables.row_bytes)
+        context = self.problem.cost_context
+        first, last = (
+            np.array([context.node_numbers[stage.devices[end].node] for stage in stages], dtype=np.intp)
+            for end in (0, -1)
+        )
+        per_byte = boundary_terms(last[:-1], first[1:], context).send_seconds_per_byte.sum(axis=0)
+        exchanged: Array = per_byte[:, None] * (rows * self._replica_tables.row_bytes)
         return exchanged
 
 

@@ -6,82 +6,65 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from trainwright.cost.collectives import ring_bytes_ratio
+from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.plan import Sharding
 from trainwright.runtime import CollectiveRatios
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cell:
-    """Class of tensor groups: devices that compute one replica together.
-
-    Cells are interned (`ReplicaTables.cell`) and compared by identity, because lookups dominate.
-
-    Attributes:
-        accelerators: sorted, distinct names.
-        nodes: node of each device; one node stands for its interchangeable nodes in groups inside a node.
-    """
-
-    accelerators: tuple[str, ...]
-    nodes: tuple[str, ...]
-
-    @property
-    def tensor(self) -> int:
-        return len(self.nodes)
-
-
 @dataclass(frozen=True, slots=True)
 class RowSplit:
-    """Rows of one cell class: `larger_cells` cells take `rows + 1`, the others `rows`."""
+    """Rows of one tensor group class: `larger_groups` groups take `rows + 1`, the others `rows`."""
 
     rows: int
-    larger_cells: int
+    larger_groups: int
 
     @property
     def largest(self) -> int:
-        return self.rows + (self.larger_cells > 0)
+        return self.rows + (self.larger_groups > 0)
 
-    def with_added_rows(self, added_rows: int, cell_count: int) -> RowSplit:
-        """Spread added rows over `cell_count` cells."""
-        return RowSplit(*divmod(self.rows * cell_count + self.larger_cells + added_rows, cell_count))
+    def with_added_rows(self, added_rows: int, group_count: int) -> RowSplit:
+        """Spread added rows over `group_count` groups."""
+        return RowSplit(*divmod(self.rows * group_count + self.larger_groups + added_rows, group_count))
 
 
 def balance_rows(
-    cell_counts: Mapping[Cell, int], rows: int, seconds: Callable[[Cell, int], float]
-) -> dict[Cell, RowSplit] | None:
-    """Split rows over cells to minimise the slowest cell's seconds; None if rows are fewer than cells.
+    group_counts: Mapping[TensorGroupClass, int], rows: int, seconds: Callable[[TensorGroupClass, int], float]
+) -> dict[TensorGroupClass, RowSplit] | None:
+    """Split rows over groups to minimise the slowest group's seconds; None if rows are fewer than groups.
 
-    Rows start proportional to speed; the remainder goes to the cell that finishes first. Then the slowest cell gives up
+    Rows start proportional to speed; the remainder goes to the group that finishes first. Then the slowest group gives up
     rows while another finishes one more row sooner.
     """
-    cell_count = sum(cell_counts.values())
-    if rows < cell_count:
+    group_count = sum(group_counts.values())
+    if rows < group_count:
         return None
-    if len(cell_counts) == 1:
-        (cell,) = cell_counts
-        return {cell: RowSplit(*divmod(rows, cell_count))}
-    mean = max(rows // cell_count, 1)
-    speed = {cell: 1.0 / max(seconds(cell, mean), 1e-30) for cell in cell_counts}
-    whole = sum(count * speed[cell] for cell, count in cell_counts.items())
-    rows_per_cell = {cell: max(int(rows * speed[cell] / whole), 1) for cell in cell_counts}
-    remaining_rows = rows - sum(count * rows_per_cell[cell] for cell, count in cell_counts.items())
+    if len(group_counts) == 1:
+        (group,) = group_counts
+        return {group: RowSplit(*divmod(rows, group_count))}
+    mean = max(rows // group_count, 1)
+    speed = {group: 1.0 / max(seconds(group, mean), 1e-30) for group in group_counts}
+    whole = sum(count * speed[group] for group, count in group_counts.items())
+    rows_per_group = {group: max(int(rows * speed[group] / whole), 1) for group in group_counts}
+    remaining_rows = rows - sum(count * rows_per_group[group] for group, count in group_counts.items())
     while remaining_rows < 0:
         slowest = max(
-            (cell for cell in cell_counts if rows_per_cell[cell] > 1),
-            key=lambda cell: seconds(cell, rows_per_cell[cell]),
+            (group for group in group_counts if rows_per_group[group] > 1),
+            key=lambda group: seconds(group, rows_per_group[group]),
         )
-        rows_per_cell[slowest] -= 1
-        remaining_rows += cell_counts[slowest]
-    larger_cells = dict.fromkeys(cell_counts, 0)
+        rows_per_group[slowest] -= 1
+        remaining_rows += group_counts[slowest]
+    larger_groups = dict.fromkeys(group_counts, 0)
     while remaining_rows > 0:
-        cell = min(cell_counts, key=lambda cell: seconds(cell, rows_per_cell[cell] + 1))
-        taken = min(remaining_rows, cell_counts[cell] - larger_cells[cell])
-        remaining_rows, larger_cells[cell] = remaining_rows - taken, larger_cells[cell] + taken
-        if larger_cells[cell] == cell_counts[cell]:
-            rows_per_cell[cell], larger_cells[cell] = rows_per_cell[cell] + 1, 0
-    splits = {cell: RowSplit(rows_per_cell[cell], larger_cells[cell]) for cell in cell_counts}
+        group = min(group_counts, key=lambda group: seconds(group, rows_per_group[group] + 1))
+        taken = min(remaining_rows, group_counts[group] - larger_groups[group])
+        remaining_rows, larger_groups[group] = remaining_rows - taken, larger_groups[group] + taken
+        if larger_groups[group] == group_counts[group]:
+            rows_per_group[group], larger_groups[group] = rows_per_group[group] + 1, 0
+    splits = {group: RowSplit(rows_per_group[group], larger_groups[group]) for group in group_counts}
     for _ in range(rows):  # fewer are enough, but where more rows take less time
-        slowest = max(cell_counts, key=lambda cell: seconds(cell, splits[cell].largest))
-        receiver = min(cell_counts, key=lambda cell: seconds(cell, splits[cell].rows + 1))
+        slowest = max(group_counts, key=lambda group: seconds(group, splits[group].largest))
+        receiver = min(group_counts, key=lambda group: seconds(group, splits[group].rows + 1))
         largest = splits[slowest].largest
         if (
             slowest == receiver
@@ -89,23 +72,23 @@ def balance_rows(
             or seconds(receiver, splits[receiver].rows + 1) >= seconds(slowest, largest)
         ):
             break
-        splits[slowest] = splits[slowest].with_added_rows(-1, cell_counts[slowest])
-        splits[receiver] = splits[receiver].with_added_rows(1, cell_counts[receiver])
+        splits[slowest] = splits[slowest].with_added_rows(-1, group_counts[slowest])
+        splits[receiver] = splits[receiver].with_added_rows(1, group_counts[receiver])
     return splits
 
 
-def rows_by_replica(cells: Sequence[Cell], splits: Mapping[Cell, RowSplit]) -> tuple[int, ...]:
-    """Return each replica's rows; the first of equal cells take the extra ones."""
-    larger_left = {cell: share.larger_cells for cell, share in splits.items()}
+def rows_by_replica(groups: Sequence[TensorGroupClass], splits: Mapping[TensorGroupClass, RowSplit]) -> tuple[int, ...]:
+    """Return each replica's rows; the first of equal groups take the extra ones."""
+    larger_left = {group: share.larger_groups for group, share in splits.items()}
     found = []
-    for cell in cells:
-        found.append(splits[cell].rows + (larger_left[cell] > 0))
-        larger_left[cell] -= larger_left[cell] > 0
+    for group in groups:
+        found.append(splits[group].rows + (larger_left[group] > 0))
+        larger_left[group] -= larger_left[group] > 0
     return tuple(found)
 
 
-CellCounts = tuple[tuple[Cell, int], ...]
-"""(cell class, count) pairs."""
+GroupCounts = tuple[tuple[TensorGroupClass, int], ...]
+"""(tensor group class, count) pairs."""
 
 
 def sharding_choices(micro_batches: int) -> tuple[Sharding, Sharding, Sharding]:
@@ -140,27 +123,25 @@ class Rings:
         found = 0.0
         local_replicas = max(self.devices_per_node // tensor, 1)
         if local_replicas > 1:
-            found += 2 * (local_replicas - 1) / local_replicas / self.intra_node_bandwidth
+            found += ring_bytes_ratio(local_replicas) / self.intra_node_bandwidth
         if self.node_count > 1:
             node_ring_size = max(self.node_count * self.devices_per_node // max(tensor, self.devices_per_node), 2)
-            found += (
-                2
-                * (node_ring_size - 1)
-                / node_ring_size
-                * max(min(tensor, self.devices_per_node) / self.inter_node_bandwidth, 1 / self.single_ring_bandwidth)
+            shards = min(tensor, self.devices_per_node)
+            found += ring_bytes_ratio(node_ring_size) * max(
+                shards / self.inter_node_bandwidth, 1 / self.single_ring_bandwidth
             )
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicaSet:
-    """Cells that may compute a stage together, at any row count; interned by `ReplicaTables.replica_set`.
+    """Tensor groups that may compute a stage together, at any row count; interned by `ReplicaTables.replica_set`.
 
     Attributes:
         ring_seconds: all-reduce seconds per byte of a rank's gradients.
     """
 
-    counts: CellCounts
+    counts: GroupCounts
     ring_seconds: float
     ratios: CollectiveRatios
 
@@ -178,7 +159,7 @@ class StageOption:
     """Replica set with its rows per micro-batch."""
 
     replica_set: ReplicaSet
-    row_splits: Mapping[Cell, RowSplit]
+    row_splits: Mapping[TensorGroupClass, RowSplit]
 
     @property
     def tensor(self) -> int:

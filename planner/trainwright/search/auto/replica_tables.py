@@ -1,4 +1,4 @@
-"""Seconds and bytes of a replica over all layers, by cell and number of rows."""
+"""Seconds and bytes of a replica over all layers, by group and number of rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from trainwright.cost import memory
-from trainwright.cost.collectives import NO_COMMUNICATION, Collective
+from trainwright.cost.collectives import NO_COMMUNICATION
 from trainwright.cost.layer_sums import Array, prefix_sums
-from trainwright.cost.layer_times import sync_seconds
 from trainwright.cost.memory_terms import activation_bytes, gathered_bytes
+from trainwright.cost.time_terms import TensorGroupClass, kind_table
 from trainwright.runtime import CollectiveRatios
-from trainwright.search.auto.replica_sets import Cell, CellCounts, ReplicaSet, RowSplit, balance_rows
+from trainwright.search.auto.replica_sets import GroupCounts, ReplicaSet, RowSplit, balance_rows
 from trainwright.search.problem import Problem
 
 
@@ -28,11 +28,12 @@ class ReplicaTables:
 
     problem: Problem
     max_cuts: int
-    _cells: dict[tuple[str, ...], Cell] = field(default_factory=dict)
-    _replica_sets: dict[tuple[CellCounts, float, CollectiveRatios], ReplicaSet] = field(default_factory=dict)
-    _totals: dict[tuple[Cell, int], float] = field(default_factory=dict)
-    _columns: dict[tuple[Cell, int], Array] = field(default_factory=dict)
-    _row_splits: dict[tuple[CellCounts, int], dict[Cell, RowSplit] | None] = field(default_factory=dict)
+    nodes_of_group: dict[TensorGroupClass, tuple[str, ...]] = field(default_factory=dict)
+    _groups: dict[tuple[str, ...], TensorGroupClass] = field(default_factory=dict)
+    _replica_sets: dict[tuple[GroupCounts, float, CollectiveRatios], ReplicaSet] = field(default_factory=dict)
+    _totals: dict[tuple[TensorGroupClass, int], float] = field(default_factory=dict)
+    _columns: dict[tuple[TensorGroupClass, int], Array] = field(default_factory=dict)
+    _row_splits: dict[tuple[GroupCounts, int], dict[TensorGroupClass, RowSplit] | None] = field(default_factory=dict)
     _resident: dict[int, Array] = field(default_factory=dict)
     _gathered: dict[int, int] = field(default_factory=dict)
 
@@ -40,15 +41,18 @@ class ReplicaTables:
         """Return tables with other cuts that share everything independent of cuts."""
         return replace(self, max_cuts=max_cuts, _resident={})
 
-    def cell(self, nodes: tuple[str, ...]) -> Cell:
-        """Return the interned cell of devices on these nodes."""
-        found = self._cells.get(nodes)
+    def tensor_group(self, nodes: tuple[str, ...]) -> TensorGroupClass:
+        """Return the interned class of groups on these nodes; one node stands for interchangeable ones in groups inside a node."""
+        found = self._groups.get(nodes)
         if found is None:
-            accelerator_of = self.problem.cost_context.accelerator_of_node
-            found = self._cells[nodes] = Cell(tuple(sorted({accelerator_of[node] for node in nodes})), nodes)
+            setting = self.problem.cost_context
+            names = tuple(sorted({setting.accelerator_of_node[node] for node in nodes}))
+            ring = NO_COMMUNICATION if len(nodes) == 1 else setting.collectives.all_reduce((nodes,))
+            found = self._groups[nodes] = TensorGroupClass(names, len(nodes), ring)
+            self.nodes_of_group[found] = nodes
         return found
 
-    def replica_set(self, counts: CellCounts, ring_seconds: float, ratios: CollectiveRatios) -> ReplicaSet:
+    def replica_set(self, counts: GroupCounts, ring_seconds: float, ratios: CollectiveRatios) -> ReplicaSet:
         """Return the interned replica set."""
         key = (counts, ring_seconds, ratios)
         found = self._replica_sets.get(key)
@@ -78,60 +82,43 @@ class ReplicaTables:
         """Return each accelerator's memory bytes."""
         return {one.name: one.memory_bytes for one in self.problem.cost_context.cluster.accelerators}
 
-    def prefix_sums(self, cell_rows: Sequence[tuple[Cell, int]]) -> Array:
+    def prefix_sums(self, group_rows: Sequence[tuple[TensorGroupClass, int]]) -> Array:
         """Return [forward | backward | update seconds | stored bytes, index, cut] of a micro-batch before each cut."""
-        columns = np.stack([self._kind_costs(cell, rows) for cell, rows in cell_rows], axis=1)
-        found: Array = prefix_sums(columns[:, :, self._kind_numbers])[:, :, list(self.cuts)]
+        columns = np.stack([self._kind_costs(group, rows) for group, rows in group_rows], axis=1)
+        found: Array = prefix_sums(columns[:, :, self.problem.cost_context.kind_numbers])[:, :, list(self.cuts)]
         return found
 
-    def total_seconds(self, cell: Cell, rows: int) -> float:
+    def total_seconds(self, group: TensorGroupClass, rows: int) -> float:
         """Return seconds of a micro-batch through the whole model."""
-        key = (cell, rows)
+        key = (group, rows)
         if key not in self._totals:
-            columns = self._kind_costs(cell, rows)
+            columns = self._kind_costs(group, rows)
             counts = self._kind_counts
             self._totals[key] = float((columns[0] + columns[1]) @ counts)
         return self._totals[key]
 
-    def row_splits(self, counts: CellCounts, rows: int) -> dict[Cell, RowSplit] | None:
-        """Return how the cells split a micro-batch's rows; None if rows are fewer than cells."""
+    def row_splits(self, counts: GroupCounts, rows: int) -> dict[TensorGroupClass, RowSplit] | None:
+        """Return how the groups split a micro-batch's rows; None if rows are fewer than groups."""
         key = (counts, rows)
         if key not in self._row_splits:
             self._row_splits[key] = balance_rows(dict(counts), rows, self.total_seconds)
         return self._row_splits[key]
 
-    def _kind_costs(self, cell: Cell, rows: int) -> Array:
+    def _kind_costs(self, group: TensorGroupClass, rows: int) -> Array:
         """Return [forward | backward | update seconds | stored bytes, kind]."""
-        key = (cell, rows)
+        key = (group, rows)
         if key not in self._columns:
-            setting, collective = self.problem.cost_context, self._collective(cell)
-            unit = rows * setting.model.dtype.num_bytes
-            columns = []
-            for kind in self.problem.model.kinds:
-                costs = [setting.layer_cost(name, kind, cell.tensor, rows) for name in cell.accelerators]
-                forward_sync, backward_sync = sync_seconds(kind, cell.tensor, unit, collective)
-                columns.append(
-                    (
-                        max(cost.forward_seconds for cost in costs) + forward_sync,
-                        max(cost.backward_seconds for cost in costs) + backward_sync,
-                        max(cost.update_seconds for cost in costs),
-                        max(cost.activation_bytes for cost in costs),
-                    )
-                )
-            self._columns[key] = np.array(columns).T
+            table = kind_table(group, rows, self.problem.cost_context)
+            self._columns[key] = np.array(
+                [table.forward_pass_seconds, table.backward_pass_seconds, table.update_seconds, table.activation_bytes]
+            )
         return self._columns[key]
-
-    def _collective(self, cell: Cell) -> Collective:
-        return NO_COMMUNICATION if cell.tensor == 1 else self.problem.cost_context.collectives.all_reduce((cell.nodes,))
-
-    @cached_property
-    def _kind_numbers(self) -> list[int]:
-        number = {kind.name: index for index, kind in enumerate(self.problem.model.kinds)}
-        return [number[name] for name in self.problem.model.layers]
 
     @cached_property
     def _kind_counts(self) -> Array:
-        return np.bincount(self._kind_numbers, minlength=len(self.problem.model.kinds)).astype(float)
+        return np.bincount(self.problem.cost_context.kind_numbers, minlength=len(self.problem.model.kinds)).astype(
+            float
+        )
 
     def resident_values(self, tensor: int) -> Array:
         """Return [first, end] parameters resident on a rank, by cut."""
@@ -156,18 +143,18 @@ class ReplicaTables:
         result: Array = prefix_sums(self._row_bytes[:-1])[list(self.cuts)]
         return result
 
-    def recompute_costs(self, cell: Cell, rows: int) -> tuple[Array, Array]:
+    def recompute_costs(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return [layer] recompute seconds, and bytes saved per micro-batch."""
-        by_layer = self._kind_costs(cell, rows)[:, self._kind_numbers]
+        by_layer = self._kind_costs(group, rows)[:, self.problem.cost_context.kind_numbers]
         inputs = rows * self._row_bytes[:-1]
         whole, recomputed = (
             activation_bytes(by_layer[3], inputs, by_layer[3], recompute=recompute) for recompute in (False, True)
         )
         return by_layer[0], np.maximum(whole.per_micro_batch - recomputed.per_micro_batch, 0.0)
 
-    def largest_stored_bytes(self, cell_rows: Sequence[tuple[Cell, int]]) -> Array:
-        """Return [index] stored bytes of the largest layer, per (cell, rows)."""
-        found: Array = np.stack([self._kind_costs(cell, rows)[3] for cell, rows in cell_rows]).max(axis=1)
+    def largest_stored_bytes(self, group_rows: Sequence[tuple[TensorGroupClass, int]]) -> Array:
+        """Return [index] stored bytes of the largest layer, per (group, rows)."""
+        found: Array = np.stack([self._kind_costs(group, rows)[3] for group, rows in group_rows]).max(axis=1)
         return found
 
     def max_gathered_bytes(self, tensor: int) -> int:

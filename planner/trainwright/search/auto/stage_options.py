@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
 from trainwright.cost.memory_terms import activation_bytes, boundary_buffer_bytes, state_bytes
+from trainwright.cost.time_terms import DataRing, TensorGroupClass, overlapped_seconds, tail_seconds
 from trainwright.plan import Sharding
-from trainwright.search.auto.replica_sets import Cell, ReplicaSet, StageOption, sharding_choices
+from trainwright.search.auto.replica_sets import ReplicaSet, StageOption, sharding_choices
 from trainwright.search.auto.replica_tables import ReplicaTables
 
 
@@ -82,7 +83,7 @@ class StageOptions:
     @cached_property
     def _option_cells(self) -> _OptionCells:
         replica_tables = self.replica_tables
-        kind_of: dict[tuple[Cell, int], int] = {}
+        kind_of: dict[tuple[TensorGroupClass, int], int] = {}
         option: list[int] = []
         kind: list[int] = []
         for number, one in enumerate(self.options):
@@ -134,17 +135,12 @@ class StageOptions:
         return by_tensor[numbers]
 
     @cached_property
-    def _ring_seconds_per_byte(self) -> Array:
-        return np.array([option.replica_set.ring_seconds for option in self.options])[:, None]
-
-    def _collective_ratio(self, collective: str) -> Array:
-        """Return [option, 1] ratios of one collective."""
-        return np.array([getattr(option.replica_set.ratios, collective) for option in self.options])[:, None]
-
-    @cached_property
-    def _all_gather_seconds_per_byte(self) -> Array:
-        """Return [option, 1] all-gather seconds per byte of a rank's weights."""
-        return self._ring_seconds_per_byte / 2 * self._collective_ratio("all_gather")
+    def _data_ring(self) -> DataRing:
+        """Return the rings `[..., option, 1]` over replicas."""
+        sets = [option.replica_set for option in self.options]
+        ratios = [[s.ratios.all_reduce, s.ratios.all_gather, s.ratios.reduce_scatter] for s in sets]
+        per_byte = np.array([[s.ring_seconds for s in sets]])[:, :, None]
+        return DataRing(np.zeros_like(per_byte), per_byte, np.array(ratios).T[:, :, None])
 
     @cached_property
     def _data_degrees(self) -> Array:
@@ -166,37 +162,35 @@ class StageOptions:
         setting = self.replica_tables.problem.cost_context
         first, end = self.spans
         single_cuts = np.flatnonzero(end == first + 1)
-        gather = self.resident_values[:, single_cuts] * (
-            setting.model.dtype.num_bytes * self._all_gather_seconds_per_byte
+        gather = self._data_ring.all_gather_seconds(
+            self.resident_values[:, single_cuts] * setting.model.dtype.num_bytes
         )
-        slowdown = setting.runtime.overlap_slowdown_ratio - 1
+        slowdown = setting.runtime.overlap_slowdown_ratio
         backward = self.backward_seconds[:, single_cuts]
         forward = forward_backward[:, single_cuts] - backward
         zero = np.zeros((len(gather), 1))
         exposed = zero
         for concurrent_compute in (np.hstack([zero, forward[:, :-1]]), np.hstack([backward[:, 1:], zero])):
-            hidden = np.minimum(gather, concurrent_compute)
-            exposed = exposed + gather - hidden + slowdown * hidden
+            exposed = exposed + overlapped_seconds(gather, np.minimum(gather, concurrent_compute), slowdown)
         return span_sums(prefix_sums(exposed), self.spans)
 
     @cached_property
     def tail_seconds(self) -> Array:
         """Return [sharding, option, span] approximate seconds after the last backward: reduce, update and all-gather."""
-        setting = self.replica_tables.problem.cost_context
         update = self._slowest(self._option_cells.prefix_sums[2])
-        ring = self.resident_values * (setting.gradient_dtype.num_bytes * self._ring_seconds_per_byte)
-        all_reduce, reduce_scatter = (
-            ring * self._collective_ratio("all_reduce"),
-            ring / 2 * self._collective_ratio("reduce_scatter"),
-        )
-        all_gather = self.resident_values * (setting.model.dtype.num_bytes * self._all_gather_seconds_per_byte)
-        hidden = np.minimum(reduce_scatter, self.backward_seconds)
-        exposed_reduce_scatter = reduce_scatter - hidden + (setting.runtime.overlap_slowdown_ratio - 1) * hidden
-        sharded_update = update / self._data_degrees
-        gradient_tail = reduce_scatter if self.micro_batches > 1 else exposed_reduce_scatter
-        return np.stack(
-            [all_reduce + update, gradient_tail + sharded_update + all_gather, exposed_reduce_scatter + sharded_update]
-        )
+        tails = [
+            tail_seconds(
+                self.resident_values,
+                update,
+                self._data_ring,
+                sharding,
+                data=self._data_degrees,
+                window=self.backward_seconds if sharding in {Sharding.ZERO2, Sharding.ZERO3} else 0.0,
+                context=self.replica_tables.problem.cost_context,
+            )
+            for sharding in sharding_choices(self.micro_batches)
+        ]
+        return np.stack(tails)
 
     @cached_property
     def _is_last(self) -> NDArray[np.bool_]:

@@ -11,11 +11,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.boundary_terms import boundary_terms
+from trainwright.cost.collectives import ring_bytes_ratio
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.network import Network, link_matrices
+from trainwright.cost.network import Network
+from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.runtime import IDEAL_RINGS
 from trainwright.search.auto.device_lines import DeviceLine
-from trainwright.search.auto.replica_sets import Cell, ReplicaSet, Rings
+from trainwright.search.auto.replica_sets import ReplicaSet, Rings
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.degrees import is_profiled, tensor_degrees
 
@@ -97,7 +100,7 @@ class StageSites:
     replica_tables: ReplicaTables
     line: DeviceLine
     max_tensor_degree: int = 0
-    _cells_by_degree: dict[int, list[Cell]] = field(default_factory=dict)
+    _groups_by_degree: dict[int, list[TensorGroupClass]] = field(default_factory=dict)
     """[tensor degree]: class of the tensor group that starts at each device of the line."""
 
     @cached_property
@@ -137,10 +140,10 @@ class StageSites:
 
     def _sites_from(self, first: int) -> Iterator[StageSite]:
         """Yield the sites that start at block `first`, each one block longer."""
-        ratios = self.replica_tables.problem.runtime.collective_ratios
+        nodes_of, ratios = self.replica_tables.nodes_of_group, self.replica_tables.problem.runtime.collective_ratios
         start = self.line.block_bounds[first]
         rings = _RingBuilder(self._bandwidth, self.replica_tables.problem.cost_context.network, self._names)
-        counts = {tensor: Counter[Cell]() for tensor in self.open_tensor_degrees}
+        counts = {tensor: Counter[TensorGroupClass]() for tensor in self.open_tensor_degrees}
         counted_until = dict.fromkeys(self.open_tensor_degrees, start)
         for unit in range(first, self.line.blocks):
             end = self.line.block_bounds[unit + 1]
@@ -149,10 +152,10 @@ class StageSites:
             replica_sets = []
             for tensor in self.open_tensor_degrees:
                 if (end - start) % tensor == 0:
-                    counts[tensor].update(self._cells_by_start(tensor)[counted_until[tensor] : end : tensor])
+                    counts[tensor].update(self._groups_by_start(tensor)[counted_until[tensor] : end : tensor])
                     counted_until[tensor] = end
                     seconds = ring.seconds_per_byte(tensor, end - start)
-                    in_order = sorted(counts[tensor].items(), key=lambda one: (one[0].accelerators, one[0].nodes))
+                    in_order = sorted(counts[tensor].items(), key=lambda one: (one[0].accelerators, nodes_of[one[0]]))
                     replica_sets.append(
                         self.replica_tables.replica_set(
                             tuple(in_order), seconds, ratios if ring.node_count > 1 else IDEAL_RINGS
@@ -160,22 +163,22 @@ class StageSites:
                     )
             yield StageSite(tuple(replica_sets), ring.node_count)
 
-    def cells_of(self, first: int, end: int, tensor: int) -> list[Cell]:
-        """Return a stage's cells by replica; the degree must divide its devices."""
-        return self._cells_by_start(tensor)[self.line.block_bounds[first] : self.line.block_bounds[end] : tensor]
+    def tensor_groups_of(self, first: int, end: int, tensor: int) -> list[TensorGroupClass]:
+        """Return a stage's groups by replica; the degree must divide its devices."""
+        return self._groups_by_start(tensor)[self.line.block_bounds[first] : self.line.block_bounds[end] : tensor]
 
-    def _cells_by_start(self, tensor: int) -> list[Cell]:
-        if tensor not in self._cells_by_degree:
+    def _groups_by_start(self, tensor: int) -> list[TensorGroupClass]:
+        if tensor not in self._groups_by_degree:
             starts = range(len(self._nodes) - tensor + 1)
-            self._cells_by_degree[tensor] = [self._cell(start, tensor) for start in starts]
-        return self._cells_by_degree[tensor]
+            self._groups_by_degree[tensor] = [self._group(start, tensor) for start in starts]
+        return self._groups_by_degree[tensor]
 
-    def _cell(self, start: int, tensor: int) -> Cell:
+    def _group(self, start: int, tensor: int) -> TensorGroupClass:
         nodes = self._nodes[start : start + tensor]
         if len(set(nodes)) == 1:
-            # Nodes of one kind are interchangeable, so tensor groups inside them share a cell.
+            # Nodes of one kind are interchangeable, so tensor groups inside them share a class.
             nodes = (self._first_of_kind[self.line.kind_numbers[start]],) * tensor
-        return self.replica_tables.cell(nodes)
+        return self.replica_tables.tensor_group(nodes)
 
     @cached_property
     def _nodes(self) -> tuple[str, ...]:
@@ -201,25 +204,20 @@ class StageSites:
     def _bandwidth(self) -> Array:
         """Return [source, target] achievable bytes per second between nodes."""
         problem = self.replica_tables.problem
-        reached: Array = link_matrices(problem.cluster).bandwidth * problem.runtime.link_ratio
+        reached: Array = problem.cost_context.link_matrices.bandwidth * problem.runtime.link_ratio
         return reached
 
     @cached_property
     def _node_numbers(self) -> tuple[int, ...]:
-        number = {node.name: index for index, node in enumerate(self.replica_tables.problem.cluster.nodes)}
+        number = self.replica_tables.problem.cost_context.node_numbers
         return tuple(number[node] for node in self._nodes)
 
     @cached_property
     def boundary_seconds_per_byte(self) -> Array:
         """Return [block] seconds per byte both ways over the link to the previous block; 0 for the first."""
-        bandwidth, found = self._bandwidth, np.zeros(self.line.blocks + 1)
-        for unit in range(1, self.line.blocks):
-            here, before = (
-                self._node_numbers[self.line.block_bounds[unit]],
-                self._node_numbers[self.line.block_bounds[unit] - 1],
-            )
-            found[unit] = 1 / bandwidth[here, before] + 1 / bandwidth[before, here]
-        return found
+        numbers, starts = np.array(self._node_numbers), np.array(self.line.block_bounds[1:-1], dtype=np.intp)
+        terms = boundary_terms(numbers[starts - 1], numbers[starts], self.replica_tables.problem.cost_context)
+        return np.concatenate([[0.0], terms.send_seconds_per_byte.sum(axis=0), [0.0]])
 
     def tied_weight_sync_seconds(self, intervals: Sequence[LineInterval]) -> float:
         """Return approximate seconds to all-reduce gradients of tied weights over their stages."""
@@ -247,4 +245,4 @@ class StageSites:
         next_nodes = np.roll(used, -1)
         slowest = np.maximum(self._bandwidth[used, next_nodes], self._bandwidth[next_nodes, used]).min()
         members = max(len(used), 2)
-        return size * setting.gradient_dtype.num_bytes * 2 * (members - 1) / members / float(slowest)
+        return size * setting.gradient_dtype.num_bytes * ring_bytes_ratio(members) / float(slowest)

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.search.galvatron.balanced_partition import (
     Partition,
     PartitionTables,
@@ -132,7 +133,7 @@ class SplitTables:
         if alone.all():  # else some devices run the whole model in no time, so 0 is the only bound
             share = 1 / alone
             longest = float((share[:, None] * steady[:, members]).min(axis=0).sum() / share.sum())
-        return (self.split.micro_batches - 1) * longest + float(last[:, members].min(axis=0).sum())
+        return pipeline_seconds(float(last[:, members].min(axis=0).sum()), longest, self.split.micro_batches)
 
     @cached_property
     def lower_bound(self) -> float:

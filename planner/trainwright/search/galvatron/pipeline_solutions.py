@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trainwright.cluster import Device
 from trainwright.cost.galvatron_model import StageGroupCosts, boundary_alpha_beta
 from trainwright.cost.memory_terms import in_flight_micro_batches
+from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.plan import Pipeline, Plan, Schedule, Stage
 from trainwright.search.degrees import divisors
 from trainwright.search.galvatron.layer_classes import LayerSequence, layer_sequence
@@ -247,7 +248,7 @@ class PipelineSplit:
         sent = sum(float(self.exchange_seconds[number, end]) for number, end in enumerate(ends[:-1]))
         longest = max(stage.steady_seconds for stage in stages)
         last = sum(stage.last_seconds for stage in stages)
-        return PipelineSolution(ends, stages, (self.micro_batches - 1) * longest + last + sent)
+        return PipelineSolution(ends, stages, pipeline_seconds(last, longest, self.micro_batches) + sent)
 
     def variants(self, solution: PipelineSolution) -> list[PipelineSolution]:
         """Return the solution and others of its partition, each with all stages at one weight of steady micro-batches."""

@@ -8,12 +8,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cost import amp_model
+from trainwright.cost.boundary_terms import BoundaryTerms, PlacedBoundaries, SharedNics
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
-from trainwright.layer import LayerKind
-from trainwright.search.crossings import Cards, Crossings
+from trainwright.cost.time_terms import TensorGroupClass, kind_table
 from trainwright.search.problem import Problem
-from trainwright.search.uniform.stage_tables import PlacedStages, StageTables, TensorGroupClass
+from trainwright.search.uniform.stage_tables import PlacedStages, StageTables
 
 _MARGIN = 1e-9
 """Relative margin for rounding."""
@@ -35,10 +34,10 @@ class CriticalPathBound:
 
     problem: Problem
     tables: StageTables
-    _layer_sums: dict[tuple[TensorGroupClass, int, int], Array] = field(default_factory=dict)
+    _layer_sums: dict[tuple[TensorGroupClass, int], Array] = field(default_factory=dict)
     _syncs: dict[bytes, Array] = field(default_factory=dict)
     _parameters: dict[int, Array] = field(default_factory=dict)
-    _replicas_by_placement: dict[PlacedStages, tuple[Crossings, NDArray[np.intp]]] = field(default_factory=dict)
+    _replicas_by_placement: dict[PlacedStages, tuple[PlacedBoundaries, NDArray[np.intp]]] = field(default_factory=dict)
 
     def with_tables(self, tables: StageTables) -> CriticalPathBound:
         """Return the bounds for another device order; caches that do not depend on the order are shared."""
@@ -51,11 +50,11 @@ class CriticalPathBound:
     def seconds_of_all(self, stages: PlacedStages, rows: int, ends: NDArray[np.intp]) -> Array:
         """Return `[assignment]` bounds, given `ends[assignment, stage]`."""
         micro_batches = self.problem.global_batch_size // (rows * stages.data)
-        crossings, replicas = self._distinct_replicas(stages)
+        boundaries, replicas = self._distinct_replicas(stages)
         forward, backward, update = self._stage_seconds(stages, replicas, rows, ends)
         row_bytes = rows * self.tables.row_bytes[ends[:, :-1]]
-        send = row_bytes[:, :, None] * crossings.send_seconds_per_byte[:, None]
-        latency = crossings.latency_seconds[:, None]
+        send = row_bytes[:, :, None] * boundaries.terms.send_seconds_per_byte[:, None]
+        latency = boundaries.terms.latency_seconds[:, None]
         first_forward_start, last_backward_return = np.zeros_like(forward), np.zeros_like(backward)
         np.cumsum(forward[:, :-1] + send[0] + latency[0], axis=1, out=first_forward_start[:, 1:])
         np.cumsum(backward[:, :-1] + send[1] + latency[1], axis=1, out=last_backward_return[:, 1:])
@@ -71,39 +70,34 @@ class CriticalPathBound:
             compute_end[:, :-1], round_trip - last_backward_return[:, :-1] + later_sends[1]
         )
         tail = self._sync_seconds(stages, ends) + update
-        busiest_nic = micro_batches * (row_bytes @ crossings.nic_seconds_per_byte).max(axis=1, initial=0.0)
+        busiest_nic = micro_batches * (row_bytes @ boundaries.nic_seconds_per_byte).max(axis=1, initial=0.0)
         stage_end = (np.maximum(compute_end.max(axis=2), busiest_nic[:, None]) + tail).max(axis=1)
         first_stage_end = (compute_end + last_backward_return).max(axis=(1, 2)) + tail[:, 0]
         bound: Array = np.maximum(stage_end, first_stage_end) + self.problem.runtime.constant_seconds
         return bound * (1 - _MARGIN)
 
-    def _distinct_replicas(self, stages: PlacedStages) -> tuple[Crossings, NDArray[np.intp]]:
+    def _distinct_replicas(self, stages: PlacedStages) -> tuple[PlacedBoundaries, NDArray[np.intp]]:
         """Return the boundaries and `[stage, replica]` tensor group classes, without duplicate replicas.
 
         Duplicates have the same classes and boundary times at every stage.
         """
         if stages not in self._replicas_by_placement:
-            found = self._cards.crossings(self.tables.order.node_numbers[stages.placement])
+            terms, busy = self._shared_nics.boundaries(self.tables.order.node_numbers[stages.placement])
             count = stages.data
             signatures = [
                 stages.class_numbers,
-                found.send_seconds_per_byte.reshape(-1, count),
-                found.latency_seconds.reshape(-1, count),
+                *(part.reshape(-1, count) for part in terms),
             ]
             replicas = np.zeros(1, dtype=np.intp)
             if count > 1:
                 replicas = np.sort(np.unique(np.concatenate(signatures), axis=1, return_index=True)[1])
-            distinct = Crossings(
-                found.send_seconds_per_byte[:, :, replicas],
-                found.latency_seconds[:, :, replicas],
-                found.nic_seconds_per_byte,
-            )
-            self._replicas_by_placement[stages] = distinct, stages.class_numbers[:, replicas]
+            distinct = BoundaryTerms(*(part[:, :, replicas] for part in terms))
+            self._replicas_by_placement[stages] = PlacedBoundaries(distinct, busy), stages.class_numbers[:, replicas]
         return self._replicas_by_placement[stages]
 
     @cached_property
-    def _cards(self) -> Cards:
-        return Cards(self.problem)
+    def _shared_nics(self) -> SharedNics:
+        return SharedNics(self.problem.cost_context)
 
     def _stage_seconds(
         self, stages: PlacedStages, replicas: NDArray[np.intp], rows: int, ends: NDArray[np.intp]
@@ -112,42 +106,23 @@ class CriticalPathBound:
 
         Shapes are `[assignment, stage, replica]`, the update's is `[assignment, stage]`.
         """
-        sums = np.stack([self._layer_prefix_sums(group, stages.tensor, rows) for group in stages.group_classes])
+        sums = np.stack([self._layer_prefix_sums(group, rows) for group in stages.group_classes])
         firsts = np.concatenate([np.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
         span_seconds = span_sums(sums, (firsts, ends))
         by_replica = span_seconds[replicas.T, :, :, np.arange(stages.pipeline)].transpose(2, 3, 1, 0)
         return by_replica[0], by_replica[1], by_replica[2].max(axis=2)
 
-    def _layer_prefix_sums(self, group: TensorGroupClass, tensor: int, rows: int) -> Array:
+    def _layer_prefix_sums(self, group: TensorGroupClass, rows: int) -> Array:
         """Return `[forward | backward | update, end]` seconds of all layers before `end` on one tensor group."""
-        key = (group, tensor, rows)
+        key = (group, rows)
         if key not in self._layer_sums:
-            model = self.problem.model
-            by_kind = {kind.name: self._kind_seconds(group, kind, tensor, rows) for kind in model.kinds}
-            self._layer_sums[key] = prefix_sums(np.array([by_kind[name] for name in model.layers]).T)
+            context = self.problem.cost_context
+            table = kind_table(group, rows, context)
+            # An owner of a tied weight may update only a part of it, so count none.
+            untied = np.array([kind.shared_weight is None for kind in context.model.kinds])
+            by_kind = np.stack([table.forward_pass_seconds, table.backward_pass_seconds, table.update_seconds * untied])
+            self._layer_sums[key] = prefix_sums(by_kind[:, context.kind_numbers])
         return self._layer_sums[key]
-
-    def _kind_seconds(
-        self, group: TensorGroupClass, kind: LayerKind, tensor: int, rows: int
-    ) -> tuple[float, float, float]:
-        setting = self.problem.cost_context
-        costs = [setting.layer_cost(name, kind, tensor, rows) for name in group.accelerators]
-        sync = [0.0, 0.0]
-        if tensor > 1 and kind.is_tensor_parallel:
-            members = group.nodes if group.nodes > 1 else tensor
-            message = rows * setting.model.dtype.num_bytes
-            rate = group.ring_bandwidth * setting.runtime.link_ratio
-            for segment in kind.segments:
-                summed = (segment.forward_all_reduce_elements_per_row, segment.backward_all_reduce_elements_per_row)
-                for direction, elements in enumerate(summed):
-                    sync[direction] += amp_model.all_reduce_seconds(members, message * elements, rate)
-        # An owner of a tied weight may update only a part of it, so count none.
-        update = 0.0 if kind.shared_weight else max(cost.update_seconds for cost in costs)
-        return (
-            max(cost.forward_seconds for cost in costs) + sync[0],
-            max(cost.backward_seconds for cost in costs) + sync[1],
-            update,
-        )
 
     def _sync_seconds(self, stages: PlacedStages, ends: NDArray[np.intp]) -> Array:
         """Return `[assignment, stage]` seconds of reducing untied gradients.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.estimate import memory_by_device, memory_shortfalls
+from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.plan import Plan
 from trainwright.search.candidates import LazyCandidate
 from trainwright.search.degrees import Degrees, enumerate_degrees, is_profiled, micro_batch_sizes, tensor_degrees
@@ -143,10 +144,10 @@ class UniformPlanSpace:
             float(times[i, first, end]) for i, (first, end) in enumerate(zip((0, *ends), ends, strict=False))
         ]
         boundary_seconds = sum(float(boundaries[i, end]) for i, end in enumerate(ends[:-1]))
-        pipeline_seconds = (
-            (self.micro_batches(stages, rows) - 1) * max(stage_seconds) + boundary_seconds + sum(stage_seconds)
+        path_seconds, micro_batches = boundary_seconds + sum(stage_seconds), self.micro_batches(stages, rows)
+        return pipeline_seconds(path_seconds, max(stage_seconds), micro_batches) + self.tables.sync_seconds(
+            stages, ends
         )
-        return pipeline_seconds + self.tables.sync_seconds(stages, ends)
 
     def plans_ignoring_memory(self) -> Iterator[Plan]:
         """Yield one plan per choice, feasible or not, to find the one closest to fitting."""

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Accelerator, Device
-from trainwright.cost import amp_model, memory
+from trainwright.cost import memory
+from trainwright.cost.amp_model import AmpRing, layer_seconds
+from trainwright.cost.boundary_terms import BoundaryTerms, boundary_terms
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
 from trainwright.cost.memory_terms import (
     activation_bytes,
@@ -18,7 +20,8 @@ from trainwright.cost.memory_terms import (
     in_flight_micro_batches,
     state_bytes,
 )
-from trainwright.cost.network import LinkMatrices, link_matrices
+from trainwright.cost.network import LinkMatrices
+from trainwright.cost.time_terms import TensorGroupClass
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage
 from trainwright.search.degrees import Degrees
 from trainwright.search.node_order import DeviceOrder
@@ -60,42 +63,20 @@ def uniform_plan(
     return plan_from_placement(devices, megatron_placement(degrees), rows, ends, global_batch_size=global_batch_size)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorGroupClass:
-    """Class of tensor groups that take equally long.
-
-    Attributes:
-        accelerators: distinct accelerators of the group's devices.
-        nodes: number of nodes that it spans.
-        bandwidth: minimum between any two of its devices.
-        latency: maximum between any two of its devices.
-        ring_bandwidth: minimum over its ring's links between nodes, each in its faster direction; on a single node the
-            bandwidth inside it.
-    """
-
-    accelerators: tuple[str, ...]
-    nodes: int
-    bandwidth: float
-    latency: float
-    ring_bandwidth: float
-
-
 @dataclass(frozen=True, eq=False)
 class PlacedStages:
     """Placement, reduced to the quantities that tables depend on.
 
     Attributes:
-        group_classes: distinct classes of tensor groups.
+        group_classes: distinct classes of tensor groups, with rings without latency and contention.
         class_numbers: `[stage, replica]` index into `group_classes`.
-        forward_seconds_per_byte: `[boundary, replica]` messages to the next stage, on the replica's slowest link.
-        backward_seconds_per_byte: `[boundary, replica]` messages from the next stage, on the replica's slowest link.
+        boundaries: `[direction, boundary, replica]` messages to and from the next stage, on the replica's slowest link.
     """
 
     placement: Placement
     group_classes: tuple[TensorGroupClass, ...]
     class_numbers: NDArray[np.intp]
-    forward_seconds_per_byte: Array
-    backward_seconds_per_byte: Array
+    boundaries: BoundaryTerms
 
     @property
     def pipeline(self) -> int:
@@ -133,14 +114,16 @@ class StageTables:
 
     problem: Problem
     order: DeviceOrder
-    _layers: dict[tuple[TensorGroupClass, int, int], tuple[Array, Array]] = field(default_factory=dict)
-    _times: dict[tuple[frozenset[TensorGroupClass], int, int], Array] = field(default_factory=dict)
+    _groups: dict[tuple[object, ...], TensorGroupClass] = field(default_factory=dict)
+    _paper_rings: dict[TensorGroupClass, AmpRing] = field(default_factory=dict)
+    _layers: dict[tuple[TensorGroupClass, int], tuple[Array, Array]] = field(default_factory=dict)
+    _times: dict[tuple[frozenset[TensorGroupClass], int], Array] = field(default_factory=dict)
     _state_bytes: dict[int, Array] = field(default_factory=dict)
     _fits: dict[tuple[str, int, int, tuple[int, ...]], NDArray[np.bool_]] = field(default_factory=dict)
 
     @cached_property
     def links(self) -> LinkMatrices:
-        return link_matrices(self.problem.cluster)
+        return self.problem.cost_context.link_matrices
 
     @cached_property
     def row_bytes(self) -> Array:
@@ -156,12 +139,24 @@ class StageTables:
         keys = np.stack([accelerators, spanned, bandwidth, latency, ring_bandwidth], axis=2).reshape(-1, 5)
         found, numbers = np.unique(keys, axis=0, return_inverse=True)
         groups = tuple(
-            TensorGroupClass(self._names(int(mask)), int(count), *rest) for mask, count, *rest in found.tolist()
+            self._group(self._names(int(mask)), placement.shape[2], int(count), *rest)
+            for mask, count, *rest in found.tolist()
         )
-        ratio = self.problem.runtime.link_ratio
-        forward = 1 / (ratio * self.links.bandwidth[nodes[:-1], nodes[1:]].min(axis=2))
-        backward = 1 / (ratio * self.links.bandwidth[nodes[1:], nodes[:-1]].min(axis=2))
-        return PlacedStages(placement, groups, numbers.reshape(accelerators.shape), forward, backward)
+        boundaries = boundary_terms(nodes[:-1], nodes[1:], self.problem.cost_context).slowest()
+        return PlacedStages(placement, groups, numbers.reshape(accelerators.shape), boundaries)
+
+    def _group(self, *key: *tuple[tuple[str, ...], int, int, float, float, float]) -> TensorGroupClass:
+        """Return the interned class of groups with these accelerators, tensor degree, nodes and links.
+
+        Its ring takes the links between nodes in their faster direction, and on a single node the bandwidth inside it.
+        """
+        if key not in self._groups:
+            names, tensor, nodes, bandwidth, latency, ring_bandwidth = key
+            ratio = self.problem.runtime.link_ratio
+            ring = AmpRing(nodes if nodes > 1 else tensor, ring_bandwidth * ratio)
+            self._groups[key] = TensorGroupClass(names, tensor, ring)
+            self._paper_rings[self._groups[key]] = AmpRing(tensor, bandwidth * ratio, latency)
+        return self._groups[key]
 
     def _names(self, mask: int) -> tuple[str, ...]:
         return tuple(name for bit, name in enumerate(self.order.accelerator_names) if mask >> bit & 1)
@@ -171,11 +166,11 @@ class StageTables:
 
         Infinite where end <= first.
         """
-        return np.stack([self._stage_times(classes, stages.tensor, rows) for classes in stages.classes_by_stage])
+        return np.stack([self._stage_times(classes, rows) for classes in stages.classes_by_stage])
 
     def boundary_seconds(self, stages: PlacedStages, rows: int) -> Array:
         """Return `[stage, end]` seconds e_i if the pipeline is cut before layer `end` (Eq. 5)."""
-        slowest = (stages.forward_seconds_per_byte + stages.backward_seconds_per_byte).max(axis=1)
+        slowest = stages.boundaries.send_seconds_per_byte.sum(axis=0).max(axis=1)
         table: Array = slowest[:, None] * (rows * self.row_bytes)[None, :]
         return table
 
@@ -239,37 +234,24 @@ class StageTables:
             bandwidth = min(self.links.slowest_bandwidth(group) for group in groups.values())
             message = float(resident[first, end]) * self.problem.cost_context.gradient_dtype.num_bytes
             achieved = bandwidth * self.problem.runtime.link_ratio
-            seconds = max(seconds, amp_model.all_reduce_seconds(stages.data, message, achieved))
+            seconds = max(seconds, AmpRing(stages.data, achieved).seconds(message))
         return seconds
 
-    def _stage_times(self, classes: frozenset[TensorGroupClass], tensor: int, rows: int) -> Array:
-        key = (classes, tensor, rows)
+    def _stage_times(self, classes: frozenset[TensorGroupClass], rows: int) -> Array:
+        key = (classes, rows)
         if key not in self._times:
-            tables = [
-                span_sums(prefix_sums(np.sum(self._layer_seconds(group, tensor, rows), axis=0))) for group in classes
-            ]
+            tables = [span_sums(prefix_sums(np.sum(self._layer_seconds(group, rows), axis=0))) for group in classes]
             slowest = np.max(tables, axis=0)
             first, end = np.indices(slowest.shape)
             self._times[key] = np.where(end > first, slowest, np.inf)
         return self._times[key]
 
-    def _layer_seconds(self, group: TensorGroupClass, tensor: int, rows: int) -> tuple[Array, Array]:
+    def _layer_seconds(self, group: TensorGroupClass, rows: int) -> tuple[Array, Array]:
         """Return `[layer]` seconds of computation, and of tensor all-reduces."""
-        key = (group, tensor, rows)
+        key = (group, rows)
         if key not in self._layers:
-            model, setting = self.problem.model, self.problem.cost_context
-            compute = {
-                kind.name: amp_model.layer_seconds(group.accelerators, kind, tensor, rows, setting)
-                for kind in model.kinds
-            }
-            sync = {
-                kind.name: amp_model.tensor_sync_seconds(
-                    kind, tensor, rows, bandwidth=group.bandwidth, latency=group.latency, context=setting
-                )
-                for kind in model.kinds
-            }
-            self._layers[key] = (
-                np.array([compute[name] for name in model.layers]),
-                np.array([sync[name] for name in model.layers]),
-            )
+            setting, ring = self.problem.cost_context, self._paper_rings[group]
+            by_kind = [layer_seconds(kind, group.accelerators, ring, rows, setting) for kind in setting.model.kinds]
+            compute, sync = np.array(by_kind, dtype=float).T[:, setting.kind_numbers]
+            self._layers[key] = compute, sync
         return self._layers[key]

@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import combinations, product
 
 from trainwright.cluster import Device
-from trainwright.cost.layer_times import layer_seconds, update_seconds
 from trainwright.cost.network import node_classes
+from trainwright.cost.time_terms import TensorGroupClass, layer_terms, update_seconds
 from trainwright.plan import LayerRun, Pipeline, Sharding, Stage
 from trainwright.search.problem import Problem
 
@@ -202,19 +202,10 @@ class ShapeSpace:
         kind = self.problem.model.kind_of(layer)
         key = (kind.name, members, rows)
         if key not in self._layers:
-            one = layer_seconds(
-                kind,
-                accelerators=tuple(sorted({setting.accelerator_of_node[node] for node in members})),
-                tensor=len(members),
-                rows=rows,
-                recompute=False,
-                collective=setting.collectives.all_reduce((members,)),
-                context=setting,
-            )
-            self._layers[key] = (
-                one.forward_seconds + one.forward_sync_seconds,
-                one.backward_seconds + one.backward_sync_seconds,
-            )
+            accelerators = tuple(sorted({setting.accelerator_of_node[node] for node in members}))
+            group = TensorGroupClass(accelerators, len(members), setting.collectives.all_reduce((members,)))
+            terms = layer_terms(kind, group, rows, setting)
+            self._layers[key] = terms.forward_pass_seconds, terms.backward_pass_seconds
         return self._layers[key]
 
     def update_seconds(self, layer: int, stage: StageShape) -> float:
