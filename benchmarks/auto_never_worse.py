@@ -21,7 +21,7 @@ from rich.table import Table
 
 from auto_cases import Case
 from auto_references import references
-from trainwright.search import Candidate, NoFeasiblePlan, Problem, Progress, SearchControl, run
+from trainwright.search import Candidate, NoFeasiblePlan, Problem, SearchControl, SearchProgress, run
 
 RESULTS = Path(__file__).parent / "results" / "auto_results.csv"
 SAME, FASTER = 1e-9, 1e-6
@@ -83,7 +83,7 @@ class Timed:
         firsts: list[float] = []
         start = time.process_time()
 
-        def note(progress: Progress) -> None:
+        def note(progress: SearchProgress) -> None:
             if progress.best_seconds is not None and not firsts:
                 firsts.append(time.process_time() - start)
 

@@ -18,8 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from trainwright.cli.options import SearchOptions
 from trainwright.cli.overwriting import refuse_overwriting
-from trainwright.search import NoFeasiblePlan, SearchControl
-from trainwright.search import Progress as Step
+from trainwright.search import NoFeasiblePlan, SearchControl, SearchProgress
 
 NOT_WRITTEN, BAD_INPUT, NOTHING_FEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -129,7 +128,7 @@ def show_progress(what: str, search: SearchOptions) -> Iterator[SearchControl]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None, best="")
 
-        def report(step: Step) -> None:
+        def report(step: SearchProgress) -> None:
             best = "" if step.best_seconds is None else f"best {step.best_seconds:.4g} s"
             bar.update(task, completed=step.done, total=step.total, best=best)
 

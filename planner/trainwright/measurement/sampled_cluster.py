@@ -59,7 +59,7 @@ def sampled_cluster(
     strangers = {end for edge in measured for end in edge} - {node.name for node in nodes}
     if strangers:
         raise ValueError(f"a link of {min(strangers)} was measured, which is not among the nodes")
-    table = _Table.of([node.name for node in nodes], sampling.kinds, measured)
+    table = _LinkTable.of([node.name for node in nodes], sampling.kinds, measured)
     fast, slow = table.ports(fastest=True), table.ports(fastest=False)
     ports = min(fast, slow, key=lambda ports: int(table.erring(ports).sum()))
     erring = table.erring(ports)
@@ -86,7 +86,7 @@ class _Ports:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _LinkTable:
     """Known figures of the links between nodes, `[source, target]`; NaN within a node."""
 
     names: Sequence[str]
@@ -94,7 +94,7 @@ class _Table:
     latency: _Array
 
     @classmethod
-    def of(cls, names: Sequence[str], kinds: Sequence[LinkKind], measured: Mapping[Pair, Link]) -> _Table:
+    def of(cls, names: Sequence[str], kinds: Sequence[LinkKind], measured: Mapping[Pair, Link]) -> _LinkTable:
         table = cls(names, *(np.full((len(names), len(names)), np.nan) for _ in range(2)))
         number = {name: index for index, name in enumerate(names)}
         alike = [kind for kind in kinds if have_similar_bandwidth(sampled_links(kind, measured))]

@@ -53,7 +53,7 @@ _DEGREE: Final = re.compile(r"(?:.*\D)?([1-9]\d{0,5})\.npy")
 
 
 @dataclass(frozen=True)
-class _Table:
+class _AmpTable:
     path: Path
     tensor_degree: int
     seconds: tuple[float, ...]
@@ -75,7 +75,7 @@ def import_amp(
     degrees = options.tensor_degrees or tuple(_degree(path) for path in paths)
     for path, degree in zip(paths, degrees, strict=True):
         check_degree(degree, model, str(path))
-    tables = [_Table(path, degree, _seconds(path)) for path, degree in zip(paths, degrees, strict=True)]
+    tables = [_AmpTable(path, degree, _seconds(path)) for path, degree in zip(paths, degrees, strict=True)]
     expected = estimate_profiles(model, (accelerator,), tensor_degrees=sorted({1, *degrees}), rows=(1,))
     measured = _measurements(tables, model, accelerator, expected, options.blocks)
     alone = subtract_all_reduces(measured, model=model, accelerator=accelerator, inside=options.inside)
@@ -115,7 +115,7 @@ def _seconds(path: Path) -> tuple[float, ...]:
 
 
 def _measurements(
-    tables: Sequence[_Table], model: Model, accelerator: str, expected: Profiles, given: tuple[tuple[int, int], ...]
+    tables: Sequence[_AmpTable], model: Model, accelerator: str, expected: Profiles, given: tuple[tuple[int, int], ...]
 ) -> list[Measurement]:
     """Return the tables as measurements at one row; backwards are set once the all-reduces are subtracted.
 
@@ -139,7 +139,7 @@ def _measurements(
 
 
 def _entries(
-    table: _Table, model: Model, expected: Sequence[float], given: tuple[tuple[int, int], ...]
+    table: _AmpTable, model: Model, expected: Sequence[float], given: tuple[tuple[int, int], ...]
 ) -> tuple[int, ...]:
     """Return the entry of every block: as given, one to one if entries and layers are equally many, or the best match."""
     blocks = block_layers(model)

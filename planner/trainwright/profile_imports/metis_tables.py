@@ -40,7 +40,7 @@ STATE_BYTES: Final = 16
 
 
 @dataclass(frozen=True)
-class _Table:
+class _MetisTable:
     path: Path
     device: str
     tensor: int
@@ -67,7 +67,7 @@ def import_metis(
     return profiles_of(alone, model=model, accelerator=accelerator)
 
 
-def _read(path: Path, model: Model) -> _Table:
+def _read(path: Path, model: Model) -> _MetisTable:
     name = _NAME.fullmatch(path.name)
     if name is None:
         raise ValueError(
@@ -85,7 +85,7 @@ def _read(path: Path, model: Model) -> _Table:
     if "execution_memory" in data:
         where = f"{path}: execution_memory"
         held = tuple(size * 2**20 for size in _layers(data["execution_memory"], "layer_memory_total_mb", where, model))
-    return _Table(
+    return _MetisTable(
         path,
         name["device"],
         int(name["tensor"]),
@@ -102,7 +102,7 @@ def _layers(data: Any, key: str, where: str, model: Model) -> tuple[float, ...]:
     return found
 
 
-def _measurement(table: _Table, tables: Sequence[_Table], model: Model) -> Measurement:
+def _measurement(table: _MetisTable, tables: Sequence[_MetisTable], model: Model) -> Measurement:
     activations = _activations(table, tables, model)
     shares = update_shares(model)
     layers = tuple(
@@ -117,7 +117,7 @@ def _measurement(table: _Table, tables: Sequence[_Table], model: Model) -> Measu
     return Measurement(str(table.path), table.tensor, table.rows, layers)
 
 
-def _activations(table: _Table, tables: Sequence[_Table], model: Model) -> tuple[float | None, ...]:
+def _activations(table: _MetisTable, tables: Sequence[_MetisTable], model: Model) -> tuple[float | None, ...]:
     """Return activation bytes by layer at the table's rows: the slope over the batches of its degree, times the rows.
 
     With a single batch, the bytes beyond weights, gradients and optimizer state. None (then the model's own figure

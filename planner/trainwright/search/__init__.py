@@ -19,9 +19,9 @@ from trainwright.search.problem import (
     Objective,
     Preference,
     Problem,
-    Progress,
     Search,
     SearchControl,
+    SearchProgress,
 )
 from trainwright.search.registry import SEARCH_MODULES, LazySearch, load_search
 
@@ -39,10 +39,10 @@ __all__ = [
     "Objective",
     "Preference",
     "Problem",
-    "Progress",
     "RequiredProfile",
     "Search",
     "SearchControl",
+    "SearchProgress",
     "preload_search",
     "required_profiles",
     "run",

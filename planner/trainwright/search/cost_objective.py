@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice, product
 
 from trainwright.search.node_order import device_order
-from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Progress, Search, SearchControl
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
 
 MAX_SUBCLUSTERS = 64
 _STEPS_PER_SUBCLUSTER = 1000
@@ -100,10 +100,10 @@ def _check_prices(problem: Problem) -> None:
 
 def _report_share(
     control: SearchControl, number: int, subclusters: int, best_seconds: float | None
-) -> Callable[[Progress], None]:
+) -> Callable[[SearchProgress], None]:
     """Return a callback that reports a subcluster's progress as a share of all."""
 
-    def report(progress: Progress) -> None:
+    def report(progress: SearchProgress) -> None:
         done = number * _STEPS_PER_SUBCLUSTER + _STEPS_PER_SUBCLUSTER * progress.done // max(progress.total, 1)
         best = [seconds for seconds in (best_seconds, progress.best_seconds) if seconds is not None]
         control.report_progress(done, subclusters * _STEPS_PER_SUBCLUSTER, min(best, default=None))

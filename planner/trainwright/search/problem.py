@@ -194,7 +194,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """Progress of a search.
 
     Attributes:
@@ -224,7 +224,7 @@ class SearchControl:
 
     seed: int = 0
     deadline_seconds: float | None = None
-    report: Callable[[Progress], None] | None = None
+    report: Callable[[SearchProgress], None] | None = None
     effort: float = 1.0
     budget_exhausted: Event = field(default_factory=Event, compare=False, repr=False)
     enumerated: Event = field(default_factory=Event, compare=False, repr=False)
@@ -235,7 +235,7 @@ class SearchControl:
         budget_seconds: float | None,
         *,
         seed: int = 0,
-        report: Callable[[Progress], None] | None = None,
+        report: Callable[[SearchProgress], None] | None = None,
         effort: float = 1.0,
     ) -> SearchControl:
         """Return a control whose budget starts now."""
@@ -252,7 +252,7 @@ class SearchControl:
     def report_progress(self, done: int, total: int, best_seconds: float | None = None) -> None:
         """Call the progress callback, if there is one."""
         if self.report is not None:
-            self.report(Progress(done, total, best_seconds))
+            self.report(SearchProgress(done, total, best_seconds))
 
 
 class Search(Protocol):

@@ -15,7 +15,7 @@ from property_tests import examples
 from trainwright.cluster import Cluster
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan
-from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem, Progress, SearchControl, run
+from trainwright.search import Candidate, Limits, NoFeasiblePlan, Problem, SearchControl, SearchProgress, run
 
 Random = random.Random
 Draw = Callable[..., Problem]
@@ -153,7 +153,7 @@ def test_answer_is_shorter_but_not_empty_when_the_budget_is_spent(
 @few
 @given(speeds=nodes, batch=batches, pick=randoms)
 def test_progress_never_gets_worse(*, draw: Draw, speeds: list[tuple[str, int]], batch: int, pick: Random) -> None:
-    told: list[Progress] = []
+    told: list[SearchProgress] = []
     found = answer(draw(speeds, batch, pick), SearchControl(report=told.append))
     best = [progress.best_seconds for progress in told if progress.best_seconds is not None]
     assert best == sorted(best, reverse=True)

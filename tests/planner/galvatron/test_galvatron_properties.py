@@ -14,7 +14,7 @@ from property_tests import examples
 
 from trainwright.cluster import Cluster
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.search import NoFeasiblePlan, Problem, Progress, run
+from trainwright.search import NoFeasiblePlan, Problem, SearchProgress, run
 from trainwright.search.candidates import DeviceSymmetry
 from trainwright.search.node_order import canonical_node_order
 from trainwright.search.problem import Candidate, SearchControl
@@ -127,7 +127,7 @@ def test_bmw_holds_what_base_finds(
 @planners
 def test_progress_tells_seconds_of_the_replay(draw: Callable[..., Problem], planner: str) -> None:
     problem = draw([("fast", 2), ("slow", 2)], random.Random(1))
-    told: list[Progress] = []
+    told: list[SearchProgress] = []
     candidates = run(planner, problem, control=SearchControl(report=told.append))
     replayed = {candidate.estimate.iteration_seconds for candidate in candidates}
     seconds = [step.best_seconds for step in told]

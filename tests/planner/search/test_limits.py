@@ -16,15 +16,15 @@ from trainwright.search import (
     NoFeasiblePlan,
     Objective,
     Problem,
-    Progress,
     SearchControl,
+    SearchProgress,
     run,
 )
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
 
-Answer = tuple[Sequence[Candidate], list[Progress]]
+Answer = tuple[Sequence[Candidate], list[SearchProgress]]
 
 AMP_FAMILY = ("amp", "amp-annealing", "megatron", "random")
 SMALL = (("fast", 2), ("slow", 1), ("fast", 1))
@@ -47,7 +47,7 @@ def answers(problem: Problem) -> Callable[[str], Answer]:
 
     @cache
     def answer(planner: str) -> Answer:
-        progress: list[Progress] = []
+        progress: list[SearchProgress] = []
         return run(planner, problem, control=SearchControl(report=progress.append)), progress
 
     return answer

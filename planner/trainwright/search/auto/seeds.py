@@ -10,7 +10,7 @@ from trainwright.search.alpa.search import alpa, brief_alpa
 from trainwright.search.amp import amp
 from trainwright.search.annealing import amp_annealing
 from trainwright.search.galvatron.search import galvatron_bmw
-from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Progress, Search, SearchControl
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl, SearchProgress
 
 MAX_AMP_DEVICES = 64
 """Maximum devices for AMP as a first search."""
@@ -82,7 +82,7 @@ def _run_other_search(  # noqa: PLR0913 - a search's arguments, and how it ends
     """Return the search's best plans, or none if it takes more than `max_late_steps` steps after the deadline."""
     remaining_late_steps = max_late_steps
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: SearchProgress) -> None:
         nonlocal remaining_late_steps
         if progress.best_seconds is not None:
             on_best_seconds(progress.best_seconds)

@@ -41,7 +41,7 @@ def eliminate(
 
 
 @dataclass
-class _Table:
+class _CostTable:
     """Costs over some nodes; axes are `[objective, node …]` in ascending order of the nodes."""
 
     nodes: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Elimination:
     goals: Sequence[WeightedObjective]
     kept_nodes: tuple[int, ...]
     weight_modes: list[Indices] = field(default_factory=list)
-    tables: list[_Table] = field(default_factory=list)
+    tables: list[_CostTable] = field(default_factory=list)
     steps: list[tuple[int, tuple[int, ...], Indices]] = field(default_factory=list)
 
     def run(self) -> EliminationResult:
@@ -67,11 +67,11 @@ class _Elimination:
         for number, node in enumerate(self.programme.nodes):
             costs = np.stack([node.objective(goal) for goal in self.goals])
             self.weight_modes.append(costs.argmin(axis=1))
-            self.tables.append(_Table((number,), costs.min(axis=1)))
+            self.tables.append(_CostTable((number,), costs.min(axis=1)))
         for edge in self.programme.edges:
             seconds = edge.seconds if edge.source < edge.target else edge.seconds.T
             nodes = (min(edge.source, edge.target), max(edge.source, edge.target))
-            self.tables.append(_Table(nodes, batches * seconds[None]))
+            self.tables.append(_CostTable(nodes, batches * seconds[None]))
         remaining = set(range(len(self.programme.nodes))) - set(self.kept_nodes)
         while remaining:
             smallest = min(remaining, key=lambda one: (self._size_without(one), one))
@@ -100,9 +100,9 @@ class _Elimination:
         best = joint.argmin(axis=axis)
         self.steps.append((node, others, best))
         self.tables = [table for table in self.tables if node not in table.nodes]
-        self.tables.append(_Table(others, joint.min(axis=axis)))
+        self.tables.append(_CostTable(others, joint.min(axis=axis)))
 
-    def _sum(self, tables: Sequence[_Table], nodes: tuple[int, ...]) -> Array:
+    def _sum(self, tables: Sequence[_CostTable], nodes: tuple[int, ...]) -> Array:
         total: Array = np.zeros((len(self.goals), *(1 for _ in nodes)))
         for table in tables:
             total = total + table.broadcast_over(nodes)
