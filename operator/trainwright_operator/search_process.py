@@ -75,9 +75,7 @@ def _accelerators_without_memory(cluster: Cluster, profiles: Profiles) -> tuple[
     lacking = profiles.accelerators_without_memory()
     if lacking and {node.accelerator for node in cluster.nodes} <= lacking.keys():
         told = ", ".join(f"{kind} on {accelerator}" for accelerator, kind in lacking.items())
-        raise NoFeasiblePlan(
-            f"no accelerator has the memory for every layer by itself, with however few rows: too large are {told}"
-        )
+        raise NoFeasiblePlan(f"no accelerator has enough memory for every layer, even with one row; too large: {told}")
     return tuple(lacking)
 
 
@@ -167,10 +165,10 @@ def main(concurrent: int) -> int:
         sys.stdout.write(answer)
         return EXIT_INFEASIBLE
     except MemoryError:
-        share = f"the {allowed >> 20} MiB that it may take" if allowed is not None else "there is"
+        share = f"its limit of {allowed >> 20} MiB" if allowed is not None else "is available"
         sys.stderr.write(
-            f"it needs more memory than {share}; raise the operator's memory limit (resources.limits.memory), "
-            "or bound the search with search.limits.maxTensorDegree or devices.max\n"
+            f"out of memory: the search needs more than {share}; raise the operator's memory limit "
+            "(resources.limits.memory), or bound the search with search.limits.maxTensorDegree or devices.max\n"
         )
         return EXIT_OUT_OF_MEMORY
     sys.stdout.write(answer)

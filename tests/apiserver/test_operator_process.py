@@ -201,7 +201,7 @@ def test_one_operator_works_at_a_time_and_the_next_takes_over(equipped_api_serve
     with operator(api, namespace, tmp_path) as (first, _, _):
         held = until("a holder", 30, holder)
         with operator(api, namespace, tmp_path) as (second, _, second_log):
-            until("the second one to wait", 30, lambda: "waiting for the lease" in second_log.read_text())
+            until("the second one to wait", 30, lambda: "waiting for lease" in second_log.read_text())
             assert holder() == held
             first.kill()
             until("the second one to take over", 15 + 10, lambda: holder() not in ("", held))
@@ -243,7 +243,7 @@ def test_namespace_without_the_role_blocks_no_other_and_resumes_when_granted(
         assert jobs(api, late) == []
         api.kubectl("apply", document=granted_late)
         until("a job where the role is now", 60, lambda: jobs(api, late))
-        until("to watch there", 40, lambda: f"watching now: {namespace}, {late}" in log.read_text())
+        until("to watch there", 40, lambda: f"watching namespaces: {namespace}, {late}" in log.read_text())
         assert process.poll() is None, log.read_text()
 
 
@@ -277,5 +277,5 @@ def test_policy_that_blocks_pods_is_reported_in_the_status(
             return found if "refuses" in found else ""
 
         message = until("the policy's words", 40, told)
-    assert f"the API server refuses to send pod {first} to {NODES[0]}" in message, log.read_text()
+    assert f"the API server rejects the assignment of pod {first} to node {NODES[0]}" in message, log.read_text()
     assert "pods stay as they were made" in message

@@ -31,7 +31,7 @@ def test_links_are_sampled_and_series_trials_record_timelines(workbench: Any, sm
     assert links["measured"] + links["inferred"] == 4 * 3 + 4, links
     assert links["inferred"] > 0
     message = next(one["message"] for one in status["conditions"] if one["type"] == "LinksMeasured")
-    assert "taken to be like others of their kind" in message
+    assert "inferred from links of the same kind" in message
 
     trials = [trial for trial in status["trials"] if trial["state"] == "Succeeded"]
     assert len(trials) >= 2, status["trials"]

@@ -142,7 +142,7 @@ def test_an_operator_whose_watch_is_refused_for_good_ends(server, tmp_path) -> N
         finally:
             process.kill()
         assert process.returncode == 70, told
-        assert "ended by its watch: RuntimeError: APIForbiddenError" in told
+        assert "the task 'watch' ended: RuntimeError: APIForbiddenError" in told
 
 
 def test_a_namespace_that_is_deleted_ends_no_watch_where_namespaces_may_be_read(server, impatient) -> None:
@@ -193,7 +193,7 @@ def test_a_namespace_without_rights_is_left_out_until_it_has_them(server, impati
 
     asyncio.run(story())
     told = [record.getMessage() for record in caplog.records if record.name == watch_module.__name__]
-    assert told == ["watching now: gone, team-a", "watching now: team-a"]
+    assert told == ["watching namespaces: gone, team-a", "watching namespaces: team-a"]
 
 
 def test_where_no_named_namespace_may_be_read_none_is_watched(server, monkeypatch) -> None:

@@ -69,7 +69,7 @@ def test_cloud_labels_are_the_last_resort_and_memory_is_what_the_runtime_reports
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (replace(labelled(), allocatable={}), "offers no nvidia.com/gpu"),
+        (replace(labelled(), allocatable={}), "has no nvidia.com/gpu"),
         (replace(labelled(), ready=False), "not ready"),
         (replace(labelled(), schedulable=False), "cordoned"),
         (labelled(**{"nvidia.com/gpu.product": "Tesla-T4-SHARED"}), "time-sliced"),
@@ -77,9 +77,9 @@ def test_cloud_labels_are_the_last_resort_and_memory_is_what_the_runtime_reports
         (labelled(**{"nvidia.com/gpu.product": "NVIDIA-A100-MIG-1g.5gb"}), "MIG"),
         (labelled(**{"nvidia.com/mig.strategy": "mixed"}), "MIG"),
         (labelled(**{"nvidia.com/gpu.memory": "lots"}), "nvidia.com/gpu.memory"),
-        (bare(), "not known"),
-        (bare(**{"node.kubernetes.io__instance-type": "m5.large"}), "not known"),
-        (replace(node("n"), annotations={}), "device table cannot be read"),
+        (bare(), "unknown device type"),
+        (bare(**{"node.kubernetes.io__instance-type": "m5.large"}), "unknown device type"),
+        (replace(node("n"), annotations={}), "cannot read the device table"),
         (replace(node("n"), annotations={"trainwright.dev/emulation": '{"flops_per_second": -1}'}), "device table"),
     ],
 )
@@ -142,10 +142,10 @@ def test_tolerations_of_the_plans_pod_template_count() -> None:
 
 
 def test_a_slice_that_cannot_be_read_leaves_its_node_out_alone() -> None:
-    broken = SliceDevice("a", "NVIDIA H200", 0, "its ResourceSlice gives a device's memory as 'lots'")
+    broken = SliceDevice("a", "NVIDIA H200", 0, "its ResourceSlice has an invalid device memory: 'lots'")
     found = look(replace(labelled(), name="a"), replace(labelled(), name="b"), slices=(broken,))
     assert [n.name for n in found.nodes] == ["b"]
-    assert "memory as 'lots'" in found.excluded[0].reason
+    assert "memory: 'lots'" in found.excluded[0].reason
 
 
 def test_products_selector_and_maximum_leave_nodes_out_by_name() -> None:

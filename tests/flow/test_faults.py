@@ -152,7 +152,7 @@ def test_devices_that_never_come_free_end_the_trial_in_time() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (None, "node n1 is gone"),
+        (None, "node n1 no longer exists"),
         ({"schedulable": False}, "node n1 is cordoned"),
         ({"ready": False}, "node n1 is not ready"),
     ],
@@ -172,7 +172,7 @@ def test_a_late_pod_that_the_api_server_does_not_let_go_is_named(monkeypatch: py
     world = World(spec=spec_of(links={"deadlineSeconds": 60}))
     monkeypatch.setattr(world, "_pin", lambda action: None)
     world.run()
-    assert "-links-master-0 is not sent to n1 yet" in world.condition("Succeeded").message
+    assert "-links-master-0 is not assigned to node n1 yet" in world.condition("Succeeded").message
 
 
 def test_why_a_pod_may_not_be_sent_to_its_node_is_told_at_once_and_no_longer_than_it_holds(
@@ -191,7 +191,7 @@ def test_why_a_pod_may_not_be_sent_to_its_node_is_told_at_once_and_no_longer_tha
 
     def is_told() -> bool:
         found = world.condition("LinksMeasured")
-        return found is not None and f"to n1: {words}" in found.message
+        return found is not None and f"to node n1: {words}" in found.message
 
     monkeypatch.setattr(world, "_pin", refuse)
     world.run(until=is_told)
@@ -205,14 +205,14 @@ def test_a_gang_whose_pods_may_not_be_sent_ends_in_the_api_servers_words(monkeyp
     world = World(spec=spec_of(links={"deadlineSeconds": 60}))
     monkeypatch.setattr(world, "_pin", lambda action: world.refusals.update({action.name: "denied by a policy"}))
     world.run()
-    assert "to n1: denied by a policy" in world.condition("Succeeded").message
+    assert "to node n1: denied by a policy" in world.condition("Succeeded").message
 
 
 def test_links_that_wait_too_long_exceed_their_deadline() -> None:
     world = World(others={"n1": 2}, spec=spec_of(links={"deadlineSeconds": 60}))
     world.run()
     assert world.condition("LinksMeasured").reason == "DeadlineExceeded"
-    assert "node n1 has 0 of 2 devices free" in world.condition("Succeeded").message
+    assert "node n1 has 0 of 2 needed devices free" in world.condition("Succeeded").message
     assert world.now.timestamp() - world.snapshot().plan.created_at.timestamp() < 60 + 30
 
 

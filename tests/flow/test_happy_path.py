@@ -119,7 +119,7 @@ def test_waiting_for_devices_in_use_is_said_and_ends_when_they_are_free() -> Non
         world.step()
     condition = world.condition("LinksMeasured")
     assert condition.reason == "WaitingForCapacity"
-    assert "node n2 has 1 of 2 devices free" in condition.message
+    assert "node n2 has 1 of 2 needed devices free" in condition.message
     assert all(pod.gates for pod in world.pods.values()), "all or none"
     world.others = {}
     world.run()

@@ -54,8 +54,8 @@ def test_what_did_not_fit_is_kept_told_and_heeded() -> None:
     kept = documents.loads(world.stored[world.status.profiles_ref.config_map].data["document.json"], Profiles)
     assert kept.too_large == lacking
     assert world.condition("Profiled").message.endswith(
-        "; too large for the memory are block on emulated-t4 from 2 rows on at tensor degree 1, "
-        "block on emulated-t4 from 4 rows on at tensor degree 2"
+        "; out of memory: block on emulated-t4 from 2 rows at tensor degree 1, "
+        "block on emulated-t4 from 4 rows at tensor degree 2"
     )
     for plan in plans_of(world):
         for stage in plan.pipelines[0].stages:
@@ -78,7 +78,7 @@ def test_where_no_accelerator_has_room_the_plan_says_so() -> None:
     world.run()
     condition = world.condition("Planned")
     assert (condition.status, condition.reason) == ("False", "NoFeasiblePlan")
-    assert "too large are head on emulated-t4" in condition.message
+    assert "too large: head on emulated-t4" in condition.message
 
 
 def test_a_report_in_which_nothing_fits_at_all_is_no_failure() -> None:

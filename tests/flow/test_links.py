@@ -81,7 +81,7 @@ def test_beyond_it_samples_of_every_kind_are_and_stand_for_the_others() -> None:
     assert found.measured + found.inferred == 2 * len(pairs) + 40
     assert found.unlike_kinds == ()
     message = world.condition("LinksMeasured").message
-    assert f"{found.measured} directed links measured; {found.inferred} taken to be like others" in message
+    assert f"{found.measured} directed links measured; {found.inferred} inferred from links of the same kind" in message
     assert not any("links-further" in name for name in world.created)
 
 
@@ -101,7 +101,7 @@ def test_a_kind_that_is_not_alike_is_measured_whole_by_a_second_gang() -> None:
         assert cluster.link(f"n{a:03}", f"n{b:03}").bandwidth_bytes_per_second == (1e6 if a < 15 <= b else 1e7)
     (kind,) = world.status.links.unlike_kinds
     assert kind == "among ?/rack-1/2 × emulated-v100"
-    assert f"not alike, so further ones were measured: {kind}" in world.condition("LinksMeasured").message
+    assert f"links differ within a kind, so more were measured: {kind}" in world.condition("LinksMeasured").message
 
 
 def test_insides_that_differ_are_measured_on_all_nodes_of_the_machine() -> None:
@@ -142,7 +142,7 @@ def test_where_too_many_links_differ_to_be_listed_the_condition_says_what_is_ass
     cluster = cluster_of(world)
     assert cluster.links == ()
     assert cluster.link("n000", "n001").bandwidth_bytes_per_second == 1e6
-    assert "every node is taken to be as slow as its slowest link" in world.condition("LinksMeasured").message
+    assert "every node is assumed to be as slow as its slowest link" in world.condition("LinksMeasured").message
 
 
 def test_other_labels_may_say_where_nodes_are_and_machines_are_kinds_too() -> None:
@@ -213,7 +213,7 @@ def test_collectives_of_the_models_sizes_are_ordered_compared_and_told() -> None
     assert order.collective_bytes == collective_sizes(model_from_spec(world.spec))
     world.run(until=lambda: measured(world))
     message = world.condition("LinksMeasured").message
-    assert f"predictions of {len(order.collective_bytes)} collectives are" in message
+    assert f"mean prediction error over {len(order.collective_bytes)} collectives" in message
     assert "for all_reduce of" in message
     found = world.status.links
     assert 0 < found.collective_error <= abs(found.worst_collective_error)
@@ -232,7 +232,7 @@ def test_the_slow_down_under_communication_is_measured_on_real_devices_and_reach
     assert world.succeeded == "True"
     assert documents.loads(asked[0].runtime, Runtime).overlap_slowdown_ratio == 1.2
     assert world.status.links.overlap_slowdown == 1.2
-    assert "computation takes 1.2 times as long beside communication" in world.condition("LinksMeasured").message
+    assert "computation takes 1.2 times as long during communication" in world.condition("LinksMeasured").message
     without = World(nodes=world.nodes, spec=spec_of(links={"overlap": False}))
     assert not order_of(without, "links").overlap
 

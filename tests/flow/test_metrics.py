@@ -180,10 +180,10 @@ def test_a_plan_whose_search_waits_for_others_says_so() -> None:
     world = World(search_hangs=True)
     next(requests(world))
     world.step()
-    assert " runs" in world.condition("Planned").message
+    assert " is running" in world.condition("Planned").message
     world.planner = replace(world.planner, started_at=None, ahead=2)
     world.step()
-    assert " waits for 2 of other plans" in world.condition("Planned").message
+    assert " waits for 2 searches of other plans" in world.condition("Planned").message
 
 
 def requests(world: World) -> Iterator[StartPlanner]:

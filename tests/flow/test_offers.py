@@ -158,7 +158,7 @@ def test_plans_that_one_config_map_does_not_hold_are_left_out_and_told(monkeypat
     planned = planned_in(world)
     assert len(planned.trials) == 1
     assert planned.without_room >= 2
-    assert f"({planned.without_room} more are too large to be kept)" in world.condition("Planned").message
+    assert f"({planned.without_room} more do not fit into the ConfigMap)" in world.condition("Planned").message
 
 
 PRICES = {"n1": 2.0, "n2": 2.0, "n3": 1.0}
@@ -201,7 +201,7 @@ def test_a_price_that_is_missing_is_asked_for_before_anything_is_measured() -> N
     world = World(spec=spec)
     world.run()
     assert world.condition("Succeeded").reason == "SpecInvalid"
-    assert "no price of emulated-t4; create a plan that gives it" in world.condition("Succeeded").message
+    assert "no price for emulated-t4, but search.objective is Cost" in world.condition("Succeeded").message
     assert not world.jobs
 
 

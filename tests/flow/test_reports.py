@@ -17,7 +17,7 @@ from trainwright.worker_api import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNo
     [
         (f"{REPORT_MARKER} not json\n", "not JSON"),
         (f'{REPORT_MARKER} {{"document": "TrialReport", "iteration_seconds": "fast"}}\n', "iteration_seconds"),
-        (f"{REPORT_MARKER} {'x' * (MAX_REPORT_BYTES + 1)}\n", "more than the"),
+        (f"{REPORT_MARKER} {'x' * (MAX_REPORT_BYTES + 1)}\n", "at most"),
         (f'{REPORT_MARKER} {{"document": "Gang", "nodes": []}}\n', "Gang"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_search_that_asks_for_too_much_memory_ends_alone_and_says_so(tmp_path:
     limit.write_text(f"{500 * MEBIBYTE}\n")
     ended = search(limit, 400 * MEBIBYTE)
     assert ended.returncode == EXIT_OUT_OF_MEMORY
-    assert "more memory than the 300 MiB" in ended.stderr.strip().rsplit("\n", 1)[-1]
+    assert "more than its limit of 300 MiB" in ended.stderr.strip().rsplit("\n", 1)[-1]
     assert "resources.limits.memory" in ended.stderr
     assert search(limit, MEBIBYTE).returncode == 0
 

@@ -53,7 +53,7 @@ def test_while_a_gang_runs_each_of_its_trials_says_with_whom() -> None:
     world.run(until=lambda: "Running" in states(world).values())
     running = [trial for trial in world.status.trials if trial.state == "Running"]
     assert len(running) == 2
-    assert running[0].message.startswith(f"with {running[1].name} in turn: ")
+    assert running[0].message.startswith(f"in a series with {running[1].name}: ")
     assert all(trial.start_time is not None for trial in running)
     assert [trial.state for trial in world.status.trials[2:]] == ["Pending"] * 3
 

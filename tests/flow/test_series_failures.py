@@ -156,9 +156,9 @@ def test_where_no_device_hours_are_left_the_trials_of_a_failed_gang_say_how_it_e
     assert len(gangs(world)) == 1
     assert {(trial.state, trial.reason) for trial in status.trials} == {("Skipped", "DeviceHoursExhausted")}
     for trial in status.trials[:3]:
-        assert trial.message.startswith("not started alone; with others it ended so: DeadlineExceeded: not finished")
+        assert trial.message.startswith("not repeated alone; its series ended with DeadlineExceeded: not finished")
     assert {trial.message for trial in status.trials[3:]} == {"not started"}
-    assert "with others it ended so: DeadlineExceeded" in world.condition("Succeeded").message
+    assert "its series ended with DeadlineExceeded" in world.condition("Succeeded").message
 
 
 def test_a_gang_that_found_no_devices_leaves_its_trials_to_be_tried_anew_after_an_edit() -> None:

@@ -43,13 +43,13 @@ def main() -> int:
     resource = follower.until_finished(FOLLOW_DEADLINE_SECONDS)
     console.rule("result")
     succeeded = final_report(resource, console)
-    console.print(f"[dim]the whole demo took {time.monotonic() - started:.0f} s[/dim]")
+    console.print(f"[dim]the demo took {time.monotonic() - started:.0f} s[/dim]")
     where = (
         f"kubectl --context {arguments.context}"
         if arguments.context
         else 'eval "$(.venv/bin/python -m local_cluster env)"; kubectl'
     )
-    console.print(f"[dim]look around: {where} get trainingplans[/dim]")
+    console.print(f"[dim]to inspect: {where} get trainingplans[/dim]")
     return 0 if succeeded else 1
 
 

@@ -31,7 +31,9 @@ def _node(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
     node = _with_rewritten_keywords(_without_null(_inlined(node, definitions), definitions))
     unknown = [key for key in node if key not in _ORDER and key not in _DROPPED and not key.startswith(_EXTENSION)]
     if unknown:
-        raise ValueError(f"{path or 'the schema'}: the API server does not keep {unknown[0]}; write the field without")
+        raise ValueError(
+            f"{path or 'the schema'}: the API server does not keep {unknown[0]}; write the field without it"
+        )
     result = {key: node[key] for key in sorted(node, key=_place) if key not in _DROPPED}
     if "properties" in result:
         children: dict[str, Schema] = result["properties"]

@@ -74,7 +74,7 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
         try:
             result = advance(context, findings)
         except documents.DocumentError as error:
-            result = Failed(explain(Reason.REPORT_INVALID, what=f"somebody changed it: {error}"))
+            result = Failed(explain(Reason.REPORT_INVALID, what=f"a stored document was modified: {error}"))
         steps.append(Step(condition, result))
         if not isinstance(result, Done):
             break
@@ -89,11 +89,11 @@ def _with_request_failure(context: ReconcileContext, steps: Sequence[Step]) -> t
     if failing is None or not isinstance(last, Waiting):
         return tuple(steps)
     if context.now - failing.since > timedelta(seconds=_FAILING_SECONDS):
-        what = f"{failing.message}; given up after {_FAILING_SECONDS} s"
+        what = f"{failing.message}; gave up after {_FAILING_SECONDS} s"
         failed = Failed(explain(Reason.REQUEST_FAILED, what=what), status=last.status)
         without_actions = [Step(kind, replace(former, actions=())) for kind, former in done]
         return (*without_actions, Step(condition, failed))
-    what = f"{failing.message}; it is asked again"
+    what = f"{failing.message}; retrying"
     return (*done, Step(condition, replace(last, explanation=explain(Reason.REQUEST_FAILED, what=what))))
 
 

@@ -86,8 +86,8 @@ def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
     found = _from_slices(node, slices) or _from_discovery_labels(node) or _from_cloud_labels(node)
     if found is None:
         raise DeviceTypeUnknown(
-            "the type of its devices is not known: it carries neither ResourceSlices nor the label "
-            "nvidia.com/gpu.product nor a cloud's label; install GPU feature discovery"
+            "unknown device type: it has neither ResourceSlices nor the label nvidia.com/gpu.product "
+            "nor a cloud's label; install GPU feature discovery"
         )
     if found.name.startswith(EMULATED_PREFIX):
         # Only the worker enforces the memory limit of emulated devices.
@@ -113,12 +113,12 @@ def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
         return None
     replicas = node.labels.get("nvidia.com/gpu.replicas", "1")
     if product.endswith("-SHARED") or replicas not in ("0", "1"):
-        raise NodeUnusable("its devices are time-sliced, so several pods would share one; turn sharing off")
+        raise NodeUnusable("its devices are time-sliced, so several pods would share one; disable sharing")
     if "-MIG-" in product or node.labels.get("nvidia.com/mig.strategy") == "mixed":
-        raise NodeUnusable("its devices are split into MIG instances; turn MIG off")
+        raise NodeUnusable("its devices are split into MIG instances; disable MIG")
     memory = node.labels.get("nvidia.com/gpu.memory", "")
     if not memory.isdecimal() or int(memory) == 0:
-        raise DeviceTypeUnknown("its label nvidia.com/gpu.memory (in MiB) is missing or no number")
+        raise DeviceTypeUnknown("its label nvidia.com/gpu.memory (in MiB) is missing or not a number")
     return DeviceType(product, int(memory) * MEBIBYTE)
 
 
@@ -165,6 +165,6 @@ def _emulation(node: NodeFacts) -> Emulation:
         emulation: Emulation = documents.parse(data, Emulation, source=f"annotation {EMULATION_ANNOTATION}")
     except (ValueError, RecursionError) as error:
         raise NodeUnusable(
-            f"its devices are emulated, but their device table cannot be read from the annotation: {error}"
+            f"cannot read the device table of its emulated devices from the annotation: {error}"
         ) from None
     return emulation

@@ -128,25 +128,27 @@ class LinkFindings:
         """Return clauses to append to the number of measured links."""
         parts = []
         if self.inferred:
-            parts.append(f"{self.inferred} taken to be like others of their kind")
+            parts.append(f"{self.inferred} inferred from links of the same kind")
         if self.unlike_kinds:
             more = len(self.unlike_kinds) - _MOST_NAMED
             named = ", ".join(self.unlike_kinds[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-            parts.append(f"not alike, so further ones were measured: {named}")
+            parts.append(f"links differ within a kind, so more were measured: {named}")
         if self.is_cautious:
-            parts.append("too many differ to list them, so every node is taken to be as slow as its slowest link")
+            parts.append(
+                "too many links differ to store each, so every node is assumed to be as slow as its slowest link"
+            )
         if self.check is not None:
             parts.append(_format_collective_check(self.check))
         if self.overlap_slowdown is not None:
-            parts.append(f"computation takes {self.overlap_slowdown:.3g} times as long beside communication")
+            parts.append(f"computation takes {self.overlap_slowdown:.3g} times as long during communication")
         return "".join(f"; {part}" for part in parts)
 
 
 def _format_collective_check(check: CollectiveCheck) -> str:
     worst = check.worst.measured
     return (
-        f"predictions of {check.count} collectives are off by {check.mean_error:.0%} of their time, furthest "
-        f"({check.worst.error:+.0%}) for {worst.collective} of {worst.message_bytes} bytes by {len(worst.members)} devices"
+        f"mean prediction error over {check.count} collectives {check.mean_error:.0%}, largest "
+        f"({check.worst.error:+.0%}) for {worst.collective} of {worst.message_bytes} bytes on {len(worst.members)} devices"
     )
 
 

@@ -87,66 +87,66 @@ ENVIRONMENTAL: Final = frozenset(
 """Environmental failures (capacity, time, transient errors), which say nothing about the tried plan."""
 
 MESSAGES: Final[dict[Reason, str]] = {
-    Reason.NOT_STARTED: "waits for the phases before it",
+    Reason.NOT_STARTED: "waiting for the previous phases",
     Reason.IN_PROGRESS: "{what}",
-    Reason.REQUEST_FAILED: "the API server does not do what is asked of it: {what}",
-    Reason.SUSPENDED: "spec.suspend is true: nothing runs, what was measured is kept",
+    Reason.REQUEST_FAILED: "requests to the API server fail: {what}",
+    Reason.SUSPENDED: "spec.suspend is true: nothing runs; measurements are kept",
     Reason.NOT_SUSPENDED: "spec.suspend is false",
-    Reason.ACCEPTED: "the plan can be worked on",
+    Reason.ACCEPTED: "the spec is valid",
     Reason.SPEC_INVALID: "{what}",
-    Reason.WORKER_IMAGE_MISSING: "no worker image is set; set spec.worker.image, or install the operator with one",
+    Reason.WORKER_IMAGE_MISSING: "spec.worker.image: no worker image, and the operator has no default; set one of them",
     Reason.POD_TEMPLATE_INVALID: (
-        "the API server refuses the PyTorchJob made with spec.worker.podTemplate; correct it there: {what}"
+        "spec.worker.podTemplate: the API server rejected a PyTorchJob with it; correct it: {what}"
     ),
     Reason.PYTORCHJOB_MISSING: (
-        "the cluster does not know PyTorchJob (kubeflow.org/v1); install the Kubeflow training operator: {what}"
+        "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator: {what}"
     ),
     Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
-    Reason.NO_USABLE_NODES: "no node has devices that may be used; {what}",
-    Reason.UNKNOWN_ACCELERATOR: "no node has devices of a type that is known here; {what}",
+    Reason.NO_USABLE_NODES: "no node has usable devices; {what}",
+    Reason.UNKNOWN_ACCELERATOR: "no node has devices of a known type; {what}",
     Reason.MEASURED: "{links} directed links measured{further}",
     Reason.NOT_NEEDED: "a single device has no links",
     Reason.PROFILED: "{profiles} layer profiles measured on {accelerators}{lacking}",
-    Reason.PLANNED: "{trials} plans to try{left}, made by {planner} in {seconds:.1f} s{stopped}; the first is predicted to take {best:.4g} s",
+    Reason.PLANNED: "{trials} plans to try{left}, found by {planner} in {seconds:.1f} s{stopped}; the best is predicted to take {best:.4g} s",
     Reason.NO_FEASIBLE_PLAN: "{what}",
-    Reason.PLANNER_FAILED: "the search ended with an error: {what}",
+    Reason.PLANNER_FAILED: "the search failed: {what}",
     Reason.PLANNING_TIMED_OUT: (
-        "the search took longer than {seconds} s; bound it with search.limits.maxTensorDegree or devices.max"
+        "the search took more than {seconds} s; bound it with search.limits.maxTensorDegree or devices.max"
     ),
     Reason.ALL_TRIALS_FINISHED: "{succeeded} of {total} trials were measured",
     Reason.ALL_TRIALS_FAILED: "none of {total} trials was measured; the last one: {what}",
-    Reason.MAX_FAILED_TRIALS_REACHED: "{failed} trials failed, trials.maxFailed is {limit}; {succeeded} were measured",
-    Reason.DEVICE_HOURS_EXHAUSTED: "trials took {hours:.2f} device-hours of trials.maxDeviceHours {limit:g}",
+    Reason.MAX_FAILED_TRIALS_REACHED: "{failed} trials failed (trials.maxFailed: {limit}); {succeeded} were measured",
+    Reason.DEVICE_HOURS_EXHAUSTED: "trials used {hours:.2f} of {limit:g} device-hours (trials.maxDeviceHours)",
     Reason.REGRET_IS_SMALL: (
-        "{succeeded} of {total} trials were measured; what the others could win is below trials.stopWhenRegretBelow {limit:g}"
+        "{succeeded} of {total} trials were measured; the expected gain of the others is below trials.stopWhenRegretBelow {limit:g}"
     ),
     Reason.BEST_TRIAL_SELECTED: "{trial} took {seconds:.4g} s per iteration{price}{speedup}{emulated}",
-    Reason.PLANNED_ONLY: "trials.topK is 0: planned without trying; the best plan is predicted to take {best:.4g} s",
-    Reason.WAITING_FOR_CAPACITY: "waits for free devices: {what}",
+    Reason.PLANNED_ONLY: "trials.topK is 0: planned without trials; the best plan is predicted to take {best:.4g} s",
+    Reason.WAITING_FOR_CAPACITY: "waiting for free devices: {what}",
     Reason.STARTING: "{what}",
     Reason.RUNNING: "{what}",
     Reason.MEASUREMENT_TAKEN: "measured",
-    Reason.JOB_REFUSED: "the API server refused the PyTorchJob: {what}",
-    Reason.JOB_DELETED: "the PyTorchJob {what} was deleted while it was needed",
-    Reason.POD_LOST: "pod {what} was deleted or evicted while it was needed",
+    Reason.JOB_REFUSED: "the API server rejected the PyTorchJob: {what}",
+    Reason.JOB_DELETED: "PyTorchJob {what} was deleted while in use",
+    Reason.POD_LOST: "pod {what} was deleted or evicted while in use",
     Reason.PODS_NOT_CREATED: "only {have} of {want} pods were created within {seconds} s: {what}",
     Reason.IMAGE_PULL_FAILED: "pod {pod}: {what}",
     Reason.CONTAINER_NOT_CREATED: "pod {pod}: {what}",
-    Reason.PLACEMENT_NOT_SCHEDULABLE: "not placed within {seconds} s: {what}",
-    Reason.PLACEMENT_NOT_MET: "pod {pod} runs on node {node}, but belongs on {wanted}",
-    Reason.STARTING_TIMED_OUT: "not all pods ran within {seconds} s: {what}",
+    Reason.PLACEMENT_NOT_SCHEDULABLE: "not scheduled within {seconds} s: {what}",
+    Reason.PLACEMENT_NOT_MET: "pod {pod} runs on node {node} instead of {wanted}",
+    Reason.STARTING_TIMED_OUT: "not all pods were running within {seconds} s: {what}",
     Reason.DEADLINE_EXCEEDED: "not finished within {seconds} s: {what}",
-    Reason.METRICS_UNAVAILABLE: "the worker ended without an error and without a report; see the log kept in {result}",
-    Reason.REPORT_INVALID: "the worker's report cannot be used: {what}",
+    Reason.METRICS_UNAVAILABLE: "the worker exited without an error and without a report; see its log in ConfigMap {result}",
+    Reason.REPORT_INVALID: "the worker's report is invalid: {what}",
     Reason.OUT_OF_MEMORY: "{what}",
     Reason.PEER_LOST: "{what}",
     Reason.HANG: "{what}",
-    Reason.ORDER_INVALID: "the worker cannot read its order, its image may be of another version: {what}",
+    Reason.ORDER_INVALID: "the worker cannot read its task; its image may be of another version: {what}",
     Reason.CRASHED: "{what}",
     Reason.TERMINATED: "{what}",
     Reason.EMULATION_TOO_SLOW: (
-        "{late} of {paced} computations took longer than the emulated device would, more than {limit:.0%}: the machine is too "
-        "slow or too busy for this emulation"
+        "{late} of {paced} computations took longer than on the emulated device (allowed: {limit:.0%}); the machine is too slow "
+        "or too busy: use an idle machine, fewer devices or a smaller model"
     ),
 }
 """Message template of each reason."""

@@ -88,7 +88,7 @@ def _condition(
         if not is_stale and (keeps_former or before.observed_generation == context.plan.generation):
             return before
     is_answer = kind is ConditionType.SUCCEEDED
-    initial = explain(Reason.IN_PROGRESS, what="worked on") if is_answer else explain(Reason.NOT_STARTED)
+    initial = explain(Reason.IN_PROGRESS, what="in progress") if is_answer else explain(Reason.NOT_STARTED)
     status, explanation = update or ("Unknown", initial)
     return Condition(
         type=kind,

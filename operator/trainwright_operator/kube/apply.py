@@ -121,7 +121,7 @@ class Applier:
             owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or []}
             if plan.uid not in owners:
                 raise ApiError(
-                    409, f"{body['metadata']['name']} exists already and belongs to somebody else"
+                    409, f"{body['metadata']['name']} already exists with another owner; delete it"
                 ) from error
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
@@ -144,7 +144,7 @@ class Applier:
             # reports.
             if not error.is_missing and not error.is_refusal:
                 raise
-            logger.warning("pod %s/%s was not sent to its node: %s", namespace, name, error)
+            logger.warning("pod %s/%s was not assigned to its node: %s", namespace, name, error)
             memory.refusals[name] = str(error)
 
     async def _dry_run(self, namespace: str, key: str, manifest: dict[str, Any]) -> DryRun:
@@ -173,7 +173,7 @@ class Applier:
                 client.core_path("events", plan.namespace), event_manifest(plan, event, datetime.now(UTC))
             )
         except ApiError as error:
-            logger.warning("an Event was lost: %s", error)
+            logger.warning("cannot create an Event: %s", error)
 
 
 def _config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:

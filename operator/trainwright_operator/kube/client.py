@@ -160,7 +160,7 @@ class _TimedClient:
             response = self.client.call_api(*prepared, _request_timeout=self.timeout)
             data: bytes = response.read() or b""  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ApiError(0, f"the API server cannot be reached: {error}") from error
+            raise ApiError(0, f"cannot reach the API server: {error}") from error
         except ApiException as error:
             raise ApiError(error.status or 0, str(error.reason)) from error
         if response.status >= 400:

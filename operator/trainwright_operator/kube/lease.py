@@ -49,10 +49,10 @@ class Lease:
                 holder = f"unknown: {error}"
             self._liveness.record_success()  # also without an answer: waiting is healthy
             if holder == self._identity:
-                logger.info("the lease %s/%s is held", self._namespace, self._name)
+                logger.info("acquired lease %s/%s", self._namespace, self._name)
                 return
             if holder != told:
-                logger.info("waiting for the lease %s/%s; its holder is %s", self._namespace, self._name, holder)
+                logger.info("waiting for lease %s/%s, held by %s", self._namespace, self._name, holder)
                 told = holder
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -69,7 +69,7 @@ class Lease:
                     raise LeaseLost(f"not renewed for {RENEW_DEADLINE_SECONDS:.0f} s: {error}") from None
                 continue
             if holder != self._identity:
-                raise LeaseLost(f"{holder} holds it")
+                raise LeaseLost(f"held by {holder}")
             renewed = time.monotonic()
             self._liveness.record_success()
 
@@ -81,7 +81,7 @@ class Lease:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._api.replace(f"{self._path}/{self._name}", lease)
         except ApiError as error:
-            logger.warning("the lease was not released, it runs out by itself: %s", error)
+            logger.warning("cannot release the lease, it will expire: %s", error)
 
     async def _acquire_or_renew(self) -> str:
         """Acquire or renew the lease if allowed, and return its holder."""
@@ -118,6 +118,6 @@ class Lease:
                 await self._api.replace(f"{self._path}/{self._name}", body)
         except ApiError as error:
             if error.is_conflict:
-                return "somebody quicker"
+                return "another operator"
             raise
         return self._identity

@@ -66,7 +66,7 @@ async def _run(settings: Settings) -> None:
     waiting = asyncio.create_task(lease.acquire())
     await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if waiting.done() and waiting.exception() is not None:
-        _exit_now("wait for the lease", waiting.exception())
+        _exit_now("acquire lease", waiting.exception())
     if stop.is_set():
         waiting.cancel()
         return
@@ -81,7 +81,7 @@ async def _run(settings: Settings) -> None:
     for task in work:
         if task.done():
             _exit_now(task.get_name(), task.exception())
-    logger.info("told to end")
+    logger.info("received a termination signal; stopping")
     await reconciler.stop()
     for task in work:
         task.cancel()
@@ -91,5 +91,5 @@ async def _run(settings: Settings) -> None:
 
 def _exit_now(what: str, error: BaseException | None) -> NoReturn:
     """Exit immediately: without the lease another operator may act, so this one must not do anything more."""
-    logger.critical("ended by its %s: %s: %s", what, type(error).__name__, error)
+    logger.critical("exiting because the task %r ended: %s: %s", what, type(error).__name__, error)
     os._exit(_BROKEN_EXIT_CODE)

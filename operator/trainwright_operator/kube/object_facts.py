@@ -106,15 +106,15 @@ def _memory(text: str) -> tuple[int, str]:
     try:
         amount = parse_quantity(text)
     except ValueError as error:
-        return 0, f"its ResourceSlice gives a device's memory as {error}"
-    return amount, "" if amount > 0 else f"its ResourceSlice gives a device's memory as {text}"
+        return 0, f"its ResourceSlice has an invalid device memory: {error}"
+    return amount, "" if amount > 0 else f"its ResourceSlice has an invalid device memory: {text}"
 
 
 def parse_quantity(text: str) -> int:
     """Parse a Kubernetes quantity such as 16Gi or 1e3, rounded up to an integer. Raise ValueError if invalid."""
     parts = _QUANTITY.fullmatch(text)
     if parts is None or (parts[3] or "") not in _SUFFIXES:
-        raise ValueError(f"{text!r}, which is no quantity")
+        raise ValueError(f"{text!r} is not a quantity")
     factor = Fraction(10) ** int(parts[2]) if parts[2] else _SUFFIXES[parts[3] or ""]
     return ceil(Fraction(parts[1]) * factor)
 
@@ -230,7 +230,7 @@ def _requested_devices(spec: dict[str, Any], resource_name: str) -> int:
             return parse_quantity(str(amount))
         except ValueError as error:
             # The API server admits no such quantity; ignore it as the scheduler does.
-            logger.warning("a container asks for %s: %s", resource_name, error)
+            logger.warning("ignoring a container's request for %s: %s", resource_name, error)
             return 0
 
     together = sum(asked(container) for container in spec.get("containers") or [])

@@ -84,7 +84,7 @@ class Reconciler:
                         self._liveness.record_success()  # any answer proves that the API server is reachable
                     continue
                 if told.pop(namespace, None) is not None:
-                    logger.info("the plans of %s are listed again", namespace or "all namespaces")
+                    logger.info("listing the plans of %s succeeds again", namespace or "all namespaces")
                 self._wake_changed(namespace, items)
                 self._metrics.record_listing()
                 self._liveness.record_success()
@@ -131,12 +131,12 @@ class Reconciler:
                     failures += 1
                     pause = min(2.0**failures, _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                     level = logging.DEBUG if str(error) == told else logging.WARNING
-                    logger.log(level, "plan %s/%s: %s; again in %.1f s", *key, error, pause)
+                    logger.log(level, "plan %s/%s: %s; retrying in %.1f s", *key, error, pause)
                     told = str(error)
                 await self._pause(key, pause)
         except Exception:
             # A defect: the next re-sync restarts the plan's task, and the process continues for the others.
-            logger.exception("plan %s/%s: the pass broke down", *key)
+            logger.exception("plan %s/%s: reconciliation failed", *key)
             self._metrics.record_reconcile_error()
         finally:
             self._forget(key, uid)

@@ -87,7 +87,7 @@ async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[Planne
         async with asyncio.timeout(SEARCH_DEADLINE_SECONDS):
             output, errors = await process.communicate(json.dumps(asdict(request)).encode())
     except TimeoutError:
-        return PlannerState.FAILED, f"it took longer than {SEARCH_DEADLINE_SECONDS} s"
+        return PlannerState.FAILED, f"timed out after {SEARCH_DEADLINE_SECONDS} s"
     finally:
         if process.returncode is None:
             process.kill()
@@ -96,6 +96,6 @@ async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[Planne
         return PlannerState.DONE, output.decode()
     if process.returncode == EXIT_INFEASIBLE:
         return PlannerState.INFEASIBLE, output.decode()
-    logger.error("the search ended with exit code %s:\n%s", process.returncode, errors.decode(errors="replace"))
+    logger.error("the search exited with code %s:\n%s", process.returncode, errors.decode(errors="replace"))
     last = errors.decode(errors="replace").strip().rsplit("\n", 1)[-1]
     return PlannerState.FAILED, f"exit code {process.returncode}: {last}"[:_MAX_WORDS]

@@ -178,13 +178,13 @@ async def watch_forever(api: Api, reconciler: Reconciler, settings: Settings) ->
                     if time.monotonic() - last_end < _RARELY_SECONDS:
                         return ended.result()
                     last_end = time.monotonic()
-                    logger.warning("the watch ended and is begun anew: %s", ended.exception())
+                    logger.warning("the watch ended and is restarted: %s", ended.exception())
                     break
         finally:
             watch.stop()
             _let_go(ended)
         if readable != watched:
-            logger.info("watching now: %s", ", ".join(readable) or "nothing, no namespace may be read")
+            logger.info("watching namespaces: %s", ", ".join(readable) or "none, as none may be read")
 
 
 async def _readable(api: Api, namespaces: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:

@@ -133,13 +133,15 @@ def _pod_failure(pod: PodFacts, *, by_cause: bool = False) -> GangFailure:
     container = next(ended, None)
     failure = worker_log.parse_failure(container.termination_message) if container else None
     where = f"pod {pod.name}" + (f" on {pod.node}" if pod.node else "")
-    told = ": ".join(part for part in (pod.reason, pod.message) if part) or "no container of it ended by itself"
+    told = ": ".join(part for part in (pod.reason, pod.message) if part) or "none of its containers exited"
     evicted = _failure_with_message(Reason.POD_LOST, f"{where} failed: {told}")
     if container is None:
         return evicted
     killed = container.termination_reason == "OOMKilled"
     if killed and (failure is None or failure.reason is not FailureReason.OUT_OF_MEMORY):
-        return GangFailure.of(Reason.OUT_OF_MEMORY, what=f"{where}: killed for the memory that it took of its node")
+        return GangFailure.of(
+            Reason.OUT_OF_MEMORY, what=f"{where}: the container was killed for its memory use (OOMKilled)"
+        )
     if failure is not None:
         rank = f" rank {failure.rank}" if failure.rank is not None else ""
         reason = failure.cause.reason if by_cause and failure.cause else failure.reason
@@ -206,7 +208,7 @@ def _job_failure(now: datetime, pods: Sequence[PodFacts], jobs: Sequence[JobFact
         return None
     for job in jobs:
         if job.failed_at is not None and now - job.failed_at >= CAUSE_PATIENCE:
-            words = f"PyTorchJob {job.name} failed, and no failed pod is left to say why: {job.message}"
+            words = f"PyTorchJob {job.name} failed and its failed pods are gone: {job.message}"
             return _failure_with_message(Reason.POD_LOST, words)
     return None
 
@@ -248,18 +250,18 @@ def _describe_wait(placed: Placements, lacking: Sequence[str]) -> str:
     """Describe what a late gang waits for."""
     for pod, node in placed:
         if pod is None:
-            return f"the pod on {node} is not there"
+            return f"the pod for node {node} does not exist"
     if lacking:
         return "; ".join(lacking)
     for pod, node in placed:
         if pod is not None and scheduling.is_gated(pod):
-            return f"pod {pod.name} is not sent to {node} yet"
+            return f"pod {pod.name} is not assigned to node {node} yet"
     for pod, node in placed:
         if pod is not None and not pod.node:
-            return f"the scheduler does not place pod {pod.name} on {node} {pod.message}".rstrip()
+            return f"the scheduler has not bound pod {pod.name} to node {node}: {pod.message}".rstrip(": ")
     for pod, _ in placed:
         container = pod.containers[0] if pod is not None and pod.containers else None
         if pod is not None and (container is None or container.running_since is None) and pod.phase == "Pending":
             waiting = f"{container.waiting_reason} {container.waiting_message}".strip() if container else ""
-            return f"pod {pod.name} does not start {waiting}".rstrip()
-    return "the worker runs without an end"
+            return f"pod {pod.name} has not started: {waiting}".rstrip(": ")
+    return "the worker is still running"

@@ -76,9 +76,11 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     if jobs:
         # Left from before the plan was suspended; the pods' task is gone.
         deletions = tuple(DeleteJob(job.name) for job in jobs if not job.terminating)
-        return GangStep(activity="waits for the end of its former pods", actions=deletions)
+        return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
     name, data = context.names.task(gang_spec.name), {TASK_FILE: documents.dumps(gang_spec.task)}
-    return GangStep(activity="gets its order", actions=(CreateConfigMap(name, StoredRole.ORDER, data, gang_spec.name),))
+    return GangStep(
+        activity="creating the task", actions=(CreateConfigMap(name, StoredRole.ORDER, data, gang_spec.name),)
+    )
 
 
 def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> tuple[Action, ...]:
@@ -100,7 +102,7 @@ def _end(
     """Store the results. The gang's pods stay until the next reconciliation finds them stored."""
     failure, reports = (end, ()) if isinstance(end, GangFailure) else (None, end)
     maps = results.result_maps(context, gang_spec, failure, reports=reports, started_at=started_at, log=log)
-    return GangStep(reason=Reason.RUNNING, activity="has ended", started_at=started_at, actions=maps)
+    return GangStep(reason=Reason.RUNNING, activity="storing the results", started_at=started_at, actions=maps)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class _RunningGang:
                 )
             )
         actions = (*map(CreateJob, missing),) if missing else (self._annotation(JOBS_CREATED_ANNOTATION),)
-        return GangStep(activity="its pods are created", actions=actions)
+        return GangStep(activity="creating pods", actions=actions)
 
     def _observe_pods(self) -> GangStep:
         started_at, master = self._all_started_at(), self.master
@@ -199,7 +201,9 @@ class _RunningGang:
             blockers=[*lacking, *refused],
         )
         if failure is not None and self._awaits_series_log():
-            return GangStep(reason=Reason.RUNNING, activity="ends", started_at=started_at)
+            return GangStep(
+                reason=Reason.RUNNING, activity="waiting for the log of the failed worker", started_at=started_at
+            )
         if failure is not None:
             return self._end(failure, started_at=self._last_start_time())
         is_placed = not self.gated and all(pod is not None for pod, _ in self.placed)
@@ -209,21 +213,21 @@ class _RunningGang:
             step = self._place_pods(lacking, refused)
             return replace(step, actions=(*annotations, *step.actions))
         progress = worker_log.parse_progress(master.log) if master is not None and master.log else None
-        what = f"{progress.done} of {progress.total} {progress.what}" if progress else "runs"
+        what = f"{progress.done} of {progress.total} {progress.what}" if progress else "running"
         return GangStep(None, Reason.RUNNING, what, progress, started_at, annotations)
 
     def _place_pods(self, lacking: Sequence[str], refused: Sequence[str]) -> GangStep:
         """Pin all pods once all exist and all their devices are free: all or none."""
         pods = [pod for pod, _ in self.placed if pod is not None]
         if len(pods) < len(self.placed):
-            return GangStep(activity=f"{len(pods)} of {len(self.placed)} pods are created")
+            return GangStep(activity=f"{len(pods)} of {len(self.placed)} pods created")
         if not self.gated:
             ready = sum(bool(pod.containers and pod.containers[0].running_since) for pod in pods)
-            return GangStep(activity=f"{ready} of {len(pods)} pods run")
+            return GangStep(activity=f"{ready} of {len(pods)} pods running")
         if lacking:
             return GangStep(reason=Reason.WAITING_FOR_CAPACITY, activity="; ".join(lacking))
         pins = tuple(PinPod(pod.name, node, scheduling.pin_patch(pod, node)) for pod, node in self.gated)
-        return GangStep(activity="; ".join(refused) or "its pods are placed", actions=pins)
+        return GangStep(activity="; ".join(refused) or "assigning pods to nodes", actions=pins)
 
     def _awaits_series_log(self) -> bool:
         """Return whether to wait for a series' log, which holds the trials before the failed one.
@@ -256,7 +260,7 @@ class _RunningGang:
         """Return a sentence for each gated pod whose last pin the API server refused."""
         refusals = self.context.snapshot.refusals
         return [
-            f"the API server refuses to send pod {pod.name} to {node}: {refusals[pod.name]}"
+            f"the API server rejects the assignment of pod {pod.name} to node {node}: {refusals[pod.name]}"
             for pod, node in self.gated
             if pod.name in refusals
         ]
@@ -266,12 +270,12 @@ class _RunningGang:
         snapshot = self.context.snapshot
         node = next((node for node in snapshot.nodes if node.name == node_name), None)
         if node is None:
-            return f"node {node_name} is gone"
+            return f"node {node_name} no longer exists"
         if not node.ready or not node.schedulable:
             return f"node {node_name} is {'not ready' if not node.ready else 'cordoned'}"
         needed = next(shape.devices for shape in self.shapes if shape.job == job)
         free = node.devices(self.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
-        return "" if free >= needed else f"node {node_name} has {max(free, 0)} of {needed} devices free"
+        return "" if free >= needed else f"node {node_name} has {max(free, 0)} of {needed} needed devices free"
 
     def _parse_report(self, log: str) -> tuple[WorkerReport, ...] | GangFailure:
         """Return a report for each of the gang's results, or why none is usable."""

@@ -80,10 +80,10 @@ def split_series_report(report: WorkerReport, gang_spec: GangSpec) -> tuple[Work
     """Return a report for each of the gang's results, or why the report is unusable."""
     order = gang_spec.task
     if report.kind != order.kind:
-        return GangFailure.of(Reason.REPORT_INVALID, what=f"it is of kind {report.kind}, but {order.kind} was ordered")
+        return GangFailure.of(Reason.REPORT_INVALID, what=f"expected kind {order.kind}, got {report.kind}")
     found = report.trials if isinstance(report, TrialSeriesReport) else (report,)
     if len(found) != len(gang_spec.result_names):
-        what = f"it tells of {len(found)} trials, but {len(gang_spec.result_names)} were ordered"
+        what = f"expected {len(gang_spec.result_names)} trials, got {len(found)}"
         return GangFailure.of(Reason.REPORT_INVALID, what=what)
     return found
 
@@ -92,7 +92,9 @@ def assess_report(report: WorkerReport) -> GangFailure:
     """Return whether a report's measurement counts, with the reason."""
     if isinstance(report, TrialReport):
         if not is_measured(report):
-            return GangFailure.of(Reason.REPORT_INVALID, what="it lacks iterations, or one of them took no time")
+            return GangFailure.of(
+                Reason.REPORT_INVALID, what="expected at least one iteration, each with a positive time"
+            )
         if report.is_emulation_too_slow:
             late, paced = report.late_segments, report.paced_segments
             sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced, limit=MAX_LATE_RATIO)

@@ -49,7 +49,7 @@ def parse_report(log: str) -> WorkerReport | None:
         return None
     size = len(text.encode())
     if size > MAX_REPORT_BYTES:
-        raise documents.DocumentError(f"report: {size} bytes, more than the {MAX_REPORT_BYTES} that are allowed")
+        raise documents.DocumentError(f"report: {size} bytes, at most {MAX_REPORT_BYTES} are allowed")
     parsed: WorkerReport = parse_strict(text, WorkerReport, "report")
     return parsed
 

@@ -59,8 +59,8 @@ def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
     unknown = [one.name for one in findings.discovery.accelerators if one.price_per_hour is None]
     if context.spec.search.objective is Objective.COST and unknown:
         what = (
-            f"search.objective is Cost, but devices.pricesPerHour has no price of {', '.join(unknown)}; create a plan "
-            "that gives it, or leaves these out by devices.products"
+            f"spec.devices.pricesPerHour: no price for {', '.join(unknown)}, but search.objective is Cost; create a plan "
+            "with the price, or exclude these by devices.products"
         )
         return Failed(explain(Reason.SPEC_INVALID, what=what))
     return Done(findings)
@@ -97,17 +97,17 @@ def inspect_nodes(
 
 def _inspect_node(node: NodeFacts, snapshot: Snapshot, wanted: DevicesSpec) -> DeviceType:
     if node.devices(wanted.resource_name) == 0:
-        raise NodeUnusable(f"it offers no {wanted.resource_name}")
+        raise NodeUnusable(f"it has no {wanted.resource_name}")
     if not node.ready:
         raise NodeUnusable("it is not ready")
     if not node.schedulable:
         raise NodeUnusable("it is cordoned; uncordon it to use it")
     for key, value in wanted.node_selector.items():
         if node.labels.get(key) != value:
-            raise NodeUnusable(f"it lacks the label {key}={value} that devices.nodeSelector asks for")
+            raise NodeUnusable(f"it lacks the label {key}={value} of devices.nodeSelector")
     found = device_type(node, snapshot.slice_devices)
     if wanted.products and found.name not in wanted.products:
-        raise NodeUnusable(f"its devices are {found.name}, which devices.products does not name")
+        raise NodeUnusable(f"its devices are {found.name}, which devices.products does not list")
     return found
 
 
@@ -117,8 +117,8 @@ def _check_taints(node: NodeFacts, pod_spec: Mapping[str, Any], resource_name: s
     if taint is not None:
         text = f"{taint.key}={taint.value}" if taint.value else taint.key
         raise NodeUnusable(
-            f"its taint {text}:{taint.effect} keeps the workers off; "
-            "tolerate it in worker.podTemplate.spec.tolerations to use it"
+            f"the workers do not tolerate its taint {text}:{taint.effect}; "
+            "add it to worker.podTemplate.spec.tolerations"
         )
 
 
@@ -132,7 +132,7 @@ def _check_place(
             f"its {found.name} differ in memory or device table from those of an earlier node; make them equal"
         )
     if left is not None and devices > left:
-        raise NodeUnusable(f"its {devices} devices are more than the {left} that are left of devices.max {wanted.max}")
+        raise NodeUnusable(f"its {devices} devices exceed devices.max {wanted.max}, of which {left} are left")
 
 
 def _describe_excluded(excluded: tuple[Excluded, ...]) -> str:

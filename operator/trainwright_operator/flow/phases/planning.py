@@ -59,7 +59,7 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
         seconds=planned.search_seconds,
         best=planned.best.predicted_seconds,
         stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
-        left=f" ({planned.without_room} more are too large to be kept)" if planned.without_room else "",
+        left=f" ({planned.without_room} more do not fit into the ConfigMap)" if planned.without_room else "",
     )
     status = TrainingPlanStatus(candidates_ref=ConfigMapReference(config_map=name))
     return Done(replace(findings, planned=planned), explanation, status=status)
@@ -117,9 +117,9 @@ def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> W
         # Makes the deadline hold across restarts of the operator, each of which restarts the search.
         started = f"{planner.started_at.isoformat()} {asked}"
         actions = (AnnotateConfigMap(stored_cluster.name, {SEARCH_STARTED_ANNOTATION: started}),)
-    doing = f"waits for {planner.ahead} of other plans" if planner.ahead else "runs"
-    explanation = explain(Reason.RUNNING, what=f"the search {request.planner} {doing}")
-    return Waiting(explanation, actions=actions, progress=Progress(0, 1, "searches"))
+    doing = f"waits for {planner.ahead} searches of other plans" if planner.ahead else "is running"
+    explanation = explain(Reason.RUNNING, what=f"search {request.planner} {doing}")
+    return Waiting(explanation, actions=actions, progress=Progress(0, 1, "search"))
 
 
 PHASE = PlanPhase(ConditionType.PLANNED, (store_cluster, plan))

@@ -119,7 +119,7 @@ def _store_profiles(context: ReconcileContext, findings: Findings, profiles: Pro
     if kept is None:
         data = {DOCUMENT_KEY: documents.dumps(profiles)}
         return Waiting(
-            actions=(CreateConfigMap(name, StoredRole.DOCUMENT, data),), progress=Progress(0, 1, "profiles kept")
+            actions=(CreateConfigMap(name, StoredRole.DOCUMENT, data),), progress=Progress(0, 1, "storing profiles")
         )
     accelerators = ", ".join(dict.fromkeys(layer.accelerator for layer in kept.layers)) or "no accelerator"
     lacking = _describe_too_large(kept)
@@ -135,14 +135,14 @@ def _describe_too_large(kept: Profiles) -> str:
     if not kept.too_large:
         return ""
     told = [
-        f"{one.kind} on {one.accelerator} from {one.rows} rows on at tensor degree {one.tensor_degree}"
+        f"{one.kind} on {one.accelerator} from {one.rows} rows at tensor degree {one.tensor_degree}"
         for one in kept.too_large[:_MAX_NAMED]
     ]
     more = len(kept.too_large) - _MAX_NAMED
     also = f" and {more} more" if more > 0 else ""
     unused = kept.accelerators_without_memory()
     spared = f", so no plan uses {', '.join(unused)}" if unused else ""
-    return f"; too large for the memory are {', '.join(told)}{also}{spared}"
+    return f"; out of memory: {', '.join(told)}{also}{spared}"
 
 
 PHASE = PlanPhase(ConditionType.PROFILED, (profile,))

@@ -37,7 +37,7 @@ def select_winner(context: ReconcileContext, findings: Findings) -> Done:
         Reason.BEST_TRIAL_SELECTED,
         trial=winner.name,
         seconds=seconds,
-        price=f", {price:.4g} a sample" if price is not None else "",
+        price=f", {price:.4g} per sample" if price is not None else "",
         speedup=f", {speedup:.2f} × as fast as the baseline" if speedup is not None else "",
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )

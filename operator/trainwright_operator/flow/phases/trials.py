@@ -149,7 +149,7 @@ class _TrialEntries:
 def _in_progress(gang_spec: GangSpec, step: GangStep, tried: Sequence[TriedPlan]) -> Waiting:
     done = sum(plan.status.state.is_final for plan in tried)
     current = next(plan.status for plan in tried if not plan.status.state.is_final)
-    what = f"{done} of {len(tried)} trials ended; {current.name}: {current.message or 'starts'}"
+    what = f"{done} of {len(tried)} trials finished; {current.name}: {current.message or 'starting'}"
     waits = current.reason == Reason.WAITING_FOR_CAPACITY
     return Waiting(
         explain(Reason.WAITING_FOR_CAPACITY if waits else Reason.RUNNING, what=what),

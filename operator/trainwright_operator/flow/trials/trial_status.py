@@ -35,20 +35,17 @@ def pending_or_skipped(
     """Return the entry of a waiting or, with `skip_reason`, skipped trial; `series_result`: its failed series."""
     if skip_reason is None:
         return TriedPlan(trial, _status(trial, TrialState.PENDING))
-    why = (
-        f"; with others it ended so: {series_result.outcome.reason}: {series_result.outcome.message}"
-        if series_result
-        else ""
-    )
-    return TriedPlan(
-        trial, _status(trial, TrialState.SKIPPED, skip_reason, f"not started{' alone' if series_result else ''}{why}")
-    )
+    sentence = "not started"
+    if series_result is not None:
+        outcome = series_result.outcome
+        sentence = f"not repeated alone; its series ended with {outcome.reason}: {outcome.message}"
+    return TriedPlan(trial, _status(trial, TrialState.SKIPPED, skip_reason, sentence))
 
 
 def in_progress(trial: PlannedTrial, view: GangStep, others: tuple[str, ...]) -> TriedPlan:
     """Return the entry of a trial whose gang is in progress, perhaps with others in the same pods."""
     state = TrialState.RUNNING if view.started_at is not None else TrialState.PENDING
-    what = f"with {', '.join(others)} in turn: {view.activity}" if others else view.activity
+    what = f"in a series with {', '.join(others)}: {view.activity}" if others else view.activity
     status = _status(trial, state, view.reason, what)
     if view.started_at is not None:
         status = status.model_copy(update={"start_time": view.started_at})
