@@ -63,7 +63,7 @@ def test_commands_of_a_page_succeed(name: str, folder: Path) -> None:
         assert part in done.stdout
 
 
-def test_the_mixed_cluster_in_the_examples_is_what_its_command_writes() -> None:
+def test_mixed_cluster_example_equals_the_output_of_its_command() -> None:
     line = next(line for line in BY_NAME["docs/cli.md"].text.splitlines() if line.startswith("trainwright cluster"))
     words = line.removeprefix("trainwright ").split(">")[0].split()
     program = f"import sys; sys.argv[1:] = {words!r}; from trainwright.cli import app; app()"

@@ -23,7 +23,7 @@ every_page = pytest.mark.parametrize("page", pages(), ids=lambda page: page.name
 
 
 @every_page
-def test_every_relative_link_leads_to_a_file_and_an_anchor(page: Page) -> None:
+def test_every_relative_link_has_a_target(page: Page) -> None:
     for target in page.links():
         name, _, anchor = target.partition("#")
         path = (page.path.parent / name).resolve() if name else page.path
@@ -81,7 +81,7 @@ def test_every_reason_has_a_row_with_its_remedy() -> None:
     assert sorted(rows) == sorted(Reason)
 
 
-def test_reasons_that_a_change_of_the_spec_heals_are_listed() -> None:
+def test_docs_list_reasons_that_an_edit_repeats() -> None:
     text = Page(DOCS / "status-and-reasons.md").text
     listed = text.partition("Failures for want of capacity")[2].partition(")")[0]
     assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(ENVIRONMENTAL)

@@ -13,7 +13,7 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_committed_page_is_the_generated_one(name: str) -> None:
+def test_committed_page_equals_the_generated_one(name: str) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name](), "run `make generate`"
 
 
@@ -21,6 +21,6 @@ def test_generated_folder_has_no_other_page() -> None:
     assert {path.name for path in REFERENCE.iterdir()} == set(PAGES)
 
 
-def test_the_page_of_metrics_lists_every_metric() -> None:
+def test_metrics_page_lists_every_metric() -> None:
     page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in METRIC_DEFINITIONS)

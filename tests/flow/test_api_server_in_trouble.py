@@ -117,7 +117,7 @@ raise SystemExit(main.main())
 """
 
 
-def test_an_operator_whose_watch_is_refused_for_good_ends(server, tmp_path) -> None:
+def test_operator_exits_when_its_watch_is_forbidden(server, tmp_path) -> None:
     server.refused = "/namespaces/gone/pods"
 
     def start() -> subprocess.Popen[str]:
@@ -145,7 +145,7 @@ def test_an_operator_whose_watch_is_refused_for_good_ends(server, tmp_path) -> N
         assert "the task 'watch' ended: RuntimeError: APIForbiddenError" in told
 
 
-def test_a_namespace_that_is_deleted_ends_no_watch_where_namespaces_may_be_read(server, impatient) -> None:
+def test_watch_continues_when_a_readable_namespace_is_deleted(server, impatient) -> None:
     server.going = threading.Event()
 
     def delete(watch: KopfWatch) -> None:
@@ -176,7 +176,7 @@ async def asked_for(server: type[Server], path: str, task: asyncio.Task[None], t
     await until_asked(server, path, times, task)
 
 
-def test_a_namespace_without_rights_is_left_out_until_it_has_them(server, impatient, monkeypatch, caplog) -> None:
+def test_namespace_is_watched_only_while_readable(server, impatient, monkeypatch, caplog) -> None:
     monkeypatch.setattr(watch_module, "RECHECK_SECONDS", 0.2)
     caplog.set_level(logging.INFO, watch_module.__name__)
     gone, other = (f"/api/v1/namespaces/{name}/pods" for name in ("gone", "team-a"))
@@ -196,7 +196,7 @@ def test_a_namespace_without_rights_is_left_out_until_it_has_them(server, impati
     assert told == ["watching namespaces: gone, team-a", "watching namespaces: team-a"]
 
 
-def test_where_no_named_namespace_may_be_read_none_is_watched(server, monkeypatch) -> None:
+def test_no_namespace_is_watched_when_none_is_readable(server, monkeypatch) -> None:
     monkeypatch.setattr(watch_module, "RECHECK_SECONDS", 0.1)
 
     async def story() -> None:
@@ -207,7 +207,7 @@ def test_where_no_named_namespace_may_be_read_none_is_watched(server, monkeypatc
     assert not [path for path in server.asked if path.endswith(("/pods", "/v1alpha1/trainingplans"))]
 
 
-def test_a_namespace_whose_rights_go_while_it_is_watched_ends_no_others_watch(server, impatient, monkeypatch) -> None:
+def test_other_namespaces_stay_watched_when_one_becomes_unreadable(server, impatient, monkeypatch) -> None:
     asked = iter([("gone", "team-a")])
 
     async def readable(*_: Any, **__: Any) -> tuple[str, ...]:
@@ -224,11 +224,11 @@ def test_a_namespace_whose_rights_go_while_it_is_watched_ends_no_others_watch(se
     assert server.asked["/api/v1/namespaces/gone/pods"] <= 2, "asked, and once more, by the first watch alone"
 
 
-def test_a_watch_that_is_told_to_end_ends_without_a_failure(server) -> None:
+def test_stopped_watch_ends_without_an_error(server) -> None:
     asyncio.run(end_of_watch(server, "/apis/trainwright.dev/v1alpha1/trainingplans", (), KopfWatch.stop))
 
 
-def test_a_lease_is_renewed_while_every_other_thread_waits(server) -> None:
+def test_lease_is_renewed_while_all_other_threads_wait(server) -> None:
     async def story() -> str:
         api, over = connect(), threading.Event()
         threads = ThreadPoolExecutor(1)
@@ -247,7 +247,7 @@ def test_a_lease_is_renewed_while_every_other_thread_waits(server) -> None:
     assert server.lease["spec"]["holderIdentity"] == "me"
 
 
-def test_logs_of_dead_nodes_are_given_up_soon_and_hold_up_no_other_request(server, monkeypatch) -> None:
+def test_logs_of_dead_nodes_time_out_without_blocking_other_requests(server, monkeypatch) -> None:
     monkeypatch.setattr(client_module, "_LOG_TIMEOUT_SECONDS", (5.0, 1.0))
     log = "/api/v1/namespaces/team-a/pods/worker-0/log"
 

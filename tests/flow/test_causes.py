@@ -14,7 +14,7 @@ from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.flow.snapshot import ContainerFacts
 
 
-def test_the_workers_own_words_are_the_trials_reason() -> None:
+def test_trial_reports_the_workers_reason_and_message() -> None:
     words = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB", rank=2, node="n1"))
     world = run_with(World(), "candidate-1", lambda w: fail_pods(w, "candidate-1", termination_message=words))
     found = world.trial("candidate-1")
@@ -23,13 +23,13 @@ def test_the_workers_own_words_are_the_trials_reason() -> None:
     assert "rank 2" in found.message
 
 
-def test_last_words_may_carry_their_marker() -> None:
+def test_termination_message_may_have_its_marker() -> None:
     words = f"{FAILURE_MARKER} {documents.dumps(Failure(FailureReason.PLACEMENT_NOT_MET, 'on n2, not n1'))}\n"
     world = run_with(World(), "candidate-1", lambda w: fail_pods(w, "candidate-1", termination_message=words))
     assert world.trial("candidate-1").reason == "PlacementNotMet"
 
 
-def test_a_lost_peer_is_a_consequence_whose_cause_is_waited_for() -> None:
+def test_trial_waits_for_the_cause_of_a_lost_peer() -> None:
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
 
     def harm(world: World) -> None:
@@ -51,14 +51,14 @@ def test_a_lost_peer_is_a_consequence_whose_cause_is_waited_for() -> None:
     assert "exit code 13" in world.trial("candidate-1").message
 
 
-def test_a_lost_peer_without_a_cause_stays_the_reason() -> None:
+def test_lost_peer_stays_the_reason_without_a_cause() -> None:
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
     world = run_with(World(), "candidate-1", lambda w: fail_pods(w, "candidate-1", termination_message=lost))
     assert world.trial("candidate-1").reason == "PeerLost"
 
 
 @pytest.mark.parametrize("reason", [FailureReason.OUT_OF_MEMORY, FailureReason.CRASHED, FailureReason.HANG])
-def test_a_cause_beats_what_followed_from_it_whichever_pod_comes_first(reason: FailureReason) -> None:
+def test_cause_precedes_its_consequences_in_any_pod_order(reason: FailureReason) -> None:
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
     own = documents.dumps(Failure(reason, "stage 1, layers 3…5: it broke here", rank=3, node="n2", slot=1))
     for place in (0, -1):
@@ -75,7 +75,7 @@ def test_a_cause_beats_what_followed_from_it_whichever_pod_comes_first(reason: F
         assert "rank 3" in found.message
 
 
-def test_what_a_cause_told_its_peers_counts_where_it_cannot_speak_any_more() -> None:
+def test_cause_reported_to_peers_counts_when_its_pod_reports_nothing() -> None:
     cause = Cause(FailureReason.OUT_OF_MEMORY, "asked for 3 GiB", "n2", 0)
     told = Failure(FailureReason.PEER_LOST, "rank 3 on n2:0 ended first (OutOfMemory: asked for 3 GiB)", cause=cause)
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
@@ -91,7 +91,7 @@ def test_what_a_cause_told_its_peers_counts_where_it_cannot_speak_any_more() -> 
     assert "asked for 3 GiB" in found.message
 
 
-def test_a_pod_that_was_told_to_end_is_named_before_the_peers_that_lost_it() -> None:
+def test_terminated_pod_precedes_the_peers_that_lost_it() -> None:
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
     ended = documents.dumps(Failure(FailureReason.TERMINATED, "the pod was told to end (SIGTERM)", node="n2"))
 
@@ -106,7 +106,7 @@ def test_a_pod_that_was_told_to_end_is_named_before_the_peers_that_lost_it() -> 
     assert "told to end (SIGTERM)" in found.message
 
 
-def test_a_job_that_failed_waits_a_moment_for_the_pod_that_says_why() -> None:
+def test_failed_job_waits_for_its_failed_pod() -> None:
     words = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB"))
 
     def harm(world: World) -> None:
@@ -119,7 +119,7 @@ def test_a_job_that_failed_waits_a_moment_for_the_pod_that_says_why() -> None:
     assert run_with(World(), "candidate-1", harm).trial("candidate-1").reason == "OutOfMemory"
 
 
-def test_a_job_that_failed_without_a_failed_pod_has_lost_its_pods_in_the_jobs_words() -> None:
+def test_failed_job_without_a_failed_pod_reports_pod_lost_with_its_message() -> None:
     def harm(world: World) -> None:
         name = next(name for name, job in world.jobs.items() if job.gang == "candidate-1")
         world.jobs[name] = replace(world.jobs[name], failed_at=world.now, message="past its deadline")
@@ -139,7 +139,7 @@ UNKNOWN = {"exit_code": 137, "termination_reason": "ContainerStatusUnknown"}
     ("reason", "container"),
     [("UnexpectedAdmissionError", None), ("Preempting", None), ("Evicted", KILLED), ("", UNKNOWN), ("", None)],
 )
-def test_a_pod_that_its_kubelet_failed_is_lost(reason: str, container: dict[str, object] | None) -> None:
+def test_pod_failed_by_its_kubelet_is_lost(reason: str, container: dict[str, object] | None) -> None:
     def harm(world: World) -> None:
         fail_pods(world, "candidate-1", **(container or {}))
         for name, pod in world.pods.items():
@@ -152,7 +152,7 @@ def test_a_pod_that_its_kubelet_failed_is_lost(reason: str, container: dict[str,
     assert f"failed: {reason}{': ' if reason else ''}so said its kubelet" in found.message
 
 
-def test_a_pod_that_was_evicted_while_others_lost_it_is_the_cause() -> None:
+def test_evicted_pod_is_the_cause_when_peers_lost_it() -> None:
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
 
     def harm(world: World) -> None:
@@ -164,7 +164,7 @@ def test_a_pod_that_was_evicted_while_others_lost_it_is_the_cause() -> None:
     assert (found.reason, "Evicted" in found.message) == ("PodLost", True)
 
 
-def test_what_the_worker_of_an_evicted_pod_still_said_counts() -> None:
+def test_workers_failure_counts_when_its_pod_is_evicted() -> None:
     words = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB"))
 
     def harm(world: World) -> None:
@@ -174,7 +174,7 @@ def test_what_the_worker_of_an_evicted_pod_still_said_counts() -> None:
     assert run_with(World(), "candidate-1", harm).trial("candidate-1").reason == "OutOfMemory"
 
 
-def test_a_killed_container_is_out_of_memory() -> None:
+def test_oom_killed_container_is_out_of_memory() -> None:
     world = run_with(
         World(), "candidate-1",
         lambda w: fail_pods(w, "candidate-1", exit_code=137, termination_reason="OOMKilled"),
@@ -182,13 +182,13 @@ def test_a_killed_container_is_out_of_memory() -> None:
     assert world.trial("candidate-1").reason == "OutOfMemory"
 
 
-def test_a_killed_container_is_out_of_memory_whatever_its_processes_said_of_their_peers() -> None:
+def test_oom_killed_container_is_out_of_memory_when_its_processes_report_lost_peers() -> None:
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
     killed = {"exit_code": 137, "termination_reason": "OOMKilled", "termination_message": lost}
     world = run_with(World(), "candidate-1", lambda w: fail_pods(w, "candidate-1", **killed))
     assert world.trial("candidate-1").reason == "OutOfMemory"
 
 
-def test_every_reason_of_a_worker_is_one_of_the_operator() -> None:
+def test_operator_knows_every_worker_reason() -> None:
     assert {reason.value for reason in FailureReason} <= {reason.value for reason in Reason}
     assert set(MESSAGES) == set(Reason)

@@ -29,13 +29,13 @@ def look(*nodes: NodeFacts, slices: tuple[SliceDevice, ...] = (), pod_spec: Any 
     return inspect_nodes(snapshot, DevicesSpec.model_validate(devices), pod_spec or {})
 
 
-def test_discovery_labels_give_type_memory_in_mib_and_allocatable_the_number() -> None:
+def test_discovery_labels_give_type_and_memory_and_allocatable_gives_count() -> None:
     found = look(labelled())
     assert [(n.name, n.accelerator, n.devices) for n in found.nodes] == [("n", "Tesla-T4", 4)]
     assert found.accelerators[0].memory_bytes == 15360 * 2**20
 
 
-def test_resource_slices_are_trusted_before_labels() -> None:
+def test_resource_slices_take_precedence_over_labels() -> None:
     slices = tuple(SliceDevice("n", "NVIDIA H200", 141 * 2**30) for _ in range(4))
     found = look(labelled(), slices=slices)
     assert found.accelerators[0].name == "NVIDIA-H200"
@@ -58,7 +58,7 @@ def by_karpenter(name: str, mebibytes: int) -> dict[str, str]:
         ({"node.kubernetes.io/instance-type": "Standard_NC4as_T4_v3"}, "Tesla-T4", 14.56),
     ],
 )
-def test_cloud_labels_are_the_last_resort_and_memory_is_what_the_runtime_reports(
+def test_cloud_labels_are_used_last_with_the_reported_memory(
     labels: dict[str, str], accelerator: str, gibibytes: float
 ) -> None:
     found = look(NodeFacts("n", labels, {}, GPU))
@@ -83,13 +83,13 @@ def test_cloud_labels_are_the_last_resort_and_memory_is_what_the_runtime_reports
         (replace(node("n"), annotations={"trainwright.dev/emulation": '{"flops_per_second": -1}'}), "device table"),
     ],
 )
-def test_a_node_that_cannot_be_used_is_named_with_the_reason(facts: NodeFacts, words: str) -> None:
+def test_unusable_node_is_listed_with_the_reason(facts: NodeFacts, words: str) -> None:
     found = look(facts)
     assert found.nodes == ()
     assert words in found.excluded[0].reason
 
 
-def test_the_status_shows_no_more_nodes_than_the_api_server_takes() -> None:
+def test_status_lists_at_most_as_many_nodes_as_the_schema_allows() -> None:
     usable = [replace(labelled(), name=f"n{number}") for number in range(1100)]
     unfit = [bare(f"u{number}") for number in range(1100)]
     status = look(*usable, *unfit).status()
@@ -118,9 +118,7 @@ TAINT = Taint("team/vision", "present", "NoSchedule")
         (Taint("node.kubernetes.io/unschedulable", "", "NoSchedule"), None, True),
     ],
 )
-def test_a_taint_that_the_workers_do_not_tolerate_leaves_its_node_out(
-    taint: Taint, toleration: Any, used: bool
-) -> None:
+def test_node_is_excluded_when_its_taint_is_not_tolerated(taint: Taint, toleration: Any, used: bool) -> None:
     pod_spec = {"tolerations": [toleration]} if toleration else {}
     found = look(replace(labelled(), taints=(taint,)), pod_spec=pod_spec)
     assert bool(found.nodes) == used
@@ -141,14 +139,14 @@ def test_tolerations_of_the_plans_pod_template_count() -> None:
     assert world.succeeded == "True"
 
 
-def test_a_slice_that_cannot_be_read_leaves_its_node_out_alone() -> None:
+def test_only_the_node_of_an_unreadable_slice_is_excluded() -> None:
     broken = SliceDevice("a", "NVIDIA H200", 0, "its ResourceSlice has an invalid device memory: 'lots'")
     found = look(replace(labelled(), name="a"), replace(labelled(), name="b"), slices=(broken,))
     assert [n.name for n in found.nodes] == ["b"]
     assert "memory: 'lots'" in found.excluded[0].reason
 
 
-def test_products_selector_and_maximum_leave_nodes_out_by_name() -> None:
+def test_products_selector_and_maximum_exclude_nodes() -> None:
     t4, other = labelled(), replace(labelled(**{"nvidia.com/gpu.product": "NVIDIA-L4"}), name="other")
     found = look(t4, other, products=["NVIDIA-L4"])
     assert [n.name for n in found.nodes] == ["other"]
@@ -168,7 +166,7 @@ def test_one_type_with_two_device_tables_is_refused() -> None:
     assert "differ" in found.excluded[0].reason
 
 
-def test_unknown_types_alone_end_the_plan_with_that_reason() -> None:
+def test_plan_fails_with_unknown_accelerator_when_all_types_are_unknown() -> None:
     world = World(nodes=(bare(),))
     world.run()
     assert world.condition("NodesDiscovered").reason == "UnknownAccelerator"
@@ -176,13 +174,13 @@ def test_unknown_types_alone_end_the_plan_with_that_reason() -> None:
     assert world.status.cluster.excluded_nodes[0].name == "n"
 
 
-def test_a_cluster_without_devices_ends_the_plan_with_that_reason() -> None:
+def test_plan_fails_with_no_usable_nodes_when_no_node_has_devices() -> None:
     world = World(nodes=(replace(node("n"), allocatable={}),))
     world.run()
     assert world.condition("NodesDiscovered").reason == "NoUsableNodes"
 
 
-def test_what_was_discovered_stays_though_nodes_change() -> None:
+def test_discovery_stays_when_nodes_change() -> None:
     world = World(spec=spec_of(trials={"topK": 0}))
     world.run(until=lambda: world.condition("NodesDiscovered") is not None and bool(world.jobs))
     world.nodes = (*world.nodes, node("n9"))
@@ -197,7 +195,7 @@ def test_the_shown_list_of_excluded_nodes_is_bounded_and_names_those_with_device
     assert found.excluded[0].name == "z"
 
 
-def test_emulated_devices_are_held_to_the_memory_that_their_node_gives() -> None:
+def test_emulated_devices_are_limited_to_the_memory_of_their_node() -> None:
     (found,) = look(node("n")).accelerators
     assert found.emulation is not None
     assert found.emulation.memory_bytes == found.memory_bytes == 16384 * 2**20

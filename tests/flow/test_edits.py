@@ -21,7 +21,7 @@ def states(world: World) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("section", ["links", "profiling"])
-def test_a_phase_that_waited_in_vain_is_measured_anew_after_an_edit(section: str) -> None:
+def test_phase_is_repeated_after_an_edit_when_it_timed_out(section: str) -> None:
     world = World()
     world.change(links={"deadlineSeconds": 60}, profiling={"deadlineSeconds": 60})
     gang = {"links": "links", "profiling": "profile-1"}[section]
@@ -35,7 +35,7 @@ def test_a_phase_that_waited_in_vain_is_measured_anew_after_an_edit(section: str
     assert world.succeeded == "True"
 
 
-def test_trials_that_waited_in_vain_are_tried_anew_and_the_others_keep_what_came_of_them() -> None:
+def test_only_timed_out_trials_are_repeated_after_an_edit() -> None:
     world = World(annotations={"trainwright.dev/rehearse-fault": "baseline-1=crash"})
     world.run(until=lambda: states(world).get("baseline-1") == "Failed")
     world.others = {"n1": 2}
@@ -56,7 +56,7 @@ def test_trials_that_waited_in_vain_are_tried_anew_and_the_others_keep_what_came
     assert not any(name.endswith(("links", "candidate-1", "baseline-1")) for name in again)
 
 
-def test_a_deadline_that_is_raised_while_devices_are_in_use_is_not_cut_off_by_the_jobs_own() -> None:
+def test_raised_deadline_outlasts_the_jobs_deadline_while_devices_are_in_use() -> None:
     world = World(others={"n1": 2, "n2": 2, "n3": 2})
     own: list[int] = []
     create = world._create_job
@@ -79,7 +79,7 @@ def test_a_deadline_that_is_raised_while_devices_are_in_use_is_not_cut_off_by_th
     assert world.succeeded == "True"
 
 
-def test_a_job_that_ended_by_its_own_deadline_is_made_again_after_an_edit() -> None:
+def test_job_past_its_own_deadline_is_recreated_after_an_edit() -> None:
     world = World(others={"n1": 2, "n2": 2, "n3": 2})
     world.run(until=lambda: bool(world.jobs))
     world.pods = {}
@@ -95,7 +95,7 @@ def test_a_job_that_ended_by_its_own_deadline_is_made_again_after_an_edit() -> N
 
 
 @pytest.mark.parametrize("gang", ["links", "profile-1", "candidate-1"])
-def test_pods_that_a_kubelet_did_not_admit_are_made_again_after_an_edit(gang: str) -> None:
+def test_pods_rejected_by_the_kubelet_are_recreated_after_an_edit(gang: str) -> None:
     world = World()
     world.run(until=lambda: any(pod.gang == gang and pod.node for pod in world.pods.values()))
     name = next(name for name, pod in world.pods.items() if pod.gang == gang)
@@ -109,7 +109,7 @@ def test_pods_that_a_kubelet_did_not_admit_are_made_again_after_an_edit(gang: st
     assert set(states(world).values()) == {"Succeeded"}
 
 
-def test_a_job_that_was_refused_is_asked_for_again_after_an_edit() -> None:
+def test_rejected_job_is_recreated_after_an_edit() -> None:
     world = World(refuse_jobs="exceeded quota: gpus")
     world.run()
     assert world.condition("Succeeded").reason == "JobRefused"
@@ -119,7 +119,7 @@ def test_a_job_that_was_refused_is_asked_for_again_after_an_edit() -> None:
     assert world.succeeded == "True"
 
 
-def test_an_image_that_could_not_be_pulled_is_pulled_again_after_an_edit() -> None:
+def test_failed_image_pull_is_repeated_after_an_edit() -> None:
     world = World()
     world.run(until=lambda: bool(world.pods))
     stuck = ContainerFacts("pytorch", waiting_reason="InvalidImageName", waiting_message="no such image")
@@ -131,7 +131,7 @@ def test_an_image_that_could_not_be_pulled_is_pulled_again_after_an_edit() -> No
     assert world.succeeded == "True"
 
 
-def test_without_an_edit_a_failure_stays_as_it_is() -> None:
+def test_failure_stays_without_an_edit() -> None:
     world = World(refuse_jobs="exceeded quota: gpus")
     world.run()
     world.refuse_jobs = ""
@@ -142,7 +142,7 @@ def test_without_an_edit_a_failure_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("per_gang", [1, 3])
-def test_what_was_measured_of_another_plan_under_a_trials_name_is_measured_anew(per_gang: int) -> None:
+def test_trial_is_repeated_when_its_result_is_of_another_plan(per_gang: int) -> None:
     world = World(spec=spec_of(trials={"topK": 2, "baseline": "None", "perGang": per_gang}))
     world.run()
     (result,) = (one for name, one in world.stored.items() if "candidate-1" in name and one.role == "result")
@@ -162,7 +162,7 @@ def test_what_was_measured_of_another_plan_under_a_trials_name_is_measured_anew(
 
 @pytest.mark.parametrize(("gang", "section"), [("links", "links"), ("profile-1", "profiling")])
 @pytest.mark.parametrize(("seconds", "reason"), [(100.0, "Hang"), (272.0, "DeadlineExceeded")])
-def test_a_measurement_that_was_too_slow_is_taken_anew_with_a_later_deadline(
+def test_timed_out_measurement_is_repeated_with_a_later_deadline(
     gang: str, section: str, seconds: float, reason: str
 ) -> None:
     words = documents.dumps(Failure(FailureReason.HANG, "it did not come to its end", node="n1"))

@@ -25,7 +25,7 @@ def pod(
     return {"metadata": meta, "spec": spec, "status": {"phase": phase}}
 
 
-def test_devices_are_held_by_bound_and_by_pinned_pods_until_they_end() -> None:
+def test_bound_and_pinned_pods_hold_devices_until_they_end() -> None:
     pods = [
         pod("bound", node="a", devices="2"),
         pod("pinned", pinned="a"),
@@ -52,12 +52,12 @@ def test_devices_are_held_by_bound_and_by_pinned_pods_until_they_end() -> None:
         ("1.5Gi", 3 * 2**29),
     ],
 )
-def test_quantities(text: str, value: int) -> None:
+def test_quantities_are_parsed_as_bytes(text: str, value: int) -> None:
     assert object_facts.parse_quantity(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "lots", "1Qi", "Gi", "1e999"])
-def test_what_is_no_quantity_is_told_in_place_of_a_memory(text: str) -> None:
+def test_invalid_quantity_is_reported_as_the_problem_of_a_slice(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         object_facts.parse_quantity(text)
     device = {
@@ -95,7 +95,7 @@ def test_pods_are_read_with_the_workers_container_first() -> None:
     assert found.containers[2].waiting_reason == "ErrImagePull"
 
 
-def test_a_pod_waits_for_the_config_maps_that_it_mounts_until_it_runs() -> None:
+def test_pod_lists_missing_config_maps_until_it_runs() -> None:
     raw = pod("p", node="a")
     raw["spec"]["volumes"] = [
         {"name": "shared-memory", "emptyDir": {}},
@@ -110,7 +110,7 @@ def test_a_pod_waits_for_the_config_maps_that_it_mounts_until_it_runs() -> None:
     assert object_facts.required_config_maps(raw) == ()
 
 
-def test_resource_slices_give_the_devices_that_say_what_they_are() -> None:
+def test_resource_slices_yield_devices_with_product_and_memory() -> None:
     device = {
         "name": "gpu-0",
         "attributes": {"productName": {"string": "NVIDIA H200"}},
@@ -121,7 +121,7 @@ def test_resource_slices_give_the_devices_that_say_what_they_are() -> None:
     assert (found.product, found.memory_bytes) == ("NVIDIA H200", 141 * 2**30)
 
 
-def test_a_spec_of_another_version_is_told_in_a_sentence() -> None:
+def test_spec_of_another_version_becomes_an_error_message() -> None:
     resource = {
         "metadata": {"name": "p", "namespace": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"model": {"gpt": {"layers": 1}}, "training": {"globalBatchSize": 8}},
@@ -131,11 +131,11 @@ def test_a_spec_of_another_version_is_told_in_a_sentence() -> None:
     assert found.spec_error.startswith("spec.model.gpt.hiddenSize: ")
 
 
-def test_every_reason_has_its_sentence() -> None:
+def test_every_reason_has_a_message() -> None:
     assert set(MESSAGES) == set(Reason)
 
 
-def test_settings_come_from_the_environment_and_a_wrong_port_is_told() -> None:
+def test_settings_are_read_from_the_environment_and_a_wrong_port_is_rejected() -> None:
     read = Settings.from_environment({"TRAINWRIGHT_WATCH_NAMESPACES": "a, b,,a", "TRAINWRIGHT_METRICS_PORT": "19090"})
     assert read.namespaces == ("a", "b")
     assert read.metrics_port == 19090
@@ -152,7 +152,7 @@ def test_settings_come_from_the_environment_and_a_wrong_port_is_told() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "65", "two"])
-def test_a_wrong_number_of_concurrent_searches_is_told(text: str) -> None:
+def test_wrong_number_of_concurrent_searches_is_rejected(text: str) -> None:
     assert Settings.from_environment({}).concurrent_searches == 1
     assert Settings.from_environment({"TRAINWRIGHT_CONCURRENT_SEARCHES": "3"}).concurrent_searches == 3
     with pytest.raises(ValueError, match=f"CONCURRENT_SEARCHES must be a number from 1 to 64, got '{text}'"):

@@ -16,7 +16,7 @@ from trainwright_operator.flow.snapshot import ContainerFacts
 @pytest.mark.parametrize(
     ("fault", "reason"), [("crash", "Crashed"), ("hang", "DeadlineExceeded"), ("mute", "MetricsUnavailable")]
 )
-def test_a_rehearsed_fault_ends_its_trial_by_name_and_the_others_count(fault: str, reason: str) -> None:
+def test_injected_fault_fails_only_its_trial(fault: str, reason: str) -> None:
     world = World(annotations={"trainwright.dev/rehearse-fault": f"candidate-1={fault}"})
     status = world.run()
     assert (world.trial("candidate-1").state, world.trial("candidate-1").reason) == ("Failed", reason)
@@ -24,7 +24,7 @@ def test_a_rehearsed_fault_ends_its_trial_by_name_and_the_others_count(fault: st
     assert world.succeeded == "True"
 
 
-def test_all_trials_failing_keeps_their_reasons() -> None:
+def test_trials_keep_their_reasons_when_all_fail() -> None:
     names = ",".join(f"{role}-{rank}=crash" for role in ("candidate", "baseline") for rank in (1, 2, 3))
     world = World(annotations={"trainwright.dev/rehearse-fault": names}, spec=spec_of(trials={"maxFailed": 32}))
     status = world.run()
@@ -34,7 +34,7 @@ def test_all_trials_failing_keeps_their_reasons() -> None:
     assert status.profiles_ref is not None
 
 
-def test_too_many_failures_skip_the_rest() -> None:
+def test_remaining_trials_are_skipped_after_too_many_failures() -> None:
     world = World(
         annotations={"trainwright.dev/rehearse-fault": "baseline-1=crash,candidate-2=crash"},
         spec=spec_of(trials={"maxFailed": 1}),
@@ -46,7 +46,7 @@ def test_too_many_failures_skip_the_rest() -> None:
     assert status.winner.trial == "candidate-1"
 
 
-def test_device_hours_that_are_used_up_skip_the_rest_and_keep_results() -> None:
+def test_remaining_trials_are_skipped_when_device_hours_are_used_up() -> None:
     hours = 6 * 45.0 / 3600  # six devices for three quarters of a minute
     world = World(spec=spec_of(trials={"maxDeviceHours": hours, "runDeadlineSeconds": 40}), run_seconds=20.0)
     status = world.run()
@@ -55,7 +55,7 @@ def test_device_hours_that_are_used_up_skip_the_rest_and_keep_results() -> None:
     assert world.condition("TrialsCompleted").reason == "DeviceHoursExhausted"
 
 
-def test_a_trial_never_runs_beyond_the_device_hours() -> None:
+def test_trial_ends_when_device_hours_are_used_up() -> None:
     hours = 6 * 100.0 / 3600
     world = World(
         annotations={"trainwright.dev/rehearse-fault": "candidate-1=hang"},
@@ -68,7 +68,7 @@ def test_a_trial_never_runs_beyond_the_device_hours() -> None:
 
 
 @pytest.mark.parametrize("gang", ["links", "profile-1", "candidate-1"])
-def test_a_job_deleted_by_hand_is_named(gang: str) -> None:
+def test_gang_fails_with_job_deleted_when_its_job_is_deleted(gang: str) -> None:
     def harm(world: World) -> None:
         world.delete_job(next(name for name, job in world.jobs.items() if job.gang == gang))
 
@@ -80,7 +80,7 @@ def test_a_job_deleted_by_hand_is_named(gang: str) -> None:
         assert (world.succeeded, world.condition("Succeeded").reason) == ("False", "JobDeleted")
 
 
-def test_a_pod_deleted_by_hand_ends_its_gang() -> None:
+def test_gang_fails_with_pod_lost_when_a_pod_is_deleted() -> None:
     def harm(world: World) -> None:
         name = next(name for name, pod in world.pods.items() if pod.gang == "candidate-1")
         world.pods[name] = replace(
@@ -109,7 +109,7 @@ def test_a_pod_deleted_by_hand_ends_its_gang() -> None:
         ("CreateContainerConfigError", "ContainerNotCreated"),
     ],
 )
-def test_a_container_that_cannot_start_ends_the_plan_with_kubelets_words(waiting: str, reason: str) -> None:
+def test_plan_fails_with_the_kubelet_message_when_a_container_cannot_start(waiting: str, reason: str) -> None:
     world = World()
     world.run(until=lambda: bool(world.pods))
     for name, pod in world.pods.items():
@@ -123,7 +123,7 @@ def test_a_container_that_cannot_start_ends_the_plan_with_kubelets_words(waiting
     assert world.jobs == {}
 
 
-def test_a_config_map_that_a_pod_mounts_and_nobody_made_ends_the_plan_with_its_name() -> None:
+def test_plan_fails_with_the_name_of_a_missing_config_map() -> None:
     world = World()
     world.run(until=lambda: bool(world.pods))
     creating = ContainerFacts("pytorch", waiting_reason="ContainerCreating")
@@ -138,7 +138,7 @@ def test_a_config_map_that_a_pod_mounts_and_nobody_made_ends_the_plan_with_its_n
     assert world.now - started < timedelta(seconds=60)
 
 
-def test_devices_that_never_come_free_end_the_trial_in_time() -> None:
+def test_trial_times_out_when_devices_stay_in_use() -> None:
     world = World()
     world.run(until=lambda: world.condition("Planned") is not None and world.condition("Planned").status == "True")
     world.others = {"n1": 2}
@@ -157,7 +157,7 @@ def test_devices_that_never_come_free_end_the_trial_in_time() -> None:
         ({"ready": False}, "node n1 is not ready"),
     ],
 )
-def test_what_a_late_gang_lacks_is_told_as_it_is(change: dict[str, object] | None, sentence: str) -> None:
+def test_late_gang_reports_what_it_waits_for(change: dict[str, object] | None, sentence: str) -> None:
     world = World()
     world.run(until=lambda: world.condition("Planned") is not None and world.condition("Planned").status == "True")
     first, *others = world.nodes
@@ -168,14 +168,14 @@ def test_what_a_late_gang_lacks_is_told_as_it_is(change: dict[str, object] | Non
     assert found.message.endswith(sentence)
 
 
-def test_a_late_pod_that_the_api_server_does_not_let_go_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_gang_names_a_pod_that_is_still_gated(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(spec=spec_of(links={"deadlineSeconds": 60}))
     monkeypatch.setattr(world, "_pin", lambda action: None)
     world.run()
     assert "-links-master-0 is not assigned to node n1 yet" in world.condition("Succeeded").message
 
 
-def test_why_a_pod_may_not_be_sent_to_its_node_is_told_at_once_and_no_longer_than_it_holds(
+def test_gang_reports_a_rejected_pin_while_it_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -201,14 +201,14 @@ def test_why_a_pod_may_not_be_sent_to_its_node_is_told_at_once_and_no_longer_tha
     assert not is_told()
 
 
-def test_a_gang_whose_pods_may_not_be_sent_ends_in_the_api_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gang_fails_with_the_api_servers_message_when_pins_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(spec=spec_of(links={"deadlineSeconds": 60}))
     monkeypatch.setattr(world, "_pin", lambda action: world.refusals.update({action.name: "denied by a policy"}))
     world.run()
     assert "to node n1: denied by a policy" in world.condition("Succeeded").message
 
 
-def test_links_that_wait_too_long_exceed_their_deadline() -> None:
+def test_link_measurement_exceeds_its_deadline_when_devices_stay_in_use() -> None:
     world = World(others={"n1": 2}, spec=spec_of(links={"deadlineSeconds": 60}))
     world.run()
     assert world.condition("LinksMeasured").reason == "DeadlineExceeded"
@@ -216,7 +216,7 @@ def test_links_that_wait_too_long_exceed_their_deadline() -> None:
     assert world.now.timestamp() - world.snapshot().plan.created_at.timestamp() < 60 + 30
 
 
-def test_a_pod_on_the_wrong_node_is_not_measured() -> None:
+def test_gang_fails_when_a_pod_runs_on_the_wrong_node() -> None:
     def harm(world: World) -> None:
         name = next(name for name, pod in world.pods.items() if pod.gang == "candidate-1")
         world.pods[name] = replace(world.pods[name], node="elsewhere")

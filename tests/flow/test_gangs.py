@@ -42,14 +42,14 @@ def test_names_are_short_deterministic_and_dns_1035(name: str) -> None:
     assert names.base != Names.of(name, "other uid", spec_of()).base
 
 
-def test_names_follow_the_question_and_not_what_may_change() -> None:
+def test_names_depend_on_the_identity_and_not_on_mutable_fields() -> None:
     base = Names.of("a", "u", spec_of())
     assert base == Names.of("a", "u", spec_of(suspend=True, ttlSecondsAfterFinished=5, trials={"topK": 7}))
     assert base != Names.of("a", "u", spec_of(worker={"image": "other"}))
     assert base != Names.of("a", "u", spec_of(trials={"iterations": 99}))
 
 
-def test_names_are_the_same_where_a_default_is_written_out_or_a_later_version_has_more_fields() -> None:
+def test_names_ignore_explicit_defaults_and_fields_of_later_versions() -> None:
     class Later(TrainingPlanSpec):
         further: int = 5
 
@@ -74,7 +74,7 @@ def test_one_job_for_each_pod_shape_with_a_common_rendezvous() -> None:
     assert "trainwright.dev/rendezvous" not in pod_of(second)["metadata"]["labels"]
 
 
-def test_jobs_are_made_so_that_ranks_and_failures_stay_as_planned() -> None:
+def test_jobs_fix_ranks_and_never_restart_pods() -> None:
     (job,) = render(GangNode("a", (0,), "x"), GangNode("b", (0,), "x"))
     assert "elasticPolicy" not in job["spec"]
     policy = job["spec"]["runPolicy"]
@@ -86,7 +86,7 @@ def test_jobs_are_made_so_that_ranks_and_failures_stay_as_planned() -> None:
 
 
 @pytest.mark.parametrize("role", ["Master", "Worker"])
-def test_pods_are_gated_and_can_do_no_harm(role: str) -> None:
+def test_pods_are_gated_and_unprivileged(role: str) -> None:
     (job,) = render(GangNode("a", (0, 1), "x"), GangNode("b", (0, 1), "x"))
     template = pod_of(job, role)
     spec, container = template["spec"], template["spec"]["containers"][0]
@@ -109,7 +109,7 @@ def test_pods_are_gated_and_can_do_no_harm(role: str) -> None:
     )
 
 
-def test_a_persons_template_is_merged_in_but_never_lifts_what_must_hold() -> None:
+def test_pod_template_is_merged_without_overriding_required_fields() -> None:
     template = {
         "metadata": {"labels": {"team": "vision", "trainwright.dev/gang": "mine"}},
         "spec": {
@@ -180,7 +180,7 @@ def gated(affinity: dict | None, gates: tuple[str, ...] = (PLACEMENT_GATE,)) -> 
         },
     ],
 )
-def test_the_patch_leaves_one_node_whatever_affinity_was_there(affinity: dict | None) -> None:
+def test_pin_patch_leaves_one_node_for_any_affinity(affinity: dict | None) -> None:
     pod = gated(affinity)
     document = {"spec": {"schedulingGates": [{"name": PLACEMENT_GATE}]}}
     if affinity is not None:
@@ -196,7 +196,7 @@ def test_the_patch_leaves_one_node_whatever_affinity_was_there(affinity: dict | 
             assert document["spec"]["affinity"][key] == value
 
 
-def test_only_our_own_gate_is_removed() -> None:
+def test_pin_patch_removes_only_our_gate() -> None:
     patch = scheduling.pin_patch(gated(None, gates=("other/gate", PLACEMENT_GATE)), "n7")
     assert patch[0] == {"op": "test", "path": "/spec/schedulingGates/1", "value": {"name": PLACEMENT_GATE}}
     assert patch[-1] == {"op": "remove", "path": "/spec/schedulingGates/1"}

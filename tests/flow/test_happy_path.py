@@ -11,7 +11,7 @@ from trainwright.plan import Plan
 PHASES = ("Accepted", "NodesDiscovered", "LinksMeasured", "Profiled", "Planned", "TrialsCompleted", "Succeeded")
 
 
-def test_every_phase_comes_true_and_the_winner_is_whole() -> None:
+def test_every_phase_becomes_true_and_the_winner_is_complete() -> None:
     world = World()
     status = world.run()
     assert [world.condition(kind).status for kind in PHASES] == ["True"] * len(PHASES)
@@ -29,7 +29,7 @@ def test_every_phase_comes_true_and_the_winner_is_whole() -> None:
     assert len(plan.devices) == 6
 
 
-def test_nothing_runs_after_the_end_and_results_are_kept() -> None:
+def test_finished_plan_keeps_results_and_runs_nothing() -> None:
     world = World()
     status = world.run()
     assert world.jobs == {}
@@ -40,7 +40,7 @@ def test_nothing_runs_after_the_end_and_results_are_kept() -> None:
     assert world.decide() == []
 
 
-def test_each_condition_that_comes_true_is_told_once() -> None:
+def test_each_true_condition_emits_one_event() -> None:
     world = World()
     world.run()
     told = [event.message.split(":")[0] for event in world.events if event.type == "Normal"]
@@ -49,7 +49,7 @@ def test_each_condition_that_comes_true_is_told_once() -> None:
     assert len(news) == len(set(news)), news
 
 
-def test_candidates_and_baselines_are_tried_in_turn_one_at_a_time() -> None:
+def test_candidates_and_baselines_alternate_one_at_a_time() -> None:
     world = World()
     most_at_once = 0
 
@@ -68,7 +68,7 @@ def test_candidates_and_baselines_are_tried_in_turn_one_at_a_time() -> None:
     assert starts == sorted(starts)
 
 
-def test_a_plan_that_is_also_the_heuristics_is_tried_once_and_counts_for_both() -> None:
+def test_plan_found_by_search_and_heuristic_is_tried_once_for_both() -> None:
     world = World(nodes=(node("n1"),), spec=spec_of(links={"collectives": False}))
     status = world.run()
     summaries = [trial.summary for trial in status.trials]
@@ -77,7 +77,7 @@ def test_a_plan_that_is_also_the_heuristics_is_tried_once_and_counts_for_both() 
     assert status.winner.speedup_over_baseline is not None
 
 
-def test_without_trials_the_best_prediction_is_the_answer() -> None:
+def test_best_prediction_wins_without_trials() -> None:
     world = World(spec=spec_of(trials={"topK": 0}))
     status = world.run()
     assert (world.condition("Succeeded").status, world.condition("Succeeded").reason) == ("True", "PlannedOnly")
@@ -88,14 +88,14 @@ def test_without_trials_the_best_prediction_is_the_answer() -> None:
     assert not [name for name in world.created if "candidate-1" in name]
 
 
-def test_a_single_device_has_no_links_and_still_gets_its_answer() -> None:
+def test_single_device_needs_no_links_for_its_answer() -> None:
     world = World(nodes=(node("n1", devices=1),))
     world.run()
     assert world.condition("LinksMeasured").reason == "NotNeeded"
     assert world.succeeded == "True"
 
 
-def test_nodes_of_several_sizes_become_a_job_for_each_pod_shape() -> None:
+def test_each_pod_shape_becomes_one_job_when_node_sizes_differ() -> None:
     world = World(nodes=(node("n1", devices=1), node("n2", devices=2), node("n3", devices=1)))
     world.run(until=lambda: any(pod.gang == "links" and pod.phase == "Running" for pod in world.pods.values()))
     where = {(pod.job.rpartition("-links")[2], pod.role, pod.index): pod.node for pod in world.pods.values()}
@@ -103,7 +103,7 @@ def test_nodes_of_several_sizes_become_a_job_for_each_pod_shape() -> None:
     assert world.run().winner is not None
 
 
-def test_a_plan_is_deleted_when_its_time_after_the_end_is_over() -> None:
+def test_plan_is_deleted_after_its_ttl() -> None:
     world = World(spec=spec_of(ttlSecondsAfterFinished=30, trials={"topK": 0}))
     world.run()
     world.step(20)
@@ -113,7 +113,7 @@ def test_a_plan_is_deleted_when_its_time_after_the_end_is_over() -> None:
     assert world.deleted
 
 
-def test_waiting_for_devices_in_use_is_said_and_ends_when_they_are_free() -> None:
+def test_plan_waits_for_capacity_until_devices_are_free() -> None:
     world = World(others={"n2": 1})
     for _ in range(20):
         world.step()
@@ -126,7 +126,7 @@ def test_waiting_for_devices_in_use_is_said_and_ends_when_they_are_free() -> Non
     assert world.succeeded == "True"
 
 
-def test_suspending_frees_the_devices_and_keeps_what_was_measured() -> None:
+def test_suspension_frees_devices_and_keeps_measurements() -> None:
     world = World()
     world.run(until=lambda: any(job.gang == "candidate-1" for job in world.jobs.values()))
     profiles = {name for name in world.stored if "-profile-" in name and name.endswith("-result")}
@@ -147,7 +147,7 @@ def test_suspending_frees_the_devices_and_keeps_what_was_measured() -> None:
     assert not [name for name in world.created[before:] if "profile" in name], "nothing is measured twice"
 
 
-def test_raising_top_k_tries_only_what_is_new() -> None:
+def test_raised_top_k_tries_only_new_plans() -> None:
     world = World(spec=spec_of(trials={"topK": 1}))
     first = world.run()
     world.spec = spec_of(trials={"topK": 2})
@@ -161,7 +161,7 @@ def test_raising_top_k_tries_only_what_is_new() -> None:
     assert len(status.trials) == len(first.trials) + 1
 
 
-def test_another_worker_image_asks_another_question_and_measures_anew() -> None:
+def test_another_worker_image_repeats_all_measurements() -> None:
     world = World(spec=spec_of(trials={"topK": 0}))
     world.run()
     world.spec = spec_of(trials={"topK": 0}, worker={"image": "worker:2"})

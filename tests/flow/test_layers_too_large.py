@@ -46,7 +46,7 @@ def plans_of(world: World) -> list[Plan]:
     return [documents.parse(trial["plan"], Plan) for trial in candidates]
 
 
-def test_what_did_not_fit_is_kept_told_and_heeded() -> None:
+def test_too_large_layers_are_stored_reported_and_avoided() -> None:
     lacking = (on_t4("block", 2), on_t4("block", 4, degree=2))
     world = world_lacking(*lacking)
     world.run()
@@ -64,7 +64,7 @@ def test_what_did_not_fit_is_kept_told_and_heeded() -> None:
                 assert all(max(run.rows) < {1: 2, 2: 4}.get(run.tensor, 1000) for run in blocks)
 
 
-def test_an_accelerator_without_room_for_some_layer_is_left_out() -> None:
+def test_accelerator_is_omitted_when_a_layer_does_not_fit() -> None:
     world = world_lacking(on_t4("head", 1))
     status = world.run()
     assert world.succeeded == "True"
@@ -73,7 +73,7 @@ def test_an_accelerator_without_room_for_some_layer_is_left_out() -> None:
     assert status.winner is not None
 
 
-def test_where_no_accelerator_has_room_the_plan_says_so() -> None:
+def test_plan_fails_with_a_message_when_a_layer_fits_no_accelerator() -> None:
     world = world_lacking(on_t4("head", 1), nodes=(node("n2", "emulated-t4"),))
     world.run()
     condition = world.condition("Planned")
@@ -81,7 +81,7 @@ def test_where_no_accelerator_has_room_the_plan_says_so() -> None:
     assert "too large: head on emulated-t4" in condition.message
 
 
-def test_a_report_in_which_nothing_fits_at_all_is_no_failure() -> None:
+def test_profiling_report_without_any_fitting_layer_is_valid() -> None:
     kinds = ("embedding", "block", "head")
     lacking = [on_t4(kind, 1) for kind in kinds] + [on_t4("block", 1, degree) for degree in (2, 4)]
     world = world_lacking(*lacking)
@@ -91,7 +91,7 @@ def test_a_report_in_which_nothing_fits_at_all_is_no_failure() -> None:
     assert "and 2 more, so no plan uses emulated-t4" in world.condition("Profiled").message
 
 
-def test_a_layer_that_fits_divided_is_divided() -> None:
+def test_layer_is_divided_when_it_only_fits_divided() -> None:
     world = world_lacking(on_t4("block", 1), replace(on_t4("block", 1), accelerator="emulated-v100"))
     world.run()
     assert world.succeeded == "True"
@@ -99,7 +99,7 @@ def test_a_layer_that_fits_divided_is_divided() -> None:
     assert {run.tensor for run in runs} <= {2, 4}
 
 
-def test_nothing_is_said_where_all_fits() -> None:
+def test_condition_omits_memory_when_all_layers_fit() -> None:
     world = world_lacking()
     world.run(until=lambda: world.status.profiles_ref is not None)
     assert world.condition("Profiled").message.endswith("measured on emulated-v100, emulated-t4")

@@ -36,7 +36,7 @@ class Slow:
         await asyncio.sleep(60)
 
 
-def test_an_operator_whose_wait_for_the_lease_breaks_down_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_exits_when_acquiring_the_lease_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def acquire(lease: Lease) -> None:
         raise KeyError("spec")
 
@@ -53,7 +53,7 @@ def test_an_operator_whose_wait_for_the_lease_breaks_down_ends(monkeypatch: pyte
         asyncio.run(main._run(Settings()))
 
 
-def test_nothing_begins_a_pass_once_the_reconciler_stops() -> None:
+def test_stopped_reconciler_starts_no_reconciliation() -> None:
     async def story() -> tuple[int, int]:
         api = Slow()
         reconciler = Reconciler(cast(Api, api), Settings(), Metrics(CollectorRegistry()), Liveness())
@@ -69,7 +69,7 @@ def test_nothing_begins_a_pass_once_the_reconciler_stops() -> None:
     assert asyncio.run(story()) == (1, 1)
 
 
-def test_an_operator_that_waits_for_its_lease_is_healthy_though_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_is_healthy_while_waiting_for_its_lease_without_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     class Dead(Slow):
         async def get(self, path: str, **query: str) -> Any:
             raise ApiError(0, "connection refused")

@@ -54,7 +54,7 @@ def cluster_of(world: World) -> Cluster:
     return documents.loads(world.stored[world.status.cluster_ref.config_map].data["document.json"], Cluster)
 
 
-def test_up_to_a_bound_every_two_nodes_are_measured() -> None:
+def test_all_node_pairs_are_measured_in_small_clusters() -> None:
     world = World(nodes=many(4), spec=spec_of(links={"allPairsUpToNodes": 4}))
     order = order_of(world, "links")
     assert order.pairs is None
@@ -64,7 +64,7 @@ def test_up_to_a_bound_every_two_nodes_are_measured() -> None:
     assert "links-further" not in {stored.gang for stored in world.stored.values()}
 
 
-def test_beyond_it_samples_of_every_kind_are_and_stand_for_the_others() -> None:
+def test_samples_represent_links_of_their_kind_in_large_clusters() -> None:
     world = World(nodes=many(40), report=reporting(lambda a, b: 1e8 if a == b else 1e7 if a // 10 == b // 10 else 1e6))
     order = order_of(world, "links")
     assert len(order.pairs) == 2 * (4 + 6)
@@ -85,7 +85,7 @@ def test_beyond_it_samples_of_every_kind_are_and_stand_for_the_others() -> None:
     assert not any("links-further" in name for name in world.created)
 
 
-def test_a_kind_that_is_not_alike_is_measured_whole_by_a_second_gang() -> None:
+def test_second_gang_measures_all_links_of_a_kind_that_differs() -> None:
     """The labels of rack 1 are wrong: half of it is elsewhere."""
     world = World(
         nodes=many(20), report=reporting(lambda a, b: 1e6 if (min(a, b) < 15 <= max(a, b)) and min(a, b) > 9 else 1e7)
@@ -104,7 +104,7 @@ def test_a_kind_that_is_not_alike_is_measured_whole_by_a_second_gang() -> None:
     assert f"links differ within a kind, so more were measured: {kind}" in world.condition("LinksMeasured").message
 
 
-def test_insides_that_differ_are_measured_on_all_nodes_of_the_machine() -> None:
+def test_differing_internal_links_are_measured_on_all_nodes_of_the_machine_type() -> None:
     world = World(nodes=many(14, rack=14), report=reporting(lambda a, b: 1e7 if a != b else 1e8 if a == 1 else 1e9))
     sampled = {node.name for node in order_of(world, "links").gang.nodes}
     order = order_of(world, "links-further")
@@ -117,7 +117,7 @@ def test_insides_that_differ_are_measured_on_all_nodes_of_the_machine() -> None:
     assert world.status.links.unlike_kinds == ("inside 2 × emulated-v100",)
 
 
-def test_places_are_those_of_the_discovery_though_labels_change_later() -> None:
+def test_node_locations_stay_when_labels_change_after_discovery() -> None:
     world = World(nodes=many(20))
     world.run(until=lambda: any(name.endswith("-links-result") for name in world.stored))
     world.nodes = tuple(node(facts.name) for facts in world.nodes)
@@ -125,7 +125,7 @@ def test_places_are_those_of_the_discovery_though_labels_change_later() -> None:
     assert world.succeeded == "Unknown"
 
 
-def test_a_discovery_of_a_former_version_knows_machines_alone() -> None:
+def test_discovery_of_a_previous_version_has_only_machine_types() -> None:
     world = World(nodes=many(20))
     while not world.stored:
         world.step()
@@ -137,7 +137,7 @@ def test_a_discovery_of_a_former_version_knows_machines_alone() -> None:
     world.run(until=lambda: measured(world))
 
 
-def test_where_too_many_links_differ_to_be_listed_the_condition_says_what_is_assumed() -> None:
+def test_condition_names_the_assumption_when_too_many_links_differ() -> None:
     world = World(nodes=many(130, rack=65), report=reporting(lambda a, b: 1e7 if a // 65 == b // 65 else 1e6))
     cluster = cluster_of(world)
     assert cluster.links == ()
@@ -145,7 +145,7 @@ def test_where_too_many_links_differ_to_be_listed_the_condition_says_what_is_ass
     assert "every node is assumed to be as slow as its slowest link" in world.condition("LinksMeasured").message
 
 
-def test_other_labels_may_say_where_nodes_are_and_machines_are_kinds_too() -> None:
+def test_custom_topology_labels_and_machine_types_define_link_kinds() -> None:
     bare = [node(f"n{number:03}", "emulated-t4" if number < 10 else "emulated-v100") for number in range(20)]
     nodes = tuple(
         node(facts.name, facts.labels["nvidia.com/gpu.product"], labels={**facts.labels, "block": str(number % 2)})
@@ -156,7 +156,7 @@ def test_other_labels_may_say_where_nodes_are_and_machines_are_kinds_too() -> No
         assert len(order.pairs) == 2 * kinds
 
 
-def test_a_restart_at_any_point_measures_nothing_twice() -> None:
+def test_operator_repeats_no_link_measurement_after_a_restart() -> None:
     odd = reporting(lambda a, b: 1e6 if 11 in (a, b) else 1e7)
     world = World(nodes=many(20), report=odd, spec=spec_of(trials={"topK": 0}))
     for step in range(200):
@@ -171,7 +171,7 @@ def test_a_restart_at_any_point_measures_nothing_twice() -> None:
     assert not world.jobs or not any("links" in job.gang for job in world.jobs.values())
 
 
-def test_a_report_that_lacks_a_sample_is_invalid() -> None:
+def test_link_report_is_invalid_when_a_sample_is_missing() -> None:
     def report(order):
         found = report_of(order)
         return type(found)(found.links[2:]) if isinstance(order, LinkTask) else found
@@ -182,7 +182,7 @@ def test_a_report_that_lacks_a_sample_is_invalid() -> None:
     assert "stands for its kind" in world.condition("LinksMeasured").message
 
 
-def test_a_second_gang_that_fails_ends_the_plan_with_its_reason() -> None:
+def test_plan_fails_with_the_reason_of_the_second_gang() -> None:
     odd = reporting(lambda a, b: 1e6 if 11 in (a, b) else 1e7)
     world = World(
         nodes=many(20),
@@ -196,7 +196,7 @@ def test_a_second_gang_that_fails_ends_the_plan_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("rack", [32, 8])
-def test_five_hundred_nodes_take_few_pods_and_small_documents(rack: int) -> None:
+def test_links_of_500_nodes_need_few_pods_and_small_documents(rack: int) -> None:
     rates = reporting(lambda a, b: 1e7 if a // rack == b // rack else 0.95e7)
     world = World(nodes=many(500, rack, devices=8), report=rates)
     order = order_of(world, "links")
@@ -207,7 +207,7 @@ def test_five_hundred_nodes_take_few_pods_and_small_documents(rack: int) -> None
     assert len(documents.dumps(cluster_of(world))) < 500_000
 
 
-def test_collectives_of_the_models_sizes_are_ordered_compared_and_told() -> None:
+def test_collectives_of_the_model_are_measured_compared_and_reported() -> None:
     world = World(spec=spec_of(trials={"topK": 0}))
     order = order_of(world, "links")
     assert order.collective_bytes == collective_sizes(model_from_spec(world.spec))
@@ -221,7 +221,7 @@ def test_collectives_of_the_models_sizes_are_ordered_compared_and_told() -> None
     assert off.collective_bytes == ()
 
 
-def test_the_slow_down_under_communication_is_measured_on_real_devices_and_reaches_the_search() -> None:
+def test_overlap_slowdown_is_measured_on_real_devices_and_used_by_the_search() -> None:
     emulated = World()
     assert not order_of(emulated, "links").overlap
     world = World(nodes=(node("n1", "Tesla-T4"), node("n2", "Tesla-T4")), spec=spec_of(trials={"topK": 0}))
@@ -237,7 +237,7 @@ def test_the_slow_down_under_communication_is_measured_on_real_devices_and_reach
     assert not order_of(without, "links").overlap
 
 
-def test_a_slow_down_below_one_is_the_clocks_scatter() -> None:
+def test_overlap_slowdown_below_one_counts_as_one() -> None:
     def report(order):
         found = report_of(order)
         if not isinstance(order, LinkTask):

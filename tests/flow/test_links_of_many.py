@@ -30,7 +30,7 @@ def rack_of_its_own(name: str, rack: str):
     return node(name, labels={**bare.labels, RACK: rack})
 
 
-def test_links_are_sorted_into_kinds_once_though_every_pass_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_kinds_are_computed_once_for_all_reconciliations(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     sort = link_sampling.link_kinds
     monkeypatch.setattr(link_sampling, "link_kinds", lambda places: calls.append(1) or sort(places))
@@ -75,7 +75,7 @@ def measure(world: World) -> list[LinkTask]:
 
 
 @pytest.mark.parametrize(("letters", "most"), [pytest.param(20, 1200, marks=pytest.mark.slow), (253, 640)])
-def test_further_pairs_are_so_few_that_their_report_fits_however_long_names_are(letters: int, most: int) -> None:
+def test_additional_pairs_are_limited_by_the_report_size(letters: int, most: int) -> None:
     def report(order):
         if not isinstance(order, LinkTask):
             return report_of(order)
@@ -87,7 +87,7 @@ def test_further_pairs_are_so_few_that_their_report_fits_however_long_names_are(
     assert {name for pair in further.pairs for name in pair} == {node.name for node in named(120, letters, 60)}
 
 
-def test_where_all_links_of_few_nodes_do_not_fit_samples_are_measured() -> None:
+def test_samples_are_measured_when_all_links_exceed_the_report() -> None:
     spec = spec_of(links={"allPairsUpToNodes": 40})
     for letters, is_sampled in ((63, False), (250, True)):
         (order,) = measure(World(nodes=named(40, letters, rack=20), spec=spec))
@@ -110,7 +110,7 @@ def whole_report(order: LinkTask) -> LinkReport:
 
 
 @pytest.mark.parametrize(("nodes", "letters"), [(12, 10), (40, 30), (40, 120), (12, 253)])
-def test_collectives_are_of_as_many_sizes_as_the_report_has_room_for(nodes: int, letters: int) -> None:
+def test_collective_sizes_are_limited_by_the_report_size(nodes: int, letters: int) -> None:
     world = World(nodes=named(nodes, letters, rack=nodes), spec=spec_of(links={"allPairsUpToNodes": 40}))
     order = main_gang(ReconcileContext(world.snapshot(), world.now), discovered(world), is_sampled=False).task
     sizes = collective_sizes(model_from_spec(world.spec))
@@ -120,7 +120,7 @@ def test_collectives_are_of_as_many_sizes_as_the_report_has_room_for(nodes: int,
     assert len(documents.dumps(whole_report(order))) < MAX_REPORT_BYTES
 
 
-def test_a_report_is_about_as_long_as_it_is_taken_to_be() -> None:
+def test_report_length_is_near_its_estimate() -> None:
     world = World(nodes=named(30, 40, rack=30))
     order = main_gang(ReconcileContext(world.snapshot(), world.now), discovered(world), is_sampled=False).task
     places = [(one.name, one.slots) for one in order.gang.nodes]

@@ -72,7 +72,7 @@ def told_by_worker(capfd: Any, iterations: int) -> str:
 
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
 @pytest.mark.parametrize("trials", [3, 32])
-def test_all_parts_of_a_series_are_read_though_it_broke_off(capfd: Any, phase: str, trials: int) -> None:
+def test_all_series_parts_are_read_when_the_series_is_interrupted(capfd: Any, phase: str, trials: int) -> None:
     progress = told_by_worker(capfd, MANY)
     order = TrialSeriesTask(GANG, MODEL, (PLAN,) * trials, iterations=MANY)
     report = TrialReport((1.123456789012345,) * MANY, (0.123456789012345,) * MANY)
@@ -81,7 +81,7 @@ def test_all_parts_of_a_series_are_read_though_it_broke_off(capfd: Any, phase: s
     assert set(worker_log.parse_series_parts(read(order, phase, log))) == set(range(trials - 1))
 
 
-def test_of_other_gangs_no_more_is_read_than_their_report_or_their_progress(capfd: Any) -> None:
+def test_only_report_and_progress_are_read_of_other_gangs(capfd: Any) -> None:
     order = TrialTask(GANG, MODEL, PLAN)
     log = "a line\n" * 5000 + told_by_worker(capfd, 10)
     assert len(read(order, "Running", log).splitlines()) == 40
@@ -90,7 +90,7 @@ def test_of_other_gangs_no_more_is_read_than_their_report_or_their_progress(capf
 
 
 @pytest.mark.parametrize("broken", ["nonsense", "[1]", '{"kind": "other"}', ""])
-def test_an_order_that_somebody_changed_is_no_series(broken: str) -> None:
+def test_modified_task_is_not_a_series(broken: str) -> None:
     kubelet = Kubelet(TrialSeriesTask(GANG, MODEL, (PLAN,)), "Running", "a line\n" * 500)
     kubelet.items["configmaps"][0]["data"]["order.json"] = broken
     snapshot = World().snapshot()

@@ -41,11 +41,11 @@ def phases(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
     return {(one.labels["phase"], one.labels["reason"]): one.value for one in family.samples}
 
 
-def test_every_promised_metric_is_described_and_no_other() -> None:
+def test_exactly_the_documented_metrics_are_exported() -> None:
     assert set(METRIC_DEFINITIONS) == CONTRACT
 
 
-def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
+def test_metrics_report_winner_trials_phases_and_errors() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     world = World(annotations={"trainwright.dev/rehearse-fault": "candidate-2=crash"}, spec=spec_of(trials={"topK": 2}))
@@ -79,7 +79,7 @@ def test_metrics_tell_the_winner_the_trials_the_phases_and_the_error() -> None:
     assert value("trainwright_plan_measured_seconds", plan) is None
 
 
-def test_a_trial_and_the_time_between_two_edits_count_once() -> None:
+def test_trial_and_phase_seconds_count_once_across_edits() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     world = World(spec=spec_of(trials={"topK": 2, "baseline": "None"}))
@@ -102,7 +102,7 @@ def test_a_trial_and_the_time_between_two_edits_count_once() -> None:
     assert value("trainwright_phase_duration_seconds_sum", {"phase": "Planned"}) < timedelta(hours=1).total_seconds()
 
 
-def test_a_plan_is_in_the_phase_that_it_works_towards_until_it_ends() -> None:
+def test_plan_metric_names_the_current_phase_until_the_end() -> None:
     registry, world = CollectorRegistry(), World(others={"n1": 2})
     metrics = Metrics(registry)
     told(world, metrics, 10)
@@ -114,7 +114,7 @@ def test_a_plan_is_in_the_phase_that_it_works_towards_until_it_ends() -> None:
     assert phases(registry) == {}
 
 
-def test_the_time_of_a_suspension_is_no_phases_time() -> None:
+def test_suspended_time_counts_for_no_phase() -> None:
     registry, world = CollectorRegistry(), World(others={"n1": 2})
     metrics = Metrics(registry)
     told(world, metrics, 10)
@@ -131,7 +131,7 @@ def test_the_time_of_a_suspension_is_no_phases_time() -> None:
     assert 0 < seconds < timedelta(hours=1).total_seconds()
 
 
-def test_a_success_is_told_from_the_first_on_and_the_lease_once_it_is_held() -> None:
+def test_metrics_report_last_success_and_held_lease() -> None:
     registry = CollectorRegistry()
     metrics, value = Metrics(registry), registry.get_sample_value
     assert value("trainwright_last_reconcile_timestamp_seconds") is None
@@ -146,7 +146,7 @@ def test_a_success_is_told_from_the_first_on_and_the_lease_once_it_is_held() -> 
 @pytest.mark.parametrize(
     ("concurrent", "ahead", "computing", "then"), [(1, [0, 1, 2], 1, [0, 1]), (2, [0, 0, 1], 2, [0, 0])]
 )
-def test_searches_that_wait_know_how_many_come_before_them(monkeypatch, concurrent, ahead, computing, then) -> None:
+def test_waiting_searches_know_their_queue_position(monkeypatch, concurrent, ahead, computing, then) -> None:
     async def for_ever(_request: PlanningRequest, _concurrent: int) -> tuple[PlannerState, str]:
         await asyncio.sleep(3600)
         raise AssertionError
@@ -176,7 +176,7 @@ def test_searches_that_wait_know_how_many_come_before_them(monkeypatch, concurre
     asyncio.run(story())
 
 
-def test_a_plan_whose_search_waits_for_others_says_so() -> None:
+def test_plan_reports_the_queue_position_of_its_search() -> None:
     world = World(search_hangs=True)
     next(requests(world))
     world.step()

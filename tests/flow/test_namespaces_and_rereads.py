@@ -77,7 +77,7 @@ def resync_twice(
     return pulse, woken
 
 
-def test_plans_behind_a_deleted_namespace_are_found_and_the_operator_stays_healthy(monkeypatch, caplog) -> None:
+def test_operator_finds_plans_of_other_namespaces_when_one_is_deleted(monkeypatch, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         pulse, woken = resync_twice(monkeypatch, ("gone",))
     assert woken == {("team-b", "demo")}
@@ -86,15 +86,15 @@ def test_plans_behind_a_deleted_namespace_are_found_and_the_operator_stays_healt
     assert told.startswith("listing the plans of gone failed: ")
 
 
-def test_without_any_answer_the_pulse_stands_still(monkeypatch) -> None:
+def test_operator_records_no_success_without_answers(monkeypatch) -> None:
     assert resync_twice(monkeypatch, ("team-a", "gone", "team-b"), status=0)[0].beats == 0
 
 
-def test_an_operator_whose_namespaces_are_all_gone_is_healthy(monkeypatch) -> None:
+def test_operator_is_healthy_when_all_namespaces_are_deleted(monkeypatch) -> None:
     assert resync_twice(monkeypatch, ("team-a", "gone", "team-b"))[0].beats == 6
 
 
-def test_a_deleted_namespace_holds_no_devices() -> None:
+def test_deleted_namespace_uses_no_devices() -> None:
     def held(refused: tuple[str, ...]) -> dict[str, int]:
         occupancy = NodeCache(cast("Api", Partly(refused)), ("gone", "team-b"))
         return asyncio.run(occupancy.usage("nvidia.com/gpu")).devices
@@ -114,7 +114,7 @@ def pod(name: str, phase: str = "Running") -> dict[str, Any]:
     }
 
 
-def test_while_others_wait_for_the_placement_only_logs_of_changed_pods_are_read() -> None:
+def test_only_logs_of_changed_pods_are_read_while_the_placement_lock_is_held() -> None:
     class Kubelet(Partly):
         phase = "Running"
 
@@ -140,7 +140,7 @@ def test_while_others_wait_for_the_placement_only_logs_of_changed_pods_are_read(
 
 
 @pytest.mark.parametrize("change", ["finished", "suspended"])
-def test_a_plan_that_is_at_rest_costs_the_cluster_no_list_of_nodes_and_pods(change: str) -> None:
+def test_idle_plan_lists_no_nodes_and_pods(change: str) -> None:
     class Empty(Partly):
         async def list(self, path: str, **_query: str) -> list[dict[str, Any]]:
             self.asked.append(path)
@@ -158,7 +158,7 @@ def test_a_plan_that_is_at_rest_costs_the_cluster_no_list_of_nodes_and_pods(chan
     assert all(f"/namespaces/{plan.namespace}/" in path for path in asked.asked)
 
 
-def test_a_plan_that_may_not_be_read_is_left_alone() -> None:
+def test_forbidden_plan_is_ignored() -> None:
     class Refusing(Partly):
         async def get(self, path: str, **_query: str) -> Any:
             raise ApiError(403, f"{path} is forbidden")
@@ -167,7 +167,7 @@ def test_a_plan_that_may_not_be_read_is_left_alone() -> None:
     assert asyncio.run(found) is None
 
 
-def test_the_resync_wakes_plans_that_changed_or_are_gone_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resync_wakes_only_changed_and_deleted_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     woken = []
     monkeypatch.setattr(Reconciler, "wake", lambda _, namespace, name: woken.append((namespace, name)))
 

@@ -55,7 +55,7 @@ def story(told: Callable[[NodeCache, Cluster], Awaitable[None]]) -> Cluster:
     return cluster
 
 
-def test_fifty_plans_that_wait_share_one_reading() -> None:
+def test_waiting_plans_share_one_read() -> None:
     async def told(occupancy: NodeCache, _: Cluster) -> None:
         found = await asyncio.gather(*(occupancy.usage(GPU) for _ in range(50)))
         assert {one.devices["alpha"] for one in found} == {1}
@@ -65,7 +65,7 @@ def test_fifty_plans_that_wait_share_one_reading() -> None:
     assert (cluster.nodes_read, cluster.pods_read) == (1, 1)
 
 
-def test_behind_a_placement_everything_is_read_anew() -> None:
+def test_everything_is_read_again_after_a_placement() -> None:
     async def told(occupancy: NodeCache, _: Cluster) -> None:
         assert (await occupancy.usage(GPU)).devices == {"alpha": 1}
         occupancy.invalidate()
@@ -74,7 +74,7 @@ def test_behind_a_placement_everything_is_read_anew() -> None:
     story(told)
 
 
-def test_what_was_read_while_pods_were_placed_serves_nobody_else() -> None:
+def test_read_during_a_placement_is_not_shared() -> None:
     async def told(occupancy: NodeCache, cluster: Cluster) -> None:
         cluster.meanwhile = occupancy.invalidate
         overtaken, behind = await asyncio.gather(occupancy.usage(GPU), occupancy.usage(GPU))
@@ -83,7 +83,7 @@ def test_what_was_read_while_pods_were_placed_serves_nobody_else() -> None:
     story(told)
 
 
-def test_an_old_reading_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_read_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_cache_module, "SHARED_SECONDS", 0.0)
     monkeypatch.setattr(node_cache_module, "_CACHE_TIME_FACTOR", 0.0)
 
@@ -93,7 +93,7 @@ def test_an_old_reading_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     story(told)
 
 
-def test_a_reading_that_takes_long_serves_all_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_read_is_shared_by_all_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_cache_module, "SHARED_SECONDS", 0.0)
 
     async def told(occupancy: NodeCache, cluster: Cluster) -> None:
@@ -119,14 +119,14 @@ def test_pods_of_other_namespaces_are_counted_where_the_operator_may_list_them(r
     assert found.devices["alpha"] > 0
 
 
-def test_that_nobody_may_list_pods_is_told() -> None:
+def test_missing_right_to_list_pods_raises() -> None:
     cluster = Cluster()
     cluster.refuses_all = True
     with pytest.raises(ApiError):
         asyncio.run(NodeCache(cast("Api", cluster), ()).usage(GPU))
 
 
-def test_resources_are_counted_apart() -> None:
+def test_resources_are_counted_separately() -> None:
     async def told(occupancy: NodeCache, _: Cluster) -> None:
         assert (await occupancy.usage(GPU)).devices == {"alpha": 1}
         assert not (await occupancy.usage("amd.com/gpu")).devices["alpha"]
@@ -134,7 +134,7 @@ def test_resources_are_counted_apart() -> None:
     story(told)
 
 
-def test_a_reading_that_failed_is_made_again() -> None:
+def test_failed_read_is_repeated() -> None:
     async def told(occupancy: NodeCache, cluster: Cluster) -> None:
         cluster.failing = True
         with pytest.raises(ApiError):

@@ -77,21 +77,21 @@ def planned_in(world: World) -> PlannedTrials:
     return found
 
 
-def test_every_search_is_offered_by_its_name() -> None:
+def test_crd_offers_every_search_by_name() -> None:
     assert {planner.search for planner in api.Planner} == set(SEARCHES)
     assert api.SearchSpec().planner.search == "auto"
     assert {objective.search for objective in api.Objective} < {objective.value for objective in Objective}
 
 
 @pytest.mark.parametrize("planner", api.Planner)
-def test_every_search_ends_in_a_winner_and_the_worker_takes_its_orders(planner: api.Planner) -> None:
+def test_every_search_finds_a_winner_with_valid_worker_tasks(planner: api.Planner) -> None:
     world = answered(spec_of(search={"planner": planner.value}, trials={"topK": 2}))
     assert planned_in(world).planner == planner.search
     assert planner.search in world.condition("Planned").message
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_family_ends_in_a_winner_and_the_worker_takes_its_orders(name: str) -> None:
+def test_every_family_has_a_winner_with_valid_worker_tasks(name: str) -> None:
     spec = spec_of(model={name: MODELS[name]}, training={"globalBatchSize": 4, "dtype": "bfloat16"})
     assert answered(spec).status.winner is not None
     family = model_from_spec(spec).family
@@ -102,7 +102,7 @@ def test_every_family_ends_in_a_winner_and_the_worker_takes_its_orders(name: str
     assert set(given) <= {value for key, value in dataclasses.asdict(family).items() if key != "kinds"}
 
 
-def test_every_family_of_the_planner_is_offered_with_its_fields_and_defaults() -> None:
+def test_crd_offers_every_family_with_its_fields_and_defaults() -> None:
     for noun, offered in zip(families.FAMILIES.values(), ModelSpec.model_fields.values(), strict=True):
         part = get_args(offered.annotation)[0]
         assert part.noun is noun
@@ -114,20 +114,20 @@ def test_every_family_of_the_planner_is_offered_with_its_fields_and_defaults() -
             assert one.is_required() or one.default == expected, f"{part.__name__}.{name}"
 
 
-def test_a_description_that_does_not_fit_is_refused_in_words() -> None:
+def test_inconsistent_custom_model_is_rejected_with_a_message() -> None:
     world = World(spec=spec_of(model={"custom": {**MODELS["custom"], "layers": ["Stem", "Stem"]}}))
     world.run()
     assert world.condition("Accepted").reason == "SpecInvalid"
     assert "custom.kinds gives Head, but no layer is of that kind" in world.condition("Accepted").message
 
 
-def test_a_model_is_one_family() -> None:
+def test_model_has_exactly_one_family() -> None:
     for model in ({}, {"gpt": MODELS["gpt"], "vit": MODELS["vit"]}):
         with pytest.raises(ValueError, match=r"model needs exactly one family, got [02]; set one of gpt, llama"):
             spec_of(model=model).model.family()
 
 
-def test_sizes_that_do_not_fit_are_refused_in_the_resources_words() -> None:
+def test_inconsistent_sizes_are_rejected_with_field_names_of_the_resource() -> None:
     world = World(spec=spec_of(model={"swin": {**MODELS["swin"], "windowSize": 5}}))
     world.run()
     assert world.condition("Accepted").reason == "SpecInvalid"
@@ -136,7 +136,7 @@ def test_sizes_that_do_not_fit_are_refused_in_the_resources_words() -> None:
 
 
 @pytest.mark.parametrize("planner", ["Auto", "Amp"])
-def test_a_search_that_its_budget_stops_answers_and_says_so(monkeypatch: pytest.MonkeyPatch, planner: str) -> None:
+def test_search_answers_and_reports_when_its_budget_ends(monkeypatch: pytest.MonkeyPatch, planner: str) -> None:
     budgets = []
 
     def spent(budget_seconds: float, effort: float) -> SearchControl:
@@ -151,7 +151,7 @@ def test_a_search_that_its_budget_stops_answers_and_says_so(monkeypatch: pytest.
     assert "stopped by search.budgetSeconds" in world.condition("Planned").message
 
 
-def test_plans_that_one_config_map_does_not_hold_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_beyond_one_config_map_are_omitted_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_process, "MAX_PLANS_BYTES", 1)
     world = World(spec=spec_of(trials={"topK": 3}))
     world.run(until=lambda: world.condition("Planned").status == "True")
@@ -178,7 +178,7 @@ def dear_plans_are_faster(order: WorkerTask) -> Any:
 
 
 @pytest.mark.parametrize(("objective", "sense"), [("Cost", min), ("Time", max)])
-def test_the_cheapest_measured_plan_wins_where_cost_is_the_objective(objective: str, sense) -> None:
+def test_cheapest_measured_plan_wins_when_cost_is_the_objective(objective: str, sense) -> None:
     spec = spec_of(
         search={"planner": "Amp", "objective": objective},
         devices={"pricesPerHour": BY_ACCELERATOR},
@@ -196,7 +196,7 @@ def test_the_cheapest_measured_plan_wins_where_cost_is_the_objective(objective: 
     assert f"{winner.price_per_sample:.3g}"[:4] in world.condition("Succeeded").message
 
 
-def test_a_price_that_is_missing_is_asked_for_before_anything_is_measured() -> None:
+def test_plan_fails_before_measuring_when_a_price_is_missing() -> None:
     spec = spec_of(search={"objective": "Cost"}, devices={"pricesPerHour": {"emulated-v100": 3.0}})
     world = World(spec=spec)
     world.run()
@@ -206,13 +206,13 @@ def test_a_price_that_is_missing_is_asked_for_before_anything_is_measured() -> N
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.5])
-def test_a_tolerance_is_a_share(tolerance: float) -> None:
+def test_tolerance_is_at_most_half(tolerance: float) -> None:
     with pytest.raises(ValidationError, match=r"search\.tolerance"):
         spec_of(search={"tolerance": tolerance})
 
 
 @pytest.mark.parametrize(("given", "tolerance"), [({}, 0.03), ({"tolerance": 0}, 0.0), ({"tolerance": 0.1}, 0.1)])
-def test_the_tolerance_is_the_planners_and_never_the_baselines(
+def test_tolerance_applies_to_the_planner_and_not_to_baselines(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, float], tolerance: float
 ) -> None:
     asked = {}

@@ -25,7 +25,7 @@ def planning() -> tuple[World, Snapshot]:
     return world, replace(found, stored=stored, plan=replace(found.plan, status=status))
 
 
-def test_the_cluster_is_stored_and_named_when_the_search_fails() -> None:
+def test_cluster_is_stored_and_referenced_when_the_search_fails() -> None:
     world, snapshot = planning()
     failed = replace(snapshot.planner, state=PlannerState.FAILED, message="broke down")
     actions = decide(replace(snapshot, planner=failed), world.now)
@@ -39,7 +39,7 @@ def test_the_cluster_is_stored_and_named_when_the_search_fails() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(599, "Unknown"), (601, "False")])
-def test_no_action_of_any_phase_is_left_when_requests_fail_for_too_long(seconds: float, state: str) -> None:
+def test_no_actions_remain_when_requests_fail_for_too_long(seconds: float, state: str) -> None:
     world, snapshot = planning()
     failing = RequestFailure("quota", world.now - timedelta(seconds=seconds))
     actions = decide(replace(snapshot, failing=failing), world.now)
@@ -50,7 +50,7 @@ def test_no_action_of_any_phase_is_left_when_requests_fail_for_too_long(seconds:
     assert all(isinstance(one, SetStatus | EmitEvent) for one in actions) == (state == "False")
 
 
-def test_phases_return_equal_results_when_asked_twice() -> None:
+def test_phases_return_equal_results_when_called_twice() -> None:
     world, snapshot = planning()
     context = ReconcileContext(snapshot, world.now)
     findings = Findings()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flow_world import World, node, spec_of
 
 
-def test_no_feasible_plan_ends_with_the_searchs_sentence() -> None:
+def test_plan_fails_with_the_search_message_when_no_plan_is_feasible() -> None:
     gpt = {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}
     tiny = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "1"}
     world = World(nodes=(node("n1", labels=tiny), node("n2", labels=tiny)), spec=spec_of(model={"gpt": gpt}))
@@ -14,7 +14,7 @@ def test_no_feasible_plan_ends_with_the_searchs_sentence() -> None:
     assert "memory" in world.condition("Succeeded").message
 
 
-def test_a_pod_template_that_the_api_server_refuses_is_told_in_its_words() -> None:
+def test_plan_fails_with_the_api_servers_message_when_the_pod_template_is_rejected() -> None:
     world = World(template_error=("PodTemplateInvalid", "spec.tolerations: expected list"))
     world.run()
     assert world.condition("Accepted").reason == "PodTemplateInvalid"
@@ -22,26 +22,26 @@ def test_a_pod_template_that_the_api_server_refuses_is_told_in_its_words() -> No
     assert world.created == []
 
 
-def test_a_cluster_without_pytorchjobs_is_told_what_to_install() -> None:
+def test_plan_names_what_to_install_when_the_pytorchjob_crd_is_missing() -> None:
     world = World(template_error=("PyTorchJobCRDMissing", "the server could not find the requested resource"))
     world.run()
     assert "training operator" in world.condition("Succeeded").message
 
 
-def test_no_worker_image_is_told() -> None:
+def test_plan_fails_when_no_worker_image_is_set() -> None:
     world = World(image="")
     world.run()
     assert world.condition("Accepted").reason == "WorkerImageMissing"
 
 
-def test_a_job_that_the_api_server_refuses_is_told_in_its_words() -> None:
+def test_plan_fails_with_the_api_servers_message_when_a_job_is_rejected() -> None:
     world = World(refuse_jobs="exceeded quota: gpus")
     world.run()
     assert world.condition("LinksMeasured").reason == "JobRefused"
     assert "exceeded quota" in world.condition("Succeeded").message
 
 
-def test_a_spec_that_cannot_be_read_is_refused() -> None:
+def test_unreadable_spec_is_rejected() -> None:
     world = World(spec_error="spec.model: Field required")
     world.step()
     world.step()

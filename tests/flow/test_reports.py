@@ -21,21 +21,21 @@ from trainwright.worker_api import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNo
         (f'{REPORT_MARKER} {{"document": "Gang", "nodes": []}}\n', "Gang"),
     ],
 )
-def test_a_report_that_cannot_be_used_is_invalid(log: str, words: str) -> None:
+def test_unusable_report_is_invalid(log: str, words: str) -> None:
     world = World(log=lambda order: log if isinstance(order, TrialTask) else None)
     world.run()
     assert world.trial("candidate-1").reason == "ReportInvalid"
     assert words in world.trial("candidate-1").message
 
 
-def test_a_report_of_another_kind_is_invalid() -> None:
+def test_report_of_another_kind_is_invalid() -> None:
     links = report_of(LinkTask(Gang((GangNode("n1", (0,), "a"), GangNode("n2", (0,), "a")))))
     world = World(log=lambda order: log_of(links) if isinstance(order, TrialTask) else None)
     world.run()
     assert world.trial("candidate-1").reason == "ReportInvalid"
 
 
-def test_an_emulation_that_is_too_slow_voids_the_trial() -> None:
+def test_trial_is_void_when_the_emulation_is_too_slow() -> None:
     def report(order):
         good = report_of(order)
         return replace(good, late_segments=11) if isinstance(order, TrialTask) else good
@@ -48,7 +48,7 @@ def test_an_emulation_that_is_too_slow_voids_the_trial() -> None:
     assert (world.succeeded, status.winner) == ("False", None)
 
 
-def test_a_void_trial_is_tried_once_more() -> None:
+def test_void_trial_is_repeated_once() -> None:
     runs = []
 
     def report(order):
@@ -66,7 +66,7 @@ def test_a_void_trial_is_tried_once_more() -> None:
     assert world.condition("TrialsCompleted").reason == "AllTrialsFinished"
 
 
-def test_a_result_that_somebody_changed_is_not_trusted() -> None:
+def test_modified_result_is_rejected() -> None:
     world = World()
     world.run(until=lambda: any(name.endswith("-links-result") for name in world.stored))
     name = next(name for name in world.stored if name.endswith("-links-result"))
@@ -75,7 +75,7 @@ def test_a_result_that_somebody_changed_is_not_trusted() -> None:
     assert world.condition("LinksMeasured").reason == "ReportInvalid"
 
 
-def test_a_trial_whose_job_removed_its_other_pods_still_counts_its_time() -> None:
+def test_trial_counts_its_time_when_other_pods_are_removed() -> None:
     world = World()
     world.run(until=lambda: running(world, "candidate-1"))
     world.pass_time(20)
@@ -88,7 +88,7 @@ def test_a_trial_whose_job_removed_its_other_pods_still_counts_its_time() -> Non
     assert (found.end_time - found.start_time).total_seconds() >= 20
 
 
-def test_a_report_is_taken_though_its_deadline_passed_while_no_operator_ran() -> None:
+def test_report_counts_when_its_deadline_passed_without_an_operator() -> None:
     world = World()
     world.run(until=lambda: running(world, "candidate-1"))
     world.pass_time(20)

@@ -31,7 +31,7 @@ WEBHOOK = 'failed calling webhook "validator.pytorchjob": connection refused'
     ("action", "condition"),
     [(DryRunJob, "Accepted"), (CreateConfigMap, "NodesDiscovered"), (CreateJob, "LinksMeasured")],
 )
-def test_a_request_that_fails_is_told_at_once_and_heals(action: type, condition: str) -> None:
+def test_failing_request_is_reported_until_it_succeeds(action: type, condition: str) -> None:
     world = World(fails={action: WEBHOOK})
     for _ in range(8):
         world.step()
@@ -45,7 +45,7 @@ def test_a_request_that_fails_is_told_at_once_and_heals(action: type, condition:
 
 
 @pytest.mark.parametrize(("action", "condition"), [(DryRunJob, "Accepted"), (CreateConfigMap, "NodesDiscovered")])
-def test_requests_that_fail_on_and_on_end_the_plan(action: type, condition: str) -> None:
+def test_plan_fails_when_requests_keep_failing(action: type, condition: str) -> None:
     world = World(fails={action: WEBHOOK})
     world.run()
     assert (world.condition(condition).reason, world.succeeded) == ("RequestFailed", "False")
@@ -53,7 +53,7 @@ def test_requests_that_fail_on_and_on_end_the_plan(action: type, condition: str)
     assert world.now - START < timedelta(seconds=620)
 
 
-def test_a_plan_that_fails_during_its_trials_leaves_none_of_them_open() -> None:
+def test_failed_plan_leaves_no_open_trial() -> None:
     world = World()
     world.run(until=lambda: bool(world.status.trials) and world.trial("candidate-1").state == "Succeeded")
     world.fails = {CreateConfigMap: WEBHOOK}
@@ -68,7 +68,7 @@ def test_a_plan_that_fails_during_its_trials_leaves_none_of_them_open() -> None:
     assert others[-1].message.startswith("not started: ")
 
 
-def test_a_job_that_cannot_be_created_ends_its_gang_in_the_gangs_own_time() -> None:
+def test_gang_times_out_when_its_job_cannot_be_created() -> None:
     world = World(fails={CreateJob: WEBHOOK}, spec=spec_of(links={"deadlineSeconds": 60}))
     world.run()
     assert world.condition("LinksMeasured").reason == "PodsNotCreated"
@@ -76,7 +76,7 @@ def test_a_job_that_cannot_be_created_ends_its_gang_in_the_gangs_own_time() -> N
     assert world.now - START < timedelta(seconds=90)
 
 
-def test_a_failure_long_ago_that_healed_does_not_count() -> None:
+def test_resolved_request_failure_does_not_count() -> None:
     world = World(fails={CreateConfigMap: WEBHOOK})
     world.run(until=lambda: world.failing is not None)
     world.pass_time(400)
@@ -110,7 +110,7 @@ class Refusing:
         self.statuses += 1
 
 
-def test_the_status_is_written_though_an_earlier_action_fails() -> None:
+def test_status_is_written_when_an_earlier_action_fails() -> None:
     api, memory = Refusing(), ReadCache()
     applier = Applier(cast(Api, api), SearchPool())
     todo: list[Action] = [

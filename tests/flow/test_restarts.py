@@ -33,7 +33,7 @@ def winner(world: World):
 
 
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 30), marks=pytest.mark.slow)], ids=["some", "more"])
-def test_an_operator_killed_between_any_two_actions_comes_to_the_same_winner(seeds: range) -> None:
+def test_operator_finds_same_winner_when_killed_between_any_two_actions(seeds: range) -> None:
     undisturbed = small()
     expected = winner(undisturbed)
     for seed in seeds:
@@ -44,7 +44,7 @@ def test_an_operator_killed_between_any_two_actions_comes_to_the_same_winner(see
         assert sorted(world.created) == sorted(undisturbed.created), seed
 
 
-def test_doing_everything_twice_is_the_same_as_once() -> None:
+def test_actions_are_idempotent() -> None:
     once, twice = World(), World()
     for _ in range(300):
         todo = once.decide()
@@ -90,9 +90,7 @@ def harm(world: World, what: str) -> None:
 
 @examples(60)
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(HARMS)), max_size=8), st.sampled_from([1, 2]))
-def test_every_story_ends_in_a_named_reason_with_nothing_left_running(
-    story: list[tuple[int, str]], per_gang: int
-) -> None:
+def test_every_scenario_ends_with_a_reason_and_no_running_jobs(story: list[tuple[int, str]], per_gang: int) -> None:
     world = small(per_gang)
     for steps, what in story:
         for _ in range(steps):

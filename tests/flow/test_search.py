@@ -29,7 +29,7 @@ def search(limit: Path, taken: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_search_that_asks_for_too_much_memory_ends_alone_and_says_so(tmp_path: Path) -> None:
+def test_search_exits_with_a_message_when_it_exceeds_its_memory_limit(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text(f"{500 * MEBIBYTE}\n")
     ended = search(limit, 400 * MEBIBYTE)
@@ -42,7 +42,7 @@ def test_a_search_that_asks_for_too_much_memory_ends_alone_and_says_so(tmp_path:
 @pytest.mark.parametrize(
     ("text", "concurrent", "allowed"), [("max\n", 1, None), ("1000\n", 1, 600), ("1000\n", 3, 200)]
 )
-def test_searches_get_a_share_of_their_containers_memory(
+def test_searches_share_the_memory_of_their_container(
     tmp_path: Path, text: str, concurrent: int, allowed: int | None
 ) -> None:
     limit = tmp_path / "memory.max"

@@ -20,7 +20,7 @@ from trainwright_operator.flow.trials import trial_gangs
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 
 
-def test_each_of_several_trials_in_a_gang_has_its_own_result() -> None:
+def test_each_trial_of_a_series_has_its_own_result() -> None:
     world = world_of(per_gang=3)
     orders = orders_of(world)
     status = world.run()
@@ -39,7 +39,7 @@ def test_each_of_several_trials_in_a_gang_has_its_own_result() -> None:
     assert status.winner == alone.winner
 
 
-def test_what_a_gang_took_is_divided_among_its_trials() -> None:
+def test_device_seconds_of_a_gang_are_divided_among_its_trials() -> None:
     world = world_of(per_gang=3)
     world.run()
     first, *others = outcomes(world, [f"{trial.name}s" for trial in world.status.trials[:3]])
@@ -48,7 +48,7 @@ def test_what_a_gang_took_is_divided_among_its_trials() -> None:
     assert [other.device_seconds for other in others] == [first.device_seconds] * 2
 
 
-def test_while_a_gang_runs_each_of_its_trials_says_with_whom() -> None:
+def test_trials_of_a_running_series_name_each_other() -> None:
     world = world_of(per_gang=2)
     world.run(until=lambda: "Running" in states(world).values())
     running = [trial for trial in world.status.trials if trial.state == "Running"]
@@ -60,7 +60,7 @@ def test_while_a_gang_runs_each_of_its_trials_says_with_whom() -> None:
 
 @examples(12)
 @given(per_gang=st.integers(1, 6), top_k=st.integers(1, 4), below=st.sampled_from([None, 1e-9]))
-def test_the_answer_does_not_depend_on_how_many_run_in_a_gang(per_gang: int, top_k: int, below: float | None) -> None:
+def test_winner_does_not_depend_on_the_series_length(per_gang: int, top_k: int, below: float | None) -> None:
     limits = {"topK": top_k} | ({"stopWhenRegretBelow": below} if below else {})
     world, plain = world_of(per_gang, **limits), world_of(1, topK=top_k)
     status, expected = world.run(), plain.run()
@@ -73,7 +73,7 @@ def test_the_answer_does_not_depend_on_how_many_run_in_a_gang(per_gang: int, top
     assert not [name for name in world.stored if name.endswith("-order")]
 
 
-def test_stopping_by_regret_works_between_gangs() -> None:
+def test_regret_threshold_stops_between_gangs() -> None:
     def trials(per_gang: int) -> dict[str, object]:
         return {"topK": 8, "stopWhenRegretBelow": 0.2, "perGang": per_gang}
 
@@ -86,7 +86,7 @@ def test_stopping_by_regret_works_between_gangs() -> None:
     assert three.winner.measured_seconds <= one.winner.measured_seconds
 
 
-def test_device_hours_make_gangs_smaller_before_they_end_the_trials() -> None:
+def test_device_hours_shorten_series_before_they_end_the_trials() -> None:
     hours = 2 * 70.0 / 3600  # two devices for little more than a minute
     world = world_of(per_gang=5, maxDeviceHours=hours, runDeadlineSeconds=60)
     status = world.run()
@@ -96,7 +96,7 @@ def test_device_hours_make_gangs_smaller_before_they_end_the_trials() -> None:
     assert world.condition("TrialsCompleted").reason in ("AllTrialsFinished", "DeviceHoursExhausted")
 
 
-def test_what_is_begun_goes_on_when_the_number_is_edited() -> None:
+def test_running_series_continues_when_its_length_is_edited() -> None:
     def trials(per_gang: int) -> dict[str, object]:
         return {"search": {"planner": "Amp", "limits": {"maxTensorDegree": 1}},
                 "trials": {"topK": 3, "perGang": per_gang}}  # fmt: skip
@@ -116,7 +116,7 @@ def plan_on(*devices: Device) -> Plan:
     return Plan(6, 8, (Pipeline(4, 2, (Stage(devices, (LayerRun(0, 6, 1, len(devices), (1,) * len(devices)),)),)),))
 
 
-def test_a_gang_holds_the_devices_of_all_its_plans() -> None:
+def test_gang_holds_the_devices_of_all_its_trials() -> None:
     world = World(nodes=(node("n1"), node("n2"), node("n3", "emulated-t4")))
     context = ReconcileContext(world.snapshot(), world.now)
     discovery = inspect_nodes(world.snapshot(), world.spec.devices, {})
@@ -131,7 +131,7 @@ def test_a_gang_holds_the_devices_of_all_its_plans() -> None:
     assert len(wanted.task.gang.emulations) == 2
 
 
-def test_no_more_trials_go_into_a_gang_than_its_report_has_room_for() -> None:
+def test_series_is_limited_by_the_report_size() -> None:
     plan = plan_on(Device("n1", 0), Device("n1", 1))
     few, many = TrialsSpec(iterations=10), TrialsSpec(iterations=10_000)
     assert trial_gangs.estimate_report_bytes([plan] * 32, few) < 100_000

@@ -17,7 +17,7 @@ from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.gangs import worker_log
 
 
-def test_the_failure_of_a_gang_is_told_of_the_plan_that_has_its_cause() -> None:
+def test_gang_failure_is_assigned_to_the_trial_that_caused_it() -> None:
     world = world_of(per_gang=3)
     trials = planned_in(world)
     names = [trial.name for trial in trials]
@@ -35,7 +35,7 @@ def test_the_failure_of_a_gang_is_told_of_the_plan_that_has_its_cause() -> None:
 
 
 @pytest.mark.parametrize("lags", [0.0, 8.0])
-def test_what_was_measured_before_the_failure_is_not_measured_again(lags: float) -> None:
+def test_trials_measured_before_a_gang_failure_are_not_repeated(lags: float) -> None:
     world = world_of(per_gang=3)
     trials = planned_in(world)
     names = [trial.name for trial in trials]
@@ -47,7 +47,7 @@ def test_what_was_measured_before_the_failure_is_not_measured_again(lags: float)
     assert "log" not in kept
 
 
-def test_parts_that_cannot_be_read_are_none() -> None:
+def test_unreadable_series_parts_are_ignored() -> None:
     trial = TrialReport((1.0,), (2.0,))
     good = parts_of([trial, trial])
     cut = good[: len(good) - 20]
@@ -56,7 +56,7 @@ def test_parts_that_cannot_be_read_are_none() -> None:
     assert worker_log.parse_series_parts("TRAINWRIGHT-PART {}\nTRAINWRIGHT-PART nonsense\n") == {}
 
 
-def test_a_failed_gang_does_not_count_as_failed_trials() -> None:
+def test_failed_gang_does_not_count_as_failed_trials() -> None:
     world = world_of(per_gang=5, maxFailed=0)
     struck = []
 
@@ -75,7 +75,7 @@ def late(report: TrialReport) -> TrialReport:
 
 
 @pytest.mark.parametrize(("is_late_alone", "state"), [(False, "Succeeded"), (True, "Void")])
-def test_a_void_trial_of_a_gang_is_tried_once_more_alone(is_late_alone: bool, state: str) -> None:
+def test_void_trial_of_a_series_is_repeated_alone(is_late_alone: bool, state: str) -> None:
     def report(order):
         found = report_of(order)
         if isinstance(found, TrialSeriesReport) and len(found.trials) == 3:
@@ -93,7 +93,7 @@ def test_a_void_trial_of_a_gang_is_tried_once_more_alone(is_late_alone: bool, st
     assert status.trials[1].result_ref.config_map.endswith(f"{names[1]}-result")
 
 
-def test_a_trial_with_a_rehearsed_fault_goes_alone() -> None:
+def test_trial_with_an_injected_fault_runs_alone() -> None:
     world = world_of(3, {"trainwright.dev/rehearse-fault": "baseline-1=crash"})
     status = world.run()
     assert "baseline-1" in gangs(world)
@@ -102,7 +102,7 @@ def test_a_trial_with_a_rehearsed_fault_goes_alone() -> None:
     assert [len(name) for name in gangs(world) if name.endswith("s")]
 
 
-def test_a_report_that_lacks_a_trial_is_not_used() -> None:
+def test_report_is_rejected_when_a_trial_is_missing() -> None:
     def log(order) -> str | None:
         if not isinstance(order, TrialSeriesTask):
             return None
@@ -117,7 +117,7 @@ def test_a_report_that_lacks_a_trial_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 15), marks=pytest.mark.slow)], ids=["some", "more"])
-def test_an_operator_killed_between_any_two_actions_measures_nothing_twice(seeds: range) -> None:
+def test_operator_repeats_no_measurement_when_killed_between_any_two_actions(seeds: range) -> None:
     undisturbed = world_of(per_gang=3)
     expected = undisturbed.run().winner
     for seed in seeds:
@@ -128,7 +128,7 @@ def test_an_operator_killed_between_any_two_actions_measures_nothing_twice(seeds
         assert sorted(world.created) == sorted(undisturbed.created), seed
 
 
-def test_an_end_that_was_cut_short_is_kept_whole_from_the_same_pods() -> None:
+def test_interrupted_end_of_a_gang_is_stored_from_the_same_pods() -> None:
     world = world_of(per_gang=3)
 
     def cut(todo) -> list:
@@ -148,7 +148,7 @@ def test_an_end_that_was_cut_short_is_kept_whole_from_the_same_pods() -> None:
     assert len(gangs(world)) == 2
 
 
-def test_where_no_device_hours_are_left_the_trials_of_a_failed_gang_say_how_it_ended() -> None:
+def test_trials_of_a_failed_gang_name_its_failure_when_device_hours_are_used_up() -> None:
     world = world_of(per_gang=3, maxDeviceHours=2 * 95.0 / 3600, runDeadlineSeconds=60)
     planned_in(world)
     world.run_seconds = 1000.0
@@ -161,7 +161,7 @@ def test_where_no_device_hours_are_left_the_trials_of_a_failed_gang_say_how_it_e
     assert "its series ended with DeadlineExceeded" in world.condition("Succeeded").message
 
 
-def test_a_gang_that_found_no_devices_leaves_its_trials_to_be_tried_anew_after_an_edit() -> None:
+def test_trials_of_an_unscheduled_gang_are_repeated_after_an_edit() -> None:
     world = world_of(per_gang=5)
     world.run(until=lambda: bool(world.status.trials))
     world.others = {"n1": 1}

@@ -43,7 +43,7 @@ def measuring(trials: int) -> tuple[World, list[str]]:
     return world, names
 
 
-def test_the_trials_that_a_series_has_measured_are_not_measured_again() -> None:
+def test_measured_trials_of_a_suspended_series_are_not_repeated() -> None:
     world, names = measuring(trials=3)
     suspend(world)
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_the_trials_that_a_series_has_measured_are_not_measured_again() -> None:
     assert set(states(world).values()) == {"Succeeded"}
 
 
-def test_an_operator_killed_while_it_suspends_keeps_what_was_measured() -> None:
+def test_operator_keeps_measurements_when_killed_during_suspension() -> None:
     undisturbed, names = measuring(trials=3)
     suspend(undisturbed)
     for actions in range(len(undisturbed.decide()) + 1):
@@ -80,7 +80,7 @@ def test_an_operator_killed_while_it_suspends_keeps_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("gang", ["links", "profile-1", "candidate-1"])
-def test_a_report_that_is_there_is_kept(gang: str) -> None:
+def test_suspension_stores_an_existing_report(gang: str) -> None:
     world = World()
     world.run(until=lambda: any(pod.gang == gang and pod.phase == "Running" for pod in world.pods.values()))
     pod = next(pod for pod in world.pods.values() if pod.gang == gang)
@@ -98,7 +98,7 @@ def test_a_report_that_is_there_is_kept(gang: str) -> None:
 
 
 @pytest.mark.parametrize("log", ["no report here\n", f"{REPORT_MARKER} nonsense\n"])
-def test_a_gang_without_a_report_is_measured_anew(log: str) -> None:
+def test_gang_without_a_report_is_repeated_after_suspension(log: str) -> None:
     world = World()
     world.run(until=lambda: any(pod.gang == "links" and pod.phase == "Running" for pod in world.pods.values()))
     speak(world, "links", log, phase="Succeeded")
@@ -125,7 +125,9 @@ def _with_changed_candidates(stored: StoredConfigMap) -> StoredConfigMap | None:
 
 
 @pytest.mark.parametrize("harm", [_without_candidates, _with_a_changed_order, _with_changed_candidates])
-def test_what_somebody_changed_holds_no_devices(harm: Callable[[StoredConfigMap], StoredConfigMap | None]) -> None:
+def test_suspension_frees_devices_when_a_task_was_modified(
+    harm: Callable[[StoredConfigMap], StoredConfigMap | None],
+) -> None:
     world, _ = measuring(trials=3)
     suspend(world)
     snapshot = world.snapshot()
@@ -135,7 +137,7 @@ def test_what_somebody_changed_holds_no_devices(harm: Callable[[StoredConfigMap]
     assert not [action for action in todo if isinstance(action, a.CreateConfigMap)]
 
 
-def test_devices_are_freed_though_nothing_can_be_kept() -> None:
+def test_suspension_frees_devices_when_results_cannot_be_stored() -> None:
     world, _ = measuring(trials=3)
     world.fails = {a.CreateConfigMap: "exceeded quota: configmaps"}
     suspend(world)
@@ -147,7 +149,7 @@ def test_devices_are_freed_though_nothing_can_be_kept() -> None:
     assert world.now - since < timedelta(seconds=80)
 
 
-def test_the_status_says_that_nothing_runs() -> None:
+def test_status_reports_the_suspension() -> None:
     world = World()
     world.run(until=lambda: any(trial.state == "Running" for trial in world.status.trials))
     world.events.clear()
@@ -169,7 +171,7 @@ def test_the_status_says_that_nothing_runs() -> None:
     assert (world.status.phase, set(states(world).values())) == ("Succeeded", {"Succeeded"})
 
 
-def test_trials_that_have_ended_stay_as_they_are() -> None:
+def test_suspension_leaves_finished_trials_unchanged() -> None:
     world = World()
     world.run(until=lambda: bool(world.status.trials) and world.trial("candidate-1").state == "Succeeded")
     before = world.trial("candidate-1")
@@ -178,14 +180,14 @@ def test_trials_that_have_ended_stay_as_they_are() -> None:
     assert world.trial("candidate-1") == before
 
 
-def test_a_plan_that_is_suspended_from_the_start_waits() -> None:
+def test_plan_waits_when_created_suspended() -> None:
     world = World(spec=spec_of(suspend=True))
     world.step()
     assert (world.condition("Accepted").status, world.condition("Accepted").reason) == ("Unknown", "Suspended")
     assert world.created == []
 
 
-def test_an_answer_outlives_a_suspension() -> None:
+def test_suspension_keeps_the_answer_of_a_finished_plan() -> None:
     world = World()
     world.run()
     before = {kind: world.condition(kind) for kind in ("TrialsCompleted", "Succeeded")}

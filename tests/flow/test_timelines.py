@@ -64,7 +64,7 @@ def kept(world: World, config_map: str, key: str) -> str:
 
 
 @pytest.mark.parametrize("per_gang", [1, 2])
-def test_what_the_operator_keeps_is_what_the_command_reads(per_gang: int, tmp_path: Path) -> None:
+def test_command_reads_the_timeline_stored_by_the_operator(per_gang: int, tmp_path: Path) -> None:
     world = world_of(timeline=True, perGang=per_gang)
     status = world.run()
     candidates = json.loads(kept(world, status.candidates_ref.config_map, "document.json"))
@@ -101,7 +101,7 @@ def test_what_the_operator_keeps_is_what_the_command_reads(per_gang: int, tmp_pa
         assert {event["name"].split()[0] for event in events} >= {"forward", "wait", "backward"}
 
 
-def test_the_operator_itself_does_not_read_a_timeline_again() -> None:
+def test_operator_does_not_read_stored_timelines() -> None:
     world = world_of(timeline=True)
     status = world.run()
     stored = world.stored[status.trials[0].result_ref.config_map]
@@ -109,14 +109,14 @@ def test_the_operator_itself_does_not_read_a_timeline_again() -> None:
     assert read_result(stored).report.timeline is None
 
 
-def test_none_is_ordered_by_default() -> None:
+def test_no_timeline_is_recorded_by_default() -> None:
     world = world_of()
     status = world.run()
     report = documents.loads(kept(world, status.trials[0].result_ref.config_map, "report.json"), TrialReport)
     assert report.timeline is None
 
 
-def test_it_may_be_asked_for_later_and_nothing_is_measured_anew() -> None:
+def test_timeline_requested_later_repeats_no_measurement() -> None:
     world = world_of()
     world.run()
     before = len(world.created)
@@ -132,7 +132,7 @@ def wide(devices: int, name: str) -> Plan:
 
 
 @pytest.mark.parametrize(("devices", "plans", "iterations"), [(16, 5, 10), (16, 1, 9000), (240, 4, 100), (900, 1, 10)])
-def test_a_report_that_was_ordered_with_its_timelines_can_be_kept(devices: int, plans: int, iterations: int) -> None:
+def test_report_with_timelines_fits_its_size_limit(devices: int, plans: int, iterations: int) -> None:
     from trainwright_worker.trial import MAX_MOMENTS
 
     limits = TrialsSpec(iterations=iterations, timeline=True)
@@ -147,7 +147,7 @@ def test_a_report_that_was_ordered_with_its_timelines_can_be_kept(devices: int, 
     assert len(documents.dumps(TrialSeriesReport((one,) * plans))) < MAX_REPORT_BYTES
 
 
-def test_of_too_many_devices_no_timeline_is_ordered() -> None:
+def test_no_timeline_is_recorded_when_devices_are_too_many() -> None:
     limits = TrialsSpec(timeline=True)
     assert estimate_report_bytes([wide(4096, "n")], limits) > TRIAL_REPORT_BUDGET_BYTES
     assert estimate_report_bytes([wide(4096, "n")], TrialsSpec()) <= TRIAL_REPORT_BUDGET_BYTES

@@ -44,14 +44,14 @@ def measured(planned: PlannedTrials, made: list[str]) -> dict[str, TrialResult]:
     return {trial.name: TrialResult(trial.predicted_seconds) for trial in planned.trials if trial.name in made}
 
 
-def test_a_search_tells_how_far_off_its_predictions_may_be(planned: PlannedTrials) -> None:
+def test_search_returns_the_uncertainty_of_its_predictions(planned: PlannedTrials) -> None:
     count = len(planned.trials)
     assert [len(row) for row in planned.uncertainty.covariance] == [count] * count
     assert len(planned.uncertainty.memory_shares) == count
     assert documents.loads(documents.dumps(planned), PlannedTrials) == planned
 
 
-def test_without_a_threshold_or_in_a_former_document_the_order_is_that_of_the_document(planned: PlannedTrials) -> None:
+def test_trials_keep_document_order_without_a_threshold_or_uncertainty(planned: PlannedTrials) -> None:
     former = replace(planned, uncertainty=None)
     tried = measured(planned, [trial.name for trial in planned.trials])
     for made in (next_trials(planned, tried, None), next_trials(former, tried, BELOW)):
@@ -59,11 +59,11 @@ def test_without_a_threshold_or_in_a_former_document_the_order_is_that_of_the_do
         assert all(turn.is_worth_it for turn in made)
 
 
-def test_before_any_result_nothing_is_out_of_order(planned: PlannedTrials) -> None:
+def test_trials_keep_document_order_before_any_result(planned: PlannedTrials) -> None:
     assert names(next_trials(planned, {}, BELOW)) == [trial.name for trial in planned.trials]
 
 
-def test_every_trial_has_one_turn_and_baselines_keep_their_place(planned: PlannedTrials) -> None:
+def test_every_trial_runs_once_and_baselines_keep_their_position(planned: PlannedTrials) -> None:
     tried: dict[str, TrialResult] = {}
     for _ in planned.trials:
         made = next_trials(planned, tried, NEVER)
@@ -73,7 +73,7 @@ def test_every_trial_has_one_turn_and_baselines_keep_their_place(planned: Planne
         tried[following.name] = TrialResult(following.predicted_seconds * (1.3 if len(tried) % 2 else 0.9))
 
 
-def test_what_was_chosen_is_chosen_again_when_its_result_is_there(planned: PlannedTrials) -> None:
+def test_chosen_trial_is_chosen_again_after_its_result(planned: PlannedTrials) -> None:
     tried: dict[str, TrialResult] = {}
     order: list[str] = []
     for number in range(len(planned.trials)):
@@ -85,7 +85,7 @@ def test_what_was_chosen_is_chosen_again_when_its_result_is_there(planned: Plann
 
 @examples(30)
 @given(data=st.data())
-def test_what_was_tried_out_of_order_counts_before_the_next_is_chosen(planned: PlannedTrials, data) -> None:
+def test_trials_run_out_of_order_count_before_the_next_choice(planned: PlannedTrials, data) -> None:
     """Cover several trials of one gang too."""
     candidates = [trial for trial in planned.trials if trial.role is Role.CANDIDATE]
     some = data.draw(st.lists(st.sampled_from(candidates), unique_by=lambda trial: trial.name, max_size=7))
@@ -116,7 +116,7 @@ def untried(planned: PlannedTrials, tried: dict[str, TrialResult]) -> list[int]:
     ]
 
 
-def test_once_the_best_is_clear_other_candidates_are_not_worth_it_but_baselines_are(planned: PlannedTrials) -> None:
+def test_only_baselines_remain_when_the_best_candidate_is_clear(planned: PlannedTrials) -> None:
     first = planned.trials[0]
     ended = [first.name, *(trial.name for trial in planned.trials if trial.role is Role.BASELINE)]
     made = next_trials(planned, measured(planned, ended), 0.5)
@@ -126,13 +126,13 @@ def test_once_the_best_is_clear_other_candidates_are_not_worth_it_but_baselines_
     ]
 
 
-def test_a_failed_first_trial_never_ends_it(planned: PlannedTrials) -> None:
+def test_failed_first_trial_does_not_end_the_trials(planned: PlannedTrials) -> None:
     for lacking in (True, False):
         made = next_trials(planned, {planned.trials[0].name: TrialResult(None, out_of_memory=lacking)}, 0.5)
         assert [turn.is_worth_it for turn in made] == [True] * len(made)
 
 
-def test_the_flow_stops_early_and_says_why() -> None:
+def test_plan_stops_early_with_the_regret_reason() -> None:
     world = World(spec=spec_of(trials={"topK": 8, "stopWhenRegretBelow": 0.2}))
     status = world.run()
     assert world.succeeded == "True"
@@ -147,7 +147,7 @@ def test_the_flow_stops_early_and_says_why() -> None:
     assert status.winner.speedup_over_baseline is not None
 
 
-def test_a_threshold_that_is_next_to_nothing_leaves_the_winner() -> None:
+def test_tiny_threshold_keeps_the_winner() -> None:
     def slow_pipelines(order):
         found = report_of(order)
         if not isinstance(found, TrialReport):
@@ -161,7 +161,7 @@ def test_a_threshold_that_is_next_to_nothing_leaves_the_winner() -> None:
     assert {trial.name for trial in chosen.trials} == {trial.name for trial in plain.trials}
 
 
-def test_the_threshold_may_be_set_later_and_nothing_is_measured_twice() -> None:
+def test_threshold_set_later_repeats_no_measurement() -> None:
     world = World(spec=spec_of(trials={"topK": 8}))
     world.run(until=lambda: any(name.endswith("-candidate-1-result") for name in world.stored))
     world.change(trials={"topK": 8, "stopWhenRegretBelow": 0.2})

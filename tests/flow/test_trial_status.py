@@ -38,7 +38,7 @@ def small(**changes: object) -> World:
     return World(spec=spec_of(trials={"topK": 1}, **changes), nodes=(node("n1"),))
 
 
-def test_a_measured_trial_tells_its_spread_its_tokens_and_its_utilisation() -> None:
+def test_measured_trial_reports_spread_throughput_and_utilisation() -> None:
     world = small()
     found = measured(world, 0.4, 0.2, 0.25)
     assert (found.shortest_seconds, found.measured_seconds, found.longest_seconds) == (0.2, 0.25, 0.4)
@@ -51,7 +51,7 @@ def test_a_measured_trial_tells_its_spread_its_tokens_and_its_utilisation() -> N
     assert found.dump()["modelFlopUtilisation"] > 0
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_trial_status_omits_unknown_figures() -> None:
     assert "tokensPerSecond" not in measured(small(model={"vit": VIT}), 0.2).dump()
     world = World(spec=spec_of(trials={"topK": 1}), nodes=(node("n1", "Unheard-of-X1"),))
     found = measured(world, 0.2).dump()
@@ -59,7 +59,7 @@ def test_what_is_not_known_is_absent() -> None:
     assert found["tokensPerSecond"] == 8 * 64 / 0.2
 
 
-def test_peak_memory_is_that_of_the_fullest_device_and_a_failed_trial_tells_no_figures() -> None:
+def test_trial_reports_peak_memory_of_fullest_device_and_no_figures_when_failed() -> None:
     world = small()
     measured(world, 0.2)
     plan = documents.parse(world.status.winner.plan, Plan)
@@ -74,7 +74,7 @@ def test_peak_memory_is_that_of_the_fullest_device_and_a_failed_trial_tells_no_f
 
 
 @pytest.mark.parametrize("seconds", [(), (0.1, 0.0), (-1.0,)])
-def test_a_report_without_iterations_that_took_time_is_not_used(seconds: tuple[float, ...]) -> None:
+def test_report_is_rejected_when_iterations_took_no_time(seconds: tuple[float, ...]) -> None:
     found = assess_report(TrialReport(seconds, ()))
     assert (found.state, found.reason) == (OutcomeState.FAILED, Reason.REPORT_INVALID)
     world = small()

@@ -73,7 +73,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 @pytest.mark.parametrize("name", [one["name"] for one in FLOAT32])
-def test_loss_and_every_gradient_equal_those_of_the_cpu(answers: dict, name: str) -> None:
+def test_loss_and_gradients_equal_the_cpu(answers: dict, name: str) -> None:
     """Equality up to the order of float32 sums."""
     answer = answers[name]
     assert answer["missing"] == []

@@ -49,7 +49,7 @@ def answer(folder: Path, order: WorkerTask) -> WorkerReport:
     return documents.loads(line.partition(" ")[2], WorkerReport)
 
 
-def test_layers_are_profiled(tmp_path: Path) -> None:
+def test_profiling_reports_every_layer(tmp_path: Path) -> None:
     report = answer(tmp_path, ProfilingTask(gang(), MODEL, 1, (1, 8), iterations=5))
     assert isinstance(report, ProfilingReport)
     assert [(one.kind, one.rows) for one in report.layers] == [
@@ -65,7 +65,7 @@ def test_layers_are_profiled(tmp_path: Path) -> None:
             assert one.activation_bytes == pytest.approx(counted, rel=0.05)
 
 
-def test_a_plan_is_tried(tmp_path: Path) -> None:
+def test_trial_of_a_plan_succeeds(tmp_path: Path) -> None:
     layers = len(MODEL.layers)
     stage = Stage((Device("here", 0),), (LayerRun(0, layers, 1, 1, (4,)),))
     plan = Plan(layers, 16, (Pipeline(4, 4, (stage,)),))

@@ -40,14 +40,14 @@ def pipelines_of(*stages: tuple[Stage, ...]) -> PlanRanks:
 
 
 @given(plans)
-def test_every_group_is_ascending_and_wanted_once(plan: Plan) -> None:
+def test_every_group_is_ascending_and_unique(plan: Plan) -> None:
     found = required_groups(PlanRanks.of(plan), MODEL)
     assert len(set(found)) == len(found)
     assert all(list(group) == sorted(set(group)) for group in found)
 
 
 @given(plans)
-def test_spans_cover_the_layers_and_their_slices_all_ranks_that_hold_them(plan: Plan) -> None:
+def test_spans_cover_all_layers_and_slices_cover_all_their_ranks(plan: Plan) -> None:
     mesh = PlanRanks.of(plan)
     found = parameter_groups(mesh)
     assert [span.first for span in found] == [0, *[span.end for span in found[:-1]]]
@@ -59,7 +59,7 @@ def test_spans_cover_the_layers_and_their_slices_all_ranks_that_hold_them(plan: 
 
 
 @given(plans)
-def test_every_owner_of_a_shared_weight_is_in_one_group_and_every_row_counts_once(plan: Plan) -> None:
+def test_shared_weight_owners_are_in_one_group_and_rows_count_once(plan: Plan) -> None:
     mesh = PlanRanks.of(plan)
     (shared,) = tied_parameter_groups(mesh, MODEL)
     owners = {rank for run in shared.runs for rank in run.ranks}
@@ -77,7 +77,7 @@ def test_every_owner_of_a_shared_weight_is_in_one_group_and_every_row_counts_onc
     [((2, (6,)), ((0, 2, 4), (1, 3, 5))), ((1, (6,)), ((0, 1, 2, 3, 4),))],
     ids=["one degree", "several degrees"],
 )
-def test_owners_of_a_shared_weight_meet_by_tensor_index_or_all_together(second, groups) -> None:
+def test_shared_weight_groups_are_by_tensor_index_or_global(second, groups) -> None:
     tensor, rows = second
     last = stage(tensor, 4, LayerRun(1, 5, tensor, 1, rows))
     mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (3, 3))), last)
@@ -93,21 +93,21 @@ def test_owners_of_a_shared_weight_meet_by_tensor_index_or_all_together(second, 
     ],
     ids=["all", "one keeps it whole", "none"],
 )
-def test_a_shared_weight_is_summed_in_parts_where_all_share_it_out(shardings, twins) -> None:
+def test_shared_weight_is_reduced_in_shards_when_all_owners_shard_it(shardings, twins) -> None:
     mesh = pipelines_of(*((stage(4, 4 * number, run(0, 6, one)),) for number, one in enumerate(shardings)))
     (shared,) = tied_parameter_groups(mesh, MODEL)
     assert [shared.peer_ranks(shared.sharding_runs[0], rank) for rank in range(4) if shared.sharding_runs] == twins
     assert set(twins) <= set(required_groups(mesh, MODEL))
 
 
-def test_a_shared_weight_of_several_stages_is_summed_whole() -> None:
+def test_shared_weight_of_several_stages_is_reduced_whole() -> None:
     ends = (stage(4, 0, run(0, 3, Sharding.ZERO1)), stage(4, 4, run(3, 3, Sharding.ZERO1)))
     assert tied_parameter_groups(pipelines_of(ends), MODEL)[0].sharding_runs == ()
     arranged_anew = (stage(4, 0, run(0, 3, Sharding.ZERO1), LayerRun(3, 3, 1, 4, (2, 1, 1, 1))),)
     assert tied_parameter_groups(pipelines_of(arranged_anew), MODEL)[0].sharding_runs == ()
 
 
-def test_a_weight_inside_divided_layers_is_summed_over_all_of_its_ranks() -> None:
+def test_replicated_weight_in_divided_layers_is_reduced_over_all_ranks() -> None:
     model = Model.of(T5(1, 32, 4, 16, 64))
     mesh = mesh_of(stage(2, 0, LayerRun(0, len(model.layers), 2, 1, (4,))))
     found = {shared.name: shared for shared in tied_parameter_groups(mesh, model)}
@@ -115,7 +115,7 @@ def test_a_weight_inside_divided_layers_is_summed_over_all_of_its_ranks() -> Non
     assert found["token_embedding"].reduction_groups() == ((0,), (1,))
 
 
-def test_layers_are_summed_one_by_one_where_any_pipeline_shards_their_gradients() -> None:
+def test_layers_are_reduced_one_by_one_when_a_pipeline_shards_their_gradients() -> None:
     plain = LayerRun(0, 6, 1, 2, (2, 2))
     sharded = LayerRun(0, 6, 1, 2, (2, 2), sharding=Sharding.ZERO2)
     pipelines = tuple(Pipeline(1, 4, (stage(2, 2 * place, run),)) for place, run in enumerate((plain, sharded)))

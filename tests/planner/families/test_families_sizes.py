@@ -76,7 +76,7 @@ EVERY = (
         (WideResnet(width_factor=1), 25_557_032),  # ResNet-50
     ],
 )
-def test_known_models_have_as_many_parameters_as_published(family, parameters: int) -> None:
+def test_known_models_have_the_published_parameter_counts(family, parameters: int) -> None:
     assert Model.of(family).parameters == parameters
 
 
@@ -101,7 +101,7 @@ def test_known_models_have_as_many_parameters_as_published(family, parameters: i
         (Gpt(24, 1024, 16, 1024, 52256), 356),
     ],
 )
-def test_the_papers_transformers_have_their_parameters(family, millions: int) -> None:
+def test_transformers_of_the_papers_have_the_published_parameter_counts(family, millions: int) -> None:
     assert Model.of(family).parameters // 10**6 == millions
 
 
@@ -109,14 +109,16 @@ def test_the_papers_transformers_have_their_parameters(family, millions: int) ->
     ("depth", "base", "width", "billions"),
     [(50, 160, 2, 0.25), (50, 320, 2, 1), (50, 448, 2, 2), (50, 640, 2, 4), (50, 320, 16, 6.8), (101, 320, 16, 13)],
 )
-def test_alpas_wide_resnets_have_their_parameters(depth, base: int, width: int, billions: float) -> None:
+def test_wide_resnets_of_alpa_have_the_published_parameter_counts(
+    depth, base: int, width: int, billions: float
+) -> None:
     """Table 8 of its appendix, rounded there."""
     found = Model.of(WideResnet(depth, width, "second", base, classes=1024)).parameters
     assert found == pytest.approx(billions * 1e9, rel=0.03)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_blocks_are_as_large_as_torchs_own(norm_first: bool) -> None:
+def test_blocks_have_the_sizes_of_torch_modules(norm_first: bool) -> None:
     theirs = nn.TransformerEncoderLayer(
         32, 4, 128, dropout=0, activation="gelu", batch_first=True, norm_first=norm_first, device="meta"
     )
@@ -127,7 +129,7 @@ def test_blocks_are_as_large_as_torchs_own(norm_first: bool) -> None:
     assert block.forward_flops_per_row == measured.flops
 
 
-def test_a_decoder_block_is_as_large_as_torchs_own() -> None:
+def test_decoder_block_has_the_size_of_the_torch_module() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -145,7 +147,7 @@ def test_a_decoder_block_is_as_large_as_torchs_own() -> None:
 
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: family.family)
 @pytest.mark.parametrize("attention", Attention)
-def test_a_tensor_degree_divides_what_it_says(family, attention: Attention) -> None:
+def test_max_tensor_degree_divides_every_split_size(family, attention: Attention) -> None:
     model = Model.of(family, Dtype.FLOAT16, attention)
     whole = model.max_tensor_degree
     for kind in model.kinds:
@@ -166,7 +168,7 @@ def test_a_tensor_degree_divides_what_it_says(family, attention: Attention) -> N
     assert {kind.name for kind in model.kinds} == set(model.layers)
 
 
-def test_fused_attention_keeps_no_scores() -> None:
+def test_fused_attention_stores_no_scores() -> None:
     for family in EVERY:
         if isinstance(family, WideResnet):
             continue
@@ -179,7 +181,7 @@ def test_fused_attention_keeps_no_scores() -> None:
             assert (less > 0) == before.is_tensor_parallel
 
 
-def test_behind_t5s_encoder_a_boundary_holds_two_tensors() -> None:
+def test_boundary_after_the_t5_encoder_holds_two_tensors() -> None:
     model = Model.of(T5(2, 64, 4, 512, 100, decoder_sequence_length=4))
     assert model.layers == ("embedding", *["encoder"] * 2, "decoder_embedding", *["decoder"] * 2, "head")
     sizes = [model.kind_of(layer).output_elements_per_row for layer in range(7)]
@@ -197,7 +199,7 @@ def test_shared_weights_count_once() -> None:
     assert {kind.name for kind in free.kinds if kind.shared_weight == "token_embedding"} == owners - {"head"}
 
 
-def test_every_second_block_has_experts() -> None:
+def test_every_second_moe_block_has_experts() -> None:
     model = Model.of(Moe(4, 32, 4, 16, experts=8, expert_every=2))
     assert model.layers == ("embedding", "block", "expert_block", "block", "expert_block", "head")
     plain, expert = model.kind("block"), model.kind("expert_block")
@@ -208,7 +210,7 @@ def test_every_second_block_has_experts() -> None:
     assert expert.segments[1].forward_flops_per_row == 2 * plain.segments[1].forward_flops_per_row + router
 
 
-def test_trans_gans_stages_grow_and_narrow() -> None:
+def test_transgan_stages_grow_in_tokens_and_narrow_in_width() -> None:
     model = Model.of(TransGan())
     wide, narrow = model.kind("block_0"), model.kind("block_5")
     assert wide.output_elements_per_row == 9 * 9 * 1024
@@ -257,7 +259,7 @@ def test_trans_gans_stages_grow_and_narrow() -> None:
         (lambda: TransGan(layers=()), "trans_gan.layers must give the blocks of 1 … 16 stages, got 0"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_in_words(make, words: str) -> None:
+def test_invalid_sizes_are_rejected_with_a_message(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -267,7 +269,7 @@ def of(family) -> Training:
 
 
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: family.family)
-def test_models_and_trainings_come_back_from_their_documents(family) -> None:
+def test_models_and_trainings_round_trip_through_documents(family) -> None:
     for attention in Attention:
         model = Model.of(family, Dtype.BFLOAT16, attention)
         assert documents.loads(documents.dumps(model), Model) == model
@@ -276,7 +278,7 @@ def test_models_and_trainings_come_back_from_their_documents(family) -> None:
     assert training.family == family
 
 
-def test_a_family_of_another_name_is_refused() -> None:
+def test_unknown_family_is_rejected() -> None:
     model = documents.dump(Model.of(Bert(2, 8, 2, 4, 10)))
     model["family"]["family"] = "lstm"
     with pytest.raises(documents.DocumentError, match=r"family: .*'lstm'"):
@@ -287,7 +289,7 @@ def test_a_family_of_another_name_is_refused() -> None:
         documents.parse(training, Training)
 
 
-def test_exactly_one_family_is_given() -> None:
+def test_document_has_exactly_one_family() -> None:
     for several in ({}, {"gpt": EVERY[0], "vit": EVERY[3]}):
         names = ", ".join(several) or "none"
         with pytest.raises(ValueError, match=f"give exactly one model family .*, got {names}"):
@@ -301,7 +303,7 @@ values = sizes | st.lists(sizes, max_size=4) | st.none() | st.booleans() | st.sa
 
 
 @given(data=st.data(), family=st.sampled_from(EVERY))
-def test_any_sizes_are_taken_or_refused_in_one_sentence(data: st.DataObject, family) -> None:
+def test_any_sizes_are_accepted_or_rejected_with_one_sentence(data: st.DataObject, family) -> None:
     document = documents.dump(of(family))
     for name in data.draw(st.sets(st.sampled_from([field.name for field in fields(family)]), min_size=1, max_size=3)):
         document[family.family][name] = data.draw(values)

@@ -45,7 +45,7 @@ def kind_of(family, name: str, attention: Attention):
 
 @pytest.mark.parametrize(("family", "name"), KINDS)
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.FLOAT16])
-def test_stored_attention_and_all_else_as_on_the_meta_device(family, name: str, dtype: Dtype) -> None:
+def test_activations_equal_the_meta_device_with_stored_attention(family, name: str, dtype: Dtype) -> None:
     counted = kind_of(family, name, Attention.STORED)
     measured = measure(reference(family, name, stored=True), "meta", getattr(torch, dtype))
     assert counted.parameters == measured.parameters
@@ -62,7 +62,7 @@ def with_attention() -> list:
 
 
 @pytest.mark.parametrize(("family", "name"), with_attention())
-def test_fused_attention_keeps_what_the_kernel_for_cpus_keeps(family, name: str) -> None:
+def test_fused_attention_stores_what_the_cpu_kernel_stores(family, name: str) -> None:
     """In float32: in half precision that kernel's normalisations keep half-precision statistics, unlike a GPU's."""
     counted = kind_of(family, name, Attention.FUSED)
     layer = reference(family, name, stored=False)

@@ -36,19 +36,19 @@ def run(problem, *, data=4, tensor=1, micro_batches=1, first=0, count=None, **ki
     return LayerRun(first, count or len(problem.model.layers) - first, tensor, data, (rows,) * data, **kind)
 
 
-def test_eight_sums_all_stages_and_repeats_the_longest_steady_one():
+def test_equation_8_sums_all_stages_and_repeats_the_longest():
     stages = [StrategySeconds(2.0, 3.0), StrategySeconds(5.0, 5.5)]
     assert stages_seconds(stages, 4) == 3 * 5.0 + 3.0 + 5.5
 
 
-def test_overlap_slows_both_down():
+def test_overlap_slows_computation_and_communication():
     assert both_seconds(10.0, 0.0, 1.3) == 10.0
     assert both_seconds(10.0, 4.0, 1.3) == pytest.approx(10.0 + 0.3 * 4.0)
     assert both_seconds(4.0, 10.0, 1.3) == pytest.approx(10.0 + 0.3 * 4.0)
     assert both_seconds(4.0, 10.0, 1.0) == 10.0
 
 
-def test_one_device_computes_and_nothing_else(make_cluster, make_problem):
+def test_one_device_only_computes(make_cluster, make_problem):
     problem = make_problem(make_cluster((("fast", 1),)), layers=3, batch=4)
     costs = [problem.cost_context.layer_cost("emulated-fast", problem.model.kind_of(i), 1, 2) for i in range(5)]
     steady = sum(cost.forward_seconds + cost.backward_seconds for cost in costs)
@@ -56,7 +56,7 @@ def test_one_device_computes_and_nothing_else(make_cluster, make_problem):
     assert estimate_seconds(plan, problem.cost_context) == pytest.approx(2 * steady)
 
 
-def test_gradients_are_summed_in_the_last_backward_alone(even):
+def test_gradients_are_reduced_only_in_the_last_backward(even):
     group = StageGroupCosts(even.cluster.devices, even.cost_context)
     kind = even.model.kind("block")
     cost = even.cost_context.layer_cost("emulated-fast", kind, 1, 2)
@@ -67,7 +67,7 @@ def test_gradients_are_summed_in_the_last_backward_alone(even):
     assert found.last_micro_batch_seconds == pytest.approx(cost.forward_seconds + both)
 
 
-def test_gradients_follow_the_last_backward_where_the_runtime_sums_them_only_then(even):
+def test_gradients_are_reduced_after_the_last_backward_when_the_runtime_defers_them(even):
     kind, strategy = even.model.kind("block"), run(even)
     ring = 2 * (3 / 4 * kind.parameters * 4 / 1e9 + 3 * 1e-4)
     found = StageGroupCosts(even.cluster.devices, even.cost_context, 0.5).seconds(kind, strategy)
@@ -77,7 +77,7 @@ def test_gradients_follow_the_last_backward_where_the_runtime_sums_them_only_the
     assert len({group.seconds(kind, sharded) for group in groups}) == 1  # they are scattered beside it in any case
 
 
-def test_the_searchs_tables_follow_the_runtime(even):
+def test_search_tables_use_the_runtime(even):
     for overlaps, behind in ((True, None), (False, 1.0)):
         problem = replace(even, runtime=Runtime(overlaps_gradients=overlaps))
         group = GroupTablesCache(problem).group(problem.devices, 8)
@@ -113,7 +113,7 @@ def test_recompute_adds_a_forward_with_its_all_reduces(even):
     assert again.micro_batch_seconds - kept.micro_batch_seconds == pytest.approx(cost.forward_seconds + reduces)
 
 
-def test_a_change_of_layout_moves_rows_and_a_change_of_sharding_does_not(even):
+def test_only_a_layout_change_moves_rows(even):
     group = StageGroupCosts(even.cluster.devices, even.cost_context)
     data, tensor = run(even), run(even, data=1, tensor=4)
     assert group.transformation_seconds(100.0, data, run(even, sharding=Sharding.ZERO3, recompute=True)) == 0
@@ -130,7 +130,7 @@ def test_a_change_of_layout_moves_rows_and_a_change_of_sharding_does_not(even):
     assert whole == pytest.approx(parts + group.transformation_seconds(row_bytes, data, tensor))
 
 
-def test_rows_from_another_node_share_its_card(make_cluster, make_problem):
+def test_rows_from_another_node_share_its_nic(make_cluster, make_problem):
     problem = make_problem(make_cluster((("fast", 2), ("fast", 2))), layers=2, batch=8)
     group = StageGroupCosts(problem.cluster.devices, problem.cost_context)
     # Both devices of a node lack the other node's four rows, and two rows of their neighbour.
@@ -138,7 +138,7 @@ def test_rows_from_another_node_share_its_card(make_cluster, make_problem):
     assert moved == pytest.approx(1e-4 + 2 * 4 * 100 / 5e6)
 
 
-def test_rings_across_nodes_share_the_card(make_cluster, make_problem):
+def test_rings_across_nodes_share_the_nic(make_cluster, make_problem):
     problem = make_problem(make_cluster((("fast", 2), ("fast", 2))), layers=2, batch=8)
     group, kind = StageGroupCosts(problem.cluster.devices, problem.cost_context), problem.model.kind("block")
     inner, outer = (
@@ -154,7 +154,7 @@ def test_rings_across_nodes_share_the_card(make_cluster, make_problem):
     )
 
 
-def test_the_slowest_device_counts(make_cluster, make_problem):
+def test_slowest_device_determines_the_estimate(make_cluster, make_problem):
     times = {}
     for speeds in ((("fast", 2), ("fast", 2)), (("fast", 2), ("slow", 2)), (("slow", 2), ("slow", 2))):
         problem = make_problem(make_cluster(speeds), layers=2, batch=8)

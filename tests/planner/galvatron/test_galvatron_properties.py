@@ -57,7 +57,7 @@ def best(planner: str, problem: Problem) -> float:
 @planners
 @few
 @given(speeds=nodes, memory=memories, pick=randoms)
-def test_names_and_order_of_nodes_change_nothing(
+def test_solution_does_not_depend_on_node_names_and_order(
     *,
     draw: Callable[..., Problem],
     planner: str,
@@ -72,7 +72,7 @@ def test_names_and_order_of_nodes_change_nothing(
 @planners
 @few
 @given(speeds=nodes, memory=memories, ratio=st.sampled_from([2.0, 3.7]), pick=randoms)
-def test_all_times_longer_make_the_answer_longer_by_as_much(
+def test_solution_seconds_scale_with_all_times(
     *,
     draw: Callable[..., Problem],
     planner: str,
@@ -88,7 +88,7 @@ def test_all_times_longer_make_the_answer_longer_by_as_much(
 @planners
 @few
 @given(speeds=nodes, memory=memories, top=st.integers(1, 4), pick=randoms)
-def test_candidates_fit_differ_and_stand_in_order_and_the_first_are_the_best_of_all(
+def test_candidates_are_feasible_distinct_sorted_and_best_first(
     *,
     draw: Callable[..., Problem],
     planner: str,
@@ -112,7 +112,7 @@ def test_candidates_fit_differ_and_stand_in_order_and_the_first_are_the_best_of_
 
 @few
 @given(speeds=nodes, memory=memories, pick=randoms)
-def test_bmw_holds_what_base_finds(
+def test_bmw_includes_the_solutions_of_base(
     draw: Callable[..., Problem], speeds: list[tuple[str, int]], memory: int | None, pick: random.Random
 ) -> None:
     problem = draw(speeds, pick, memory)
@@ -125,7 +125,7 @@ def test_bmw_holds_what_base_finds(
 
 
 @planners
-def test_progress_tells_seconds_of_the_replay(draw: Callable[..., Problem], planner: str) -> None:
+def test_progress_reports_replayed_seconds(draw: Callable[..., Problem], planner: str) -> None:
     problem = draw([("fast", 2), ("slow", 2)], random.Random(1))
     told: list[SearchProgress] = []
     candidates = run(planner, problem, control=SearchControl(report=told.append))
@@ -138,7 +138,7 @@ def test_progress_tells_seconds_of_the_replay(draw: Callable[..., Problem], plan
 
 @examples(60)
 @given(speeds=nodes, pick=randoms)
-def test_a_cluster_is_relisted_by_what_its_nodes_are(
+def test_canonical_node_order_does_not_depend_on_names(
     draw: Callable[..., Problem], speeds: list[tuple[str, int]], pick: random.Random
 ) -> None:
     problem = draw(speeds, pick)

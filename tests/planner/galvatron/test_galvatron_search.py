@@ -55,14 +55,14 @@ def runs(candidate):
     return [run for stage in candidate.plan.pipelines[0].stages for run in stage.layers]
 
 
-def test_both_are_known_by_name():
+def test_both_searches_are_registered():
     assert [load_search(SEARCH_MODULES[name]) for name in ("galvatron-base", "galvatron-bmw")] == [
         galvatron_base,
         galvatron_bmw,
     ]
 
 
-def test_a_solutions_seconds_are_eight_of_its_plan(tight):
+def test_solution_seconds_equal_equation_8_of_its_plan(tight):
     problem = replace(tight(10 * MIB), runtime=Runtime(overlaps_gradients=True))
     found = explored(problem, adjusted_solutions)
     assert found
@@ -70,7 +70,7 @@ def test_a_solutions_seconds_are_eight_of_its_plan(tight):
         assert seconds == pytest.approx(estimate_seconds(plan, problem.cost_context))
 
 
-def test_never_slower_than_the_plain_procedure_and_sometimes_faster(tight, record_property):
+def test_search_is_never_slower_than_the_plain_procedure_and_sometimes_faster(tight, record_property):
     pick = random.Random(3)
     wins = solved = whole_wins = whole = 0
     for _ in range(12):
@@ -99,7 +99,7 @@ def test_never_slower_than_the_plain_procedure_and_sometimes_faster(tight, recor
     assert 0 < whole_wins <= whole
 
 
-def test_bmw_is_never_slower_than_base_by_eight(tight):
+def test_bmw_is_never_slower_than_base_by_equation_8(tight):
     for memory in (8, 12, 64):
         for table in tables(tight(memory * MIB)):
             base = min((s.seconds for s in balanced_solutions(table, float("inf"))), default=float("inf"))
@@ -107,7 +107,7 @@ def test_bmw_is_never_slower_than_base_by_eight(tight):
             assert bmw <= base
 
 
-def test_the_bound_is_never_above_what_is_found(tight):
+def test_bound_never_exceeds_the_solution(tight):
     for table in tables(tight(10 * MIB)):
         bound = table.lower_bound
         assert table.quick_bound() <= bound * (1 + 1e-9)
@@ -119,7 +119,7 @@ def loose_peak(search, tight, speeds):
 
 
 @searches
-def test_memory_is_kept_by_the_exact_estimate(tight, search):
+def test_solution_fits_memory_by_the_exact_estimate(tight, search):
     speeds = (("fast", 2), ("slow", 2))
     peak = loose_peak(search, tight, speeds)
     for share in (1.0, 0.9, 0.8):
@@ -132,7 +132,7 @@ def test_memory_is_kept_by_the_exact_estimate(tight, search):
 
 
 @pytest.mark.parametrize("explore", [balanced_solutions, adjusted_solutions])
-def test_more_memory_is_never_slower_by_eight(tight, explore):
+def test_more_memory_is_never_slower_by_equation_8(tight, explore):
     times = []
     for memory in (2, 6, 7, 8, 10, 64):
         found = explored(tight(memory * MIB), explore)
@@ -142,7 +142,7 @@ def test_more_memory_is_never_slower_by_eight(tight, explore):
 
 
 @searches
-def test_memory_is_saved_when_it_is_tight_and_not_when_it_is_loose(tight, search):
+def test_memory_is_saved_only_when_it_is_tight(tight, search):
     speeds = (("fast", 4),)
     loose = search(tight(1024 * MIB, speeds), SearchControl(), 1)[0]
     assert not any(run.recompute for run in runs(loose))
@@ -151,7 +151,7 @@ def test_memory_is_saved_when_it_is_tight_and_not_when_it_is_loose(tight, search
 
 
 @searches
-def test_one_device_and_more_devices_than_layers(tight, search):
+def test_search_solves_one_device_and_more_devices_than_layers(tight, search):
     alone = search(tight(1024 * MIB, (("fast", 1),)), SearchControl(), 1)[0]
     assert len(alone.plan.devices) == 1
     many = search(tight(1024 * MIB, (("fast", 8),), layers=1, batch=8), SearchControl(), 1)[0]
@@ -160,7 +160,7 @@ def test_one_device_and_more_devices_than_layers(tight, search):
 
 
 @searches
-def test_device_counts_that_are_no_powers_of_two(tight, search):
+def test_search_solves_device_counts_that_are_not_powers_of_two(tight, search):
     found = search(tight(1024 * MIB, (("fast", 3), ("slow", 3)), batch=6), SearchControl(), 2)
     assert all(len(candidate.plan.devices) == 6 for candidate in found)
 
@@ -174,7 +174,7 @@ def test_limits_are_kept(tight, search):
 
 
 @searches
-def test_the_answer_is_the_same_every_time_and_a_spent_budget_leaves_one(tight, search):
+def test_search_is_deterministic_and_returns_a_plan_when_the_budget_is_spent(tight, search):
     problem = tight(10 * MIB)
     first, again = (search(problem, SearchControl(), 3) for _ in range(2))
     assert [c.plan for c in first] == [c.plan for c in again]
@@ -185,7 +185,7 @@ def test_the_answer_is_the_same_every_time_and_a_spent_budget_leaves_one(tight, 
     assert 0 < told[0].done <= told[0].total
 
 
-def test_the_partition_equals_brute_force():
+def test_partition_equals_brute_force():
     for seed in range(300):
         rng = np.random.default_rng(seed)
         layers, stages, options, m = (int(rng.integers(a, b)) for a, b in ((2, 8), (1, 4), (1, 4), (1, 9)))
@@ -208,7 +208,7 @@ def test_the_partition_equals_brute_force():
         assert (found.seconds if found else np.inf) == pytest.approx(least)
 
 
-def test_the_best_batch_size_is_close_to_that_of_the_plain_loop(tight):
+def test_best_batch_size_is_close_to_the_plain_loop(tight):
     problem = tight(12 * MIB, (("fast", 2),), layers=2)
     best_rate = 0.0
     for size in range(8, 65, 8):
@@ -222,6 +222,6 @@ def test_the_best_batch_size_is_close_to_that_of_the_plain_loop(tight):
     assert answer.candidates[0].plan.global_batch_size == answer.global_batch_size
 
 
-def test_a_batch_size_that_never_fits_is_refused(tight):
+def test_batch_size_is_rejected_when_it_never_fits(tight):
     with pytest.raises(NoFeasiblePlan):
         best_batch_size(tight(MIB), galvatron_base, SearchControl(), 1, largest=16)

@@ -28,13 +28,13 @@ def test_degrees_multiply_to_the_stage(devices):
         assert all(degree > 1 for _, degree in strategy.levels)
 
 
-def test_no_paradigm_is_on_two_levels():
+def test_no_paradigm_occurs_on_two_levels():
     for levels in decision_trees(64, mixing_data_and_sharded=True):
         paradigms = [paradigm for paradigm, _ in levels]
         assert len(set(paradigms)) == len(paradigms)
 
 
-def test_both_nesting_orders_are_told_apart():
+def test_nesting_orders_are_distinct_strategies():
     inner = Strategy(((Paradigm.DATA, 4), (Paradigm.TENSOR, 2)))
     outer = Strategy(((Paradigm.TENSOR, 2), (Paradigm.DATA, 4)))
     assert inner.layer_run(0, 1, 8).order is RankOrder.TENSOR_INNER
@@ -48,7 +48,7 @@ def test_sdp_is_zero3_and_ckpt_is_recompute():
     assert Strategy(((Paradigm.DATA, 2),)).sharding is Sharding.NONE
 
 
-def test_rows_are_spread_as_evenly_as_they_can_be():
+def test_rows_are_split_as_evenly_as_possible():
     run = Strategy(((Paradigm.DATA, 3),)).layer_run(0, 1, 8)
     assert run.rows == (3, 3, 2)
     with pytest.raises(ValueError, match="at least one row"):

@@ -47,7 +47,7 @@ def drawn(seed: int, *, layers: int | None = None, most: int = 6) -> StageChoice
 
 
 @pytest.mark.parametrize("start", range(0, INSTANCES, 100))
-def test_equals_brute_force(start):
+def test_dp_equals_brute_force(start):
     for seed in range(start, start + 100):
         choices = drawn(seed)
         found, best = assign_strategies(choices), oracle.brute_force(choices)
@@ -61,7 +61,7 @@ def test_equals_brute_force(start):
             )
 
 
-def test_never_worse_than_the_papers_table_and_often_better(record_property):
+def test_dp_is_never_worse_than_the_papers_table_and_often_better(record_property):
     wins = solved = 0
     for seed in range(INSTANCES):
         choices = drawn(seed)
@@ -78,7 +78,7 @@ def test_never_worse_than_the_papers_table_and_often_better(record_property):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_long_stages_of_equal_layers_are_within_their_budget_and_no_worse_than_the_table(seed):
+def test_dp_of_long_equal_stages_fits_memory_and_is_no_worse_than_the_table(seed):
     one = drawn(seed, layers=1, most=5)
     layers = 12
     choices = replace(
@@ -107,7 +107,7 @@ def test_more_memory_is_never_slower():
         assert seconds[0] >= seconds[1] - 1e-9 >= seconds[2] - 2e-9
 
 
-def test_strategies_that_are_not_open_are_not_taken():
+def test_dp_uses_only_allowed_strategies():
     choices = drawn(7, layers=3)
     closed = choices.seconds.copy()
     closed[1, :-1] = np.inf

@@ -74,7 +74,7 @@ def test_senders_send_rows_that_they_own(plan: Plan) -> None:
 
 
 @given(plans)
-def test_where_layers_are_arranged_anew_a_rank_keeps_the_rows_that_it_has(plan: Plan) -> None:
+def test_rank_keeps_its_rows_when_the_layout_changes(plan: Plan) -> None:
     for stages in layouts_of(plan):
         for one in stages:
             for old, new in pairwise(one):
@@ -86,7 +86,7 @@ def test_where_layers_are_arranged_anew_a_rank_keeps_the_rows_that_it_has(plan: 
 
 
 @given(plans)
-def test_groups_partition_a_runs_ranks(plan: Plan) -> None:
+def test_groups_partition_the_ranks_of_a_run(plan: Plan) -> None:
     for stages in layouts_of(plan):
         for run in (run for one in stages for run in one):
             assert sorted(rank for group in run.tensor_groups for rank in group) == sorted(run.members)
@@ -96,12 +96,12 @@ def test_groups_partition_a_runs_ranks(plan: Plan) -> None:
             )
 
 
-def test_order_tells_which_degree_runs_over_neighbours() -> None:
+def test_order_determines_which_degree_uses_adjacent_ranks() -> None:
     for order, replicas in ((RankOrder.TENSOR_INNER, ((0, 1), (2, 3))), (RankOrder.DATA_INNER, ((0, 2), (1, 3)))):
         assert RankLayout.of((0, 1, 2, 3), LayerRun(0, 1, 2, 2, (1, 1), order)).tensor_groups == replicas
 
 
-def test_uneven_rows_are_cut_at_every_border() -> None:
+def test_uneven_rows_are_split_at_every_boundary() -> None:
     source = RankLayout.of((0, 1), LayerRun(0, 1, 1, 2, (3, 3)))
     target = RankLayout.of((2, 3), LayerRun(1, 1, 1, 2, (4, 2)))
     assert boundary_transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
@@ -149,7 +149,7 @@ def is_first_node(member: str) -> str:
 
 
 @given(layout_pairs())
-def test_layouts_are_as_nested_loops_count_them(pair: tuple[RankLayout[str], RankLayout[str]]) -> None:
+def test_layouts_equal_nested_loops(pair: tuple[RankLayout[str], RankLayout[str]]) -> None:
     for layout in pair:
         at, replicas = placed(layout), replica_by_row(layout)
         for replica in range(layout.data):
@@ -166,7 +166,7 @@ def test_layouts_are_as_nested_loops_count_them(pair: tuple[RankLayout[str], Ran
 
 
 @given(layout_pairs())
-def test_messages_are_as_nested_loops_count_them(pair: tuple[RankLayout[str], RankLayout[str]]) -> None:
+def test_messages_equal_nested_loops(pair: tuple[RankLayout[str], RankLayout[str]]) -> None:
     old, new = pair
     old_at, new_at, old_replicas, new_replicas = placed(old), placed(new), replica_by_row(old), replica_by_row(new)
     overlaps: dict[tuple[int, int], list[int]] = {}
@@ -201,6 +201,6 @@ def test_messages_are_as_nested_loops_count_them(pair: tuple[RankLayout[str], Ra
         (Sharding.ZERO3, (1, 3), (1, 3)),
     ],
 )
-def test_replicas_share_the_state_that_their_sharding_divides(sharding, weights, optimizer) -> None:
+def test_replicas_shard_the_state_by_their_sharding(sharding, weights, optimizer) -> None:
     layout = RankLayout.of(tuple("abcdef"), LayerRun(0, 1, 2, 3, (1, 1, 1), RankOrder.DATA_INNER))
     assert layout.shard(4, sharding) == StateShard((1, 2), weights, optimizer)

@@ -82,7 +82,7 @@ def reshardings(draw: st.DrawFn) -> tuple[ShardedTensor, ShardedTensor]:
 
 @given(reshardings())
 @examples(150)
-def test_everyone_gets_its_tile_with_the_fewest_bytes_between_nodes(pair: tuple[ShardedTensor, ShardedTensor]) -> None:
+def test_every_device_gets_its_tile_with_minimal_bytes_between_nodes(pair: tuple[ShardedTensor, ShardedTensor]) -> None:
     """Against trying all messages: without relays for DIRECT, with any relays for the others."""
     source, target = pair
     for delivery in Delivery:
@@ -94,7 +94,7 @@ def test_everyone_gets_its_tile_with_the_fewest_bytes_between_nodes(pair: tuple[
 
 @given(reshardings())
 @examples(40)
-def test_the_plan_without_a_wish_is_the_quickest_and_nothing_is_sent_twice(
+def test_default_delivery_is_the_fastest_and_sends_nothing_twice(
     pair: tuple[ShardedTensor, ShardedTensor],
 ) -> None:
     source, target = pair
@@ -109,7 +109,7 @@ def test_the_plan_without_a_wish_is_the_quickest_and_nothing_is_sent_twice(
             arrived[send.target] |= moved
 
 
-def test_what_lies_right_already_is_not_moved() -> None:
+def test_data_in_place_is_not_moved() -> None:
     here = ShardedTensor.on_mesh((8, 4), A[:4], (2, 2), (S0, S1))
     assert message_plan(here, here, FABRIC, 2).rounds == ()
     whole = ShardedTensor.on_mesh((8, 4), A[:4], (2, 2), (R, R))
@@ -145,7 +145,7 @@ def test_unequal_meshes_send_each_slice_once() -> None:
     assert set(gathered.sent_bytes().values()) == {64}
 
 
-def test_relays_spare_the_card_of_the_only_node_that_sends() -> None:
+def test_relays_reduce_the_load_of_a_single_sending_node() -> None:
     """Three nodes want all of it: from the source each its third, the others from one another, at once."""
     source = ShardedTensor.on_mesh((30, 8), A, (1, 8), (R, S1))
     target = ShardedTensor.on_mesh((30, 8), (*B, *C, *D), (3, 8), (R, R))
@@ -159,7 +159,7 @@ def test_relays_spare_the_card_of_the_only_node_that_sends() -> None:
     assert_delivers(relayed, source, target)
 
 
-def test_a_lone_card_bounds_the_seconds_from_below() -> None:
+def test_single_nic_bounds_the_seconds_from_below() -> None:
     source = ShardedTensor.on_mesh((16, 16), (*A[:4], *B[:4]), (2, 4), (S0, S1))
     target = ShardedTensor.on_mesh((16, 16), (*C[:4], *D[:4]), (2, 4), (S1, S0))
     for delivery in Delivery:
@@ -180,14 +180,14 @@ def test_a_lone_card_bounds_the_seconds_from_below() -> None:
         ((S01, R), [((0, 1), (0, 8)), ((1, 3), (0, 8)), ((3, 4), (0, 8)), ((4, 6), (0, 8))]),
     ],
 )
-def test_sharding_specs_of_a_mesh(spec: tuple[tuple[int, ...], ...], boxes: list[object]) -> None:
+def test_sharding_specs_give_the_tiles_of_a_mesh(spec: tuple[tuple[int, ...], ...], boxes: list[object]) -> None:
     """Table 1 of the paper, by position (0, 0), (0, 1), (1, 0), (1, 1); parts differ by one where they must."""
     sharded = ShardedTensor.on_mesh((6, 8), A[:4], (2, 2), spec)
     held = {device: tile.box for tile in sharded.tiles for device in tile.holders}
     assert [held[device] for device in A[:4]] == boxes
 
 
-def test_specs_are_read_in_the_paper_s_words() -> None:
+def test_specs_are_parsed_in_the_papers_notation() -> None:
     assert mesh_axes("S0 R S1") == (S0, R, S1)
     assert mesh_axes("S01 R") == (S01, R)
     for words in ("", "S", "S0R", "0 R", "R Sx"):
@@ -195,7 +195,7 @@ def test_specs_are_read_in_the_paper_s_words() -> None:
             mesh_axes(words)
 
 
-def test_a_dimension_cut_by_both_axes_counts_along_the_inner_one_first() -> None:
+def test_dimension_sharded_by_both_axes_varies_fastest_along_the_inner_axis() -> None:
     """On a mesh of 2 × 3."""
     by_both = ShardedTensor.on_mesh((12,), A[:6], (2, 3), (S01,))
     assert [tile.box[0] for tile in by_both.tiles] == [(i, i + 2) for i in range(0, 12, 2)]
@@ -215,12 +215,12 @@ def test_a_dimension_cut_by_both_axes_counts_along_the_inner_one_first() -> None
         ([Tile(((0, 2),), (A[0],)), Tile(((2, 4),), (A[0],))], "named twice"),
     ],
 )
-def test_shardings_that_cannot_be_are_refused_in_words(tiles: list[Tile], message: str) -> None:
+def test_invalid_shardings_are_rejected_with_a_message(tiles: list[Tile], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ShardedTensor((4,), tuple(tiles))
 
 
-def test_meshes_and_shapes_that_cannot_be_are_refused_in_words() -> None:
+def test_invalid_meshes_and_shapes_are_rejected_with_a_message() -> None:
     with pytest.raises(ValueError, match="needs 4 devices, got 3"):
         ShardedTensor.on_mesh((4, 4), A[:3], (2, 2), (R, R))
     with pytest.raises(ValueError, match="axes that no other has"):

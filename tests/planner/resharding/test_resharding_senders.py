@@ -42,9 +42,7 @@ JOBS = st.lists(
 
 @given(JOBS, RATES)
 @settings(max_examples=60)
-def test_the_busiest_card_is_as_little_busy_as_any_sharing_out_can_make_it(
-    jobs: list[Job], rates: dict[str, float]
-) -> None:
+def test_shares_minimise_the_load_of_the_busiest_nic(jobs: list[Job], rates: dict[str, float]) -> None:
     """Hall's condition: some nodes must together send what no other can; and what arrives is given."""
     least = max(sum(job.size for job in jobs if job.target == node) / rates[node] for node in TARGETS)
     for size in range(1, len(SOURCES) + 1):
@@ -61,7 +59,7 @@ def test_the_busiest_card_is_as_little_busy_as_any_sharing_out_can_make_it(
 
 @given(JOBS, RATES, st.sampled_from([2.0, 5.0]))
 @settings(max_examples=30)
-def test_slow_links_of_given_pairs_are_spared(jobs: list[Job], rates: dict[str, float], slow: float) -> None:
+def test_shares_avoid_slow_links(jobs: list[Job], rates: dict[str, float], slow: float) -> None:
     """Never above dealing out whole values, which is tried for jobs of a few values."""
     few = [Job(job.holders, job.target, 1 + job.size % 4) for job in jobs[:3]]
     pairs = {("a", "x"): slow, ("b", "y"): slow}
@@ -71,7 +69,7 @@ def test_slow_links_of_given_pairs_are_spared(jobs: list[Job], rates: dict[str, 
     assert busiest <= dealt * (1 + 1e-5)
 
 
-def test_equally_good_shares_are_even_by_device() -> None:
+def test_equally_good_shares_are_even_per_device() -> None:
     """The card into x binds as soon as c sends little; then three holders send a third each, two of them on node a."""
     jobs = [Job({"a": 2, "b": 1}, "x", 90), Job({"c": 1, "a": 1}, "y", 30)]
     shares = sender_shares(jobs, fabric({"a": 20.0, "b": 10.0, "c": 1.0, "x": 10.0, "y": 80.0}))
@@ -79,7 +77,7 @@ def test_equally_good_shares_are_even_by_device() -> None:
     assert shares[1]["c"] <= 9 / 30 + 1e-6
 
 
-def test_what_rounding_leaves_over_falls_on_each_in_turn() -> None:
+def test_rounding_remainders_rotate_among_senders() -> None:
     """Four values for each of two receivers by holders on three nodes: nobody sends four of the eight."""
     source = ShardedTensor((4,), (Tile(((0, 4),), tuple(Device(node, 0) for node in SOURCES)),))
     target = ShardedTensor((4,), (Tile(((0, 4),), tuple(Device(node, 0) for node in TARGETS)),))
@@ -87,7 +85,7 @@ def test_what_rounding_leaves_over_falls_on_each_in_turn() -> None:
     assert sorted(plan.sent_bytes().values()) == [2, 3, 3]
 
 
-def test_slices_for_several_nodes_are_sent_whole_where_that_is_even() -> None:
+def test_slices_for_several_nodes_are_sent_whole_when_that_is_even() -> None:
     source = ShardedTensor.in_rows((3,), 5, (tuple(Device("a", slot) for slot in range(2)),))
     target = ShardedTensor.in_rows((3,), 5, (tuple(Device(node, 0) for node in TARGETS),))
     plan = message_plan(source, target, fabric(dict.fromkeys("axy", 10.0)), 1, Delivery.DIRECT)
@@ -118,7 +116,7 @@ def replicated(draw: st.DrawFn) -> tuple[ShardedTensor, ShardedTensor]:
 
 @given(replicated(), RATES)
 @settings(max_examples=60)
-def test_messages_keep_the_busiest_card_near_the_least_that_whole_values_allow(
+def test_messages_keep_the_busiest_nic_near_the_integer_optimum(
     pair: tuple[ShardedTensor, ShardedTensor], rates: dict[str, float]
 ) -> None:
     """Against dealing out the values in every way: shares are cut at whole values, one value off for each job."""
@@ -137,7 +135,7 @@ def test_messages_keep_the_busiest_card_near_the_least_that_whole_values_allow(
 
 @pytest.mark.parametrize(("holders", "receivers"), [(1, 4), (2, 1), (2, 4), (3, 2), (4, 4), (8, 3)])
 @pytest.mark.parametrize("delivery", list(Delivery))
-def test_holders_of_one_node_send_as_much_as_each_other(holders: int, receivers: int, delivery: Delivery) -> None:
+def test_holders_on_one_node_send_equal_amounts(holders: int, receivers: int, delivery: Delivery) -> None:
     """No dealing out of whole values leaves its busiest device less than the total over the holders, rounded up."""
     sources = tuple(Device("a", slot) for slot in range(holders))
     targets = tuple(Device("x", slot) for slot in range(receivers))
@@ -154,7 +152,7 @@ def test_holders_of_one_node_send_as_much_as_each_other(holders: int, receivers:
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
     st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
 )
-def test_shares_are_the_boxes_again_cut_in_proportion(sizes: list[tuple[int, int]], weights: list[int]) -> None:
+def test_shares_partition_the_boxes_in_proportion(sizes: list[tuple[int, int]], weights: list[int]) -> None:
     boxes = [(((0, rows), (0, width)), number) for number, (rows, width) in enumerate(sizes)]
     whole = sum(rows * width for rows, width in sizes)
     shares = split_by_weight(boxes, weights)
@@ -172,7 +170,7 @@ def test_shares_are_the_boxes_again_cut_in_proportion(sizes: list[tuple[int, int
         assert abs(sum(elements(box) for box, _ in share) - whole * weight / sum(weights)) <= slab + 1
 
 
-def test_a_box_is_cut_where_it_comes_out_even() -> None:
+def test_box_is_cut_along_an_evenly_divisible_dimension() -> None:
     box = ((0, 4), (0, 6))
     assert split(box, 12) == (((0, 2), (0, 6)), ((2, 4), (0, 6)))
     assert split(box, 8) == (((0, 4), (0, 2)), ((0, 4), (2, 6)))

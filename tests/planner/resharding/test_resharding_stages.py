@@ -62,7 +62,7 @@ def seats(plan: Plan) -> tuple[RankLayout[str], RankLayout[str]]:
 
 @given(PLANS)
 @examples(60)
-def test_direct_messages_move_the_bytes_that_the_runtime_moves(plan: Plan) -> None:
+def test_direct_messages_move_the_bytes_of_the_runtime(plan: Plan) -> None:
     """Each rank of a tensor group is sent all rows of its replica, whichever rank of the other side sends them."""
     found = stage_messages(plan, MODEL, FABRIC, delivery=Delivery.DIRECT)
     upper, lower = seats(plan)
@@ -82,7 +82,7 @@ def test_direct_messages_move_the_bytes_that_the_runtime_moves(plan: Plan) -> No
 
 @given(PLANS)
 @examples(25)
-def test_every_rank_has_its_rows_whatever_the_delivery_both_ways(plan: Plan) -> None:
+def test_every_rank_gets_its_rows_in_both_directions_by_every_delivery(plan: Plan) -> None:
     upper, lower = (
         stage_rows(stage, run, WIDTH // 256)
         for stage, run in ((stage, stage.layers[0]) for stage in plan.pipelines[0].stages)
@@ -111,7 +111,7 @@ def uniform(tensor: int, data: int) -> Plan:
     return plan_of(*stages, 4)
 
 
-def test_a_uniform_plan_takes_the_seconds_of_the_runtime_and_a_share_of_them_with_gathers() -> None:
+def test_uniform_plan_takes_the_seconds_of_the_runtime_and_fewer_with_gathers() -> None:
     plan = uniform(4, 2)
     upper, lower = seats(plan)
     direct = stage_messages(plan, MODEL, FABRIC, delivery=Delivery.DIRECT).forward
@@ -125,7 +125,7 @@ def test_a_uniform_plan_takes_the_seconds_of_the_runtime_and_a_share_of_them_wit
     assert quickest.seconds(FABRIC) < direct.seconds(FABRIC) / 3
 
 
-def test_the_runs_and_the_layer_on_the_boundary_say_what_is_exchanged() -> None:
+def test_layer_runs_at_the_boundary_determine_the_exchange() -> None:
     """The first stage ends with another row split than it begins with; its last layer sets the width, not the head."""
     a, d = (tuple(Device(node, slot) for slot in range(2)) for node in "ad")
     runs = (LayerRun(0, 4, 2, 1, (4,)), LayerRun(4, 1, 1, 2, (1, 3)))
@@ -139,20 +139,20 @@ def test_the_runs_and_the_layer_on_the_boundary_say_what_is_exchanged() -> None:
     ]
 
 
-def test_without_replicas_there_is_nothing_to_gather() -> None:
+def test_boundary_is_sent_directly_without_replicas() -> None:
     found = stage_messages(uniform(1, 4), MODEL, FABRIC)
     assert found.forward.delivery is found.backward.delivery is Delivery.DIRECT
     assert (found.pipeline, found.stage) == (0, 0)
 
 
-def test_a_boundary_that_is_not_there_is_refused() -> None:
+def test_missing_boundary_is_rejected() -> None:
     with pytest.raises(ValueError, match="no boundary after stage 1 of pipeline 0"):
         stage_messages(uniform(2, 1), MODEL, FABRIC, (0, 1))
 
 
 @given(PLANS)
 @examples(10)
-def test_messages_come_back_equal_from_their_document(plan: Plan) -> None:
+def test_messages_round_trip_through_their_document(plan: Plan) -> None:
     found = stage_messages(plan, MODEL, FABRIC)
     assert documents.loads(documents.dumps(found), StageMessages) == found
     assert documents.loads(documents.dumps(found.forward), MessagePlan) == found.forward
@@ -160,7 +160,7 @@ def test_messages_come_back_equal_from_their_document(plan: Plan) -> None:
     assert set(json.loads(documents.dumps(found))) == set(schema["properties"])
 
 
-def test_a_document_with_an_unknown_field_or_a_bad_slice_is_refused_in_one_sentence() -> None:
+def test_document_with_an_unknown_field_or_a_bad_slice_is_rejected() -> None:
     document = documents.dump(stage_messages(uniform(1, 1), MODEL, FABRIC))
     sends = document["forward"]["rounds"][0]["sends"]
     assert sends[0]["slice"] == [[0, 4], [0, WIDTH]]
