@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from flow_harm import running
+from flow_harm import fail_pods, run_with, running
 from flow_reports import log_of, report_of
 from flow_world import World, spec_of
 
-from trainwright.worker_api import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNode, LinkTask, TrialTask
+from trainwright.worker_api import (
+    MAX_REPORT_BYTES,
+    PROGRESS_MARKER,
+    REPORT_MARKER,
+    Gang,
+    GangNode,
+    LinkTask,
+    ProfilingTask,
+    TrialTask,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +28,7 @@ from trainwright.worker_api import MAX_REPORT_BYTES, REPORT_MARKER, Gang, GangNo
         (f'{REPORT_MARKER} {{"document": "TrialReport", "iteration_seconds": "fast"}}\n', "iteration_seconds"),
         (f"{REPORT_MARKER} {'x' * (MAX_REPORT_BYTES + 1)}\n", "at most"),
         (f'{REPORT_MARKER} {{"document": "Gang", "nodes": []}}\n', "Gang"),
+        (f'{REPORT_MARKER} {{"document": "\\ud800"}}\n', "surrogates not allowed"),
     ],
 )
 def test_unusable_report_is_invalid(log: str, words: str) -> None:
@@ -26,6 +36,39 @@ def test_unusable_report_is_invalid(log: str, words: str) -> None:
     world.run()
     assert world.trial("candidate-1").reason == "ReportInvalid"
     assert words in world.trial("candidate-1").message
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "what"), [(-1, 5, "rounds"), (1, -5, "rounds"), (1, 2**63, "rounds"), (1, 5, "\\ud800")]
+)
+def test_progress_that_no_status_can_hold_is_ignored(done: int, total: int, what: str) -> None:
+    def report_progress(world: World) -> None:
+        line = f'{PROGRESS_MARKER} {{"done": {done}, "total": {total}, "what": "{what}"}}\n'
+        world.pods = {name: replace(pod, log=line) for name, pod in world.pods.items()}
+        world.step(0.0)
+        assert world.status.progress is not None
+        assert world.status.progress.text == "0/1 measurement: runs"
+
+    assert run_with(World(), "links", report_progress).succeeded == "True"
+
+
+def test_failure_that_no_status_can_hold_is_a_crash() -> None:
+    message = '{"document": "Failure", "reason": "Hang", "message": "\\ud800"}'
+    world = run_with(World(), "links", lambda world: fail_pods(world, "links", termination_message=message))
+    assert world.condition("LinksMeasured").reason == "Crashed"
+
+
+def test_profiles_that_two_reports_contain_are_invalid() -> None:
+    def report(order):
+        told = report_of(order)
+        if not isinstance(order, ProfilingTask):
+            return told
+        return replace(told, layers=tuple(replace(layer, accelerator="same") for layer in told.layers))
+
+    world = World(report=report)
+    world.run()
+    assert world.condition("Profiled").reason == "ReportInvalid"
+    assert "is profiled 2 times" in world.condition("Profiled").message
 
 
 def test_report_of_another_kind_is_invalid() -> None:

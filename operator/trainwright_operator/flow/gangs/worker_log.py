@@ -19,6 +19,9 @@ from trainwright.worker_api import (
     WorkerReport,
 )
 
+_MAX_STEPS = 2**63 - 1
+"""Maximum of an integer in the status."""
+
 
 def last_document(log: str, marker: str) -> str | None:
     """Return the text after the marker in the last line that starts with it, or None."""
@@ -35,6 +38,9 @@ def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: s
     """
     try:
         data = json.loads(text)
+        if "\\u" in text:
+            # An escaped lone surrogate parses, but neither a status nor a request can hold it.
+            json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise documents.DocumentError(f"{source}: not JSON: {error}") from None
     if isinstance(data, dict):
@@ -69,7 +75,7 @@ def parse_series_parts(log: str) -> dict[int, TrialReport]:
 
 
 def parse_progress(log: str) -> Progress | None:
-    """Return the last reported progress, or None where it is missing or unreadable."""
+    """Return the last reported progress, or None where it is missing, unreadable or does not fit into the status."""
     text = last_document(log, PROGRESS_MARKER)
     if text is None or len(text) > 4096:
         return None
@@ -77,7 +83,7 @@ def parse_progress(log: str) -> Progress | None:
         parsed: Progress = parse_strict(text, Progress, "progress")
     except documents.DocumentError:
         return None
-    return parsed
+    return parsed if parsed.done >= 0 and 0 <= parsed.total <= _MAX_STEPS else None
 
 
 def parse_failure(text: str) -> Failure | None:

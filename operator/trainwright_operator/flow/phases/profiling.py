@@ -51,7 +51,11 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
             too_large.extend(result.report.out_of_memory)
     if open_runs:
         return _advance_runs(context, findings.discovery, open_runs, total=len(needed))
-    return _store_profiles(context, findings, Profiles(tuple(measured), too_large=tuple(too_large)))
+    try:
+        profiles = Profiles(tuple(measured), too_large=tuple(too_large))
+    except ValueError as error:
+        return Failed(explain(Reason.REPORT_INVALID, what=error))
+    return _store_profiles(context, findings, profiles)
 
 
 def _advance_runs(
