@@ -114,7 +114,7 @@ def test_status_is_written_when_an_earlier_action_fails() -> None:
     api, memory = Refusing(), ReadCache()
     applier = Applier(cast(Api, api), SearchPool())
     todo: list[Action] = [
-        CreateConfigMap("order", StoredRole.ORDER, {}),
+        CreateConfigMap("order", StoredRole.TASK, {}),
         DeleteConfigMap("other"),
         SetStatus(TrainingPlanStatus()),
     ]

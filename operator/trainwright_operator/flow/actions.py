@@ -13,7 +13,7 @@ from trainwright_operator.api.status import TrainingPlanStatus
 class StoredRole(StrEnum):
     """Content of a ConfigMap."""
 
-    ORDER = "order"
+    TASK = "order"
     RESULT = "result"
     DOCUMENT = "document"
 

@@ -72,13 +72,13 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
     findings = Findings()
     for condition, advance in ((phase.condition, advance) for phase in PHASES for advance in phase.advances):
         try:
-            result = advance(context, findings)
+            phase_result = advance(context, findings)
         except documents.DocumentError as error:
-            result = Failed(explain(Reason.REPORT_INVALID, what=f"a stored document was modified: {error}"))
-        steps.append(Step(condition, result))
-        if not isinstance(result, Done):
+            phase_result = Failed(explain(Reason.REPORT_INVALID, what=f"a stored document was modified: {error}"))
+        steps.append(Step(condition, phase_result))
+        if not isinstance(phase_result, Done):
             break
-        findings = result.findings
+        findings = phase_result.findings
     return _with_request_failure(context, steps)
 
 
@@ -107,9 +107,9 @@ def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Ac
         return gang in live_gangs and context.names.owns(name)
 
     stored, jobs = context.snapshot.stored, context.snapshot.jobs
-    orders = [one for one in stored if one.role == StoredRole.ORDER and not one.terminating]
+    tasks = [one for one in stored if one.role == StoredRole.TASK and not one.terminating]
     return [
-        *(DeleteConfigMap(one.name) for one in orders if not is_live(one.name, one.gang)),
+        *(DeleteConfigMap(one.name) for one in tasks if not is_live(one.name, one.gang)),
         *(DeleteJob(one.name) for one in jobs if not one.terminating and not is_live(one.name, one.gang)),
     ]
 

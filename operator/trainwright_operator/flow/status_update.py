@@ -16,7 +16,7 @@ _ConditionStatus = Literal["True", "False", "Unknown"]
 _Update = tuple[_ConditionStatus, Explanation]
 """New state of a condition."""
 _MAX_WHAT: Final = 128
-_COLUMNS: Final = {
+_PHASE_OF_CONDITION: Final = {
     ConditionType.ACCEPTED: Phase.PENDING,
     ConditionType.NODES_DISCOVERED: Phase.DISCOVERING,
     ConditionType.LINKS_MEASURED: Phase.MEASURING_LINKS,
@@ -101,11 +101,13 @@ def _condition(
 
 
 def _progress(last: Step) -> Progress | None:
-    told = last.result.progress if isinstance(last.result, Waiting) else None
-    if told is None:
+    progress = last.result.progress if isinstance(last.result, Waiting) else None
+    if progress is None:
         return None
-    done = min(told.done, told.total)
-    return Progress(phase=_COLUMNS[last.condition], what=told.what[:_MAX_WHAT], done=done, total=told.total)
+    done = min(progress.done, progress.total)
+    return Progress(
+        phase=_PHASE_OF_CONDITION[last.condition], what=progress.what[:_MAX_WHAT], done=done, total=progress.total
+    )
 
 
 def _phase(conditions: Sequence[Condition]) -> Phase:
@@ -115,7 +117,7 @@ def _phase(conditions: Sequence[Condition]) -> Phase:
         return Phase.SUSPENDED
     if states[ConditionType.SUCCEEDED] != "Unknown":
         return Phase.SUCCEEDED if states[ConditionType.SUCCEEDED] == "True" else Phase.FAILED
-    return next((column for kind, column in _COLUMNS.items() if states[kind] != "True"), Phase.TRYING)
+    return next((phase for kind, phase in _PHASE_OF_CONDITION.items() if states[kind] != "True"), Phase.TRYING)
 
 
 def _events(context: ReconcileContext, conditions: Sequence[Condition]) -> list[EmitEvent]:

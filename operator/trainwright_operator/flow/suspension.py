@@ -42,7 +42,7 @@ def _partial_results(context: ReconcileContext) -> Iterator[Action]:
     if failing is not None and context.now - failing.since > _STORING_PATIENCE:
         return
     for stored in context.snapshot.stored:
-        if stored.role != StoredRole.ORDER or stored.terminating or not context.names.owns(stored.name):
+        if stored.role != StoredRole.TASK or stored.terminating or not context.names.owns(stored.name):
             continue
         try:
             gang_spec = _gang_of_task(context, stored)
@@ -54,13 +54,13 @@ def _partial_results(context: ReconcileContext) -> Iterator[Action]:
 
 def _gang_of_task(context: ReconcileContext, stored: StoredConfigMap) -> GangSpec | None:
     """Return the gang of a task, as far as its results depend on it, or None for a series that is no longer planned."""
-    order: WorkerTask = parse_strict(stored.data.get(TASK_FILE, ""), WorkerTask, stored.name)
-    if not isinstance(order, TrialSeriesTask):
-        return GangSpec(stored.gang, order, pending_seconds=0.0, run_seconds=0.0)
+    task: WorkerTask = parse_strict(stored.data.get(TASK_FILE, ""), WorkerTask, stored.name)
+    if not isinstance(task, TrialSeriesTask):
+        return GangSpec(stored.gang, task, pending_seconds=0.0, run_seconds=0.0)
     planned = context.stored_document(context.names.candidates(context.spec.trials.top_k), PlannedTrials)
     if planned is None:
         return None
     parts = tuple(trial.name + SERIES_SUFFIX for trial in trial_gangs.active_series(context, planned))
     if parts[:1] != (stored.gang,):
         return None
-    return GangSpec(stored.gang, order, pending_seconds=0.0, run_seconds=0.0, part_names=parts)
+    return GangSpec(stored.gang, task, pending_seconds=0.0, run_seconds=0.0, part_names=parts)

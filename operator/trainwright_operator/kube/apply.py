@@ -85,7 +85,7 @@ class Applier:
         namespace = plan.namespace
         match action:
             case a.CreateConfigMap():
-                if action.role is a.StoredRole.ORDER:
+                if action.role is a.StoredRole.TASK:
                     memory.refusals.clear()  # a new task is a new attempt
                 await self._create(plan, client.core_path("configmaps", namespace), _config_map(plan, action))
             case a.AnnotateConfigMap(name=name, annotations=annotations):

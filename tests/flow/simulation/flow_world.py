@@ -168,7 +168,7 @@ class World:
     def _apply(self, action: a.Action) -> None:  # noqa: C901, PLR0912 (one case per action)
         match action:
             case a.CreateConfigMap(name=name):
-                if action.role is a.StoredRole.ORDER:
+                if action.role is a.StoredRole.TASK:
                     self.refusals.clear()
                 if name not in self.stored:
                     self.created.append(name)

@@ -58,7 +58,7 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
     placed: Placements,
     *,
     jobs: Sequence[JobFacts],
-    order: StoredConfigMap,
+    task_map: StoredConfigMap,
     started_at: datetime | None,
     blockers: Sequence[str] = (),
 ) -> GangFailure | None:
@@ -71,10 +71,10 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
         _placement_failure(placed)
         or _timeout_or_failure(gang_spec, _worker_failure(now, pods), now, started_at)
         or _start_failure(now, pods)
-        or _lost_pod_failure(placed, order, jobs)
+        or _lost_pod_failure(placed, task_map, jobs)
         or _job_failure(now, pods, jobs)
         or _deadline_failure(
-            now, gang_spec, _describe_wait(placed, blockers), placed, order=order, started_at=started_at
+            now, gang_spec, _describe_wait(placed, blockers), placed, task_map=task_map, started_at=started_at
         )
     )
 
@@ -93,12 +93,12 @@ def _worker_failure(now: datetime, pods: Sequence[PodFacts]) -> GangFailure | No
     If the cause reports nothing itself, the cause that it reported to its peers counts.
     """
     failed = [pod for pod in pods if pod.phase == "Failed"]
-    troubles = [_pod_failure(pod) for pod in failed]
-    causes = [trouble for trouble in troubles if trouble.reason not in _SECONDARY_REASONS]
+    failures = [_pod_failure(pod) for pod in failed]
+    causes = [failure for failure in failures if failure.reason not in _SECONDARY_REASONS]
     if causes:
         return _most_specific(causes)
     ended = [container.finished_at for pod in failed for container in pod.containers if container.finished_at]
-    if troubles and (len(failed) == len(pods) or not ended or now - min(ended) >= CAUSE_PATIENCE):
+    if failures and (len(failed) == len(pods) or not ended or now - min(ended) >= CAUSE_PATIENCE):
         return _most_specific([_pod_failure(pod, by_cause=True) for pod in failed])
     return None
 
@@ -119,8 +119,8 @@ def _timeout_or_failure(
     return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(deadline_seconds), what=failed.message)
 
 
-def _most_specific(troubles: Sequence[GangFailure]) -> GangFailure:
-    return min(troubles, key=lambda trouble: _VAGUENESS.get(trouble.reason, 0))
+def _most_specific(failures: Sequence[GangFailure]) -> GangFailure:
+    return min(failures, key=lambda failure: _VAGUENESS.get(failure.reason, 0))
 
 
 def _pod_failure(pod: PodFacts, *, by_cause: bool = False) -> GangFailure:
@@ -166,8 +166,8 @@ def _start_failure(now: datetime, pods: Sequence[PodFacts]) -> GangFailure | Non
             what = f"it mounts {' and '.join(pod.missing_maps)}, but its namespace has no ConfigMap of that name"
             return GangFailure.of(Reason.CONTAINER_NOT_CREATED, pod=pod.name, what=what)
         for container in pod.containers:
-            if trouble := _container_start_failure(pod, container, waited):
-                return trouble
+            if failure := _container_start_failure(pod, container, waited):
+                return failure
     return None
 
 
@@ -181,7 +181,7 @@ def _container_start_failure(pod: PodFacts, container: ContainerFacts, waited: t
     return None
 
 
-def _lost_pod_failure(placed: Placements, order: StoredConfigMap, jobs: Sequence[JobFacts]) -> GangFailure | None:
+def _lost_pod_failure(placed: Placements, task_map: StoredConfigMap, jobs: Sequence[JobFacts]) -> GangFailure | None:
     """Return a failure for a pod lost after placement.
 
     The training operator recreates it, but its peers wait for the old one.
@@ -189,7 +189,7 @@ def _lost_pod_failure(placed: Placements, order: StoredConfigMap, jobs: Sequence
     ending = any(job.failed_at or job.succeeded for job in jobs) or any(
         pod and pod.phase == "Failed" for pod, _ in placed
     )
-    if PLACED_ANNOTATION not in order.annotations or ending:
+    if PLACED_ANNOTATION not in task_map.annotations or ending:
         return None
     for pod, node in placed:
         if pod is None:
@@ -219,15 +219,15 @@ def _deadline_failure(  # noqa: PLR0913 - each is a different fact of the gang
     waits_for: str,
     placed: Placements,
     *,
-    order: StoredConfigMap,
+    task_map: StoredConfigMap,
     started_at: datetime | None,
 ) -> GangFailure | None:
     """Check the deadlines of waiting and running together, of the run, and of the pods' start."""
-    if gang_spec.deadline_seconds is not None and _age(now, order.created_at) > gang_spec.deadline_seconds:
+    if gang_spec.deadline_seconds is not None and _age(now, task_map.created_at) > gang_spec.deadline_seconds:
         return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(gang_spec.deadline_seconds), what=waits_for)
     if started_at is not None and _age(now, started_at) > gang_spec.run_seconds:
         return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(gang_spec.run_seconds), what=waits_for)
-    since = datetime.fromisoformat(order.annotations[JOBS_CREATED_ANNOTATION])
+    since = datetime.fromisoformat(task_map.annotations[JOBS_CREATED_ANNOTATION])
     if started_at is None and _age(now, since) > gang_spec.pending_seconds:
         return _start_timeout(placed, seconds=round(gang_spec.pending_seconds), what=waits_for)
     return None
@@ -246,13 +246,13 @@ def _age(now: datetime, since: datetime) -> float:
     return (now - since).total_seconds()
 
 
-def _describe_wait(placed: Placements, lacking: Sequence[str]) -> str:
+def _describe_wait(placed: Placements, blockers: Sequence[str]) -> str:
     """Describe what a late gang waits for."""
     for pod, node in placed:
         if pod is None:
             return f"the pod for node {node} does not exist"
-    if lacking:
-        return "; ".join(lacking)
+    if blockers:
+        return "; ".join(blockers)
     for pod, node in placed:
         if pod is not None and scheduling.is_gated(pod):
             return f"pod {pod.name} is not assigned to node {node} yet"

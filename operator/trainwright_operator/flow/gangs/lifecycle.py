@@ -79,7 +79,7 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
     name, data = context.names.task(gang_spec.name), {TASK_FILE: documents.dumps(gang_spec.task)}
     return GangStep(
-        activity="creating the task", actions=(CreateConfigMap(name, StoredRole.ORDER, data, gang_spec.name),)
+        activity="creating the task", actions=(CreateConfigMap(name, StoredRole.TASK, data, gang_spec.name),)
     )
 
 
@@ -196,7 +196,7 @@ class _RunningGang:
             self.gang_spec,
             self.placed,
             jobs=tuple(self.jobs.values()),
-            order=self.task_map,
+            task_map=self.task_map,
             started_at=started_at,
             blockers=[*lacking, *refused],
         )

@@ -67,13 +67,13 @@ class JobShape:
 
 def find_series_gangs(stored: Iterable[StoredConfigMap]) -> frozenset[str]:
     """Return the gangs whose stored task is a readable series."""
-    orders = (one for one in stored if one.role == StoredRole.ORDER)
-    return frozenset(one.gang for one in orders if _kind(one.data.get(pod_template.TASK_FILE, "")) == "series")
+    tasks = (one for one in stored if one.role == StoredRole.TASK)
+    return frozenset(one.gang for one in tasks if _kind(one.data.get(pod_template.TASK_FILE, "")) == "series")
 
 
-def _kind(order: str) -> object:
+def _kind(task: str) -> object:
     try:
-        document = json.loads(order)
+        document = json.loads(task)
     except (ValueError, RecursionError):
         return None
     return document.get("kind") if isinstance(document, dict) else None
@@ -135,7 +135,7 @@ def _manifest(context: ReconcileContext, gang_spec: GangSpec, shape: JobShape, *
             "template": pod_template.render(
                 image=plan.image,
                 master=f"{first_job}-{MASTER}-0",
-                order_map=context.names.task(gang_spec.name),
+                task_map=context.names.task(gang_spec.name),
                 resource_name=spec.devices.resource_name,
                 devices=shape.devices,
                 labels=own_labels | further,

@@ -13,8 +13,7 @@ from trainwright_operator.flow.scheduling import worker_tolerations
 CONTAINER: Final = "pytorch"
 """Container name that the training operator's webhook requires."""
 RENDEZVOUS_PORT: Final = 23456
-_ORDER_FOLDER, _, _ORDER_FILE = worker_api.TASK_PATH.rpartition("/")
-TASK_FILE: Final = _ORDER_FILE
+_TASK_FOLDER, _, TASK_FILE = worker_api.TASK_PATH.rpartition("/")
 _GRACE_SECONDS = 5
 """Short, because a worker has nothing to save and the next gang waits for its devices."""
 _NON_ROOT_USER = 65532
@@ -24,7 +23,7 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     *,
     image: str,
     master: str,
-    order_map: str,
+    task_map: str,
     resource_name: str,
     devices: int,
     labels: Mapping[str, str],
@@ -44,7 +43,7 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
         spec["tolerations"] = worker_tolerations(template.spec, resource_name)
     spec["schedulingGates"] = [{"name": PLACEMENT_GATE}]
     spec["automountServiceAccountToken"] = False
-    spec = merge(spec, _required(order_map=order_map, resource_name=resource_name, devices=devices))
+    spec = merge(spec, _required(task_map=task_map, resource_name=resource_name, devices=devices))
     return {
         "metadata": {
             "labels": {**template.metadata.labels, **labels},
@@ -79,7 +78,7 @@ def _defaults(*, image: str, master: str) -> dict[str, Any]:
     }
 
 
-def _required(*, order_map: str, resource_name: str, devices: int) -> dict[str, Any]:
+def _required(*, task_map: str, resource_name: str, devices: int) -> dict[str, Any]:
     amount = {resource_name: str(devices)}
     return {
         "containers": [
@@ -90,13 +89,13 @@ def _required(*, order_map: str, resource_name: str, devices: int) -> dict[str, 
                 ],
                 "resources": {"requests": amount, "limits": amount},
                 "volumeMounts": [
-                    {"name": "order", "mountPath": _ORDER_FOLDER, "readOnly": True},
+                    {"name": "order", "mountPath": _TASK_FOLDER, "readOnly": True},
                     # The default of 64 MiB is less than one NCCL or gloo buffer set.
                     {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - the fixed path of shared memory
                 ],
             }
         ],
-        "volumes": [{"name": "order", "configMap": {"name": order_map}}],
+        "volumes": [{"name": "order", "configMap": {"name": task_map}}],
     }
 
 

@@ -24,8 +24,6 @@ from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.trials.planned_trials import plan_digest
 
-_GOOD = OutcomeState.SUCCEEDED
-
 
 def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     context: ReconcileContext,
@@ -50,7 +48,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
         for number in range(len(gang_spec.result_names))
     )
     assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
-    unlucky = next((number for number, one in assessments.items() if one.state is not _GOOD), None)
+    unlucky = next((number for number, one in assessments.items() if one.state is not OutcomeState.SUCCEEDED), None)
     maps = []
     for number in sorted(assessments, key=lambda number: gang_spec.result_names[number] == gang_spec.name):
         ending, name = assessments[number], gang_spec.result_names[number]
@@ -69,18 +67,18 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     return tuple(maps)
 
 
-def _tried(order: WorkerTask, number: int) -> str:
+def _tried(task: WorkerTask, number: int) -> str:
     """Return the digest of the plan with that number."""
-    if isinstance(order, TrialTask):
-        return plan_digest(order.plan)
-    return plan_digest(order.plans[number]) if isinstance(order, TrialSeriesTask) else ""
+    if isinstance(task, TrialTask):
+        return plan_digest(task.plan)
+    return plan_digest(task.plans[number]) if isinstance(task, TrialSeriesTask) else ""
 
 
 def split_series_report(report: WorkerReport, gang_spec: GangSpec) -> tuple[WorkerReport, ...] | GangFailure:
     """Return a report for each of the gang's results, or why the report is unusable."""
-    order = gang_spec.task
-    if report.kind != order.kind:
-        return GangFailure.of(Reason.REPORT_INVALID, what=f"expected kind {order.kind}, got {report.kind}")
+    task = gang_spec.task
+    if report.kind != task.kind:
+        return GangFailure.of(Reason.REPORT_INVALID, what=f"expected kind {task.kind}, got {report.kind}")
     found = report.trials if isinstance(report, TrialSeriesReport) else (report,)
     if len(found) != len(gang_spec.result_names):
         what = f"expected {len(gang_spec.result_names)} trials, got {len(found)}"

@@ -77,7 +77,7 @@ def discard_transient_failures(context: ReconcileContext, findings: Findings) ->
 
 def _current_gangs(context: ReconcileContext) -> frozenset[str]:
     """Return the gangs of the same identity, which keep running while an edited spec is being accepted."""
-    stored = (one for one in context.snapshot.stored if one.role == StoredRole.ORDER)
+    stored = (one for one in context.snapshot.stored if one.role == StoredRole.TASK)
     return frozenset(one.gang for one in stored if context.names.owns(one.name))
 
 

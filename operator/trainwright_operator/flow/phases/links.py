@@ -52,18 +52,17 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     report = _measure(context, main_gang(context, discovery, is_sampled=is_sampled))
     if not isinstance(report, LinkReport):
         return report
-    further: LinkReport | None = None
+    follow_up: LinkReport | Waiting | Failed | None = None
     try:
         if not is_sampled:
             found = findings_from_all_links(discovery, report)
         else:
-            left = find_inconsistent_links(discovery.sampling, report)
-            if left.pairs or left.intra_nodes:
-                answer = _measure(context, follow_up_gang(context, discovery, left))
-                if not isinstance(answer, LinkReport):
-                    return answer
-                further = answer
-            found = findings_from_samples(discovery, report, further)
+            inconsistent = find_inconsistent_links(discovery.sampling, report)
+            if inconsistent.pairs or inconsistent.intra_nodes:
+                follow_up = _measure(context, follow_up_gang(context, discovery, inconsistent))
+                if not isinstance(follow_up, LinkReport):
+                    return follow_up
+            found = findings_from_samples(discovery, report, follow_up)
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
     reference = ConfigMapReference(config_map=context.names.result(GANG))
@@ -107,12 +106,14 @@ def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sam
     return GangSpec(GANG, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 
 
-def follow_up_gang(context: ReconcileContext, discovery: DiscoveredDevices, left: InconsistentLinks) -> GangSpec:
+def follow_up_gang(
+    context: ReconcileContext, discovery: DiscoveredDevices, inconsistent: InconsistentLinks
+) -> GangSpec:
     """Return the gang for the inconsistent links: a pod on each of their nodes."""
-    wanted = {*left.intra_nodes, *(node for pair in left.pairs for node in pair)}
-    places = _places(discovery, wanted, insides=left.intra_nodes)
+    wanted = {*inconsistent.intra_nodes, *(node for pair in inconsistent.pairs for node in pair)}
+    places = _places(discovery, wanted, insides=inconsistent.intra_nodes)
     seconds = context.spec.links.deadline_seconds
-    task = LinkTask(discovery.make_gang(places, run_seconds=seconds), pairs=left.pairs)
+    task = LinkTask(discovery.make_gang(places, run_seconds=seconds), pairs=inconsistent.pairs)
     return GangSpec(FOLLOW_UP_GANG, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 
 

@@ -68,11 +68,11 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
     foreign = [name for trial in planned.trials for name in attempts[trial.name].results_of_other_plans(trial.plan)]
     if foreign:
         return Waiting(actions=tuple(DeleteConfigMap(context.names.result(name)) for name in foreign))
-    order = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
-    active = _select_gang(context, findings, order, attempts)
+    turns = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
+    active = _select_gang(context, findings, turns, attempts)
     step = advance(context, active.gang_spec) if active.gang_spec is not None else None
     entries = _TrialEntries(context, findings.links.cluster, attempts, active, step)
-    tried = tuple(entries.of(turn) for turn in order)
+    tried = tuple(entries.of(turn) for turn in turns)
     if active.gang_spec is not None and step is not None:
         return _in_progress(active.gang_spec, step, tried)
     used_hours = TrialUsage.of(attempts.values()).device_seconds / 3600.0
@@ -87,12 +87,12 @@ def _trial_results(attempts: Mapping[str, TrialAttempts]) -> dict[str, TrialResu
 
 
 def _select_gang(
-    context: ReconcileContext, findings: Findings, order: Sequence[TrialTurn], attempts: Mapping[str, TrialAttempts]
+    context: ReconcileContext, findings: Findings, turns: Sequence[TrialTurn], attempts: Mapping[str, TrialAttempts]
 ) -> ActiveGang:
     """Return the running series, else the next trial's gang, with other trials if they may join."""
     discovery, limits = findings.discovery, context.spec.trials
     spent = TrialUsage.of(attempts.values())
-    coming = [turn.trial for turn in order if turn.is_worth_it and attempts[turn.trial.name].final is None]
+    coming = [turn.trial for turn in turns if turn.is_worth_it and attempts[turn.trial.name].final is None]
     trials = trial_gangs.active_series(context, findings.planned)
     if not trials and not coming:
         return ActiveGang()
@@ -164,7 +164,7 @@ def _finish(
     context: ReconcileContext,
     findings: Findings,
     tried: tuple[TriedPlan, ...],
-    stopped: Reason | None,
+    stop_reason: Reason | None,
     *,
     used_hours: float,
 ) -> Done | Failed:
@@ -176,14 +176,14 @@ def _finish(
         what = f"{last.name}: {last.reason}: {last.message}"
         return Failed(explain(Reason.ALL_TRIALS_FAILED, total=len(tried), what=what), status=_status(tried))
     fields: dict[str, object] = {"succeeded": len(measured), "total": len(tried)}
-    if stopped is Reason.MAX_FAILED_TRIALS_REACHED:
+    if stop_reason is Reason.MAX_FAILED_TRIALS_REACHED:
         fields |= {"failed": failed, "limit": limits.max_failed}
-    elif stopped is Reason.DEVICE_HOURS_EXHAUSTED:
+    elif stop_reason is Reason.DEVICE_HOURS_EXHAUSTED:
         fields |= {"hours": used_hours, "limit": limits.max_device_hours}
     elif any(plan.status.reason == Reason.REGRET_IS_SMALL for plan in tried):
-        stopped = Reason.REGRET_IS_SMALL
+        stop_reason = Reason.REGRET_IS_SMALL
         fields |= {"limit": limits.stop_when_regret_below}
-    explanation = explain(stopped or Reason.ALL_TRIALS_FINISHED, **fields)
+    explanation = explain(stop_reason or Reason.ALL_TRIALS_FINISHED, **fields)
     return Done(replace(findings, measured=measured), explanation, status=_status(tried))
 
 

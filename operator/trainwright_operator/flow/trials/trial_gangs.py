@@ -36,7 +36,7 @@ def single_trial_gang(
 ) -> GangSpec:
     """Return the gang of a single trial."""
     plan, spec = trial.plan, context.spec
-    order = TrialTask(
+    task = TrialTask(
         gang=discovery.make_gang(_places([plan]), run_seconds=run_seconds),
         model=model_from_spec(spec),
         plan=plan,
@@ -46,7 +46,7 @@ def single_trial_gang(
         fault=rehearsed_fault(context, trial),
         timeline=spec.trials.timeline and estimate_report_bytes([plan], spec.trials) <= TRIAL_REPORT_BUDGET_BYTES,
     )
-    return GangSpec(gang, order, spec.trials.pending_deadline_seconds, run_seconds)
+    return GangSpec(gang, task, spec.trials.pending_deadline_seconds, run_seconds)
 
 
 def series_gang(
@@ -54,7 +54,7 @@ def series_gang(
 ) -> GangSpec:
     """Return the gang of several trials, on all devices that any of them uses. It is named after the first."""
     spec = context.spec
-    order = TrialSeriesTask(
+    task = TrialSeriesTask(
         gang=discovery.make_gang(_places([trial.plan for trial in trials]), run_seconds=run_seconds),
         model=model_from_spec(spec),
         plans=tuple(trial.plan for trial in trials),
@@ -64,7 +64,7 @@ def series_gang(
         timeline=spec.trials.timeline,
     )
     parts = tuple(trial.name + SERIES_SUFFIX for trial in trials)
-    return GangSpec(parts[0], order, spec.trials.pending_deadline_seconds, run_seconds, part_names=parts)
+    return GangSpec(parts[0], task, spec.trials.pending_deadline_seconds, run_seconds, part_names=parts)
 
 
 def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[PlannedTrial, ...]:
@@ -75,15 +75,15 @@ def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[Pl
     by_plan = {trial.plan: trial for trial in planned.trials}
     for first in planned.trials:
         gang = first.name + SERIES_SUFFIX
-        order = context.snapshot.find(context.names.task(gang))
-        if order is None or context.snapshot.find(context.names.result(gang)) is not None:
+        task_map = context.snapshot.find(context.names.task(gang))
+        if task_map is None or context.snapshot.find(context.names.result(gang)) is not None:
             continue
         try:
-            given: TrialSeriesTask = parse_strict(order.data.get(TASK_FILE, ""), TrialSeriesTask, order.name)
+            task: TrialSeriesTask = parse_strict(task_map.data.get(TASK_FILE, ""), TrialSeriesTask, task_map.name)
         except documents.DocumentError:
             continue
-        trials = tuple(by_plan[plan] for plan in given.plans if plan in by_plan)
-        if len(trials) == len(given.plans) and trials[:1] == (first,):
+        trials = tuple(by_plan[plan] for plan in task.plans if plan in by_plan)
+        if len(trials) == len(task.plans) and trials[:1] == (first,):
             return trials
     return ()
 

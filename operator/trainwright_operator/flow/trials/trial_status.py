@@ -42,13 +42,13 @@ def pending_or_skipped(
     return TriedPlan(trial, _status(trial, TrialState.SKIPPED, skip_reason, sentence))
 
 
-def in_progress(trial: PlannedTrial, view: GangStep, others: tuple[str, ...]) -> TriedPlan:
+def in_progress(trial: PlannedTrial, step: GangStep, others: tuple[str, ...]) -> TriedPlan:
     """Return the entry of a trial whose gang is in progress, perhaps with others in the same pods."""
-    state = TrialState.RUNNING if view.started_at is not None else TrialState.PENDING
-    what = f"in a series with {', '.join(others)}: {view.activity}" if others else view.activity
-    status = _status(trial, state, view.reason, what)
-    if view.started_at is not None:
-        status = status.model_copy(update={"start_time": view.started_at})
+    state = TrialState.RUNNING if step.started_at is not None else TrialState.PENDING
+    what = f"in a series with {', '.join(others)}: {step.activity}" if others else step.activity
+    status = _status(trial, state, step.reason, what)
+    if step.started_at is not None:
+        status = status.model_copy(update={"start_time": step.started_at})
     return TriedPlan(trial, status)
 
 
@@ -66,8 +66,8 @@ def skipped_by_failure(status: TrialStatus, reason: Reason, sentence: str) -> Tr
 def _stopped(status: TrialStatus, state: TrialState, reason: Reason, sentence: str) -> TrialStatus:
     if status.state.is_final:
         return status
-    told = {"state": state, "reason": reason.value, "message": sentence[:_MAX_MESSAGE], "start_time": None}
-    return status.model_copy(update=told)
+    update = {"state": state, "reason": reason.value, "message": sentence[:_MAX_MESSAGE], "start_time": None}
+    return status.model_copy(update=update)
 
 
 def ended(trial: PlannedTrial, result: GangResult, result_map: str, model: Model, cluster: Cluster) -> TriedPlan:
