@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainwright.cluster import Device
 from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.context import CostContext
-from trainwright.cost.network import Array
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.time_terms import pipeline_seconds, tensor_all_reduce_bytes
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.context import CostContext
-from trainwright.cost.network import Array
+from trainwright.cost.layer_sums import Array
 
 Nodes = NDArray[np.intp]
 """Numbers of nodes, in the cluster's order."""

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from trainwright.cluster import Device
 from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.context import CostContext
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import activation_bytes, shard_values, state_bytes
 from trainwright.cost.time_terms import TensorGroupClass, overlapped_seconds, pipeline_seconds, tensor_sync_seconds
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.rank_layout import RankLayout
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Cluster, Node, Port
+from trainwright.cost.layer_sums import Array
 
 Edge = tuple[str, str]
 """Directed link (source node, target node); both are equal within a node."""
@@ -148,9 +149,6 @@ class Network:
                 seconds = max(seconds, through / self.nic_bandwidths[card])
             found[source, target, size] = seconds
         return found
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

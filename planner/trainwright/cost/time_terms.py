@@ -15,7 +15,7 @@ import numpy as np
 
 from trainwright.cost.collectives import Collective
 from trainwright.cost.context import CostContext
-from trainwright.cost.network import Array
+from trainwright.cost.layer_sums import Array
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Sharding
 

@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainwright.cost.context import CostContext
+from trainwright.cost.layer_sums import Array
 from trainwright.layer import LayerKind
-
-Array = NDArray[np.float64]
 
 _ROUNDING = 1e-9
 """Share by which the bound is lowered, since bound and estimate add up the same seconds in different orders."""

@@ -189,23 +189,23 @@ class _SubmeshTables:
         ), self.degree_options.spans.sums_of_pairs(np.array(backward_hidden))
 
     def _gather_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
-        setting = self.degree_options.problem.cost_context
-        values = setting.parameters_per_rank(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].all_gather_seconds(values * setting.model.dtype.num_bytes)
+        context = self.degree_options.problem.cost_context
+        values = context.parameters_per_rank(kind, way.shape.tensor)
+        return self._collectives(way.shape)[1].all_gather_seconds(values * context.model.dtype.num_bytes)
 
     def _reduce_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
-        setting = self.degree_options.problem.cost_context
-        values = setting.parameters_per_rank(kind, way.shape.tensor)
-        return self._collectives(way.shape)[1].reduce_scatter_seconds(values * setting.gradient_dtype.num_bytes)
+        context = self.degree_options.problem.cost_context
+        values = context.parameters_per_rank(kind, way.shape.tensor)
+        return self._collectives(way.shape)[1].reduce_scatter_seconds(values * context.gradient_dtype.num_bytes)
 
     def _iteration_seconds(self, way: _DegreeOption, overlappable: Array) -> Array:
         """Return `[first, end]` exposed gradient reduction, optimizer step and all-gather of updated weights.
 
         `overlappable`: backward compute seconds of the last micro-batch that gradient reduction can overlap.
         """
-        setting, shape, spans = self.degree_options.problem.cost_context, way.shape, self.degree_options.spans
-        overlaps = way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or setting.runtime.overlaps_gradients
-        reductions = {kind.name: self._reduce_seconds(kind, way) for kind in setting.model.kinds}
+        context, shape, spans = self.degree_options.problem.cost_context, way.shape, self.degree_options.spans
+        overlaps = way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or context.runtime.overlaps_gradients
+        reductions = {kind.name: self._reduce_seconds(kind, way) for kind in context.model.kinds}
         return tail_seconds(
             self.degree_options.resident_parameters(shape.tensor),
             spans.sums(self._by_kind(self._kind_table(shape).update_seconds)),
@@ -214,41 +214,41 @@ class _SubmeshTables:
             data=shape.data,
             window=overlappable if overlaps else 0.0,
             last_reduce_seconds=spans.first_layer_values(reductions),
-            context=setting,
+            context=context,
         )
 
     def _state_bytes(self, way: _DegreeOption) -> tuple[Array, Array]:
         """Return `[first, end]` bytes of weights, gradients and optimizer state, and of weights that are gathered for use."""
-        setting, data = self.degree_options.problem.cost_context, way.shape.data
+        context, data = self.degree_options.problem.cost_context, way.shape.data
         values = self.degree_options.resident_parameters(way.shape.tensor)
-        sizes = {kind.name: float(setting.parameters_per_rank(kind, way.shape.tensor)) for kind in setting.model.kinds}
+        sizes = {kind.name: float(context.parameters_per_rank(kind, way.shape.tensor)) for kind in context.model.kinds}
         accumulates, spans = self.micro_batches > 1, self.degree_options.spans
         state = state_bytes(
             values,
             shard_values(values, data),
             way.sharding,
-            setting.value_bytes,
+            context.value_bytes,
             accumulates=accumulates,
             largest_layer=0 if accumulates else spans.largest(sizes),
         )
         gathered = np.zeros_like(values)
         if way.sharding is Sharding.ZERO3:
-            gathered = spans.largest_pair(sizes) * setting.model.dtype.num_bytes
+            gathered = spans.largest_pair(sizes) * context.model.dtype.num_bytes
         return state.total, gathered
 
     def _activation_bytes(self, shape: _Shape, *, recompute: bool) -> InFlightBytes[Array]:
         """Return `[first, end]` bytes of activations, boundaries and the runtime."""
         key = (shape, recompute)
         if key not in self._activations:
-            setting, spans = self.degree_options.problem.cost_context, self.degree_options.spans
+            context, spans = self.degree_options.problem.cost_context, self.degree_options.spans
             sizes = self._by_kind(self._kind_table(shape).activation_bytes)
-            inputs = shape.rows * np.array(setting.row_bytes[:-1], dtype=np.float64)
+            inputs = shape.rows * np.array(context.row_bytes[:-1], dtype=np.float64)
             saved = activation_bytes(
                 spans.sums(sizes), spans.sums_of_layers(inputs), spans.largest(sizes), recompute=recompute
             )
-            sent = shape.rows * np.array(setting.row_bytes, dtype=np.float64)[spans.boundaries]
+            sent = shape.rows * np.array(context.row_bytes, dtype=np.float64)[spans.boundaries]
             buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
-            once = buffers.once + self.degree_options.loss_bytes(shape) + setting.runtime.constant_bytes + saved.once
+            once = buffers.once + self.degree_options.loss_bytes(shape) + context.runtime.constant_bytes + saved.once
             self._activations[key] = InFlightBytes(
                 buffers.per_micro_batch + saved.per_micro_batch,
                 once + 1.0,  # exact memory is rounded up to whole bytes

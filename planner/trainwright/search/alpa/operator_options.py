@@ -74,12 +74,12 @@ class OperatorOptions:
 
     def _submesh_options(self, costs: SpanCosts, mesh: LogicalMesh, rows: int) -> SubmeshOptions:
         """Return one option by clusters, adding the memory of the runtime, stage boundaries and the loss."""
-        bounds, setting = self.spans.boundaries, self.problem.cost_context
+        bounds, context = self.spans.boundaries, self.problem.cost_context
         share = -(-rows // mesh.shape[0])
-        sent = share * np.array(setting.row_bytes, dtype=np.float64)[bounds]
+        sent = share * np.array(context.row_bytes, dtype=np.float64)[bounds]
         buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
-        once = buffers.once + setting.runtime.constant_bytes
-        once[:, -1] += memory.loss_bytes(setting, 1, rows) / mesh.devices
+        once = buffers.once + context.runtime.constant_bytes
+        once[:, -1] += memory.loss_bytes(context, 1, rows) / mesh.devices
 
         def strategy(option: int, first: int, end: int) -> StageStrategy:
             del option  # each table has a single option

@@ -179,9 +179,9 @@ def _build_group_tables(problem: Problem) -> list[_GroupTables]:
 
 def _layer_pass_seconds(problem: Problem, group: Group) -> Array:
     """Return [layer] seconds per row: forward, recompute and backward."""
-    setting = problem.cost_context
-    collective = setting.collectives.all_reduce((tuple(device.node for device in group),))
+    context = problem.cost_context
+    collective = context.collectives.all_reduce((tuple(device.node for device in group),))
     accelerator = problem.cluster.node(group[0].node).accelerator
-    table = with_recompute(kind_table(TensorGroupClass((accelerator,), len(group), collective), 1, setting))
-    by_layer: Array = (table.forward_pass_seconds + table.backward_pass_seconds)[setting.kind_numbers]
+    table = with_recompute(kind_table(TensorGroupClass((accelerator,), len(group), collective), 1, context))
+    by_layer: Array = (table.forward_pass_seconds + table.backward_pass_seconds)[context.kind_numbers]
     return by_layer

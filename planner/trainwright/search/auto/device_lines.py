@@ -68,7 +68,7 @@ def device_lines(problem: Problem, max_blocks: int, max_orders: int, max_shared_
     kinds = nodes_by_kind(problem)
     blocks_by_kind = [_blocks_of_kind(problem, number, nodes, max_blocks) for number, nodes in enumerate(kinds)]
     orders = [
-        [unit for number in order for unit in blocks_by_kind[number]]
+        [block for number in order for block in blocks_by_kind[number]]
         for order in _sampled_orders(len(kinds), max_orders)
     ]
     if len(kinds) > 1:
@@ -85,16 +85,16 @@ def _with_shared_ends(order: Sequence[_Block]) -> DeviceLine | None:
     number, devices = order[0]
     node = devices[0].node
     size = sum(device.node == node for device in devices)
-    node_devices = [device for _, unit in order for device in unit if device.node == node]
-    if len(node_devices) < 2 or len(node_devices) == sum(len(unit) for _, unit in order):
+    node_devices = [device for _, block in order for device in block if device.node == node]
+    if len(node_devices) < 2 or len(node_devices) == sum(len(block) for _, block in order):
         return None
     half = len(node_devices) // 2
     first, last = (
         [(number, tuple(part[start : start + size])) for start in range(0, len(part), size)]
         for part in (node_devices[half:], node_devices[:half])
     )
-    others = ((kind, tuple(one for one in unit if one.node != node)) for kind, unit in order)
-    return _build_line([*first, *((kind, unit) for kind, unit in others if unit), *last], (len(first), len(last)))
+    others = ((kind, tuple(one for one in block if one.node != node)) for kind, block in order)
+    return _build_line([*first, *((kind, block) for kind, block in others if block), *last], (len(first), len(last)))
 
 
 def nodes_by_kind(problem: Problem) -> list[list[str]]:
@@ -134,11 +134,11 @@ def _blocks_of_kind(problem: Problem, number: int, nodes: Sequence[str], max_blo
 def _interleave(blocks_by_kind: Sequence[Sequence[_Block]]) -> list[_Block]:
     """Interleave the blocks of all kinds evenly."""
     placed = [
-        ((index + 0.5) / len(some), number, unit)
+        ((index + 0.5) / len(some), number, block)
         for number, some in enumerate(blocks_by_kind)
-        for index, unit in enumerate(some)
+        for index, block in enumerate(some)
     ]
-    return [unit for _, _, unit in sorted(placed, key=lambda one: one[:2])]
+    return [block for _, _, block in sorted(placed, key=lambda one: one[:2])]
 
 
 def _build_line(blocks: Sequence[_Block], shared_ends: tuple[int, int] | None = None) -> DeviceLine:

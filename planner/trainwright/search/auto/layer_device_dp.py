@@ -164,7 +164,7 @@ class LayerDeviceDP:
         """Return micro-batch seconds if layers were split perfectly evenly over the blocks."""
         line_options = self.line_options
         best = line_options.best(line_options.in_flight_level(1)).seconds
-        numbers = [line_options.sites.site_numbers[unit, unit + 1] for unit in range(self._block_count)]
+        numbers = [line_options.sites.site_numbers[block, block + 1] for block in range(self._block_count)]
         layers = [
             best[number, range(self._cut_count - 1), range(1, self._cut_count)].sum()
             for number in numbers

@@ -51,9 +51,9 @@ class LineOptions:
     @classmethod
     def for_lines(cls, sites_of_lines: Sequence[StageSites], rows: int, micro_batches: int) -> list[LineOptions]:
         """Build the tables of several lines, sharing their options."""
-        replica_sets = dict.fromkeys(team for places in sites_of_lines for team in places.replica_sets)
+        replica_sets = dict.fromkeys(one for sites in sites_of_lines for one in sites.replica_sets)
         stage_options = StageOptions(sites_of_lines[0].replica_tables, replica_sets, rows, micro_batches)
-        return [cls(places, stage_options) for places in sites_of_lines]
+        return [cls(sites, stage_options) for sites in sites_of_lines]
 
     @property
     def rows(self) -> int:
@@ -69,8 +69,7 @@ class LineOptions:
         """Return [site, index] option numbers, padded with the number of options."""
         option_numbers = self.stage_options.option_numbers
         by_site = [
-            [option_numbers[team] for team in place.replica_sets if team in option_numbers]
-            for place in self.sites.sites
+            [option_numbers[one] for one in site.replica_sets if one in option_numbers] for site in self.sites.sites
         ]
         table = np.full((len(by_site), max(1, *map(len, by_site))), len(option_numbers), dtype=np.intp)
         for index, numbers in enumerate(by_site):

@@ -31,17 +31,17 @@ from trainwright.search.candidates import DeviceSymmetry, fitting_candidate
 from trainwright.search.problem import Candidate, Problem, SearchControl
 
 
-def repair_memory(plan: Plan, setting: CostContext) -> Plan | None:
+def repair_memory(plan: Plan, context: CostContext) -> Plan | None:
     """Recompute the fewest first layers of each stage that exceeds memory; return None if that is not enough.
 
     Bisection assumes that every layer saves bytes; a layer that saves none may add unneeded recompute.
     """
-    mixed_sharding_layers = PlanTimes(plan, setting).mixed_sharding_layers
+    mixed_sharding_layers = PlanTimes(plan, context).mixed_sharding_layers
     for index, pipeline in enumerate(plan.pipelines):
         count, configs = len(pipeline.stages), list(stage_configs(pipeline))
         for number, stage in enumerate(pipeline.stages):
             in_flight = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, count)
-            limit = _StageMemoryLimit(setting, in_flight, pipeline.micro_batches, mixed_sharding_layers, stage.first)
+            limit = _StageMemoryLimit(context, in_flight, pipeline.micro_batches, mixed_sharding_layers, stage.first)
             if not limit.fits(stage):
                 repaired = limit.repair(configs[number])
                 if repaired is None:
@@ -55,7 +55,7 @@ def repair_memory(plan: Plan, setting: CostContext) -> Plan | None:
 class _StageMemoryLimit:
     """Memory limit of one stage's devices."""
 
-    setting: CostContext
+    context: CostContext
     in_flight_micro_batches: int
     micro_batches: int
     mixed_sharding_layers: frozenset[int]
@@ -65,12 +65,12 @@ class _StageMemoryLimit:
         memory_parts = stage_memory(
             stage,
             node_layouts(stage),
-            self.setting,
+            self.context,
             in_flight_count=self.in_flight_micro_batches,
             micro_batches=self.micro_batches,
             mixed_sharding_layers=self.mixed_sharding_layers,
         )
-        memory = self.setting.memory_of_node
+        memory = self.context.memory_of_node
         return all(part.total_bytes <= memory[one.node] for one, part in zip(stage.devices, memory_parts, strict=True))
 
     def repair(self, config: StageConfig) -> StageConfig | None:

@@ -61,16 +61,16 @@ def _max_memory(problem: Problem, accelerator: str) -> int:
 
 def _balance_memory(problem: Problem, degree_of: Mapping[str, int]) -> Plan | None:
     """Return the memory-balanced plan; None if it does not fit."""
-    groups, setting = form_tensor_groups(problem, degree_of), problem.cost_context
+    groups, context = form_tensor_groups(problem, degree_of), problem.cost_context
     if not groups:
         return None
     costs = _layer_bytes(problem, groups)
-    memory = np.array([setting.memory_of_node[group[0].node] for group in groups], dtype=np.float64)
+    memory = np.array([context.memory_of_node[group[0].node] for group in groups], dtype=np.float64)
     free = memory
     for _ in range(_MAX_ROUNDS):
         ends = minimize_fullest_part(costs, free)
         plan = build_single_replica_plan(problem, groups, ends)
-        resident = dict(memory_by_device(plan, setting))
+        resident = dict(memory_by_device(plan, context))
         fullest = np.array([max(resident[device] for device in group) for group in groups], dtype=np.float64)
         if (fullest <= memory).all():
             return plan
@@ -95,10 +95,10 @@ def _layer_bytes(problem: Problem, groups: Sequence[Group]) -> Array:
 
 def state_and_input_bytes(problem: Problem, tensor: int) -> tuple[Array, Array]:
     """Return [layer] bytes per device of training state, and of one row's input."""
-    setting = problem.cost_context
-    values = layer_values(problem.model, lambda kind: setting.parameters_per_rank(kind, tensor))
-    inputs = np.array(setting.row_bytes[:-1], dtype=np.float64)
-    return state_bytes(values, values, Sharding.NONE, setting.value_bytes).total, inputs
+    context = problem.cost_context
+    values = layer_values(problem.model, lambda kind: context.parameters_per_rank(kind, tensor))
+    inputs = np.array(context.row_bytes[:-1], dtype=np.float64)
+    return state_bytes(values, values, Sharding.NONE, context.value_bytes).total, inputs
 
 
 def form_tensor_groups(problem: Problem, degree_of: Mapping[str, int]) -> list[Group]:

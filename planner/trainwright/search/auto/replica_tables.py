@@ -45,9 +45,9 @@ class ReplicaTables:
         """Return the interned class of groups on these nodes; one node stands for interchangeable ones in groups inside a node."""
         found = self._groups.get(nodes)
         if found is None:
-            setting = self.problem.cost_context
-            names = tuple(sorted({setting.accelerator_of_node[node] for node in nodes}))
-            ring = NO_COMMUNICATION if len(nodes) == 1 else setting.collectives.all_reduce((nodes,))
+            context = self.problem.cost_context
+            names = tuple(sorted({context.accelerator_of_node[node] for node in nodes}))
+            ring = NO_COMMUNICATION if len(nodes) == 1 else context.collectives.all_reduce((nodes,))
             found = self._groups[nodes] = TensorGroupClass(names, len(nodes), ring)
             self.nodes_of_group[found] = nodes
         return found
@@ -160,9 +160,9 @@ class ReplicaTables:
     def max_gathered_bytes(self, tensor: int) -> int:
         """Return the bytes of gathered weights on a rank with all layers."""
         if tensor not in self._gathered:
-            setting, model = self.problem.cost_context, self.problem.model
-            sizes = [setting.parameters_per_rank(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
-            self._gathered[tensor] = gathered_bytes(sizes, setting.value_bytes)
+            context, model = self.problem.cost_context, self.problem.model
+            sizes = [context.parameters_per_rank(model.kind_of(layer), tensor) for layer in range(len(model.layers))]
+            self._gathered[tensor] = gathered_bytes(sizes, context.value_bytes)
         return self._gathered[tensor]
 
     def loss_bytes(self, tensor: int, rows: int) -> int:

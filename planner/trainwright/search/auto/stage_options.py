@@ -72,8 +72,8 @@ class StageOptions:
 
     @cached_property
     def options(self) -> list[StageOption]:
-        shared = ((team, self.replica_tables.row_splits(team.counts, self.rows)) for team in self.replica_sets)
-        return [StageOption(team, shares) for team, shares in shared if shares is not None]
+        splits = ((one, self.replica_tables.row_splits(one.counts, self.rows)) for one in self.replica_sets)
+        return [StageOption(one, split) for one, split in splits if split is not None]
 
     @cached_property
     def spans(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -159,13 +159,13 @@ class StageOptions:
 
         Each piece between two cuts is gathered while its predecessor (in the backward: its successor) computes.
         """
-        setting = self.replica_tables.problem.cost_context
+        context = self.replica_tables.problem.cost_context
         first, end = self.spans
         single_cuts = np.flatnonzero(end == first + 1)
         gather = self._data_ring.all_gather_seconds(
-            self.resident_values[:, single_cuts] * setting.model.dtype.num_bytes
+            self.resident_values[:, single_cuts] * context.model.dtype.num_bytes
         )
-        slowdown = setting.runtime.overlap_slowdown_ratio
+        slowdown = context.runtime.overlap_slowdown_ratio
         backward = self.backward_seconds[:, single_cuts]
         forward = forward_backward[:, single_cuts] - backward
         zero = np.zeros((len(gather), 1))
@@ -201,10 +201,10 @@ class StageOptions:
     @cached_property
     def _free_bytes(self) -> Array:
         """Return [sharding, member, span] bytes left for in-flight activations."""
-        setting, members = self.replica_tables.problem.cost_context, self._option_cells
+        context, members = self.replica_tables.problem.cost_context, self._option_cells
         first, end = self.spans
         buffers = boundary_buffer_bytes(self.replica_tables.row_bytes[first], self.replica_tables.row_bytes[end])
-        by_kind = members.device_bytes[:, None] - setting.runtime.constant_bytes - members.rows[:, None] * buffers.once
+        by_kind = members.device_bytes[:, None] - context.runtime.constant_bytes - members.rows[:, None] * buffers.once
         free = (by_kind - members.loss_bytes[:, None] * self._is_last)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
         one_value, data = np.ones((len(members.option_numbers), 1)), self._data_degrees[members.option_numbers]
@@ -215,7 +215,7 @@ class StageOptions:
         found = np.empty((len(shardings), *free.shape))
         for index, sharding in enumerate(shardings):
             accumulates = self.micro_batches > 1
-            state = state_bytes(one_value, one_value / data, sharding, setting.value_bytes, accumulates=accumulates)
+            state = state_bytes(one_value, one_value / data, sharding, context.value_bytes, accumulates=accumulates)
             np.subtract(free, resident * state.total, out=found[index])
             if sharding is Sharding.ZERO3:
                 found[index] -= gathered[:, None]

@@ -46,7 +46,7 @@ class _RingBuilder:
     """Incremental builder of `Rings` over consecutive nodes."""
 
     bandwidth: Array
-    fabric: Network
+    network: Network
     names: Sequence[str]
     _nodes: dict[int, None] = field(default_factory=dict)
     _first: int = -1
@@ -86,7 +86,7 @@ class _RingBuilder:
 
     def _hop_bandwidths(self, here: int, there: int) -> tuple[float, float]:
         bandwidth = max(float(self.bandwidth[here, there]), float(self.bandwidth[there, here]))
-        return bandwidth, self.fabric.flow_bytes_per_second((self.names[here], self.names[there]))
+        return bandwidth, self.network.flow_bytes_per_second((self.names[here], self.names[there]))
 
 
 @dataclass
@@ -121,22 +121,28 @@ class StageSites:
     @cached_property
     def site_numbers(self) -> NDArray[np.intp]:
         """Return [first block, end block] indices into `sites`; -1 where there is none."""
-        self.sites: list[StageSite] = []
+        return self._numbered_sites[0]
+
+    @cached_property
+    def sites(self) -> list[StageSite]:
+        """Return the sites with replica sets."""
+        return self._numbered_sites[1]
+
+    @cached_property
+    def _numbered_sites(self) -> tuple[NDArray[np.intp], list[StageSite]]:
         number_of: dict[StageSite, int] = {}
-        units = self.line.blocks
-        table = np.full((units + 1, units + 1), -1, dtype=np.intp)
-        for first in range(units):
-            for end, place in enumerate(self._sites_from(first), start=first + 1):
-                if place.replica_sets:
-                    table[first, end] = number_of.setdefault(place, len(number_of))
-        self.sites = list(number_of)
-        return table
+        blocks = self.line.blocks
+        table = np.full((blocks + 1, blocks + 1), -1, dtype=np.intp)
+        for first in range(blocks):
+            for end, site in enumerate(self._sites_from(first), start=first + 1):
+                if site.replica_sets:
+                    table[first, end] = number_of.setdefault(site, len(number_of))
+        return table, list(number_of)
 
     @property
     def replica_sets(self) -> dict[ReplicaSet, None]:
         """Return the distinct replica sets of all sites."""
-        _ = self.site_numbers
-        return dict.fromkeys(team for place in self.sites for team in place.replica_sets)
+        return dict.fromkeys(one for site in self.sites for one in site.replica_sets)
 
     def _sites_from(self, first: int) -> Iterator[StageSite]:
         """Yield the sites that start at block `first`, each one block longer."""
@@ -145,9 +151,9 @@ class StageSites:
         rings = _RingBuilder(self._bandwidth, self.replica_tables.problem.cost_context.network, self._names)
         counts = {tensor: Counter[TensorGroupClass]() for tensor in self.open_tensor_degrees}
         counted_until = dict.fromkeys(self.open_tensor_degrees, start)
-        for unit in range(first, self.line.blocks):
-            end = self.line.block_bounds[unit + 1]
-            rings.add_nodes(self._nodes_of_blocks[unit])
+        for block in range(first, self.line.blocks):
+            end = self.line.block_bounds[block + 1]
+            rings.add_nodes(self._nodes_of_blocks[block])
             ring = rings.rings_over(end - start)
             replica_sets = []
             for tensor in self.open_tensor_degrees:
@@ -226,8 +232,8 @@ class StageSites:
         return sum(self._sync_seconds_of_weight(name, size, intervals) for name, size in sizes.items())
 
     def _sync_seconds_of_weight(self, name: str, size: int, intervals: Sequence[LineInterval]) -> float:
-        setting, cuts = self.replica_tables.problem.cost_context, self.replica_tables.cuts
-        model = setting.model
+        context, cuts = self.replica_tables.problem.cost_context, self.replica_tables.cuts
+        model = context.model
         layers = [layer for layer in model.owners if model.kind_of(layer).shared_weight == name]
         owners = [one for one in intervals if any(cuts[one.first] <= layer < cuts[one.end] for layer in layers)]
         if len(owners) < 2:
@@ -245,4 +251,4 @@ class StageSites:
         next_nodes = np.roll(used, -1)
         slowest = np.maximum(self._bandwidth[used, next_nodes], self._bandwidth[next_nodes, used]).min()
         members = max(len(used), 2)
-        return size * setting.gradient_dtype.num_bytes * ring_bytes_ratio(members) / float(slowest)
+        return size * context.gradient_dtype.num_bytes * ring_bytes_ratio(members) / float(slowest)

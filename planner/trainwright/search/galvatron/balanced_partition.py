@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from trainwright.cost.layer_sums import Array
 
 _ROUNDING = 1e-9
 MAX_THRESHOLDS = 64

@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from trainwright.cost.layer_sums import Array
+
 Indices = NDArray[np.int64]
 
 PRICES = 12

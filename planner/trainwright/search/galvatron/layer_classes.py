@@ -34,11 +34,11 @@ class LayerClass:
     output_bytes_per_row: int
     holds_shared_weight: bool
 
-    def parameters_at(self, tensor: int, setting: CostContext) -> int:
+    def parameters_at(self, tensor: int, context: CostContext) -> int:
         """Return the parameters per rank at a tensor degree."""
         if self.holds_shared_weight:
-            return setting.parameters_per_rank(self.kind, tensor)
-        return setting.untied_parameters_per_rank(self.kind, tensor)
+            return context.parameters_per_rank(self.kind, tensor)
+        return context.untied_parameters_per_rank(self.kind, tensor)
 
     @property
     def is_last(self) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.search.galvatron.balanced_partition import (
     Partition,
@@ -92,8 +92,6 @@ def descend_partitions(cut: PipelineSplit, start: PipelineSolution, steps: int) 
         best = better
     return best
 
-
-Array = NDArray[np.float64]
 
 _STEADY_ALONE = 1e6
 """Weight of steady micro-batches that makes the last one negligible."""

@@ -8,10 +8,10 @@ from functools import cached_property
 from itertools import islice, pairwise, permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainwright.cluster import Device
 from trainwright.cost.galvatron_model import StageGroupCosts, boundary_alpha_beta
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.plan import Pipeline, Plan, Schedule, Stage
@@ -23,7 +23,6 @@ from trainwright.search.galvatron.strategy_tables import GroupTables, StageTable
 from trainwright.search.node_order import canonical_node_order, device_order, device_orders
 from trainwright.search.problem import Problem
 
-Array = NDArray[np.float64]
 StageEnds = tuple[int, ...]
 
 MAX_ORDERS = 6

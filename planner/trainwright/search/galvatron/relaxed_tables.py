@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.search.galvatron.layer_classes import RunLengthLevel
 from trainwright.search.galvatron.strategy_tables import GroupTables, StageTable
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 PRICES = 10

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.search.galvatron.lagrangian_bound import SuffixBounds, suffix_bounds
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MAX_LABELS = 2048

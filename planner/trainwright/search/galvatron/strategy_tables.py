@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost import memory
 from trainwright.cost.galvatron_model import StageGroupCosts, layer_bytes, layout_of
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import boundary_buffer_bytes
 from trainwright.plan import LayerRun, Stage
 from trainwright.rank_layout import node_layouts
@@ -18,7 +19,6 @@ from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence
 from trainwright.search.galvatron.strategy_dp import StageChoices
 from trainwright.search.problem import Problem
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 

@@ -135,9 +135,9 @@ def _describe_trade_off(first: Candidate, best: Candidate, problem: Problem, mea
     given_up = trade_off(first, best, problem.cluster, measure)
     if given_up is None:
         return first
-    keep, setting = problem.preference.keep, problem.cost_context
+    keep, context = problem.preference.keep, problem.cost_context
     if keep is not None:
-        more = migration_bytes(keep, best.plan, setting) - migration_bytes(keep, first.plan, setting)
+        more = migration_bytes(keep, best.plan, context) - migration_bytes(keep, first.plan, context)
         if more > 0:
             given_up = replace(given_up, needs=(f"{format_bytes(more)} more of state moved", *given_up.needs))
     cheapest = problem.limits.objective is Objective.COST

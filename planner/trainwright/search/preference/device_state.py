@@ -48,7 +48,7 @@ def device_states(plan: Plan) -> dict[Device, DeviceState]:
 class MigrationCost:
     """Bytes of state that a device must fetch to change from one state to another, with a cache."""
 
-    setting: CostContext
+    context: CostContext
     _cache: dict[tuple[DeviceState, DeviceState], int] = field(default_factory=dict)
 
     def missing_bytes(self, resident: DeviceState, required: DeviceState) -> int:
@@ -72,7 +72,7 @@ class MigrationCost:
         return total + self._layer_bytes(first, required.end, None, required.shard)
 
     def _layer_bytes(self, first: int, end: int, resident: StateShard | None, required: StateShard) -> float:
-        counts = self.setting.kind_counts(first, end)
+        counts = self.context.kind_counts(first, end)
         return sum(count * self._kind_bytes(kind, resident, required) for kind, count in counts)
 
     def _kind_bytes(self, kind: LayerKind, resident: StateShard | None, required: StateShard) -> float:
@@ -84,7 +84,7 @@ class MigrationCost:
         return sum(values * self._missing_bytes_per_value(resident, required, is_split) for values, is_split in parts)
 
     def _is_split(self, kind: LayerKind) -> IsSplit:
-        return partial(self.setting.is_tensor_sharded, kind)
+        return partial(self.context.is_tensor_sharded, kind)
 
     def _tied_bytes(self, resident: DeviceState, required: DeviceState) -> float:
         """Return the bytes missing for tied weights; a device stores each once, with the first of its layers."""
@@ -98,7 +98,7 @@ class MigrationCost:
     def _tied_weight_owners(self, device_state: DeviceState) -> dict[str, tuple[LayerKind, StateShard]]:
         found: dict[str, tuple[LayerKind, StateShard]] = {}
         for run in device_state:
-            for kind, _ in self.setting.kind_counts(run.first, run.end):
+            for kind, _ in self.context.kind_counts(run.first, run.end):
                 if kind.shared_weight is not None:
                     found.setdefault(kind.shared_weight, (kind, run.shard))
         return found
@@ -107,7 +107,7 @@ class MigrationCost:
         """Return the bytes that are required but not resident, per parameter of a layer."""
         nothing = (0.0, 0.0)
         resident_intervals = (nothing, nothing) if resident is None else _intervals(resident, is_split)
-        total, bytes_of = 0.0, self.setting.value_bytes
+        total, bytes_of = 0.0, self.context.value_bytes
         for size, (low, high), (start, stop) in zip(
             (bytes_of.weight, bytes_of.optimizer), _intervals(required, is_split), resident_intervals, strict=True
         ):
@@ -127,7 +127,7 @@ def _intervals(shard: StateShard, is_split: IsSplit) -> list[tuple[float, float]
     ]
 
 
-def missing_bytes_by_node(old: Plan, new: Plan, setting: CostContext) -> dict[str, int]:
+def missing_bytes_by_node(old: Plan, new: Plan, context: CostContext) -> dict[str, int]:
     """Return, for each node of the new plan, the bytes of state that its devices must fetch.
 
     Raises ValueError if the plans are for different models.
@@ -136,7 +136,7 @@ def missing_bytes_by_node(old: Plan, new: Plan, setting: CostContext) -> dict[st
         raise ValueError(
             f"the plan to keep is for a model of {old.model_layers} layers, but this one has {new.model_layers}"
         )
-    migration_cost, old_states = MigrationCost(setting), device_states(old)
+    migration_cost, old_states = MigrationCost(context), device_states(old)
     found: Counter[str] = Counter()
     for device, device_state in device_states(new).items():
         found[device.node] += migration_cost.missing_bytes(old_states.get(device, ()), device_state)

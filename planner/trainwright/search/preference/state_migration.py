@@ -124,28 +124,28 @@ def _without_sharding(device_state: DeviceState) -> DeviceState:
     return tuple(run._replace(shard=run.shard._replace(weights=WHOLE, optimizer=WHOLE)) for run in device_state)
 
 
-def migration_bytes(old: Plan, new: Plan, setting: CostContext) -> int:
+def migration_bytes(old: Plan, new: Plan, context: CostContext) -> int:
     """Return the bytes of weights, master weights and optimizer state that devices must fetch to change plans.
 
     A device without a part in the old plan has no state. Raises ValueError if the plans are for different models.
     """
-    return sum(missing_bytes_by_node(old, new, setting).values())
+    return sum(missing_bytes_by_node(old, new, context).values())
 
 
-def migration_seconds(old: Plan, new: Plan, setting: CostContext) -> float:
+def migration_seconds(old: Plan, new: Plan, context: CostContext) -> float:
     """Return seconds until every device has its state: nodes fetch at once, each through its NIC.
 
     The source may be a checkpoint or other nodes; faster copies within a node are not modelled. On a cluster of one node, the
     link inside it replaces the NIC.
     """
-    cluster = setting.cluster
+    cluster = context.cluster
     number = {node.name: index for index, node in enumerate(cluster.nodes)}
     links = link_matrices(cluster)
     seconds = 0.0
-    for name, size in missing_bytes_by_node(old, new, setting).items():
+    for name, size in missing_bytes_by_node(old, new, context).items():
         column = links.bandwidth[:, number[name]]
         bandwidth = column[number[name]] if len(column) == 1 else np.delete(column, number[name]).max()
-        seconds = max(seconds, size / (bandwidth * setting.runtime.link_ratio) if size else 0.0)
+        seconds = max(seconds, size / (bandwidth * context.runtime.link_ratio) if size else 0.0)
     return float(seconds)
 
 

@@ -203,14 +203,14 @@ class StageTables:
 
         `in_flight[stage]` micro-batches are in flight, each with `rows` rows.
         """
-        setting = self.problem.cost_context
+        context = self.problem.cost_context
         if tensor not in self._state_bytes:
-            values = setting.resident_values(tensor)
-            self._state_bytes[tensor] = state_bytes(values, values, Sharding.NONE, setting.value_bytes).total
-        resident = self._state_bytes[tensor] + setting.runtime.constant_bytes
-        resident[:, -1] += memory.loss_bytes(setting, tensor, rows)
+            values = context.resident_values(tensor)
+            self._state_bytes[tensor] = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
+        resident = self._state_bytes[tensor] + context.runtime.constant_bytes
+        resident[:, -1] += memory.loss_bytes(context, tensor, rows)
         by_layer = layer_values(
-            setting.model, lambda kind: setting.layer_cost(accelerator, kind, tensor, rows).activation_bytes
+            context.model, lambda kind: context.layer_cost(accelerator, kind, tensor, rows).activation_bytes
         )
         saved = span_sums(prefix_sums(by_layer))
         boundaries = rows * self.row_bytes
@@ -250,8 +250,8 @@ class StageTables:
         """Return `[layer]` seconds of computation, and of tensor all-reduces."""
         key = (group, rows)
         if key not in self._layers:
-            setting, ring = self.problem.cost_context, self._paper_rings[group]
-            by_kind = [layer_seconds(kind, group.accelerators, ring, rows, setting) for kind in setting.model.kinds]
-            compute, sync = np.array(by_kind, dtype=float).T[:, setting.kind_numbers]
+            context, ring = self.problem.cost_context, self._paper_rings[group]
+            by_kind = [layer_seconds(kind, group.accelerators, ring, rows, context) for kind in context.model.kinds]
+            compute, sync = np.array(by_kind, dtype=float).T[:, context.kind_numbers]
             self._layers[key] = compute, sync
         return self._layers[key]

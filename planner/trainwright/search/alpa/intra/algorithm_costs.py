@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.context import CostContext
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import state_bytes
 from trainwright.layer import Dtype, LayerKind
 from trainwright.plan import Sharding
@@ -45,7 +46,7 @@ It only splits a layer's profiled seconds among its operators and predicts no se
 class LayerCompute:
     """Compute seconds of one layer kind on a mesh's accelerators, of which the slowest counts."""
 
-    setting: CostContext
+    context: CostContext
     kind: LayerKind
     operations: Sequence[Operation]
     accelerators: tuple[str, ...]
@@ -70,12 +71,12 @@ class LayerCompute:
     def update_seconds_per_value(self) -> float:
         """Return seconds of the optimizer step per parameter of the layer."""
         degree = self.min_profiled_degree
-        values = max(self.setting.parameters_per_rank(self.kind, degree), 1)
+        values = max(self.context.parameters_per_rank(self.kind, degree), 1)
         return max(self._cost(name, degree, 1).update_seconds for name in self.accelerators) / values
 
     def activation_ratio(self, rows: int) -> float:
         """Return profiled over counted bytes that the layer saves for the backward."""
-        counted_bytes = self.kind.saved_bytes_per_row(self.setting.model.dtype, self.min_profiled_degree) * rows
+        counted_bytes = self.kind.saved_bytes_per_row(self.context.model.dtype, self.min_profiled_degree) * rows
         profiled_bytes = max(
             self._cost(name, self.min_profiled_degree, rows).activation_bytes for name in self.accelerators
         )
@@ -86,16 +87,16 @@ class LayerCompute:
         """Return the least tensor degree profiled on all accelerators: 1 unless the layer was too large for one device."""
         if not self.kind.is_tensor_parallel:
             return 1
-        profiles = self.setting.profiles
+        profiles = self.context.profiles
         found = [set(profiles.tensor_degrees(name, self.kind.name)) for name in self.accelerators]
         return min(set[int].intersection(*found), default=1)
 
     def _cost(self, accelerator: str, degree: int, rows: int) -> LayerCost:
-        return self.setting.layer_cost(accelerator, self.kind, degree, rows)
+        return self.context.layer_cost(accelerator, self.kind, degree, rows)
 
     def _is_profiled(self, degree: int) -> bool:
         return self.kind.is_tensor_parallel and all(
-            self.setting.profiles.has(name, self.kind.name, degree) for name in self.accelerators
+            self.context.profiles.has(name, self.kind.name, degree) for name in self.accelerators
         )
 
     def layer_seconds(self, rows: int, degree: int) -> float:
@@ -108,7 +109,7 @@ class LayerCompute:
     def _shares(self, rows: int, degree: int) -> list[float]:
         """Return each operator's fraction of the layer's seconds at a tensor degree; they add up to 1."""
         if (rows, degree) not in self._weights:
-            dtype = self.setting.model.dtype
+            dtype = self.context.model.dtype
             weights = []
             for operation in self.operations:
                 held = operation.weight.elements if operation.weight is not None else 0.0
@@ -120,7 +121,6 @@ class LayerCompute:
         return self._weights[rows, degree]
 
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
@@ -153,14 +153,14 @@ _BITS: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (0, 1))
 
 @dataclass(frozen=True)
 class MeshCosts:
-    """Communication costs of a mesh and bytes per parameter in a setting.
+    """Communication costs of a mesh.
 
     Attributes:
         rewriting: all-reduces that become a reduce-scatter and an all-gather (paper §4.2).
     """
 
     mesh: LogicalMesh
-    setting: CostContext
+    context: CostContext
     rewriting: Rewriting = field(default_factory=Rewriting)
 
     @cached_property
@@ -248,7 +248,7 @@ class LayerIlpCosts:
     @cached_property
     def _unit_bytes(self) -> int:
         """Return bytes of one value over all rows."""
-        return self.rows * self.mesh_costs.setting.value_bytes.weight
+        return self.rows * self.mesh_costs.context.value_bytes.weight
 
     @cached_property
     def _activation_ratio(self) -> float:
@@ -320,7 +320,7 @@ class LayerIlpCosts:
         assert operation.weight is not None
         assert found.weight_layouts is not None
         assert found.weight_sums is not None
-        prices, sizes, sums = self.mesh_costs, self.mesh_costs.setting.value_bytes, found.weight_sums
+        prices, sizes, sums = self.mesh_costs, self.mesh_costs.context.value_bytes, found.weight_sums
         values = prices.shares[found.weight_layouts] * operation.weight.elements
         costs = np.zeros((4, 2, len(values)))
         costs[0, 1] = 2 * prices.reduce_scatter(sums, values * sizes.weight, pays_latency=not operation.is_trivial)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.search.alpa.intra.ilp import IntegerProgram, WeightedObjective
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from trainwright.cost.layer_sums import Array
+
 Indices = NDArray[np.int64]
 
 

@@ -9,9 +9,8 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainwright.cost.layer_sums import prefix_sums, span_sums
+from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.search.alpa.intra.algorithm_costs import LayerCompute, LayerIlpCosts, MeshCosts, Rewriting
 from trainwright.search.alpa.intra.ilp import (
@@ -81,9 +80,6 @@ class SpanIlp:
         ends = (*self.starts[1:], len(found.assignment))
         layers = tuple(found.assignment[start:end] for start, end in zip(self.starts, ends, strict=True))
         return layers, found.totals
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.search.alpa.intra.elimination import EliminationResult, eliminate
 from trainwright.search.alpa.intra.ilp import IntegerProgram, WeightedObjective
 from trainwright.search.alpa.intra.operator_graph import ENCODER_OUTPUT
 from trainwright.search.alpa.intra.parallel_algorithms import GraphAlgorithms
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 COST_TERMS = 5

@@ -10,6 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
+
 
 @dataclass(frozen=True, slots=True)
 class LogicalMesh:
@@ -90,7 +92,6 @@ def all_reduce(mesh: LogicalMesh, dimensions: tuple[int, ...]) -> LinearSeconds:
     return half + half
 
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 

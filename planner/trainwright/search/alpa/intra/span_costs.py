@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.cost.layer_sums import Array
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.search.alpa.intra.layer_chain_dp import COST_TERMS, LayerCostTable, LayerTable, SpecChain
 from trainwright.search.alpa.intra.spec_export import LayerAssignment
@@ -52,7 +53,6 @@ def memory_prices(tables: Sequence[LayerTable]) -> list[list[int]]:
     return chosen
 
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 

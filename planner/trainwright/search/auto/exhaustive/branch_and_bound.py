@@ -158,12 +158,12 @@ class _BranchAndBound:
         """Return whether the sum over pipelines may end before the cutoff."""
         if len(shape) == 1:
             return True
-        across, setting = self._pipeline_sync_seconds_per_byte(shape), self.problem.cost_context
-        size = setting.gradient_dtype.num_bytes * across
+        across, cost_context = self._pipeline_sync_seconds_per_byte(shape), self.problem.cost_context
+        size = cost_context.gradient_dtype.num_bytes * across
         for one in shape:
             for stage in one.stages:
                 untied_values = sum(
-                    setting.untied_parameters_per_rank(kind, stage.tensor)
+                    cost_context.untied_parameters_per_rank(kind, stage.tensor)
                     for kind in map(self.problem.model.kind_of, range(stage.first, stage.end))
                 )
                 passes = self.shapes.pass_seconds(stage)

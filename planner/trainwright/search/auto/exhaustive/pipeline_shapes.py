@@ -145,14 +145,14 @@ class ShapeSpace:
         ]
 
     def _allows_degree(self, devices: tuple[Device, ...], tensor: int) -> bool:
-        model, limits, setting = self.problem.model, self.problem.limits, self.problem.cost_context
-        names = {setting.accelerator_of_node[device.node] for device in devices}
+        model, limits, context = self.problem.model, self.problem.limits, self.problem.cost_context
+        names = {context.accelerator_of_node[device.node] for device in devices}
         return (
             model.max_tensor_degree % tensor == 0
             and tensor <= (limits.max_tensor_degree or tensor)
             and len(devices) // tensor <= (limits.max_data_degree or len(devices))
             and all(
-                self.problem.profiles.has(name, kind.name, tensor if setting.is_tensor_sharded(kind, tensor) else 1)
+                self.problem.profiles.has(name, kind.name, tensor if context.is_tensor_sharded(kind, tensor) else 1)
                 for name in names
                 for kind in model.kinds
             )
@@ -198,13 +198,13 @@ class ShapeSpace:
 
     def layer_pass_seconds(self, layer: int, members: tuple[str, ...], rows: int) -> tuple[float, float]:
         """Return a layer's forward and backward seconds on one tensor group without network contention."""
-        setting = self.problem.cost_context
+        context = self.problem.cost_context
         kind = self.problem.model.kind_of(layer)
         key = (kind.name, members, rows)
         if key not in self._layers:
-            accelerators = tuple(sorted({setting.accelerator_of_node[node] for node in members}))
-            group = TensorGroupClass(accelerators, len(members), setting.collectives.all_reduce((members,)))
-            terms = layer_terms(kind, group, rows, setting)
+            accelerators = tuple(sorted({context.accelerator_of_node[node] for node in members}))
+            group = TensorGroupClass(accelerators, len(members), context.collectives.all_reduce((members,)))
+            terms = layer_terms(kind, group, rows, context)
             self._layers[key] = terms.forward_pass_seconds, terms.backward_pass_seconds
         return self._layers[key]
 
@@ -213,12 +213,12 @@ class ShapeSpace:
 
         It is 0 if the model ties weights, because owners in one run update them once.
         """
-        setting = self.problem.cost_context
+        context = self.problem.cost_context
         if any(kind.shared_weight is not None for kind in self.problem.model.kinds):
             return 0.0
-        names = {setting.accelerator_of_node[device.node] for device in stage.devices}
+        names = {context.accelerator_of_node[device.node] for device in stage.devices}
         run = LayerRun(layer, 1, stage.tensor, len(stage.rows), stage.rows)
-        return min(update_seconds(name, run, setting)[0] for name in names)
+        return min(update_seconds(name, run, context)[0] for name in names)
 
 
 def compositions(total: int, parts: int) -> list[tuple[int, ...]]:

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cost.context import CostContext
+from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory import loss_bytes
 from trainwright.cost.memory_terms import activation_bytes, boundary_buffer_bytes, state_bytes
 from trainwright.plan import Sharding
 from trainwright.search.auto.exhaustive.pipeline_shapes import ShapeSpace, StageShape
 
-Array = NDArray[np.float64]
 LayerChoices = tuple[tuple[Sharding, bool], ...]
 """(sharding, recompute) of each layer of a stage."""
 
@@ -73,23 +73,23 @@ class _StrategyTable:
 
     def __init__(self, shape: StageShape, around: StageContext, shapes: ShapeSpace) -> None:
         self.shape, self.context, self.shapes = shape, around, shapes
-        self.setting: CostContext = shapes.problem.cost_context
+        self.cost_context: CostContext = shapes.problem.cost_context
         self.layers = range(shape.first, shape.end)
-        self.kinds = [self.setting.model.kind_of(layer) for layer in self.layers]
+        self.kinds = [self.cost_context.model.kind_of(layer) for layer in self.layers]
         self.data = len(shape.rows)
-        untied = [self.setting.untied_parameters_per_rank(kind, shape.tensor) for kind in self.kinds]
+        untied = [self.cost_context.untied_parameters_per_rank(kind, shape.tensor) for kind in self.kinds]
         self.untied_values = np.array(untied, dtype=np.float64)
         """Parameters that belong to one layer only."""
 
     def bounds(self, sharding: NDArray[np.intp], recompute: NDArray[np.bool_]) -> Array:
         """Return [choice] lower bounds on iteration seconds."""
         context, data = self.context, self.data
-        setting = self.setting
-        overlap_cost = min(setting.runtime.overlap_slowdown_ratio - 1, 1.0)
+        cost_context = self.cost_context
+        overlap_cost = min(cost_context.runtime.overlap_slowdown_ratio - 1, 1.0)
         per_byte = self._sync_seconds_per_byte()
-        all_reduce = self.untied_values * setting.gradient_dtype.num_bytes * per_byte
-        all_gather = self.untied_values * setting.model.dtype.num_bytes * per_byte / 2
-        overlaps = setting.runtime.overlaps_gradients
+        all_reduce = self.untied_values * cost_context.gradient_dtype.num_bytes * per_byte
+        all_gather = self.untied_values * cost_context.model.dtype.num_bytes * per_byte / 2
+        overlaps = cost_context.runtime.overlaps_gradients
         last_backward_extra, tail = np.zeros((4, len(all_reduce))), np.zeros((4, len(all_reduce)))
         last_backward_extra[_ZERO2] = last_backward_extra[_ZERO3] = overlap_cost * all_reduce / 2
         (last_backward_extra if overlaps else tail)[_ZERO1] = (overlap_cost if overlaps else 1.0) * all_reduce / 2
@@ -97,7 +97,9 @@ class _StrategyTable:
         tail[_ZERO2] += all_gather
         per_micro_batch = np.zeros((4, len(all_reduce)))
         per_micro_batch[_ZERO3] = overlap_cost * all_gather
-        pipeline_sync = self.untied_values * setting.gradient_dtype.num_bytes * context.pipeline_sync_seconds_per_byte
+        pipeline_sync = (
+            self.untied_values * cost_context.gradient_dtype.num_bytes * context.pipeline_sync_seconds_per_byte
+        )
         if context.has_several_pipelines:
             tail += pipeline_sync / data
         elif overlaps:
@@ -123,7 +125,7 @@ class _StrategyTable:
                 best, context.start_seconds + context.micro_batches * pass_seconds + last_more + tail_seconds
             )
         later_end = context.end_seconds + recompute @ least_forward + gather + last_more + tail_seconds
-        longest: Array = np.maximum(best, later_end) + setting.runtime.constant_seconds
+        longest: Array = np.maximum(best, later_end) + cost_context.runtime.constant_seconds
         return longest * (1 - 1e-9)
 
     def _sync_seconds_per_byte(self) -> float:
@@ -132,38 +134,38 @@ class _StrategyTable:
             return 0.0
         nodes, size = [device.node for device in self.shape.devices], self.shape.tensor
         groups = tuple(tuple(nodes[index::size]) for index in range(size))
-        return min(way.seconds_per_byte for way in self.setting.collectives.all_reduce(groups).algorithms)
+        return min(way.seconds_per_byte for way in self.cost_context.collectives.all_reduce(groups).algorithms)
 
     def may_fit(self, sharding: NDArray[np.intp], recompute: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return [choice] whether the minimum bytes fit every device."""
-        setting, context, shape = self.setting, self.context, self.shape
-        model, data = setting.model, self.data
+        cost_context, context, shape = self.cost_context, self.context, self.shape
+        model, data = cost_context.model, self.data
         seen: set[str] = set()
         values = self.untied_values.copy()
-        for place, kind in enumerate(self.kinds):
+        for index, kind in enumerate(self.kinds):
             if kind.shared_weight and kind.shared_weight not in seen:
                 seen.add(kind.shared_weight)
-                values[place] += setting.tied_parameters_per_rank(kind, shape.tensor)
-        per_value, accumulates = setting.value_bytes, context.micro_batches > 1
+                values[index] += cost_context.tied_parameters_per_rank(kind, shape.tensor)
+        per_value, accumulates = cost_context.value_bytes, context.micro_batches > 1
         states = (state_bytes(values, values / data, one, per_value, accumulates=accumulates) for one in _SHARDINGS)
         resident = np.stack([one.total for one in states])
         total = resident[sharding, np.arange(len(values))].sum(axis=1)
         fits = np.ones(len(sharding), dtype=np.bool_)
         for number, device in enumerate(shape.devices):
             rows = shape.rows[number // shape.tensor]
-            name = setting.accelerator_of_node[device.node]
+            name = cost_context.accelerator_of_node[device.node]
             stored = np.array(
-                [setting.layer_cost(name, kind, shape.tensor, rows).activation_bytes for kind in self.kinds]
+                [cost_context.layer_cost(name, kind, shape.tensor, rows).activation_bytes for kind in self.kinds]
             )
-            inputs = np.array(setting.row_bytes[shape.first : shape.end]) * rows
+            inputs = np.array(cost_context.row_bytes[shape.first : shape.end]) * rows
             whole, recomputed = (activation_bytes(stored, inputs, stored, recompute=flag) for flag in (False, True))
             used = context.in_flight * np.where(recompute, recomputed.per_micro_batch, whole.per_micro_batch).sum(
                 axis=1
             ) + np.where(recompute, recomputed.once, whole.once).max(axis=1)
-            entering, leaving = (rows * setting.row_bytes[cut] for cut in (shape.first, shape.end))
+            entering, leaving = (rows * cost_context.row_bytes[cut] for cut in (shape.first, shape.end))
             used += boundary_buffer_bytes(entering, leaving).total(context.in_flight)
             if shape.end == len(model.layers):
-                used += loss_bytes(setting, shape.tensor, rows)
-            used += setting.runtime.constant_bytes - _ROUNDING_BYTES
-            fits &= total + used <= setting.memory_of_node[device.node]
+                used += loss_bytes(cost_context, shape.tensor, rows)
+            used += cost_context.runtime.constant_bytes - _ROUNDING_BYTES
+            fits &= total + used <= cost_context.memory_of_node[device.node]
         return fits
