@@ -37,7 +37,15 @@ _WORDS = {
 }
 """Messages by pydantic's error type, where its own message is about Python."""
 
-_NUMBERS = {"int_parsing", "int_type", "int_from_float", "int_parsing_size", "float_parsing", "float_type"}
+_NUMBERS = {
+    "int_parsing",
+    "int_type",
+    "int_from_float",
+    "int_parsing_size",
+    "float_parsing",
+    "float_type",
+    "finite_number",
+}
 """Pydantic's error types for a value that should be a number."""
 
 _KINDS = {type(None): "nothing", list: "a list"}

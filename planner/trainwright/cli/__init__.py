@@ -84,7 +84,9 @@ class _Commands(TyperGroup):
             status = super().main(*arguments, **{**more, "standalone_mode": False})
         except TyperException as refusal:
             told = " ".join(refusal.format_message().split()).replace("Value error, ", "", 1)
-            typer.echo(f"trainwright: {told}", err=True)
+            context = getattr(refusal, "ctx", None)
+            where = "" if context is None else f"; see `{context.command_path} --help`"
+            typer.echo(f"trainwright: {told.removesuffix('.')}{where}", err=True)
             sys.exit(BAD_OPTIONS)
         except OSError as error:
             typer.echo(f"trainwright: the help cannot be written: {error.strerror or error}", err=True)

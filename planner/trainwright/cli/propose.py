@@ -95,6 +95,8 @@ def propose_trial(
         raise ValueError(
             "--global-batch-size cannot be `search`: trials compare plans of one batch size; give a number of rows"
         )
+    if not 0 <= choosing.stop_below < 1:  # also refuses NaN
+        raise ValueError(f"--stop-below must be at least 0 and below 1, got {choosing.stop_below:g}")
     preload_search(planner)
     search.check([planner])
     check_writable(choosing.write_plan)

@@ -145,7 +145,9 @@ def trial(
     _check_devices(answer, plan, measured)
     timeline = answer.timeline
     if trace is not None and timeline is None:
-        raise documents.DocumentError(f"{measured}: the trial recorded no timeline; order one with `timeline: true`")
+        raise documents.DocumentError(
+            f"{measured}: the trial recorded no timeline; set `trials.timeline: true` in the TrainingPlan"
+        )
     found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
     predicted = estimate_with_context(plan, problem.cost_context)
     if written.append is not None:

@@ -73,7 +73,8 @@ def proposal_report(found: Proposal, study: TrialHistory, problem: Problem, rule
             style="bold" if plan == found.trial else "",
         )
     caption = (
-        "expected: prediction corrected by the trials; gain: expected speed-up of the best plan by the trial; "
+        "expected: prediction corrected by the trials; off by: its standard deviation; fits: probability that the plan "
+        "fits into memory; gain: expected speed-up of the best plan by the trial; "
         f"stops below a regret of {rule.regret_below:.1%}"
     )
     words = (Text(sentence) for sentence in sentences(found, study))

@@ -326,3 +326,12 @@ def test_options_that_do_not_exist_are_refused_in_one_sentence() -> None:
     assert "No such option" in refused(runner.invoke(app, ["plan", "--bad"]))
     assert "Missing option '--cluster'" in refused(runner.invoke(app, ["plan"]))
     assert "No such command 'best'" in refused(runner.invoke(app, ["best"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [(["schema"], "schema"), (["plan", "--top", "x"], "plan"), (["bench", "paper"], "bench"), (["best"], "")],
+)
+def test_wrong_options_point_to_the_help_of_their_command(arguments: list[str], command: str) -> None:
+    told = refused(runner.invoke(app, arguments, prog_name="trainwright"))
+    assert told.endswith(f"; see `{f'trainwright {command}'.strip()} --help`\n")

@@ -299,3 +299,9 @@ def test_error_of_a_missing_field_names_what_was_given_instead(body, told):
     model = {"gpt": {"layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 64, "vocabulary_size": 512}}
     with pytest.raises(documents.DocumentError, match=re.escape(told)):
         documents.parse(model | body, Training)
+
+
+def test_nan_is_refused_with_the_unit_of_its_field() -> None:
+    text = "accelerators: [{name: a, memory_bytes: .nan}]\nnodes: [{name: n, accelerator: a, devices: 1}]\n"
+    with pytest.raises(documents.DocumentError, match=r"memory_bytes: expected a number of bytes, got nan$"):
+        documents.loads(text, Cluster)

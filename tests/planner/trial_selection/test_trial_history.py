@@ -232,7 +232,7 @@ def test_propose_table_shows_failures_and_corrections(folder, problem, plans, tm
     ("options", "words"),
     [
         (("--candidates=nowhere.json",), "cannot be read"),
-        (("--stop-below=-1",), "regret_below"),
+        (("--stop-below=-1",), "--stop-below must be at least 0"),
         (("--top=0",), "top must be at least 1"),
         (("--global-batch-size=search",), "cannot be `search`"),
         (("--planner=nobody",), "unknown planner"),
