@@ -102,7 +102,7 @@ class LocalCluster:
                 run_in_parallel(lambda name: self.node(name).leave_other_place(), self.config.node_names)
                 run_in_parallel(start, self.config.node_names)
             with self.steps.step("wait for the nodes and give them their devices"):
-                self._wait_for_nodes()
+                self._wait_for_nodes(certificates)
                 run_in_parallel(self._patch_node, self.config.node_names)
                 apply_dns_rights(self.folders, self.kubectl)
             with self.steps.step("install the training operator"):
@@ -129,7 +129,7 @@ class LocalCluster:
             if outdated:
                 with self.steps.step("dependencies changed: restart the nodes on the new image store"):
                     run_in_parallel(lambda name: self.node(name).ensure(certificates, seed), outdated)
-                    self._wait_for_nodes()
+                    self._wait_for_nodes(certificates)
                     run_in_parallel(self._patch_node, outdated)
             with self.steps.step("bring the code onto the nodes"):
                 self.code.load(reimport=True)
@@ -231,11 +231,13 @@ class LocalCluster:
         folder = self.folders.cluster / "nodes"
         return [entry.name for entry in folder.iterdir()] if folder.exists() else []
 
-    def _wait_for_nodes(self) -> None:
-        wanted = set(self.config.node_names)
-
+    def _wait_for_nodes(self, certificates: Certificates) -> None:
         def ready() -> bool:
-            return wanted <= {name for name, is_ready in self.node_readiness().items() if is_ready}
+            states = self.node_readiness()
+            late = [name for name in self.config.node_names if not states.get(name, False)]
+            for name in late:
+                self.node(name).ensure_kubelet(certificates)
+            return not late
 
         try:
             wait_until(ready, what="all nodes to be Ready", deadline_seconds=120, pause_seconds=0.5)

@@ -97,8 +97,15 @@ class Node:
         socket = self.containerd_socket
         if self.processes.ensure(containerd):
             wait_for_containerd(socket, self.processes.log(containerd.name))
-        self.processes.ensure(self._kubelet(certificates))
+        self.ensure_kubelet(certificates)
         self.processes.ensure(self._kube_proxy(certificates))
+
+    def ensure_kubelet(self, certificates: Certificates) -> None:
+        """Start the kubelet unless it runs.
+
+        On a busy machine it may end at once: containerd answers before its plug-in for kubelets does.
+        """
+        self.processes.ensure(self._kubelet(certificates))
 
     def stop(self) -> None:
         """Stop the node's programs and pods; its store stays."""
