@@ -47,7 +47,7 @@ def test_progress_that_no_status_can_hold_is_ignored(done: int, total: int, what
         world.pods = {name: replace(pod, log=line) for name, pod in world.pods.items()}
         world.step(0.0)
         assert world.status.progress is not None
-        assert world.status.progress.text == "0/1 measurement: runs"
+        assert world.status.progress.text == "0/1 measurement: running"
 
     assert run_with(World(), "links", report_progress).succeeded == "True"
 

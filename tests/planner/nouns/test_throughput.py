@@ -162,7 +162,7 @@ def test_report_is_found_in_a_log_and_a_missing_timeline_is_reported(trial_files
     assert "no timeline" in result.stderr
     refused = runner.invoke(app, call(trial_files, f"--report={log}", f"--trace={trial_files / 'trace.json'}"))
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "order one with" in refused.stderr
+    assert "set `trials.timeline: true` in the TrainingPlan" in refused.stderr
     log.write_text(line + line)
     assert "holds 2 reports" in runner.invoke(app, call(trial_files, f"--report={log}")).stderr
 
