@@ -1,4 +1,7 @@
-"""Phase `Accepted`: the spec is valid, a worker image is set, and the API server admits the pods."""
+"""Phase `Accepted`: the spec is valid, a worker image is set, and the API server admits the pods.
+
+Waits for the answer to a dry run, which the next pass has; a refusal ends the plan.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Phase `NodesDiscovered`: the devices to use, frozen for the whole plan, and why other nodes are excluded."""
+"""Phase `NodesDiscovered`: the devices to use, frozen for the whole plan, and why other nodes are excluded.
+
+Waits only until its document is stored; too few devices end the plan.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Phase `LinksMeasured`: latency and bandwidth between and within nodes, of all links or of samples.
 
 With many nodes, or names too long for a report of all links, a first gang measures samples of every link kind; a
-follow-up gang measures more links of the kinds whose samples are inconsistent.
+follow-up gang measures more links of the kinds whose samples are inconsistent. Waits for the gangs; each fails after
+`links.deadlineSeconds` of waiting and running together.
 """
 
 from __future__ import annotations

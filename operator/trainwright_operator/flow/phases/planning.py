@@ -1,4 +1,7 @@
-"""Phase `Planned`: the search over the measured tables, in its own process."""
+"""Phase `Planned`: the search over the measured tables, in its own process.
+
+Waits for the searches of other plans and for its own; fails `SEARCH_DEADLINE_SECONDS` after the search began.
+"""
 
 from __future__ import annotations
 

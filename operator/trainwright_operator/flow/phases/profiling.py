@@ -1,4 +1,8 @@
-"""Phase `Profiled`: every distinct layer on every accelerator at every tensor degree that a plan may use."""
+"""Phase `Profiled`: every distinct layer on every accelerator at every tensor degree that a plan may use.
+
+Waits for one gang per accelerator and tensor degree; each fails after `profiling.deadlineSeconds` of waiting and running
+together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Phase `TrialsCompleted`: plans trained and timed one after another for some iterations."""
+"""Phase `TrialsCompleted`: plans trained and timed one after another for some iterations.
+
+Waits for the gang of the present trial; it fails after `trials.pendingDeadlineSeconds` without a start or
+`trials.runDeadlineSeconds` of running, which ends the trial alone. No further trial begins after more than
+`trials.maxFailed` failures, or once `trials.maxDeviceHours` are spent.
+"""
 
 from __future__ import annotations
 
