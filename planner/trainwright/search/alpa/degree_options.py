@@ -7,9 +7,8 @@ replay adds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -149,9 +148,9 @@ class _SubmeshTables:
             self._kind_tables[shape] = kind_table(group, shape.rows, self.degree_options.problem.cost_context)
         return self._kind_tables[shape]
 
-    def _by_kind(self, values: Array) -> dict[str, float]:
-        names = (kind.name for kind in self.degree_options.problem.model.kinds)
-        return dict(zip(names, values.tolist(), strict=True))
+    def _by_layer(self, by_kind: Array | Sequence[float]) -> Array:
+        found: Array = np.asarray(by_kind, dtype=np.float64)[self.degree_options.problem.cost_context.kind_numbers]
+        return found
 
     def _collectives(self, shape: _Shape) -> tuple[Collective, Collective]:
         """Return the all-reduces of the tensor groups and of the data groups."""
@@ -162,13 +161,15 @@ class _SubmeshTables:
         table, spans = self._kind_table(way.shape), self.degree_options.spans
         if way.recompute:
             table = with_recompute(table)
-        forward, backward = self._by_kind(table.forward_seconds), self._by_kind(table.backward_seconds)
-        seconds = spans.sums(self._by_kind(table.forward_pass_seconds + table.backward_pass_seconds))
+        forward, backward = self._by_layer(table.forward_seconds), self._by_layer(table.backward_seconds)
+        seconds = spans.sums(self._by_layer(table.forward_pass_seconds + table.backward_pass_seconds))
         overlappable = spans.sums(backward)
         if way.sharding is not Sharding.ZERO3:
             return seconds, overlappable
-        gather = {kind.name: self._gather_seconds(kind, way) for kind in self.degree_options.problem.model.kinds}
-        forward_hidden, backward_hidden = self._hidden_gathers(forward, backward, gather)
+        gather = self._by_layer([self._gather_seconds(one, way) for one in self.degree_options.problem.model.kinds])
+        # An all-gather overlaps the compute of the layer before it in the forward, and of the one after it in the backward.
+        forward_hidden = spans.sums_of_pairs(np.minimum(forward[:-1], gather[1:]))
+        backward_hidden = spans.sums_of_pairs(np.minimum(backward[1:], gather[:-1]))
         seconds = overlapped_seconds(
             2 * spans.sums(gather),
             forward_hidden + backward_hidden,
@@ -176,17 +177,6 @@ class _SubmeshTables:
             seconds,
         )
         return seconds, np.maximum(overlappable - backward_hidden, 0.0)
-
-    def _hidden_gathers(
-        self, forward: Mapping[str, float], backward: Mapping[str, float], gather: Mapping[str, float]
-    ) -> tuple[Array, Array]:
-        """Return `[first, end]` seconds of forward and of backward all-gathers that overlap the neighbouring layer's compute."""
-        layers = self.degree_options.problem.model.layers
-        forward_hidden = [min(forward[a], gather[b]) for a, b in pairwise(layers)]
-        backward_hidden = [min(backward[b], gather[a]) for a, b in pairwise(layers)]
-        return self.degree_options.spans.sums_of_pairs(
-            np.array(forward_hidden)
-        ), self.degree_options.spans.sums_of_pairs(np.array(backward_hidden))
 
     def _gather_seconds(self, kind: LayerKind, way: _DegreeOption) -> float:
         context = self.degree_options.problem.cost_context
@@ -205,10 +195,10 @@ class _SubmeshTables:
         """
         context, shape, spans = self.degree_options.problem.cost_context, way.shape, self.degree_options.spans
         overlaps = way.sharding in {Sharding.ZERO2, Sharding.ZERO3} or context.runtime.overlaps_gradients
-        reductions = {kind.name: self._reduce_seconds(kind, way) for kind in context.model.kinds}
+        reductions = self._by_layer([self._reduce_seconds(kind, way) for kind in context.model.kinds])
         return tail_seconds(
             self.degree_options.resident_parameters(shape.tensor),
-            spans.sums(self._by_kind(self._kind_table(shape).update_seconds)),
+            spans.sums(self._by_layer(self._kind_table(shape).update_seconds)),
             DataRing.of(self._collectives(shape)[1]),
             way.sharding,
             data=shape.data,
@@ -221,7 +211,7 @@ class _SubmeshTables:
         """Return `[first, end]` bytes of weights, gradients and optimizer state, and of weights that are gathered for use."""
         context, data = self.degree_options.problem.cost_context, way.shape.data
         values = self.degree_options.resident_parameters(way.shape.tensor)
-        sizes = {kind.name: float(context.parameters_per_rank(kind, way.shape.tensor)) for kind in context.model.kinds}
+        sizes = np.array([context.parameters_per_rank(kind, way.shape.tensor) for kind in context.model.kinds], float)
         accumulates, spans = self.micro_batches > 1, self.degree_options.spans
         state = state_bytes(
             values,
@@ -241,10 +231,10 @@ class _SubmeshTables:
         key = (shape, recompute)
         if key not in self._activations:
             context, spans = self.degree_options.problem.cost_context, self.degree_options.spans
-            sizes = self._by_kind(self._kind_table(shape).activation_bytes)
+            sizes = self._kind_table(shape).activation_bytes
             inputs = shape.rows * np.array(context.row_bytes[:-1], dtype=np.float64)
             saved = activation_bytes(
-                spans.sums(sizes), spans.sums_of_layers(inputs), spans.largest(sizes), recompute=recompute
+                spans.sums(self._by_layer(sizes)), spans.sums(inputs), spans.largest(sizes), recompute=recompute
             )
             sent = shape.rows * np.array(context.row_bytes, dtype=np.float64)[spans.boundaries]
             buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])

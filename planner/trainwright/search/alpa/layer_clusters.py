@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -106,13 +105,9 @@ class LayerSpans:
         found: Array = by_layers[..., self.boundaries[:, None], self.boundaries[None, :]]
         return found
 
-    def sums(self, by_kind: Mapping[str, float]) -> Array:
-        """Return `[first, end]` sums over the layers between, from a value per layer kind."""
-        return self.sums_of_layers(np.array([by_kind[name] for name in self.model.layers], dtype=float))
-
-    def sums_of_layers(self, values: Array) -> Array:
-        """Return `[first, end]` sums over the layers between, from a value per layer."""
-        found: Array = np.where(self.is_stage, span_sums(prefix_sums(values)[self.boundaries]), 0.0)
+    def sums(self, by_layer: Array) -> Array:
+        """Return `[first, end]` sums over the layers between."""
+        found: Array = np.where(self.is_stage, span_sums(prefix_sums(by_layer)[self.boundaries]), 0.0)
         return found
 
     def sums_of_pairs(self, values: Array) -> Array:
@@ -121,27 +116,25 @@ class LayerSpans:
         entering = np.append(at_second, 0.0)[self.boundaries][
             :, None
         ]  # the pair of the stage's first layer and the one before it
-        found: Array = np.where(self.is_stage, self.sums_of_layers(at_second) - entering, 0.0)
+        found: Array = np.where(self.is_stage, self.sums(at_second) - entering, 0.0)
         return found
 
-    def first_layer_values(self, by_kind: Mapping[str, float]) -> Array:
+    def first_layer_values(self, by_layer: Array) -> Array:
         """Return `[first, 1]` the value of the first layer, 0 at the end of the model."""
-        values = np.array([*(by_kind[name] for name in self.model.layers), 0.0])
-        found: Array = values[self.boundaries][:, None]
+        found: Array = np.append(by_layer, 0.0)[self.boundaries][:, None]
         return found
 
-    def largest(self, by_kind: Mapping[str, float]) -> Array:
+    def largest(self, by_kind: Array) -> Array:
         """Return `[first, end]` the largest value of a layer between."""
-        sizes = np.array([by_kind[kind.name] for kind in self.model.kinds])
-        found: Array = (self._has_kind * sizes[:, None, None]).max(axis=0)
+        found: Array = (self._has_kind * by_kind[:, None, None]).max(axis=0)
         return found
 
-    def largest_pair(self, by_kind: Mapping[str, float]) -> Array:
+    def largest_pair(self, by_kind: Array) -> Array:
         """Return `[first, end]` the largest sum of two adjacent layers between, or a single layer's own value."""
         pairs, has_pair = self._pairs
         if not pairs:
             return self.largest(by_kind)
-        sizes = np.array([by_kind[a] + by_kind[b] for a, b in pairs])
+        sizes = by_kind[np.array(pairs)].sum(axis=1)
         together = (has_pair * sizes[:, None, None]).max(axis=0)
         found: Array = np.maximum(together, self.largest(by_kind))
         return found
@@ -152,8 +145,9 @@ class LayerSpans:
         return np.stack([self._holds(names == kind.name) for kind in self.model.kinds])
 
     @cached_property
-    def _pairs(self) -> tuple[list[tuple[str, str]], NDArray[np.bool_]]:
-        found = list(pairwise(self.model.layers))
+    def _pairs(self) -> tuple[list[tuple[int, int]], NDArray[np.bool_]]:
+        number = {kind.name: index for index, kind in enumerate(self.model.kinds)}
+        found = list(pairwise(number[name] for name in self.model.layers))
         kinds = list(dict.fromkeys(found))
         # A pair is marked at its second layer; `skip` drops the pair whose first layer lies outside.
         marks = [np.array([False, *(pair == kind for pair in found)]) for kind in kinds]

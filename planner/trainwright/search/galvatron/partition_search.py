@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trainwright.cost.layer_sums import Array
+from trainwright.cost.layer_sums import Array, prefix_sums, span_sums
 from trainwright.cost.time_terms import pipeline_seconds
 from trainwright.search.galvatron.balanced_partition import (
     Partition,
@@ -170,8 +170,7 @@ def memory_balanced_partition(cut: PipelineSplit) -> StageEnds | None:
     members = np.array(cut.cache.sequence.range_classes(0, layers))
     shares = []
     for stage in cut.stages:
-        sums = np.concatenate(([0.0], np.cumsum(stage.forward_bytes[members, 0]))) / stage.group.budget_bytes
-        held = sums[None, :] - sums[:, None]
+        held = span_sums(prefix_sums(stage.forward_bytes[members, 0]) / stage.group.budget_bytes)
         shares.append(np.where(np.arange(layers + 1)[None, :] > np.arange(layers + 1)[:, None], held, np.inf))
     return min_max_partition(np.stack(shares))
 
