@@ -24,6 +24,7 @@ from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Planne
 
 T = TypeVar("T")
 _NOT_YET: Any = None
+"""No phase reads what a later one finds, so the types of findings do not say that they may be missing."""
 _NO_FIELDS = TrainingPlanStatus()
 
 

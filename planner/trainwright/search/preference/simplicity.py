@@ -78,7 +78,7 @@ _NEEDS = {
     "sharded_layers": ("sharded weights", "layer"),
     "devices": ("devices", ""),
 }
-"""What each part counts, and where it is."""
+"""Words for each part of the complexity: what it counts, and of what kind of place, if any."""
 
 
 def _describe_excess(name: str, mine: int, others: int) -> str:
