@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from alpa_inter_oracle import Case, Choice, algorithm_1
+from alpa_inter_oracle import Case, algorithm_1, choices_of
 from rich.console import Console
 from rich.table import Table
 
@@ -136,16 +136,7 @@ def _against_algorithm_1(console: Console) -> None:
     for rows in (8, 64, 256):
         edges, devices = tables.edges(rows)
         batches = BATCH // rows
-        columns = (
-            edges.first,
-            edges.end,
-            edges.size,
-            edges.min_devices_before,
-            edges.max_devices_before,
-            edges.seconds,
-            edges.max_remaining_stages,
-        )
-        choices = [Choice(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        choices = choices_of(edges)
         started = time.process_time()
         plain = algorithm_1(Case(choices, clusters, devices, batches, clusters), EPSILON_SECONDS)
         between = time.process_time()

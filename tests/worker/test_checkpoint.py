@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
+from gang_answers import answers_of
 from nightly import quick_first
 from one_process import OneProcess
 from random_plans import random_plan
@@ -145,19 +144,10 @@ class Answers:
         return self.found[name]
 
     def _ask(self, *, is_quick: bool) -> dict[str, dict]:
-        cases, result = self.folder / "cases.json", self.folder / "result.json"
         chosen = [case for case in (*FLOAT32, *HALF) if (case["name"] in QUICK) == is_quick]
         changes = [{**case, "folder": str(self.folder / case["name"])} for case in chosen]
         refusals = [refusal(self.folder, name) for name in REFUSED] if is_quick else []
-        cases.write_text(json.dumps([*changes, *refusals]), encoding="utf-8")
-        result.unlink(missing_ok=True)
-        run = subprocess.run(
-            [sys.executable, str(GANG), str(cases), str(result)],
-            check=False, capture_output=True, text=True, timeout=580,
-        )  # fmt: skip
-        done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
-        assert run.returncode == 0, f"after {len(done)} cases: {run.stderr[-4000:]}"
-        return {answer["name"]: answer for answer in done}
+        return answers_of(GANG, self.folder, [*changes, *refusals])
 
 
 @pytest.fixture(scope="module")

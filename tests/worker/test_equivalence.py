@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import pytest
+from gang_answers import answers_of
 from nightly import covering, quick_first
 from random_plans import random_plan
 
@@ -243,20 +242,9 @@ class Answers:
 
     def __getitem__(self, name: str) -> dict:
         if name not in self.found:
-            self.found |= self._ask([one for one in EVERY_CASE if (one["name"] in QUICK) == (name in QUICK)])
+            asked = [one for one in EVERY_CASE if (one["name"] in QUICK) == (name in QUICK)]
+            self.found |= answers_of(GANG, self.folder, asked)
         return self.found[name]
-
-    def _ask(self, asked: list[dict]) -> dict[str, dict]:
-        cases, result = self.folder / "cases.json", self.folder / "result.json"
-        cases.write_text(json.dumps(asked), encoding="utf-8")
-        result.unlink(missing_ok=True)
-        run = subprocess.run(
-            [sys.executable, str(GANG), str(cases), str(result)],
-            check=False, capture_output=True, text=True, timeout=580,
-        )  # fmt: skip
-        done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
-        assert run.returncode == 0, f"after {len(done)} plans: {run.stderr[-4000:]}"
-        return {answer["name"]: answer for answer in done}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alpa_inter_oracle import Case, Choice, algorithm_1, best_clusters, every_pipeline, least_seconds
+from alpa_inter_oracle import Case, Choice, algorithm_1, best_clusters, choices_of, every_pipeline, least_seconds
 
 from trainwright.families import Gpt
 from trainwright.model import Model
@@ -26,20 +26,6 @@ from trainwright.search.alpa.t_max_search import TMaxSearch
 
 Random = random.Random
 Instance = tuple[StageCandidates, list[Choice], int, int]
-
-
-def choices_of(edges: StageCandidates) -> list[Choice]:
-    columns = (
-        edges.first,
-        edges.end,
-        edges.size,
-        edges.min_devices_before,
-        edges.max_devices_before,
-        edges.seconds,
-        edges.max_remaining_stages,
-        edges.message_copies,
-    )
-    return [Choice(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def drawn_crossings(pick: Random, layers: int, devices: int) -> StageBoundaryCosts:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from typing import NamedTuple
 
+from trainwright.search.alpa.stage_candidates import StageCandidates
+
 
 class Choice(NamedTuple):
     """Layers first … end - 1 on `size` devices that lie between `low` and `high` + size of the pipeline's devices."""
@@ -19,6 +21,21 @@ class Choice(NamedTuple):
     seconds: float
     most_stages: int
     copies: float = 1.0
+
+
+def choices_of(edges: StageCandidates) -> list[Choice]:
+    """Return the candidates as plain values."""
+    columns = (
+        edges.first,
+        edges.end,
+        edges.size,
+        edges.min_devices_before,
+        edges.max_devices_before,
+        edges.seconds,
+        edges.max_remaining_stages,
+        edges.message_copies,
+    )
+    return [Choice(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 class Case(NamedTuple):
