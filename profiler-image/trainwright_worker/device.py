@@ -71,7 +71,7 @@ class Clock:
         if self.device.type != "cuda":
             return self._read()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record()  # type: ignore[no-untyped-call]
         return event
 
     def synchronize(self) -> None:
@@ -84,4 +84,4 @@ class Clock:
             return end - begin
         if isinstance(begin, float) or isinstance(end, float):
             raise TypeError("cannot compare a time of the process clock with one of a GPU event")
-        return float(begin.elapsed_time(end)) / 1e3
+        return float(begin.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainwright.plan import Sharding
 from trainwright_worker.executor.boundary_exchange import require_work
+from trainwright_worker.executor.process_groups import all_gather_single
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class FlatParameter:
             return
         self.full_values.untyped_storage().resize_(self._full_bytes)
         self._all_gather = require_work(
-            dist.all_gather_single(self.full_values, self.shard, group=self.shard_group.group, async_op=True)
+            all_gather_single(self.full_values, self.shard, group=self.shard_group.group, async_op=True)
         )
 
     def unshard(self) -> None:
@@ -208,4 +209,4 @@ class FlatParameter:
         if self.shard.data_ptr() != self.master_shard.data_ptr():
             self.shard.copy_(self.master_shard)
         if self.gathers_after_update:
-            dist.all_gather_single(self.full_values, self.shard.clone(), group=self.shard_group.group)
+            all_gather_single(self.full_values, self.shard.clone(), group=self.shard_group.group)

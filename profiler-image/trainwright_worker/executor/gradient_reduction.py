@@ -13,7 +13,7 @@ from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.flat_parameter import FlatParameter
 from trainwright_worker.executor.parameter_groups import LAYERWISE_REDUCED, ParameterGroup, TiedParameterGroup
 from trainwright_worker.executor.plan_ranks import RunRanks
-from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.executor.process_groups import ProcessGroups, reduce_scatter_single
 
 
 class Reduction(ABC):
@@ -116,7 +116,7 @@ class _ReduceScatter(Reduction):
         self._partial.sum()
         flat_parameter.gradient_shard = torch.empty_like(flat_parameter.master_shard, dtype=torch.float32)
         self._work = require_work(
-            dist.reduce_scatter_single(
+            reduce_scatter_single(
                 flat_parameter.gradient_shard,
                 flat_parameter.full_gradients,
                 group=flat_parameter.shard_group.group,

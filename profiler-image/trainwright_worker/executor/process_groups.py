@@ -22,6 +22,12 @@ from trainwright_worker.executor.parameter_groups import (
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks
 from trainwright_worker.executor.recorder import Recorder
 
+# torch 2.13 renamed two collectives (2.11 has the old names), and warns of the old names; earlier releases have only those.
+all_gather_single: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single: Callable[..., dist.Work | None] = getattr(
+    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
+)
+
 
 class ProcessGroups:
     """Process groups of one process.
@@ -123,13 +129,13 @@ class TensorGroup:
     def all_gather(self, part: Tensor) -> Tensor:
         stacked = part.new_empty(self.size, part.numel())
         with self._communication("collecting a sequence within the tensor group"):
-            dist.all_gather_single(stacked.view(-1), part.contiguous(), group=self.group)
+            all_gather_single(stacked.view(-1), part.contiguous(), group=self.group)
         return stacked
 
     def reduce_scatter(self, parts: Tensor) -> Tensor:
         own = parts.new_empty(parts.shape[1])
         with self._communication("summing a sequence within the tensor group"):
-            dist.reduce_scatter_single(own, parts.contiguous().view(-1), group=self.group)
+            reduce_scatter_single(own, parts.contiguous().view(-1), group=self.group)
         return own
 
     @contextmanager

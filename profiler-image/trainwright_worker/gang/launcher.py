@@ -27,6 +27,8 @@ _RUN_ID = "trainwright"
 _REPORT_TIMEOUT_SECONDS = 2.0
 _SELF_EXIT_SECONDS = 10.0
 """Time within which processes that receive an abort have exited."""
+_SHUTDOWN_OPTIONS: dict[str, Any] = {"shutdown_timeout": 3} if hasattr(LaunchConfig, "shutdown_timeout") else {}
+"""Seconds from SIGTERM to SIGKILL. Before torch 2.13 torchrun waits 30 s, and takes no option."""
 
 
 def main(gang: Gang, task_path: Path, address: str | None, port: int | None, sigterm_handler: SigtermHandler) -> int:
@@ -82,7 +84,7 @@ def _launch_config(
         max_restarts=0,
         monitor_interval=0.1,
         start_method="forkserver",
-        shutdown_timeout=3,
+        **_SHUTDOWN_OPTIONS,
     )
 
 

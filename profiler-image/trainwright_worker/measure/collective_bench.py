@@ -14,6 +14,7 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.worker_api import CollectiveKind, CollectiveTime, Gang, LinkTask
 from trainwright_worker.device import synchronize
+from trainwright_worker.executor.process_groups import all_gather_single, reduce_scatter_single
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.watchdog import Watchdog
 
@@ -152,6 +153,6 @@ def collective_operation(kind: CollectiveKind, group: TimedGroup, numel: int) ->
         case "all_reduce":
             return lambda: dist.all_reduce(whole, group=group.group)
         case "all_gather":
-            return lambda: dist.all_gather_single(whole, part, group=group.group)
+            return lambda: all_gather_single(whole, part, group=group.group)
         case "reduce_scatter":
-            return lambda: dist.reduce_scatter_single(part, whole, group=group.group)
+            return lambda: reduce_scatter_single(part, whole, group=group.group)

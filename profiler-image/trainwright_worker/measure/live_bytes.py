@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AllocationTracker(TorchDispatchMode):
     """Tracker of live and peak bytes: of given tensors, and of those that operations allocate while it is active.
 
     Works across micro-batches and in the backward, since on the CPU autograd runs on the caller's thread. It slows
@@ -20,7 +20,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
         self._storage_bytes: dict[int, int] = {}
