@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from operator import le
 
 from trainwright.cost.context import CostContext
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.pipeline_replay import replay_pipelines
 from trainwright.cost.stage_times import PlanTimes
-from trainwright.plan import Plan, Schedule
+from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.search.auto.exhaustive.pipeline_shapes import PipelineShape, ShapeSpace, StageDevices, compositions
 from trainwright.search.auto.exhaustive.stage_strategies import (
     LayerChoices,
@@ -188,7 +190,7 @@ class _BranchAndBound:
 
     def _evaluate_strategies(self, shape: Shape, strategies_by_stage: list[StageStrategies]) -> None:
         """Evaluate products of stage strategies, skipping those with only more recompute than a feasible one."""
-        feasible: list[tuple[LayerChoices, ...]] = []
+        feasible: defaultdict[tuple[Sharding, ...], list[tuple[bool, ...]]] = defaultdict(list)
         pairs = [list(zip(one.bounds, one.choices, strict=True)) for one in strategies_by_stage]
         combinations_by_bound = sorted(
             product(*pairs), key=lambda chosen: (max(b for b, _ in chosen), sum(b for b, _ in chosen))
@@ -199,10 +201,12 @@ class _BranchAndBound:
             if self._must_stop():
                 return
             choices = tuple(choice for _, choice in chosen)
-            if any(_only_more_recompute(choices, other) for other in feasible):
+            shardings = tuple(sharding for stage in choices for sharding, _ in stage)
+            recompute = tuple(recomputes for stage in choices for _, recomputes in stage)
+            if any(all(map(le, other, recompute)) for other in feasible[shardings]):
                 continue
             if self._evaluate(shape, choices):
-                feasible.append(choices)
+                feasible[shardings].append(recompute)
 
     def _evaluate(self, shape: Shape, choices: tuple[LayerChoices, ...]) -> bool:
         """Evaluate the plan and return whether it is feasible."""
@@ -216,11 +220,3 @@ class _BranchAndBound:
         if candidate.estimate.iteration_seconds < self.cutoff:
             self.found = fastest_first([*self.found, candidate])[: self.top]
         return True
-
-
-def _only_more_recompute(choices: tuple[LayerChoices, ...], other: tuple[LayerChoices, ...]) -> bool:
-    return all(
-        mine[0] is theirs[0] and mine[1] >= theirs[1]
-        for stage, known in zip(choices, other, strict=True)
-        for mine, theirs in zip(stage, known, strict=True)
-    )
