@@ -190,14 +190,31 @@ def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
 
 
 def _refuse_large_numbers(value: Any, source: str) -> None:
-    place = _too_large(value, "")
-    if place is not None:
+    if _holds_large_number(value):
+        place = _too_large(value, "")
         raise DocumentError(f"{source}: {place}: must be at most {LARGEST_NUMBER:g} in size")
 
 
 def _shown(value: Any) -> str:
     """Show a value in an error message, without the content of lists: few lines of YAML can expand to gigabytes."""
     return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def _holds_large_number(value: Any) -> bool:
+    """Return whether `_too_large` would find a number; it need not keep the path to it."""
+    match value:
+        case str() | None:
+            return False
+        case int() | float():
+            return abs(value) > LARGEST_NUMBER
+        case dict():
+            return any(map(_holds_large_number, value.values()))
+        case tuple() | list():
+            return any(map(_holds_large_number, value))
+        case _ if is_dataclass(value):
+            return any(_holds_large_number(getattr(value, field.name)) for field in fields(value))
+        case _:
+            return False
 
 
 def _too_large(value: Any, where: str) -> str | None:

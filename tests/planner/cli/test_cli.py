@@ -140,7 +140,7 @@ def test_example_files_give_a_plan_that_estimate_reads(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(best["plan"]))
     result = runner.invoke(app, ["estimate", *given_files, "--plan", str(tmp_path / "plan.json"), "--output", "json"])
     assert json.loads(result.stdout)["predicted_seconds"] == best["predicted_seconds"]
-    assert "device times emulated" in runner.invoke(app, ["plan", *given_files]).stdout
+    assert "device times emulated" in runner.invoke(app, ["plan", "--planner", "megatron", *given_files]).stdout
 
 
 @pytest.mark.parametrize(

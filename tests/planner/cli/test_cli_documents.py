@@ -75,18 +75,21 @@ def test_machines_and_accelerators_are_listed_with_their_sources() -> None:
 
 def test_plan_estimates_profiles_and_reports_it_when_none_are_given(folder: Path) -> None:
     given_files = ["--cluster", folder / "cluster.yaml", "--model", folder / "model.yaml"]
-    result = call("plan", *given_files)
+    planner = ["--planner", "amp"]
+    result = call("plan", *given_files, *planner)
     assert "(profiles estimated)" in result.stdout
     assert "estimated from data sheets, not measured" in result.stderr
-    answer = json.loads(call("plan", *given_files, "--top", 1, "--output", "json").stdout)
+    answer = json.loads(call("plan", *given_files, *planner, "--top", 1, "--output", "json").stdout)
     assert answer["profiles"] == "estimated"
     written = folder / "profiles.json"
     call("profiles", "estimate", *given_files, "--write", written)
-    again = json.loads(call("plan", *given_files, "--profiles", written, "--top", 1, "--output", "json").stdout)
+    again = json.loads(
+        call("plan", *given_files, *planner, "--profiles", written, "--top", 1, "--output", "json").stdout
+    )
     assert again["candidates"] == answer["candidates"]
     assert again["profiles"] == "estimated"
     assert "(profiles estimated)" in call("compare", "megatron", *given_files).stdout
-    assert "(profiles estimated)" in call("explain", *given_files).stdout
+    assert "(profiles estimated)" in call("explain", *given_files, *planner).stdout
 
 
 def test_profiles_are_required_when_an_accelerator_has_no_data_sheet(folder: Path) -> None:
@@ -185,7 +188,7 @@ def profiled(folder: Path, model: str, asked: str) -> Result:
 
 def planned(folder: Path) -> Result:
     names = (("cluster", "cluster.yaml"), ("model", "asked.yaml"), ("profiles", "profiles.json"))
-    return call("plan", *(f"--{option}={folder / name}" for option, name in names))
+    return call("plan", "--planner", "amp", *(f"--{option}={folder / name}" for option, name in names))
 
 
 def gpt(hidden: int = 64, more: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from trainwright import documents
@@ -31,11 +32,20 @@ def last_document(log: str, marker: str) -> str | None:
     return None
 
 
+_CACHED_CHARACTERS = 2**16
+"""Longest text whose document is kept: each pass reads the stored documents of its plan again."""
+
+
 def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: str = "") -> Any:
     """Parse a document from JSON only: YAML aliases could expand a small text without bound. Raise DocumentError.
 
     `ignored_field`: a field to drop.
     """
+    parse = _parse_cached if len(text) <= _CACHED_CHARACTERS else _parse
+    return parse(text, document_type, source, ignored_field)
+
+
+def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> Any:
     try:
         data = json.loads(text)
         if "\\u" in text:
@@ -46,6 +56,9 @@ def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: s
     if isinstance(data, dict):
         data.pop(ignored_field, None)
     return documents.parse(data, document_type, source=source)
+
+
+_parse_cached = lru_cache(maxsize=512)(_parse)
 
 
 def parse_report(log: str) -> WorkerReport | None:
