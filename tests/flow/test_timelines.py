@@ -25,7 +25,7 @@ from trainwright.worker_api import (
     TrialTask,
 )
 from trainwright_operator.api.spec import TrialsSpec
-from trainwright_operator.flow.gangs.outcome import read_result
+from trainwright_operator.flow.gangs.outcome import parse_result
 from trainwright_operator.flow.trials.trial_gangs import TRIAL_REPORT_BUDGET_BYTES, estimate_report_bytes
 
 MODEL = "gpt: {layers: 4, hidden_size: 64, heads: 4, sequence_length: 64, vocabulary_size: 512}\nglobal_batch_size: 8\n"
@@ -106,7 +106,7 @@ def test_operator_does_not_read_stored_timelines() -> None:
     status = world.run()
     stored = world.stored[status.trials[0].result_ref.config_map]
     assert documents.loads(stored.data["report.json"], TrialReport).timeline is not None
-    assert read_result(stored).report.timeline is None
+    assert parse_result(stored).report.timeline is None
 
 
 def test_no_timeline_is_recorded_by_default() -> None:

@@ -50,7 +50,7 @@ def stored_result(context: ReconcileContext, gang: str) -> GangResult | None:
     if stored is None:
         return None
     try:
-        return outcomes.read_result(stored)
+        return outcomes.parse_result(stored)
     except documents.DocumentError as error:
         sentence = message(Reason.REPORT_INVALID, what=error)
         return GangResult(GangOutcome(OutcomeState.FAILED, Reason.REPORT_INVALID, sentence, stored.created_at), None)

@@ -63,7 +63,8 @@ class GangResult:
     report: WorkerReport | None
 
 
-def config_map_data(outcome: GangOutcome, report: WorkerReport | None, log: str) -> dict[str, str]:
+def dump_result(outcome: GangOutcome, report: WorkerReport | None, log: str) -> dict[str, str]:
+    """Return the data of the ConfigMap that `parse_result` reads, with the end of the log."""
     data = {OUTCOME_KEY: documents.dumps(outcome)}
     if report is not None:
         data[REPORT_KEY] = documents.dumps(report)
@@ -72,19 +73,19 @@ def config_map_data(outcome: GangOutcome, report: WorkerReport | None, log: str)
     return data
 
 
-def read_result(stored: StoredConfigMap) -> GangResult:
+def parse_result(stored: StoredConfigMap) -> GangResult:
     """Return the stored outcome and report. Raise DocumentError if the ConfigMap was modified.
 
     Timelines are skipped: each reconciliation would parse thousands of moments.
     """
-    outcome = read_outcome(stored)
+    outcome = parse_outcome(stored)
     report = None
     if REPORT_KEY in stored.data:
         report = parse_strict(stored.data[REPORT_KEY], WorkerReport, stored.name, ignored_field="timeline")
     return GangResult(outcome, report)
 
 
-def read_outcome(stored: StoredConfigMap) -> GangOutcome:
+def parse_outcome(stored: StoredConfigMap) -> GangOutcome:
     """Return the stored outcome without its report. Raise DocumentError if the ConfigMap was modified."""
     outcome: GangOutcome = parse_strict(stored.data.get(OUTCOME_KEY, ""), GangOutcome, stored.name)
     return outcome

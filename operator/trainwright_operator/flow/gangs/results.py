@@ -62,7 +62,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
             generation=context.plan.generation,
             tried=_tried(gang_spec.task, number),
         )
-        data = outcomes.config_map_data(ended, reported.get(number), log if number == unlucky else "")
+        data = outcomes.dump_result(ended, reported.get(number), log if number == unlucky else "")
         maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
     return tuple(maps)
 

@@ -15,7 +15,7 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.actions import DeleteConfigMap, DryRunJob, StoredRole
 from trainwright_operator.flow.gangs.manifests import GangSpec, manifests
-from trainwright_operator.flow.gangs.outcome import read_outcome
+from trainwright_operator.flow.gangs.outcome import parse_outcome
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 
@@ -68,7 +68,7 @@ def discard_transient_failures(context: ReconcileContext, findings: Findings) ->
         if stored.role != StoredRole.RESULT or stored.terminating or not context.names.owns(stored.name):
             continue
         try:
-            outcome = read_outcome(stored)
+            outcome = parse_outcome(stored)
         except documents.DocumentError:
             continue  # reported where the result is read
         if not outcome.counts_for(context.plan.generation):
