@@ -282,6 +282,7 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = -1
         if isinstance(node, yaml.MappingNode):
+            _refuse_repeated_keys(node)
             inside = sum(_values(key, known) + _values(value, known) for key, value in node.value)
         else:
             inside = sum(_values(member, known) for member in node.value)
@@ -289,6 +290,19 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     if known[id(node)] < 0:
         raise ValueError(f"the alias in line {node.start_mark.line + 1} contains itself")
     return known[id(node)]
+
+
+def _refuse_repeated_keys(mapping: yaml.MappingNode) -> None:
+    """Raise ValueError for a key that is written twice, of which PyYAML would drop the first in silence."""
+    line_of: dict[str, int] = {}
+    for key, _ in mapping.value:
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in line_of:
+                raise ValueError(
+                    f"the key {key.value!r} is given twice, in lines {line_of[key.value]} and {line}; keep one"
+                )
+            line_of[key.value] = line
 
 
 def schema(noun: Any) -> dict[str, Any]:

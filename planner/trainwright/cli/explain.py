@@ -41,6 +41,15 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Explain where the time of a plan goes: bottleneck, bubble, communication, memory, and a timeline."""
+    if plan_file is not None and (planner, preferences, search) != (
+        DEFAULT_PLANNER,
+        PreferenceOptions(),
+        SearchOptions(),
+    ):
+        raise ValueError(
+            "--plan explains the given plan and searches for none; leave out --planner and the options of the search "
+            "(--seed, --budget-seconds, --effort, --tolerance, --keep, --keep-weight), or leave out --plan"
+        )
     preload_search(planner)
     search.check([planner])
     problem = inputs.problem(limits.limits, preferences.preference)

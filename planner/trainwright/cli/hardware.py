@@ -36,7 +36,7 @@ def accelerators(
     elif name is None:
         show(report.accelerator_table(found))
     else:
-        show(report.sheet_lines(found[0]))
+        show(report.sheet_lines(found[0]), wraps=False)
 
 
 def machine_names(incomplete: str) -> list[str]:
@@ -92,4 +92,4 @@ def machines(
     elif name is None:
         show(report.machine_table(found))
     else:
-        show(report.sheet_lines(found[0]))
+        show(report.sheet_lines(found[0]), wraps=False)

@@ -178,8 +178,10 @@ class LimitOptions:
     memory_headroom: Annotated[
         float, typer.Option(help="Share of every device's memory to leave free, for example 0.1.")
     ] = 0.0
-    use_nodes: Annotated[str, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = ""
-    spare: Annotated[str, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")] = ""
+    use_nodes: Annotated[str | None, typer.Option(metavar="NODE,…", help="Plan on these nodes only, by name.")] = None
+    spare: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")
+    ] = None
     objective: Annotated[
         Objective,
         typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
@@ -192,10 +194,13 @@ class LimitOptions:
             max_data_degree=self.max_data_degree,
             max_pipeline_degree=self.max_pipeline_degree,
             memory_headroom_ratio=self.memory_headroom,
-            use_nodes=_names(self.use_nodes),
-            spare=_names(self.spare),
+            use_nodes=_names("--use-nodes", self.use_nodes),
+            spare=_names("--spare", self.spare),
             objective=self.objective,
         )
+
+
+DEFAULT_KEEP_WEIGHT = 0.001
 
 
 @dataclass(frozen=True)
@@ -215,15 +220,20 @@ class PreferenceOptions:
             help="Weight of a second of moving state against a second of each iteration; "
             "0.001: moving pays off within 1,000 iterations."
         ),
-    ] = 0.001
+    ] = DEFAULT_KEEP_WEIGHT
 
     @property
     def preference(self) -> Preference:
+        if self.keep is None and self.keep_weight != DEFAULT_KEEP_WEIGHT:
+            raise ValueError("--keep-weight needs --keep, the plan that runs now; add it, or leave --keep-weight out")
         return Preference(self.tolerance, None if self.keep is None else read(self.keep, Plan), self.keep_weight)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _names(option: str, text: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    if text is not None and not names:
+        raise ValueError(f"{option} needs at least one name, got {text!r}; leave the option out for no limit")
+    return names
 
 
 @dataclass(frozen=True)

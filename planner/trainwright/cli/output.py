@@ -40,11 +40,14 @@ def screen(*, to_error: bool = False) -> Console:
     return console
 
 
-def show(*parts: Any, to_error: bool = False) -> None:
-    """Print tables, texts and lines at the terminal's width, without cutting off wider tables."""
+def show(*parts: Any, to_error: bool = False, wraps: bool = True) -> None:
+    """Print tables, texts and lines at the terminal's width, without cutting off wider tables.
+
+    `wraps`: whether to wrap lines, which would break URLs.
+    """
     console = screen(to_error=to_error)
     for part in parts:
-        console.print(part, markup=False, crop=False)
+        console.print(part, markup=False, crop=False, soft_wrap=not wraps)
 
 
 def show_json(data: Any) -> None:

@@ -124,7 +124,7 @@ def _refuse_limits(limits: LimitOptions) -> None:
     given = [
         name
         for name in ("use_nodes", "spare", "max_tensor_degree", "max_data_degree", "max_pipeline_degree")
-        if getattr(limits, name)
+        if getattr(limits, name) is not None
     ]
     if given:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in given)

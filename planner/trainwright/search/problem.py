@@ -110,9 +110,15 @@ class Problem:
             raise ValueError(f"global_batch_size must be at least 1, got {self.global_batch_size}")
         accelerators = {node.accelerator for node in self.cluster.nodes}
         nodes = {node.name for node in self.cluster.nodes}
-        for name in (*self.limits.use_nodes, *self.limits.spare):
-            if name not in nodes and (name not in accelerators or name in self.limits.use_nodes):
+        for name in self.limits.use_nodes:
+            if name not in nodes:
                 raise ValueError(f"unknown node {name}; the cluster has {', '.join(sorted(nodes))}")
+        for name in self.limits.spare:
+            if name not in nodes | accelerators:
+                raise ValueError(
+                    f"unknown node or accelerator {name}; the cluster has the nodes {', '.join(sorted(nodes))} and the "
+                    f"accelerators {', '.join(sorted(accelerators))}"
+                )
         keep, layers = self.preference.keep, len(self.model.layers)
         if keep is not None and keep.model_layers != layers:
             raise ValueError(

@@ -201,9 +201,33 @@ def test_shown_plans_keep_the_limits(files: Path) -> None:
         for pipeline in plan.pipelines:
             assert len(pipeline.stages) <= 4
             assert all(run.tensor == 1 and run.data <= 2 for stage in pipeline.stages for run in stage.layers)
-    assert "unknown node node-9" in refused(call(files, "plan", "--spare", "node-9"))
-    assert ": --memory-headroom must be" in refused(call(files, "plan", "--memory-headroom", "1.5"))
-    assert "--budget-seconds must be at least 0" in refused(call(files, "plan", "--budget-seconds", "-1"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--spare", "node-9"], "unknown node or accelerator node-9; the cluster has the nodes node-1, "),
+        (["--use-nodes", "emulated-fast"], "unknown node emulated-fast; the cluster has node-1, "),
+        (["--use-nodes", " ,"], "--use-nodes needs at least one name, got ' ,'; leave the option out"),
+        (["--memory-headroom", "1.5"], ": --memory-headroom must be"),
+        (["--budget-seconds", "-1"], "--budget-seconds must be at least 0"),
+        (["--keep-weight", "3"], "--keep-weight needs --keep"),
+    ],
+)
+def test_plan_refuses_limits_that_mean_nothing(files: Path, options: list[str], message: str) -> None:
+    assert message in refused(call(files, "plan", *options))
+
+
+@pytest.mark.parametrize("options", [["--seed", "3"], ["--planner", "amp"], ["--tolerance", "0.1"]])
+def test_explain_refuses_search_options_beside_a_plan(files: Path, options: list[str]) -> None:
+    assert "--plan explains the given plan" in refused(call(files, "explain", "--plan", "plan.json", *options))
+
+
+def test_repeated_key_is_refused_with_its_lines(files: Path) -> None:
+    model = files / "again.yaml"
+    model.write_text("global_batch_size: 8\ngpt: {layers: 2}\nglobal_batch_size: 16\n", encoding="utf-8")
+    told = refused(runner.invoke(app, ["plan", f"--cluster={files / 'cluster.json'}", f"--model={model}"]))
+    assert "the key 'global_batch_size' is given twice, in lines 1 and 3; keep one" in told
 
 
 def test_batch_size_option_overrides_the_model_file(files: Path) -> None:
