@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar, cast
@@ -18,7 +18,6 @@ from typing import TypeVar, cast
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from torch.distributed.checkpoint.state_dict_saver import save as write
 
@@ -100,14 +99,14 @@ def save(executor: PlanExecutor, folder: Path, iteration: int) -> None:
     _run_on_all_ranks(executor, folder, lambda: _start_saving(executor, folder, temporary, iteration))
     planner = TileSavePlanner(list(written_tiles(executor, MAX_CHUNK_VALUES)), executor.beat)
     with _raise_first_error(executor, folder):
-        index = write(
+        write(
             {},
             storage_writer=FileSystemWriter(temporary),
             planner=planner,
             process_group=_process_group(executor),
             no_dist=_is_single_rank(executor),
         )
-    _run_on_all_ranks(executor, folder, lambda: _finish_saving(executor, folder, temporary, index))
+    _run_on_all_ranks(executor, folder, lambda: _finish_saving(executor, folder, temporary))
 
 
 def load(executor: PlanExecutor, folder: Path) -> int:
@@ -162,9 +161,11 @@ def _start_saving(executor: PlanExecutor, folder: Path, temporary: Path, iterati
     (temporary / STATE_FILE).write_text(documents.dumps(state), encoding="utf-8")
 
 
-def _finish_saving(executor: PlanExecutor, folder: Path, temporary: Path, index: Metadata) -> None:
+def _finish_saving(executor: PlanExecutor, folder: Path, temporary: Path) -> None:
     if not _is_first_rank(executor):
         return
+    # Before torch 2.13, saving returns an index without its files.
+    index = FileSystemReader(temporary).read_metadata()
     files = {chunk.relative_path for chunk in index.storage_data.values()}
     if missing := sorted(name for name in files if not (temporary / name).exists()):
         raise CheckpointError(
@@ -219,7 +220,7 @@ def _run_on_all_ranks(executor: PlanExecutor, folder: Path, step: Callable[[], _
 def _raise_first_error(executor: PlanExecutor, folder: Path) -> Iterator[None]:
     """Re-raise the failures that torch.distributed.checkpoint gathers as the first rank's error, in one sentence."""
     try:
-        with _without_warnings() if _is_single_rank(executor) else nullcontext():
+        with _without_warnings():
             yield
     except CheckpointException as error:
         rank_index, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
@@ -233,7 +234,8 @@ def _raise_first_error(executor: PlanExecutor, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silence torch.distributed.checkpoint's warning that a single rank has no process group."""
+    """Silence torch.distributed.checkpoint's warnings: a single rank has no process group, and torch uses what it deprecates."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")
         yield
