@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -27,8 +28,13 @@ _RUN_ID = "trainwright"
 _REPORT_TIMEOUT_SECONDS = 2.0
 _SELF_EXIT_SECONDS = 10.0
 """Time within which processes that receive an abort have exited."""
-_SHUTDOWN_OPTIONS: dict[str, Any] = {"shutdown_timeout": 3} if hasattr(LaunchConfig, "shutdown_timeout") else {}
-"""Seconds from SIGTERM to SIGKILL. Before torch 2.13 torchrun waits 30 s, and takes no option."""
+_SHUTDOWN_SECONDS = 3
+"""Time from SIGTERM to SIGKILL; shorter than the delay after which the signal handler exits."""
+_SHUTDOWN_OPTIONS: dict[str, Any] = {}
+if hasattr(LaunchConfig, "shutdown_timeout"):
+    _SHUTDOWN_OPTIONS["shutdown_timeout"] = _SHUTDOWN_SECONDS
+else:  # older releases of torch wait for 30 s and take no option
+    PContext.close = functools.partialmethod(PContext.close, timeout=_SHUTDOWN_SECONDS)  # type: ignore[assignment, method-assign]
 
 
 def main(gang: Gang, task_path: Path, address: str | None, port: int | None, sigterm_handler: SigtermHandler) -> int:
