@@ -10,6 +10,7 @@ import torch
 from trainwright.worker_api import FailureReason, Gang, RankMemory
 from trainwright_worker.gang.errors import WorkerError, format_bytes
 from trainwright_worker.gang.rank_assignment import RankAssignment
+from trainwright_worker.torch_releases import kernel_problem, start_problem
 
 
 def check_capacity(peak: RankMemory, gang: Gang) -> None:
@@ -27,21 +28,33 @@ def check_capacity(peak: RankMemory, gang: Gang) -> None:
 
 
 def choose_device(gang: Gang, assignment: RankAssignment) -> torch.device:
-    """Return the process's device: with nccl the GPU of its local rank. Raises WorkerError if there is none."""
+    """Return the process's device: with nccl the GPU of its local rank. Raises WorkerError if torch cannot use it."""
     if gang.backend == "gloo":
         # Several emulated devices share a machine's cores.
         torch.set_num_threads(1)
         torch.set_num_interop_threads(1)
         return torch.device("cpu")
-    if torch.cuda.device_count() <= assignment.local_rank:
+    if problem := _gpu_problem(assignment.local_rank):
         raise WorkerError(
             FailureReason.PLACEMENT_NOT_MET,
-            f"process {assignment.local_rank} on node {assignment.device.node} needs a GPU of its own, but torch sees "
-            f"{torch.cuda.device_count()}",
+            f"process {assignment.local_rank} on node {assignment.device.node} has no usable GPU: {problem}",
         )
     device = torch.device("cuda", assignment.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _gpu_problem(index: int) -> str | None:
+    """Return why torch cannot use a GPU of this machine, and what to do; None if it can."""
+    version = torch.__version__.partition("+")[0]
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # an assertion where torch is built without CUDA
+        return start_problem(version, torch.version.cuda, str(error))
+    if torch.cuda.device_count() <= index:
+        return f"each process needs its own, and torch sees {torch.cuda.device_count()}"
+    capability = torch.cuda.get_device_capability(index)
+    return kernel_problem(version, torch.cuda.get_device_name(index), capability, torch.cuda.get_arch_list())
 
 
 def synchronize(device: torch.device) -> None:

@@ -222,7 +222,7 @@ def test_missing_device_is_reported_as_unmet_placement(worker, make) -> None:
     assert reasons <= {FailureReason.PLACEMENT_NOT_MET, FailureReason.PEER_LOST}
     for failure in outcome.failures:
         refused = failure if failure.reason is FailureReason.PLACEMENT_NOT_MET else failure.cause
-        assert "needs a GPU of its own" in refused.message
+        assert "has no usable GPU: torch " in refused.message
 
 
 def test_gang_ends_and_reports_sigterm(worker, make) -> None:

@@ -20,6 +20,7 @@ from trainwright_worker.gang.errors import classify_error
 from trainwright_worker.gang.rank_assignment import RankAssignment, task_devices
 from trainwright_worker.gang.startup import reset_signal_handlers, watch_signals
 from trainwright_worker.gang.termination import TerminationReporter
+from trainwright_worker.gang.version_check import check_versions, own_version
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.measure import layer_bench, link_bench
 
@@ -56,6 +57,8 @@ def _run_task(task_path: Path, reporter: TerminationReporter) -> None:
     listener.listen(reporter.report_abort)
     _init_process_group(task, assignment, store, timeout)
     watchdog.beat("waiting for all ranks")
+    versions = dist.PrefixStore("versions", store)  # type: ignore[attr-defined]
+    check_versions(versions, assignment.rank, assignment.devices, own_version(gang.backend))
     dist.barrier()
     report = _dispatch_task(task, assignment, own_device, watchdog, timeout)
     if assignment.is_main_process and getattr(task, "fault", None) != "mute":
