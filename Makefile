@@ -10,8 +10,11 @@ FAST = not gpu and not cluster and not apiserver and not torch_processes
 SERIAL = (cluster or apiserver or torch_processes) and not gpu
 # Two processes share two cores, so each computes with one thread.
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
+RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")
+# Gradients of plans against one process, checkpoints, profiles, trials, torchrun, all ends of a gang.
+SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py layer_bench.py gangs.py gang_failures.py)
 
-.PHONY: help venv demo demo-down programs test test-fast test-nightly test-gpu bench bench-trials lint lines format cluster-up cluster-status load generate docs
+.PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trials lint lines format cluster-up cluster-status load generate docs
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -35,9 +38,14 @@ test: venv lint docs programs  ## Every test that fits into CI, those on the rea
 test-fast: venv  ## The tests that need no cluster and start no processes
 	$(IN_PARALLEL) -m "$(FAST) and not slow"
 
-test-nightly: venv lint docs programs  ## Every test with all of its cases and examples
+test-nightly: venv lint docs programs test-releases  ## Every test with all of its cases and examples
 	$(IN_PARALLEL) --hypothesis-profile nightly -m "$(FAST)"
 	$(PYTHON) -m pytest --hypothesis-profile nightly -m "$(SERIAL)"
+
+test-releases: venv  ## The worker on the oldest and the newest release of torch (the first time installs 5 GB each)
+	for release in $(RELEASES); do \
+	  TORCH=$$release deploy/development/venv.sh && .venv-$$release/bin/python -m pytest -m "not slow" $(SMOKE) || exit 1; \
+	done
 
 test-gpu: venv  ## The worker on real GPUs, as many as there are (skipped with a reason where there are none)
 	$(PYTHON) -m pytest tests/gpu

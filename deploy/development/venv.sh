@@ -2,18 +2,27 @@
 # Makes .venv in the project's root. The dependencies (torch alone is 4.7 GB) are installed once into a
 # cache folder keyed by what they are, and every checkout gets a hard-linked copy: seconds, no disk.
 # Call tools as `python -m TOOL`: the scripts in bin/ name the cached interpreter.
+# TORCH=2.8.0 makes .venv-2.8.0 with that release of torch, and the torchvision that belongs to it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+venv=".venv${TORCH:+-$TORCH}"
+pins=$(mktemp -d)
+trap 'rm -rf "$pins"' EXIT
+cp deploy/development/constraints.txt "$pins"
+if [ -n "${TORCH:-}" ]; then  # torch and torchvision name the versions of their companions themselves
+  sed -i -E '/^(torch|triton|cuda-|nvidia-)/d' "$pins/constraints.txt"
+  echo "torch==$TORCH" >> "$pins/constraints.txt"
+fi
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/trainwright"
 python="${PYTHON:-python3}"
-read -r key layout < <("$python" - <<'PY'
+read -r key layout < <("$python" - "$pins/constraints.txt" <<'PY'
 import hashlib, json, sys, tomllib
 from pathlib import Path
 project = tomllib.load(open("pyproject.toml", "rb"))
 project["dependency-groups"].pop("docs")  # docs.sh installs it by itself
 wanted = [project["project"]["dependencies"], project["project"]["optional-dependencies"],
           project["dependency-groups"], project["build-system"], sys.version, "5",
-          Path("deploy/development/constraints.txt").read_text()]
+          Path(sys.argv[1]).read_text()]
 for part in (wanted, project["tool"]["hatch"]):
     print(hashlib.sha256(json.dumps(part).encode()).hexdigest()[:12], end=" ")
 print()
@@ -30,9 +39,7 @@ if [ ! -e "$cached/.complete" ]; then
     apt-get update -qq && apt-get install --yes -qq --no-install-recommends python3-venv
   fi
   "$python" -m venv "$cached"
-  requirements=$(mktemp)
-  trap 'rm -f "$requirements"' EXIT
-  "$python" - > "$requirements" <<'PY'
+  "$python" - > "$pins/requirements.txt" <<'PY'
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
 project["dependency-groups"].pop("docs")
@@ -41,16 +48,16 @@ groups = [project["project"]["dependencies"], *project["project"]["optional-depe
 print("\n".join(sorted({line for group in groups for line in group})))
 print("editables")  # hatchling asks for it to install a checkout in place
 PY
-  "$cached/bin/python" -m pip install --no-cache-dir -r "$requirements" -c deploy/development/constraints.txt
+  "$cached/bin/python" -m pip install --no-cache-dir -r "$pins/requirements.txt" -c $pins/constraints.txt
   touch "$cached/.complete"
 fi
-if [ "$(cat .venv/.key 2>/dev/null || true)" != "$key" ]; then
-  rm -rf .venv
+if [ "$(cat "$venv/.key" 2>/dev/null || true)" != "$key" ]; then
+  rm -rf "$venv"
   # Hard links do not reach over file systems; a copy does, and takes 5 GB.
-  cp -al "$cached" .venv 2>/dev/null || { rm -rf .venv; cp -a "$cached" .venv; }
-  echo "$key" > .venv/.key
+  cp -al "$cached" "$venv" 2>/dev/null || { rm -rf "$venv"; cp -a "$cached" "$venv"; }
+  echo "$key" > "$venv/.key"
 fi
-if [ "$(cat .venv/.layout 2>/dev/null || true)" != "$layout" ]; then
-  .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-  echo "$layout" > .venv/.layout
+if [ "$(cat "$venv/.layout" 2>/dev/null || true)" != "$layout" ]; then
+  "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+  echo "$layout" > "$venv/.layout"
 fi
