@@ -39,8 +39,8 @@ test-fast: venv  ## The tests that need no cluster and start no processes
 	$(IN_PARALLEL) -m "$(FAST) and not slow"
 
 test-nightly: venv lint docs programs test-releases  ## Every test with all of its cases and examples
-	$(IN_PARALLEL) --hypothesis-profile nightly -m "$(FAST)"
-	$(PYTHON) -m pytest --hypothesis-profile nightly -m "$(SERIAL)"
+	$(IN_PARALLEL) --hypothesis-profile nightly --timeout 600 -m "$(FAST)"
+	$(PYTHON) -m pytest --hypothesis-profile nightly --timeout 600 -m "$(SERIAL)"
 
 test-releases: venv  ## The worker on the oldest and the newest release of torch (the first time installs 5 GB each)
 	for release in $(RELEASES); do \
