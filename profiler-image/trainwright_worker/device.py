@@ -63,6 +63,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def seed_random_numbers(seed: int, device: torch.device) -> None:
+    """Seed torch's default generators of the CPU and of this process's device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 TimeMark = float | torch.cuda.Event
 
 

@@ -15,7 +15,7 @@ _USED_TOKENS = 32
 _HASH_MULTIPLIER = 0x9E3779B97F4A7C15
 
 
-def _hash_seed(*parts: int) -> int:
+def hash_seed(*parts: int) -> int:
     """Return a well-mixed number below 2^63 (multiplicative hash)."""
     state = 0
     for part in parts:
@@ -29,7 +29,7 @@ def draw_rows(
 ) -> Tensor:
     """Stack `draw`'s results for the rows `first … first + count - 1`, each with its own random generator."""
     numbers = range(first, first + count)
-    return torch.stack([draw(torch.Generator().manual_seed(_hash_seed(seed, iteration, row))) for row in numbers])
+    return torch.stack([draw(torch.Generator().manual_seed(hash_seed(seed, iteration, row))) for row in numbers])
 
 
 def token_rows(  # noqa: PLR0913 (a row's sizes, and which rows)
@@ -56,7 +56,7 @@ def token_rows(  # noqa: PLR0913 (a row's sizes, and which rows)
 
 def weight_generator(seed: int, name: str) -> torch.Generator:
     """Return the generator of the initial values of one layer or tied weight, the same under every plan."""
-    return torch.Generator().manual_seed(_hash_seed(seed, *name.encode()))
+    return torch.Generator().manual_seed(hash_seed(seed, *name.encode()))
 
 
 UNMASKED = -100

@@ -20,7 +20,7 @@ from trainwright.timeline import Action
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import BoundaryExchange, BoundarySpec
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
-from trainwright_worker.executor.layer_passes import LayerPasses
+from trainwright_worker.executor.layer_passes import LayerPasses, MicroBatchRows
 from trainwright_worker.executor.optimizer import GradientNorm, LossScale, make_optimizer
 from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, TensorGroup, required_groups
@@ -28,6 +28,7 @@ from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import TORCH_DTYPES, StageBuilder
 from trainwright_worker.layers.layer import Boundary, Data, to_device
 from trainwright_worker.layers.registry import make_family_layers
+from trainwright_worker.synthetic_data import hash_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,13 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Data of one rank in one iteration: `fields[run][micro_batch]`, the batch fields that the run's layers read."""
+    """Data of one rank in one iteration: `rows[run][micro_batch]`."""
 
-    fields: tuple[tuple[Data, ...], ...]
+    rows: tuple[tuple[MicroBatchRows, ...], ...]
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [tensor for run in self.fields for data in run for tensor in data.values()]
+        return [tensor for run in self.rows for one in run for tensor in one.fields.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,24 +168,26 @@ class PlanExecutor:
 
     def make_batch(self, iteration: int) -> Batch:
         """Return this rank's data of one iteration; row i of the batch is the same under every plan."""
-        fields_by_run = []
+        rows_by_run = []
         for run in self.stage.runs:
             fields = tuple(dict.fromkeys(field for layer in run for field in layer.module.reads))
             start, stop = run[0].run.row_interval_of(self.rank)
             first = self.plan_ranks.first_row(self.stage_ranks.pipeline) + start
-            fields_by_run.append(
+            rows_by_run.append(
                 tuple(
                     self._rows(fields, iteration, first + number * self.pipeline.micro_batch_size, stop - start)
                     for number in range(self.pipeline.micro_batches)
                 )
             )
-        return Batch(tuple(fields_by_run))
+        return Batch(tuple(rows_by_run))
 
-    def _rows(self, fields: tuple[str, ...], iteration: int, first: int, count: int) -> Data:
-        if not fields:
-            return {}
-        rows = self.family_layers.rows(fields, seed=self.training.seed, iteration=iteration, first=first, count=count)
-        return to_device(rows, self.device, TORCH_DTYPES[self.model.dtype])
+    def _rows(self, fields: tuple[str, ...], iteration: int, first: int, count: int) -> MicroBatchRows:
+        seed = self.training.seed
+        rows: Data = {}
+        if fields:
+            rows = self.family_layers.rows(fields, seed=seed, iteration=iteration, first=first, count=count)
+        on_device = to_device(rows, self.device, TORCH_DTYPES[self.model.dtype])
+        return MicroBatchRows(on_device, hash_seed(seed, iteration, first))
 
     def run_iteration(self, batch: Batch) -> float:
         """Run one iteration. Returns this rank's contribution to the mean loss over the batch's rows."""
@@ -279,7 +282,7 @@ class PlanExecutor:
     def _forward(self, micro_batch: int, received: Boundary, waited_seconds: float, batch: Batch) -> None:
         with self.recorder.action(Action.FORWARD, micro_batch):
             self.pacer.start(self.pace.forward, waited_seconds=waited_seconds)
-            boundary = self.passes.forward(micro_batch, received, [run[micro_batch] for run in batch.fields])
+            boundary = self.passes.forward(micro_batch, received, [run[micro_batch] for run in batch.rows])
             self.pacer.end()
         if self.boundaries.activation_sender is not None:
             self.boundaries.activation_sender.send(micro_batch, boundary)

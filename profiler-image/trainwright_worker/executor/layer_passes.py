@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from trainwright.timeline import Action
+from trainwright_worker.device import seed_random_numbers
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import RowRelayout
 from trainwright_worker.executor.emulated_pacing import needs_relayout
@@ -25,6 +26,21 @@ from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import RankLayer, StageModule
 from trainwright_worker.layers.layer import Boundary, Data, Output
+from trainwright_worker.synthetic_data import hash_seed
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchRows:
+    """Rows that a run of layers computes in one micro-batch.
+
+    Attributes:
+        seed: follows from the training's seed, the iteration and the first row, so ranks of a tensor group have the same.
+            Layers that draw random numbers are seeded with it before each forward, so that recomputation repeats them
+            under any schedule; other layers' numbers need not be stored and restored.
+    """
+
+    fields: Data
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +48,7 @@ class _StoredForward:
     """State that a forward stores for its backward; the output is recomputed if None."""
 
     inputs: Boundary
-    data: Data
+    rows: MicroBatchRows
     output: Output | None
 
 
@@ -69,8 +85,8 @@ class LayerPasses:
     def clear_loss(self) -> None:
         self.loss.zero_()
 
-    def forward(self, micro_batch: int, boundary: Boundary, data: Sequence[Data]) -> Boundary:
-        """Return the stage's output boundary. `data`: batch fields for each run's rows."""
+    def forward(self, micro_batch: int, boundary: Boundary, rows: Sequence[MicroBatchRows]) -> Boundary:
+        """Return the stage's output boundary. `rows`: those of each run."""
         stored: list[_StoredForward] = []
         for run_index, run in enumerate(self._stage.runs):
             if run_index in self._forward_relayouts:
@@ -78,23 +94,22 @@ class LayerPasses:
                     boundary = self._forward_relayouts[run_index].relayout(boundary)
             for layer in run:
                 self._beat(f"forward {micro_batch}, layer {layer.number}")
-                boundary = self._forward_layer(layer, boundary, data[run_index], stored)
+                boundary = self._forward_layer(layer, boundary, rows[run_index], stored)
         self._in_flight[micro_batch] = stored
         return boundary
 
     def _forward_layer(
-        self, layer: RankLayer, boundary: Boundary, data: Data, stored: list[_StoredForward]
+        self, layer: RankLayer, boundary: Boundary, rows: MicroBatchRows, stored: list[_StoredForward]
     ) -> Boundary:
         self._unshard_weights(layer, self._layer_index[layer.number] + 1)
         if layer.scatters_boundary:
             boundary = layer.scatter_boundary(boundary)
         inputs = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in boundary)
-        fields = {field: data[field] for field in layer.module.reads}
         with torch.set_grad_enabled(not layer.is_recomputed):
-            output: Output = layer.module(inputs, fields)
+            output = self._compute(layer, inputs, rows)
         if output.loss is not None and layer.run.position_of(self._rank).tensor == 0:
             self.loss += output.loss.detach()
-        stored.append(_StoredForward(inputs, fields, None if layer.is_recomputed else output))
+        stored.append(_StoredForward(inputs, rows, None if layer.is_recomputed else output))
         self._reshard_weights(layer)
         return layer.gather_boundary(output.boundary) if layer.gathers_boundary else output.boundary
 
@@ -121,7 +136,7 @@ class LayerPasses:
         output = stored.output
         if output is None:
             with torch.enable_grad(), self._recorder.action(Action.RECOMPUTE):
-                output = layer.module(stored.inputs, stored.data)
+                output = self._compute(layer, stored.inputs, stored.rows)
         for use in layer.parameter_uses:
             use.flat_parameter.ensure_gradients()
         output.backward(gradients, loss_gradient)
@@ -132,6 +147,12 @@ class LayerPasses:
             tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in stored.inputs
         )
         return layer.gather_boundary(input_gradients) if layer.scatters_boundary else input_gradients
+
+    def _compute(self, layer: RankLayer, inputs: Boundary, rows: MicroBatchRows) -> Output:
+        if layer.module.draws_random_numbers:
+            seed_random_numbers(hash_seed(rows.seed, layer.number), self._recorder.device)
+        output: Output = layer.module(inputs, {field: rows.fields[field] for field in layer.module.reads})
+        return output
 
     def _unshard_weights(self, layer: RankLayer, next_index: int) -> None:
         """Wait for the layer's weights, and start to gather those of the layer that computes next."""

@@ -47,6 +47,8 @@ class CustomModel:
             argument and returns each row's mean loss, shape (rows,). Only float tensors whose first dimension counts the
             rows can pass between layers. Before a layer is built, torch's CPU random numbers are seeded from the seed and
             the layer's index: weights drawn from them are the same under every plan, and each rank builds only its layers.
+            Before each forward torch's CPU and GPU random numbers are seeded from the seed, the iteration, the first row
+            and the layer's index: dropout differs between rows and replicas, and a recomputed forward repeats it.
         rows: training data; `targets` is one of its fields.
     """
 
@@ -60,6 +62,8 @@ class CustomLayer(Layer):
     Attributes:
         reads: fields passed to the module after the boundary.
     """
+
+    draws_random_numbers = True
 
     def __init__(self, module: nn.Module, reads: tuple[str, ...], *, is_last: bool) -> None:
         super().__init__()

@@ -61,6 +61,7 @@ class Layer(nn.Module, ABC):
             are replicated over the tensor group.
         partial_gradients: replicated parameters of whose gradient each rank of a tensor group computes only one summand.
         shared_weights: model-wide name of each tied parameter.
+        draws_random_numbers: whether its forward draws from torch's default generators (dropout).
         supports_sequence_parallel: whether the layer can run sequence parallel: its boundary tensors are (rows, sequence,
             width), it has no loss, and outside of `copy_to_tensor_group` … `reduce_from_tensor_group` every position is
             computed independently. Each rank then computes one summand of the gradients of all replicated parameters.
@@ -71,6 +72,7 @@ class Layer(nn.Module, ABC):
     split_dimensions: ClassVar[Mapping[str, int]] = {}
     partial_gradients: ClassVar[frozenset[str]] = frozenset()
     shared_weights: ClassVar[Mapping[str, str]] = {}
+    draws_random_numbers: ClassVar[bool] = False
     supports_sequence_parallel: bool = False
     shard: TensorShard = TensorShard()
 
