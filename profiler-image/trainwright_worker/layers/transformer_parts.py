@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import Llama, Moe
+from trainwright_worker.layers.attention import causal_attention
 from trainwright_worker.layers.layer import Layer, normal
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
@@ -159,10 +160,7 @@ class RotaryAttentionLayer(Layer):
         query = by_head(_rotate(functional.linear(normed, self.query_weight), self.heads, *angles), self.heads)
         key = by_head(_rotate(functional.linear(normed, self.key_weight), self.groups, *angles), self.groups)
         value = by_head(functional.linear(normed, self.value_weight), self.groups)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=self.groups != self.heads
-        )
-        return functional.linear(join_heads(mixed), self.attention_weight)
+        return functional.linear(join_heads(causal_attention(query, key, value)), self.attention_weight)
 
 
 def _rotate(values: Tensor, heads: int, cosines: Tensor, sines: Tensor) -> Tensor:

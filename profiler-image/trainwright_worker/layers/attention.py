@@ -1,0 +1,122 @@
+"""Attention kernels of torch by device, and causal attention whose query heads share keys and values.
+
+`scaled_dot_product_attention` takes the first kernel that suits (torch's `sdp_utils`): FlashAttention or cuDNN's, which
+store no scores and take no bias that requires a gradient; then the memory-efficient one, which takes both, but of each
+query head its own keys and values; then products of matrices, which store all scores.
+
+T5's and Swin's biases therefore get the memory-efficient kernel on GPUs. It stores the biases once per micro-batch,
+(heads, positions, positions), padded to strides of 8; all rows share them. But it computes their gradient for every row,
+(rows, heads, positions, positions), while a block's backward runs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class AttentionKernel(StrEnum):
+    """Kernel of attention: the first two store no scores."""
+
+    FLASH = "flash"
+    MEMORY_EFFICIENT = "memory-efficient"
+    MATH = "math"
+
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_LARGEST_FLASH_HEAD = 256
+_AMPERE = (8, 0)
+
+
+def attention_kernel(
+    device_type: str, capability: tuple[int, int], dtype: torch.dtype, head_size: int, *, is_biased: bool = False
+) -> AttentionKernel:
+    """Return the kernel that training gets from torch 2.8 to 2.13.
+
+    Args:
+        device_type: of the tensors; other devices than GPUs are taken to compute as CPUs do.
+        capability: compute capability of a GPU; unused for other devices.
+        dtype: of queries, keys and values.
+        head_size: width of a head.
+        is_biased: whether the scores have a bias that requires a gradient.
+    """
+    if device_type != "cuda":
+        return AttentionKernel.MATH if is_biased else AttentionKernel.FLASH
+    if not is_biased and _has_flash(capability, dtype, head_size):
+        return AttentionKernel.FLASH
+    alignment = 8 if dtype in _HALF else 4 if capability >= _AMPERE else 1
+    if head_size % alignment or (dtype is torch.bfloat16 and capability < _AMPERE):
+        return AttentionKernel.MATH
+    return AttentionKernel.MEMORY_EFFICIENT
+
+
+def _has_flash(capability: tuple[int, int], dtype: torch.dtype, head_size: int) -> bool:
+    if capability < _AMPERE or dtype not in _HALF or head_size > _LARGEST_FLASH_HEAD:
+        return False
+    # The backward of consumer GPUs and L4 or L40 lacks shared memory for these heads.
+    return not ((8, 6) <= capability <= (8, 9) or capability >= (12, 0)) or not 192 < head_size <= 224
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return causal attention; each head of keys and values serves as many consecutive query heads.
+
+    Args:
+        query: (rows, heads, positions, size).
+        key: (rows, groups, positions, size).
+        value: likewise.
+    """
+    if key.shape[1] == query.shape[1]:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    capability = torch.cuda.get_device_capability(query.device) if query.is_cuda else (0, 0)
+    kernel = attention_kernel(query.device.type, capability, query.dtype, query.shape[-1])
+    if kernel is AttentionKernel.MEMORY_EFFICIENT:
+        return _ExpandedAttention.apply(query, key, value)  # type: ignore[no-any-return, no-untyped-call]
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+class _ExpandedAttention(torch.autograd.Function):
+    """Memory-efficient causal attention, which `enable_gqa` excludes.
+
+    Keys and values are expanded for the kernel alone and again in the backward, so that as much is stored as
+    FlashAttention stores, and the planner counts.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        copies = query.shape[1] // key.shape[1]
+        mixed: Tensor
+        mixed, *statistics = torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 (not public)
+            query, _expand(key, copies), _expand(value, copies), None, compute_log_sumexp=True, is_causal=True
+        )
+        ctx.save_for_backward(query, key, value, mixed, *statistics)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, mixed, *statistics = ctx.saved_tensors
+        copies = query.shape[1] // key.shape[1]
+        of_query, of_keys, of_values, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(  # noqa: SLF001
+            gradient,
+            query,
+            _expand(key, copies),
+            _expand(value, copies),
+            None,
+            mixed,
+            *statistics,
+            0.0,
+            [True, True, True, False],
+            is_causal=True,
+        )
+        return of_query, _sum_copies(of_keys, copies), _sum_copies(of_values, copies)
+
+
+def _expand(shared: Tensor, copies: int) -> Tensor:
+    return shared.repeat_interleave(copies, 1)
+
+
+def _sum_copies(gradients: Tensor, copies: int) -> Tensor:
+    return torch.unflatten(gradients, 1, (-1, copies)).sum(2)

@@ -1,0 +1,118 @@
+"""Attention: which kernel a device has for it, and shared keys and values for a kernel that knows none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from trainwright_worker.layers import attention
+from trainwright_worker.layers.attention import AttentionKernel, attention_kernel, causal_attention
+
+V100, T4, A100, L4, H100, RTX50 = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)
+HALF, BFLOAT, SINGLE = torch.float16, torch.bfloat16, torch.float32
+FLASH, EFFICIENT, MATH = AttentionKernel
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_size", "is_biased", "kernel"),
+    [
+        (A100, BFLOAT, 128, False, FLASH),
+        (H100, HALF, 100, False, FLASH),
+        (A100, SINGLE, 128, False, EFFICIENT),
+        (V100, HALF, 128, False, EFFICIENT),
+        (T4, SINGLE, 30, False, EFFICIENT),
+        (T4, BFLOAT, 128, False, MATH),
+        (V100, HALF, 20, False, MATH),
+        (A100, SINGLE, 30, False, MATH),
+        (A100, BFLOAT, 512, False, EFFICIENT),
+        (A100, BFLOAT, 208, False, FLASH),
+        (L4, BFLOAT, 208, False, EFFICIENT),
+        (RTX50, BFLOAT, 208, False, EFFICIENT),
+        (L4, BFLOAT, 256, False, FLASH),
+        (A100, BFLOAT, 64, True, EFFICIENT),
+        (V100, SINGLE, 32, True, EFFICIENT),
+    ],
+)
+def test_gpus_kernel_follows_from_capability_dtype_and_head(
+    capability: tuple[int, int], dtype: torch.dtype, head_size: int, is_biased: bool, kernel: AttentionKernel
+) -> None:
+    assert attention_kernel("cuda", capability, dtype, head_size, is_biased=is_biased) is kernel
+
+
+@pytest.mark.parametrize("is_biased", [False, True])
+@pytest.mark.parametrize("dtype", [SINGLE, BFLOAT])
+def test_cpus_kernel_is_torchs_choice(dtype: torch.dtype, is_biased: bool) -> None:
+    query, shared = torch.zeros(1, 4, 8, 20, dtype=dtype), torch.zeros(1, 2, 8, 20, dtype=dtype)
+    bias = torch.zeros(1, 4, 8, 8, dtype=dtype, requires_grad=True) if is_biased else None
+    chosen = torch._fused_sdp_choice(query, shared, shared, bias, 0.0, bias is None, enable_gqa=True)
+    expected = {FLASH: SDPBackend.FLASH_ATTENTION, MATH: SDPBackend.MATH}
+    assert expected[attention_kernel("cpu", (0, 0), dtype, 20, is_biased=is_biased)] == SDPBackend(chosen)
+
+
+def parts(heads: int = 6, groups: int = 2, device: str = "cpu") -> list[torch.Tensor]:
+    """Return queries, keys and values in the layout of their projections."""
+    shapes = [(3, 5, count, 8) for count in (heads, groups, groups)]
+    return [torch.randn(shape, device=device).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+@pytest.fixture
+def efficient_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give CPUs the memory-efficient kernel's two operators, and attention the choice of them."""
+    nothing = torch.zeros(())
+
+    def shares(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf")).softmax(-1)
+
+    def forward(query, key, value, *others):
+        assert others == (None, True, 0.0, True)  # no bias, with sums, no dropout, causal
+        return shares(query, key) @ value, torch.zeros(query.shape[:3]), nothing.clone(), nothing.clone()
+
+    def backward(gradient, query, key, value, *others):
+        assert others[-3:] == (0.0, [True, True, True, False], True)
+        probabilities, of_shares = shares(query, key), gradient @ value.mT
+        of_scores = probabilities * (of_shares - (of_shares * probabilities).sum(-1, keepdim=True))
+        of_scores = of_scores / query.shape[-1] ** 0.5
+        return of_scores @ key, of_scores.mT @ query, probabilities.mT @ gradient, nothing.clone()
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
+    library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")
+    monkeypatch.setattr(attention, "attention_kernel", lambda *_: EFFICIENT)
+    yield
+    library._destroy()
+
+
+def test_expanded_attention_equals_grouped_attention(efficient_on_cpus: None) -> None:
+    ours = parts()
+    theirs = [one.detach().clone().requires_grad_() for one in ours]
+    gradient = torch.randn(3, 6, 5, 8)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        mixed = causal_attention(*ours)
+    expected = functional.scaled_dot_product_attention(*theirs, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(mixed, expected)
+    mixed.backward(gradient)
+    expected.backward(gradient)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    shared = 2 * ours[1].numel()
+    assert sum(one.numel() for one in kept if one.dim() == 4) == 2 * ours[0].numel() + shared, "expanded keys are kept"
+
+
+def test_expanded_attention_calls_the_gpus_kernel_as_torch_declares_it() -> None:
+    with FakeTensorMode():
+        query, key, value = (one.detach() for one in parts(device="cuda"))
+        function = attention._ExpandedAttention
+        mixed = function.apply(query, key, value)
+        context = type("Context", (), {})()
+        context.save_for_backward = lambda *saved: setattr(context, "saved_tensors", saved)
+        function.forward(context, query, key, value)
+        gradients = function.backward(context, torch.empty_like(mixed))
+        assert [one.shape for one in gradients] == [query.shape, key.shape, value.shape]
+        assert {one.device.type for one in (mixed, *gradients)} == {"cuda"}
