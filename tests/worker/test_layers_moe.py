@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hugging_face import Same, WholeModel, assert_same_training
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MixtralConfig, MixtralForCausalLM, SwitchTransformersConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersLayerFF
@@ -98,6 +99,60 @@ def test_balance_loss_has_a_gradient_for_the_router() -> None:
     loss.backward()
     assert block.router_weight.grad.abs().sum() > 0
     assert block.expand_weight.grad is None
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    if moe_layers.GROUPED_PRODUCTS is None:
+        pytest.skip("this torch has no grouped products")
+    monkeypatch.setattr(moe_layers, "has_grouped_products", lambda _: True)
+    monkeypatch.setattr(moe_layers, "group_sizes", lambda _: pytest.fail("waited for the GPU"))
+
+
+def trained(block: torch.nn.Module, hidden: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
+    """Return a block's output and the gradients of its input and weights."""
+    hidden = hidden.clone().requires_grad_()
+    made = block((hidden,), {}).boundary[0]
+    return [made, *torch.autograd.grad(made, [hidden, *block.parameters()], gradient)]
+
+
+GROUPED = [
+    Moe(1, 32, 4, 16, 64, experts=4, intermediate_size=24),
+    Moe(1, 32, 4, 16, 64, experts=64, experts_per_token=1, intermediate_size=24, gated=False),
+]
+
+
+@pytest.mark.parametrize("moe", GROUPED, ids=["two of four", "some without tokens"])
+def test_grouped_products_equal_the_experts_one_by_one(moe: Moe, request: pytest.FixtureRequest) -> None:
+    block = WholeModel(moe).layers[1]
+    hidden, gradient = torch.randn(ROWS, 16, 32), torch.randn(ROWS, 16, 32)
+    expected = trained(block, hidden, gradient)
+    request.getfixturevalue("grouped")
+    for found, one in zip(trained(block, hidden, gradient), expected, strict=True):
+        torch.testing.assert_close(found, one)
+
+
+def test_grouped_products_need_no_values_on_the_host(grouped: None) -> None:
+    block = WholeModel(GROUPED[0]).layers[1].bfloat16()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        hidden = torch.empty(ROWS, 16, 32, dtype=torch.bfloat16)
+        made, *gradients = trained(block, hidden, hidden)
+    assert made.shape == hidden.shape
+    assert [one.shape for one in gradients] == [hidden.shape, *(weight.shape for weight in block.parameters())]
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        (torch.empty(4, 24, 32), True),
+        (torch.empty(4, 32, 20), False),
+        (torch.empty(4 * 24 * 32 + 4)[4:].view(4, 24, 32), False),
+        (torch.empty(1024, 8, 8), False),
+    ],
+    ids=["aligned", "odd rows", "odd start", "too many"],
+)
+def test_grouped_products_take_weights_whose_rows_are_aligned(weight: torch.Tensor, expected: bool) -> None:
+    assert moe_layers.is_groupable(weight) is expected
 
 
 def switch_feed_forward(moe: Moe, *, sparse: bool) -> SwitchTransformersLayerFF:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from itertools import pairwise
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +16,64 @@ from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, norma
 from trainwright_worker.layers.llama import Block
 from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
 from trainwright_worker.layers.token_models import RotaryLayers
-from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, relu_feed_forward, rms_norm, swiglu
+from trainwright_worker.layers.transformer_parts import (
+    Product,
+    RotaryAttentionLayer,
+    relu_feed_forward,
+    rms_norm,
+    swiglu,
+)
 from trainwright_worker.synthetic_data import weight_generator
 
 BALANCE_LOSS_WEIGHT = 0.01
 """Weight of the balance loss (Switch Transformers' α)."""
+
+
+GROUPED_PRODUCTS: Final = getattr(functional, "grouped_mm", None)
+"""Product of consecutive groups of rows with a matrix each; torch has it from 2.10 on."""
+
+_MOST_GROUPS = 1023
+
+
+def has_grouped_products(tokens: Tensor) -> bool:
+    """Return whether the device multiplies groups of rows, whose sizes only it knows, in one kernel.
+
+    That is so for bfloat16 on Hopper and data-centre Blackwell. Elsewhere torch reads the sizes and multiplies group by group,
+    in each product and again in its backward; then it is better to read them once, as `group_sizes` does.
+    """
+    if GROUPED_PRODUCTS is None or not tokens.is_cuda or tokens.dtype is not torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(tokens.device)[0] in {9, 10}
+
+
+def is_groupable(weight: Tensor) -> bool:
+    """Return whether grouped products take a bfloat16 weight (groups, …, inner): rows must begin at multiples of 16 bytes."""
+    return len(weight) <= _MOST_GROUPS and all(
+        offset % 8 == 0 for offset in (weight.storage_offset(), *weight.stride()[:-1])
+    )
+
+
+def grouped_linear(values: Tensor, weight: Tensor, *, ends: Tensor) -> Tensor:
+    """Multiply each group of rows with its own weight.
+
+    Args:
+        values: (rows, inner).
+        weight: (groups, outer, inner).
+        ends: row where each group ends, (groups,), int32.
+    """
+    if GROUPED_PRODUCTS is None:
+        raise RuntimeError("this torch has no grouped products; it needs 2.10")
+    product: Tensor = GROUPED_PRODUCTS(values, weight.transpose(1, 2), offs=ends)
+    return product
+
+
+def group_sizes(ends: Tensor) -> list[int]:
+    """Return the number of rows of each group. The host waits here until the GPU has chosen the experts.
+
+    No form without waiting computes the same: shapes that hold for all choices give every expert room for all tokens (experts
+    / k times the products), and dropping what exceeds a fixed room would train another model.
+    """
+    return [stop - start for start, stop in pairwise((0, *ends.tolist()))]
 
 
 class RectifiedBlock(RotaryAttentionLayer):
@@ -116,18 +171,33 @@ class ExpertBlock(RotaryAttentionLayer):
         if self.experts_per_token > 1:
             weights = weights / weights.sum(-1, keepdim=True)
         normed, weights = copy_jointly_to_tensor_group(self.shard, normed, weights.to(normed.dtype))
-        order = experts.flatten().argsort(stable=True)  # order of (token, choice) pairs, by expert
-        counts = experts.flatten().bincount(minlength=self.experts).tolist()
-        dispatched = normed.flatten(0, 1).index_select(0, order // self.experts_per_token)
-        expert_outputs = torch.cat(
-            [self._expert(number, part) for number, part in enumerate(torch.split(dispatched, counts))]
+        by_expert, order = experts.flatten().sort(stable=True)  # (token, choice) pairs
+        ends = torch.searchsorted(
+            by_expert, torch.arange(self.experts, device=experts.device), right=True, out_int32=True
         )
-        by_token = expert_outputs.index_select(0, order.argsort()).view(-1, self.experts_per_token, normed.shape[-1])
-        return (by_token * weights.flatten(0, 1).unsqueeze(-1)).sum(1)
+        dispatched = normed.flatten(0, 1).index_select(0, order // self.experts_per_token)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        by_token = self._experts(dispatched, ends).index_select(0, places)
+        by_choice = by_token.view(-1, self.experts_per_token, normed.shape[-1])
+        return (by_choice * weights.flatten(0, 1).unsqueeze(-1)).sum(1)
 
-    def _expert(self, number: int, tokens: Tensor) -> Tensor:
-        expand, contract = self.expand_weight[number], self.contract_weight[number]
-        return swiglu(tokens, expand, contract) if self.is_gated else relu_feed_forward(tokens, expand[0], contract)
+    def _experts(self, tokens: Tensor, ends: Tensor) -> Tensor:
+        """Return each token's output of its expert, (pairs, hidden).
+
+        Args:
+            tokens: (pairs, hidden), ordered by expert.
+            ends: where each expert's tokens end, (experts,).
+        """
+        if has_grouped_products(tokens) and is_groupable(self.expand_weight) and is_groupable(self.contract_weight):
+            return self._expert(tokens, self.expand_weight, self.contract_weight, partial(grouped_linear, ends=ends))
+        parts = torch.split(tokens, group_sizes(ends))
+        weights = zip(parts, self.expand_weight, self.contract_weight, strict=True)
+        return torch.cat([self._expert(part, expand, contract) for part, expand, contract in weights])
+
+    def _expert(self, tokens: Tensor, expand: Tensor, contract: Tensor, product: Product = functional.linear) -> Tensor:
+        if self.is_gated:
+            return swiglu(tokens, expand, contract, product)
+        return relu_feed_forward(tokens, expand.flatten(-3, -2), contract, product)
 
     def _balance_loss(self, probabilities: Tensor, experts: Tensor) -> Tensor:
         """Return experts × Σ_e (share of a row's choices for e) × (mean probability of e in the row), summed over rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -14,22 +15,26 @@ from trainwright_worker.layers.attention import causal_attention
 from trainwright_worker.layers.layer import Layer, normal
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
+Product = Callable[[Tensor, Tensor], Tensor]
+"""Product of values (…, inner) with a weight (…, outer, inner)."""
 
-def swiglu(values: Tensor, expand: Tensor, contract: Tensor) -> Tensor:
+
+def swiglu(values: Tensor, expand: Tensor, contract: Tensor, product: Product = functional.linear) -> Tensor:
     """Apply SwiGLU: contract(silu(gate) × up).
 
     Args:
         values: (…, width).
-        expand: (2, inner, width): gate and up projection, computed in one product.
-        contract: (width, inner).
+        expand: (…, 2, inner, width): gate and up projection, computed in one product.
+        contract: (…, width, inner).
+        product: how to multiply by either.
     """
-    gate, up = functional.linear(values, expand.flatten(0, 1)).chunk(2, -1)
-    return functional.linear(functional.silu(gate) * up, contract)
+    gate, up = product(values, expand.flatten(-3, -2)).chunk(2, -1)
+    return product(functional.silu(gate) * up, contract)
 
 
-def relu_feed_forward(values: Tensor, expand: Tensor, contract: Tensor) -> Tensor:
-    """Apply a feed-forward with a ReLU: `expand` (inner, width), then `contract` (width, inner)."""
-    return functional.linear(functional.relu(functional.linear(values, expand)), contract)
+def relu_feed_forward(values: Tensor, expand: Tensor, contract: Tensor, product: Product = functional.linear) -> Tensor:
+    """Apply a feed-forward with a ReLU: `expand` (…, inner, width), then `contract` (…, width, inner)."""
+    return product(functional.relu(product(values, expand)), contract)
 
 
 def by_head(values: Tensor, heads: int) -> Tensor:
