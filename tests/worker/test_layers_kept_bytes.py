@@ -10,6 +10,7 @@ from torch.nn import functional
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
+from trainwright_worker.layers import image_models
 from trainwright_worker.layers.layer import Boundary, Data, Layer
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -85,6 +86,16 @@ def kept(layer: Layer, boundary: Boundary, data: Data) -> int:
     return sum(storage.nbytes() for place, storage in storages.items() if place not in held)
 
 
+@pytest.mark.parametrize(
+    ("family", "index", "degree"), [one for one in LAYERS if isinstance(one.values[0], WideResnet | Vit | Swin)]
+)
+def test_layer_saved_bytes_are_the_same_channels_last(
+    family, index: int, degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_models, "convolves_channels_last", lambda *_: True)
+    test_layer_saved_bytes_equal_the_planners_count(family, index, degree)
+
+
 @pytest.mark.parametrize(("family", "index", "degree"), LAYERS)
 def test_layer_saved_bytes_equal_the_planners_count(family, index: int, degree: int) -> None:
     model = Model.of(family)
@@ -96,7 +107,8 @@ def test_layer_saved_bytes_equal_the_planners_count(family, index: int, degree: 
     found = []
     for rows in (FEW, MANY):
         shapes = layers.boundary(index - 1) if index else ()
-        boundary = tuple(torch.randn(rows, *shape, requires_grad=True) for shape in shapes)
+        boundary = layer.lay_out(tuple(torch.randn(rows, *shape) for shape in shapes))
+        boundary = tuple(tensor.requires_grad_() for tensor in boundary)
         data = layers.rows(layer.reads, seed=1, iteration=0, first=0, count=rows)
         found.append(kept(layer, boundary, data))
     kind = model.kind_of(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from layer_runs import copy_linear, copy_norm, made, run
 from torch import nn
@@ -9,6 +10,8 @@ from torchvision.models import resnet
 
 from trainwright.families import WideResnet
 from trainwright.model import Model
+from trainwright_worker.layers import image_models
+from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
@@ -29,6 +32,55 @@ class Narrow(resnet.ResNet):
         if planes == 64:
             self.inplanes = 8
         return super()._make_layer(block, planes // 8, *others, **more)
+
+
+@pytest.fixture
+def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_models, "convolves_channels_last", lambda *_: True)
+
+
+def trained(layers: list[Layer], *, seed: int = 1) -> list[torch.Tensor]:
+    """Return the loss and all gradients."""
+    rows = make_family_layers(MODEL).rows(("images", "targets"), seed=seed, iteration=0, first=0, count=ROWS)
+    loss = run([layer.double() for layer in layers], {**rows, "images": rows["images"].double()})
+    return [loss, *torch.autograd.grad(loss, [weight for layer in layers for weight in layer.parameters()])]
+
+
+def test_channels_last_changes_no_result(request: pytest.FixtureRequest) -> None:
+    layers = made(MODEL)
+    expected = trained(layers)
+    request.getfixturevalue("channels_last")
+    for found, one in zip(trained(layers), expected, strict=True):
+        torch.testing.assert_close(found, one)
+
+
+def test_layers_pass_channels_last_on_without_a_copy(channels_last: None) -> None:
+    family = make_family_layers(MODEL)
+    boundary, layers = (), made(MODEL)
+    for layer in layers[:-1]:
+        boundary = layer(boundary, family.rows(layer.reads, seed=1, iteration=0, first=0, count=ROWS)).boundary
+        assert boundary[0].is_contiguous(memory_format=torch.channels_last)
+        assert layers[1].lay_out(boundary)[0] is boundary[0]
+
+
+def test_a_received_boundary_is_laid_out_before_it_is_stored(channels_last: None) -> None:
+    received = torch.randn(ROWS, 32, 16, 16)
+    (laid_out,) = made(MODEL)[2].lay_out((received,))
+    assert laid_out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(laid_out, received)
+
+
+@pytest.mark.parametrize(
+    ("device_type", "dtype", "expected"),
+    [
+        ("cuda", torch.bfloat16, True),
+        ("cuda", torch.float16, True),
+        ("cuda", torch.float32, False),
+        ("cpu", torch.bfloat16, False),
+    ],
+)
+def test_gpus_convolve_half_formats_channels_last(device_type: str, dtype: torch.dtype, expected: bool) -> None:
+    assert image_models.convolves_channels_last(device_type, dtype) is expected
 
 
 def copy_normed(convolution, norm, ours) -> None:

@@ -104,7 +104,8 @@ class LayerPasses:
         self._unshard_weights(layer, self._layer_index[layer.number] + 1)
         if layer.scatters_boundary:
             boundary = layer.scatter_boundary(boundary)
-        inputs = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in boundary)
+        laid_out = layer.module.lay_out(tuple(tensor.detach() for tensor in boundary))
+        inputs = tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in laid_out)
         with torch.set_grad_enabled(not layer.is_recomputed):
             output = self._compute(layer, inputs, rows)
         if output.loss is not None and layer.run.position_of(self._rank).tensor == 0:

@@ -15,6 +15,31 @@ from trainwright_worker.synthetic_data import draw_rows
 _EPSILON = 1e-5
 
 
+def convolves_channels_last(device_type: str, dtype: torch.dtype) -> bool:
+    """Return whether channels last is a device's format for convolutions.
+
+    Tensor cores of GPUs read half formats so, and cuDNN otherwise rearranges the input and the output of every convolution.
+    CPUs keep the format of their inputs: channels last takes 0.75 to 2.1 times as long, depending on the sizes.
+    """
+    return device_type == "cuda" and dtype in {torch.float16, torch.bfloat16}
+
+
+def lay_out_for_convolution(images: Tensor) -> Tensor:
+    """Return images or filters in the device's format for convolutions; a copy only if they have another one."""
+    if convolves_channels_last(images.device.type, images.dtype):
+        return images.contiguous(memory_format=torch.channels_last)
+    return images
+
+
+def _filters_for(images: Tensor, filters: Tensor) -> Tensor:
+    """Return filters that choose the format of a convolution whose images are still in another one.
+
+    The few channels of a model's images are rearranged during the convolution, so they are not stored twice.
+    """
+    is_laid_out = images.is_contiguous(memory_format=torch.channels_last)
+    return filters if is_laid_out else lay_out_for_convolution(filters)
+
+
 class NormedConvolution(nn.Module):
     """Convolution without bias, followed by batch normalisation: (rows, channels, side, side).
 
@@ -35,7 +60,8 @@ class NormedConvolution(nn.Module):
         self.stride, self.padding = stride, kernel // 2
 
     def forward(self, images: Tensor) -> Tensor:
-        made = functional.conv2d(images, self.weight, stride=self.stride, padding=self.padding)
+        weight = _filters_for(images, self.weight)
+        made = functional.conv2d(images, weight, stride=self.stride, padding=self.padding)
         # functional.batch_norm rejects a single value per filter.
         return torch.batch_norm(
             made, self.norm_weight, self.norm_bias, None, None, True, 0.0, _EPSILON, torch.backends.cudnn.enabled
@@ -55,7 +81,8 @@ class Patches(nn.Module):
         self.patch = patch
 
     def forward(self, images: Tensor) -> Tensor:
-        return functional.conv2d(images, self.weight, self.bias, stride=self.patch).flatten(2).transpose(1, 2)
+        weight = _filters_for(images, self.weight)
+        return functional.conv2d(images, weight, self.bias, stride=self.patch).flatten(2).transpose(1, 2)
 
 
 class Classifier(Layer):

@@ -82,6 +82,13 @@ class Layer(nn.Module, ABC):
             return True
         return self.shard.sequence_parallel and name not in self.split_dimensions
 
+    def lay_out(self, boundary: Boundary) -> Boundary:
+        """Return the boundary in the memory format that the forward computes in; shapes and values stay.
+
+        Messages are in the order of the shapes, whatever the format on either side.
+        """
+        return boundary
+
     @abstractmethod
     def forward(self, boundary: Boundary, data: Data) -> Output:
         """Compute the layer's output for some rows; `data` holds the fields in `reads`."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, WideResnet
 from trainwright.layer import Attention
-from trainwright_worker.layers.image_models import LabelledImages, NormedConvolution
+from trainwright_worker.layers.image_models import LabelledImages, NormedConvolution, lay_out_for_convolution
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal, summed_row_losses
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.synthetic_data import weight_generator
@@ -64,6 +64,9 @@ class Bottleneck(Layer):
             if projects
             else None
         )
+
+    def lay_out(self, boundary: Boundary) -> Boundary:
+        return tuple(lay_out_for_convolution(images) for images in boundary)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del data

@@ -64,8 +64,9 @@ class LayerUnderTest:
         optimizer = make_optimizer(task.optimizer, flat_parameters, 1e-4)
         data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}
         data = to_device(data, device, dtype)
-        boundary = _random_boundary(family, number - 1, rows, dtype, device)
-        gradients = tuple(value.detach() for value in _random_boundary(family, number, rows, dtype, device))
+        boundary = layer.lay_out(_random_boundary(family, number - 1, rows, dtype, device))
+        boundary = tuple(value.requires_grad_() for value in boundary)
+        gradients = layer.lay_out(_random_boundary(family, number, rows, dtype, device))
         return cls(kind, rows, layer, boundary, data, gradients, optimizer, device, emulation, task.tensor_degree)
 
     def forward(self) -> Output:
@@ -128,12 +129,11 @@ class LayerUnderTest:
 
 
 def _random_boundary(family: FamilyLayers, layer: int, rows: int, dtype: torch.dtype, device: torch.device) -> Boundary:
-    """Return random values of the boundary after a layer that require gradients; empty before the first layer."""
+    """Return random values of the boundary after a layer; empty before the first layer."""
     if layer < 0:
         return ()
     generator = weight_generator(0, "profiling")
-    tensors = [torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer)]
-    return tuple(value.requires_grad_() for value in tensors)
+    return tuple(torch.randn(rows, *shape, generator=generator).to(device, dtype) for shape in family.boundary(layer))
 
 
 def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Sequence[Tensor]) -> int:
