@@ -103,11 +103,8 @@ class Encoder(Layer):
 
     def _biases(self, tokens: int) -> Tensor:
         """Return the biases of this rank's heads, (1, heads, tokens, tokens); −∞ for future positions in a decoder."""
-        biases_by_head = gather_biases(self.position_biases[:, self.head_columns], self.by_distance, tokens)
-        if not self.is_causal:
-            return biases_by_head
-        is_future = torch.ones(tokens, tokens, dtype=torch.bool, device=biases_by_head.device).triu(1)
-        return biases_by_head.masked_fill(is_future, float("-inf"))
+        table = self.position_biases[:, self.head_columns]
+        return gather_biases(table, self.by_distance, tokens, is_causal=self.is_causal)
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
         normed = self.shard.copy_to_tensor_group(rms_norm(hidden, self.feed_forward_norm_weight))

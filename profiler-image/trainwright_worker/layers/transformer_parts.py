@@ -96,7 +96,7 @@ def relative_position_buckets(queries: int, keys: int, buckets: int, *, bidirect
     return offset + torch.where(distance < exact_buckets, distance, log_bucket)
 
 
-def gather_biases(table: Tensor, by_distance: Tensor, queries: int) -> Tensor:
+def gather_biases(table: Tensor, by_distance: Tensor, queries: int, *, is_causal: bool = False) -> Tensor:
     """Return the biases added to attention scores, (1, heads, queries, keys).
 
     Each distance is looked up once; query i uses the window of distances that starts at −i.
@@ -105,9 +105,14 @@ def gather_biases(table: Tensor, by_distance: Tensor, queries: int) -> Tensor:
         table: (buckets, heads).
         by_distance: result of `relative_position_buckets`, (queries + keys − 1,).
         queries: number of queries.
+        is_causal: whether keys after their query get −∞.
     """
-    found = functional.embedding(by_distance, table).T
     keys = by_distance.numel() - queries + 1
+    if is_causal:
+        known = functional.embedding(by_distance[:queries], table).T
+        found = functional.pad(known, (0, keys - 1), value=-math.inf)
+    else:
+        found = functional.embedding(by_distance, table).T
     return found.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
 
 
