@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from trainwright.worker_api import FailureReason, Gang, RankMemory
 from trainwright_worker.gang.errors import WorkerError, format_bytes
@@ -68,6 +69,15 @@ def seed_random_numbers(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    """Wait until all members of the group arrive; all ranks by default.
+
+    Without its device, NCCL's first call in a group takes the global rank modulo the devices of the node, while ranks follow
+    the plan: two processes of a node would share a GPU.
+    """
+    dist.barrier(group, device_ids=None if device.index is None else [device.index])  # noqa: TID251
 
 
 TimeMark = float | torch.cuda.Event

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright.worker_api import RankMemory, TrialReport, TrialSeriesReport, TrialSeriesTask, TrialTask
-from trainwright_worker.device import check_capacity, synchronize
+from trainwright_worker.device import barrier, check_capacity, synchronize
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
@@ -99,7 +99,7 @@ def _time_iterations(
             executor.pacer.reset_counts()
         batch = executor.make_batch(number) if executor else None
         watchdog.beat(f"waiting for all ranks before iteration {number}")
-        dist.barrier()
+        barrier(device)
         begin = time.perf_counter()
         loss = executor.run_iteration(batch) if executor and batch else 0.0
         synchronize(device)
@@ -130,7 +130,7 @@ def _record_timeline(
 ) -> Timeline:
     """Run one more iteration, timed and paced as before, and return the actions of every rank."""
     batch = executor.make_batch(task.warmup_iterations + task.iterations) if executor else None
-    dist.barrier()
+    barrier(device)
     begin = time.perf_counter()
     if executor and batch:
         executor.recorder.begin()
@@ -160,7 +160,7 @@ def _track_memory(
 ) -> tuple[RankMemory, ...]:
     """Return every rank's peak bytes in one more iteration, untimed and unpaced."""
     batch = executor.make_batch(task.warmup_iterations + task.iterations) if executor else None
-    dist.barrier()
+    barrier(device)
     own_memory = None
     if executor and batch:
         executor.pacer.active = False

@@ -59,13 +59,13 @@ def _run_task(task_path: Path, reporter: TerminationReporter) -> None:
     watchdog.beat("waiting for all ranks")
     versions = dist.PrefixStore("versions", store)  # type: ignore[attr-defined]
     check_versions(versions, assignment.rank, assignment.devices, own_version(gang.backend))
-    dist.barrier()
+    device.barrier(own_device)
     report = _dispatch_task(task, assignment, own_device, watchdog, timeout)
     if assignment.is_main_process and getattr(task, "fault", None) != "mute":
         report_writer.write_report(report)
     watchdog.beat("waiting for all ranks at the end")
     listener.close()
-    dist.barrier()
+    device.barrier(own_device)
     watchdog.stop()
     dist.destroy_process_group()
 

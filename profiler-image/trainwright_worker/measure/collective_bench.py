@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainwright.cluster import Device
 from trainwright.worker_api import CollectiveKind, CollectiveTime, Gang, LinkTask
-from trainwright_worker.device import synchronize
+from trainwright_worker.device import barrier, synchronize
 from trainwright_worker.executor.process_groups import all_gather_single, reduce_scatter_single
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.watchdog import Watchdog
@@ -40,7 +40,7 @@ def measure_collectives(
     measurement_count = max(len(group_sets) * len(COLLECTIVE_KINDS) * len(task.collective_bytes), 1)
     for group_set in group_sets:
         process_groups = {ranks: make_group(task.gang, ranks) for ranks in group_set}
-        dist.barrier()
+        barrier(device)
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
                 timed_group = TimedGroup(ranks, group, device)
@@ -49,7 +49,7 @@ def measure_collectives(
                     own_times += _measure_collective(
                         task, timed_group, kind, task.collective_seconds / measurement_count
                     )
-        dist.barrier()
+        barrier(device)
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
                 dist.destroy_process_group(group)
@@ -107,7 +107,7 @@ class TimedGroup:
 
     def barrier(self) -> None:
         """Wait until all members arrive and their devices are idle."""
-        dist.barrier(group=self.group)
+        barrier(self.device, self.group)
         synchronize(self.device)
 
     def measure_seconds(self, work: Callable[[], object]) -> float:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from trainwright.cluster import Link
 from trainwright.worker_api import Gang, LinkReport, LinkTask
-from trainwright_worker.device import synchronize
+from trainwright_worker.device import barrier, synchronize
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.watchdog import Watchdog
@@ -83,7 +83,7 @@ def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.devi
     latencies: dict[Pair, float] = {}
     for number, pairs in enumerate(latency_rounds):
         watchdog.beat(f"waiting for all ranks before round {number} of latencies")
-        dist.barrier()
+        barrier(device)
         for pair in pairs:
             if assignment.rank in pair:
                 latencies[pair] = _measure_latency(
@@ -94,7 +94,7 @@ def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.devi
     own_links: list[Link] = []
     for number, pairs in enumerate(link_rounds):
         watchdog.beat(f"waiting for all ranks before round {number}")
-        dist.barrier()
+        barrier(device)
         for low, high in pairs:
             if assignment.rank in (low, high):
                 watchdog.beat(f"measuring {rank_nodes[low]} and {rank_nodes[high]}")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from trainwright.cluster import EMULATED_PREFIX
 from trainwright.worker_api import LinkTask, Overlap
-from trainwright_worker.device import Clock
+from trainwright_worker.device import Clock, barrier
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
@@ -42,11 +42,11 @@ def measure_overlaps(
     for group_set in concurrent_group_sets(task.gang)[:2]:
         watchdog.beat("measuring how communication slows computation down")
         process_groups = {ranks: make_group(task.gang, ranks) for ranks in group_set}
-        dist.barrier()
+        barrier(device)
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
                 own_overlaps.append(_measure_slowdown(TimedGroup(ranks, group, device), assignment.device.node))
-        dist.barrier()
+        barrier(device)
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
                 dist.destroy_process_group(group)
