@@ -76,7 +76,7 @@ def _make_executor(
     """Return this rank's executor; None if the plan does not use its device."""
     plan_ranks = PlanRanks.of(task.plan, assignment.devices)
     if assignment.rank not in plan_ranks.ranks:
-        groups.make_missing(required_groups(plan_ranks, task.model))
+        groups.prepare(required_groups(plan_ranks, task.model))
         return None
     emulation = task.gang.emulation_of(task.gang.accelerator_of(assignment.device.node))
     return PlanExecutor(

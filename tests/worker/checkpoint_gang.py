@@ -101,7 +101,7 @@ def executor_of(
     devices = devices_of(name)
     mesh = PlanRanks.of(plan, devices)
     if rank not in mesh.ranks:
-        groups.make_missing(required_groups(mesh, model))
+        groups.prepare(required_groups(mesh, model))
         return None
     return PlanExecutor(plan, model, training, RankContext(rank, torch.device("cpu"), devices), groups)
 

@@ -134,7 +134,7 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGro
     found = {"losses": [], **errors, "seen": set(), "parted": 0}
     mesh = PlanRanks.of(case.plan)
     if rank not in mesh.ranks:
-        groups.make_missing(required_groups(mesh, model))
+        groups.prepare(required_groups(mesh, model))
         return {**found, "losses": [0.0] * case.steps}
     training = TrainingConfig(case.optimizer, case.learning_rate, 3, case.clip_norm, case.sequence_parallel)
     host = RankContext(rank, device_of(rank))

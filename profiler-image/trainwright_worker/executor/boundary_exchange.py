@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -13,8 +12,11 @@ from torch import Tensor
 
 from trainwright.rank_layout import boundary_transfers, relayout_transfers
 from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
-from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.executor.process_groups import ProcessGroups, Purpose
 from trainwright_worker.layers.layer import Boundary
+
+GroupWith = Callable[[int], dist.ProcessGroup | None]
+"""Returns the group of this rank and another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,9 @@ class BoundaryReceiver:
         own: run of the rank's stage that receives.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, source: RunRanks, own: RunRanks, rank: int, spec: BoundarySpec
-    ) -> None:
+    def __init__(self, group_with: GroupWith, source: RunRanks, own: RunRanks, rank: int, spec: BoundarySpec) -> None:
         first, stop = own.row_interval_of(rank)
-        self._group = group
+        self._group_with = group_with
         self._transfers = [
             (one.source, one.start - first, one.stop - first)
             for one in boundary_transfers(source, own)
@@ -56,12 +56,12 @@ class BoundaryReceiver:
     def post_receive(self) -> None:
         """Post the receives of the next micro-batch's boundary."""
         buffers = self._spec.empty(self._rows)
-        works = [
-            require_work(dist.irecv(buffer[low:high], source, self._group))
+        operations = [
+            dist.P2POp(dist.irecv, buffer[low:high], source, self._group_with(source))
             for source, low, high in self._transfers
             for buffer in buffers
         ]
-        self._posted.append((buffers, works))
+        self._posted.append((buffers, _start_messages(operations)))
 
     def wait_for_next(self) -> tuple[Boundary, float]:
         """Return the boundary posted first, and the seconds waited for it."""
@@ -83,9 +83,9 @@ class BoundarySender:
         target: run of the neighbouring stage that receives.
     """
 
-    def __init__(self, group: dist.ProcessGroup, own: RunRanks, target: RunRanks, rank: int) -> None:
+    def __init__(self, group_with: GroupWith, own: RunRanks, target: RunRanks, rank: int) -> None:
         first, _ = own.row_interval_of(rank)
-        self._group = group
+        self._group_with = group_with
         self._transfers = [
             (one.target, one.start - first, one.stop - first)
             for one in boundary_transfers(own, target)
@@ -95,12 +95,12 @@ class BoundarySender:
 
     def send(self, micro_batch: int, boundary: Boundary) -> None:
         tensors = tuple(tensor.detach().contiguous() for tensor in boundary)
-        works = [
-            require_work(dist.isend(tensor[low:high], target, self._group))
+        operations = [
+            dist.P2POp(dist.isend, tensor[low:high], target, self._group_with(target))
             for target, low, high in self._transfers
             for tensor in tensors
         ]
-        self._sent[micro_batch] = tensors, works
+        self._sent[micro_batch] = tensors, _start_messages(operations)
 
     def wait_for_sends(self, micro_batches: Sequence[int]) -> None:
         """Wait for unfinished sends of these micro-batches, and free their tensors."""
@@ -114,10 +114,22 @@ class BoundarySender:
         self.wait_for_sends(tuple(self._sent))
 
 
+def _start_messages(operations: Iterable[dist.P2POp]) -> list[dist.Work]:
+    """Start messages, those to or from one rank in one batch.
+
+    With NCCL, the second of two receives from one rank would wait for the first and, where streams share a hardware queue,
+    hold up sends that the first waits for.
+    """
+    by_peer: dict[int, list[dist.P2POp]] = {}
+    for operation in operations:
+        by_peer.setdefault(operation.peer, []).append(operation)
+    return [work for batch in by_peer.values() for work in dist.batch_isend_irecv(batch)]
+
+
 class RowRelayout:
     """Relayout of a boundary's rows between two runs of a stage with different layouts; all ranks of the stage take part."""
 
-    def __init__(self, group: dist.ProcessGroup, old: RunRanks, new: RunRanks, rank: int) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, old: RunRanks, new: RunRanks, rank: int) -> None:
         self._group, self._rank = group, rank
         self._old, self._new = old.row_interval_of(rank), new.row_interval_of(rank)
         transfers = relayout_transfers(old, new, old.node_of.__getitem__)
@@ -152,20 +164,6 @@ def batch_send_receive(operations: list[dist.P2POp]) -> None:
             work.wait()
 
 
-def warm_up_pairs(group: dist.ProcessGroup, pairs: Sequence[tuple[int, int]], rank: int, device: torch.device) -> None:
-    """Send a first message over each (source, target) pair, in one order on all ranks.
-
-    NCCL's first message between two ranks blocks until both connect. Within a schedule, which posts receives ahead, ranks
-    could then wait for each other in a cycle.
-    """
-    token = torch.zeros(1, device=device)
-    for source, target in sorted(set(pairs)):
-        if rank == source:
-            dist.send(token, target, group)
-        elif rank == target:
-            dist.recv(token, source, group)
-
-
 def require_work(work: dist.Work | None) -> dist.Work:
     """Return the work handle. Raises RuntimeError if this rank is not in the group."""
     if work is None:
@@ -190,31 +188,42 @@ class BoundaryExchange:
         stage = plan_ranks.stage_of(rank)
         stages = plan_ranks.pipelines[stage.pipeline]
         first, last = stage.runs[0], stage.runs[-1]
+
+        def boundaries_with(peer: int) -> dist.ProcessGroup | None:
+            return groups.group_of((min(rank, peer), max(rank, peer)), Purpose.BOUNDARIES)
+
+        def gradients_with(peer: int) -> dist.ProcessGroup | None:
+            return groups.group_of((min(rank, peer), max(rank, peer)), Purpose.BOUNDARY_GRADIENTS)
+
         activation_receiver = activation_sender = gradient_receiver = gradient_sender = None
         if stage.index > 0:
             previous_run = stages[stage.index - 1].runs[-1]
             spec = boundary_spec_after(stage.first - 1)
-            activation_receiver = BoundaryReceiver(groups.forward, previous_run, first, rank, spec)
-            gradient_sender = BoundarySender(groups.backward, first, previous_run, rank)
+            activation_receiver = BoundaryReceiver(boundaries_with, previous_run, first, rank, spec)
+            gradient_sender = BoundarySender(gradients_with, first, previous_run, rank)
         if stage.index + 1 < len(stages):
             next_run = stages[stage.index + 1].runs[0]
             spec = boundary_spec_after(stage.end - 1)
-            activation_sender = BoundarySender(groups.forward, last, next_run, rank)
-            gradient_receiver = BoundaryReceiver(groups.backward, next_run, last, rank, spec)
+            activation_sender = BoundarySender(boundaries_with, last, next_run, rank)
+            gradient_receiver = BoundaryReceiver(gradients_with, next_run, last, rank, spec)
         return cls(activation_receiver, activation_sender, gradient_receiver, gradient_sender)
 
     @staticmethod
     def warm_up(plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, device: torch.device) -> None:
-        """Connect all pairs of the plan's ranks that exchange boundaries; all ranks of the plan call this."""
-        forward_pairs: list[tuple[int, int]] = []
-        backward_pairs: list[tuple[int, int]] = []
-        for stages in plan_ranks.pipelines:
-            for previous_stage, next_stage in pairwise(stages):
-                last, first = previous_stage.runs[-1], next_stage.runs[0]
-                forward_pairs += [(one.source, one.target) for one in boundary_transfers(last, first)]
-                backward_pairs += [(one.source, one.target) for one in boundary_transfers(first, last)]
-        warm_up_pairs(groups.forward, forward_pairs, rank, device)
-        warm_up_pairs(groups.backward, backward_pairs, rank, device)
+        """Connect the ranks that exchange messages, in one order; all ranks of the plan call this.
+
+        NCCL's first call in a group blocks until all members make it. In a relayout some have no message, and within a
+        schedule, which posts receives ahead, ranks could wait for each other in a cycle.
+        """
+        token = torch.zeros(1, device=device)
+        for purpose, groups_of_ranks in (
+            (Purpose.RELAYOUT, plan_ranks.relayout_ranks),
+            (Purpose.BOUNDARIES, plan_ranks.boundary_pairs),
+            (Purpose.BOUNDARY_GRADIENTS, plan_ranks.boundary_gradient_pairs),
+        ):
+            for ranks in groups_of_ranks:
+                if rank in ranks:
+                    dist.all_reduce(token, group=groups.group_of(ranks, purpose))
 
     def wait_for_sends(self) -> None:
         """Wait for all unfinished sends."""

@@ -111,7 +111,7 @@ class RankContext:
 class PlanExecutor:
     """Executor of one rank's part of a plan. All ranks of the plan construct one and run the same iterations.
 
-    Ranks outside the plan must create the same process groups meanwhile: `groups.make_missing(required_groups(…))`.
+    Ranks outside the plan must create the same process groups meanwhile: `groups.prepare(required_groups(…))`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class PlanExecutor:
         self.rank, self.device, self.beat = context.rank, context.device, context.beat
         self.plan_ranks = PlanRanks.of(plan, context.devices)
         self.groups = groups
-        self.groups.make_missing(required_groups(self.plan_ranks, model))
+        self.groups.prepare(required_groups(self.plan_ranks, model))
         self.family_layers = make_family_layers(model)
         self.pacer = Pacer(active=context.emulation is not None)
         self.recorder = Recorder(self.device)

@@ -22,7 +22,7 @@ from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import RowRelayout
 from trainwright_worker.executor.emulated_pacing import needs_relayout
 from trainwright_worker.executor.gradient_reduction import Reduction
-from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.executor.process_groups import ProcessGroups, Purpose
 from trainwright_worker.executor.recorder import Recorder
 from trainwright_worker.executor.stage_module import RankLayer, StageModule
 from trainwright_worker.layers.layer import Boundary, Data, Output
@@ -79,8 +79,9 @@ class LayerPasses:
         for place in range(1, len(stage.runs)):
             if needs_relayout(stage, place):
                 old, new = stage.runs[place - 1][0].run, stage.runs[place][0].run
-                self._forward_relayouts[place] = RowRelayout(groups.relayout, old, new, rank)
-                self._backward_relayouts[place] = RowRelayout(groups.relayout, new, old, rank)
+                group = groups.group_of(old.ranks, Purpose.RELAYOUT)
+                self._forward_relayouts[place] = RowRelayout(group, old, new, rank)
+                self._backward_relayouts[place] = RowRelayout(group, new, old, rank)
 
     def clear_loss(self) -> None:
         self.loss.zero_()

@@ -5,12 +5,14 @@ A run is consecutive layers of a stage with the same tensor and data degree; row
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
-from trainwright.rank_layout import RankLayout
+from trainwright.rank_layout import RankLayout, boundary_transfers
 
 Ranks = tuple[int, ...]
 
@@ -68,6 +70,11 @@ class StageRanks:
     def ranks(self) -> Ranks:
         return self.runs[0].ranks
 
+    @property
+    def moves_rows(self) -> bool:
+        """Return whether rows move between its runs."""
+        return any(not before.is_equivalent(behind) for before, behind in pairwise(self.runs))
+
     def run_of(self, layer: int) -> RunRanks:
         return next(run for run in self.runs if run.first <= layer < run.end)
 
@@ -104,9 +111,33 @@ class PlanRanks:
             stage.run_of(layer) for stages in self.pipelines for stage in stages if stage.first <= layer < stage.end
         )
 
+    @property
+    def relayout_ranks(self) -> tuple[Ranks, ...]:
+        """Ranks of each stage in which rows move between runs."""
+        return tuple(stage.ranks for stages in self.pipelines for stage in stages if stage.moves_rows)
+
+    @property
+    def boundary_pairs(self) -> tuple[Ranks, ...]:
+        """Pairs of ranks that exchange boundaries, ascending."""
+        return _pairs((before.runs[-1], behind.runs[0]) for before, behind in self._neighbours)
+
+    @property
+    def boundary_gradient_pairs(self) -> tuple[Ranks, ...]:
+        """Pairs of ranks that exchange gradients of boundaries, ascending."""
+        return _pairs((behind.runs[0], before.runs[-1]) for before, behind in self._neighbours)
+
+    @property
+    def _neighbours(self) -> tuple[tuple[StageRanks, StageRanks], ...]:
+        return tuple(pair for stages in self.pipelines for pair in pairwise(stages))
+
     def first_row(self, pipeline: int) -> int:
         """Return the first row of the global batch that passes through a pipeline; its rows are consecutive."""
         return sum(one.micro_batches * one.micro_batch_size for one in self.plan.pipelines[:pipeline])
+
+
+def _pairs(neighbours: Iterable[tuple[RunRanks, RunRanks]]) -> tuple[Ranks, ...]:
+    transfers = (one for source, target in neighbours for one in boundary_transfers(source, target))
+    return tuple(sorted({(min(one.source, one.target), max(one.source, one.target)) for one in transfers}))
 
 
 def _stages(number: int, pipeline: Pipeline, rank_of: dict[Device, int]) -> tuple[StageRanks, ...]:

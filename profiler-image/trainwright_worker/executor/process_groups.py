@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 
 import torch.distributed as dist
 from torch import Tensor
@@ -29,46 +30,76 @@ reduce_scatter_single: Callable[..., dist.Work | None] = getattr(
 )
 
 
+class Purpose(Enum):
+    """Purpose of a process group; calls of one purpose do not wait for those of another."""
+
+    COLLECTIVES = "collectives"
+    BOUNDARIES = "boundaries"
+    BOUNDARY_GRADIENTS = "gradients of boundaries"
+    RELAYOUT = "rows that move within a stage"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """Identity of a process group; its ranks are ascending."""
+
+    purpose: Purpose
+    ranks: Ranks
+
+
 class ProcessGroups:
     """Process groups of one process.
 
-    Plans that run one after another in the same processes share groups, since creating one is a collective.
+    Every two ranks that exchange boundaries have a group of their own for each direction: so a receive that is posted ahead
+    delays no other message, and all messages of a boundary between them are one batch.
 
-    Attributes:
-        forward, backward: groups for boundaries and for their gradients. They are separate so that within a group messages
-            between two ranks keep micro-batch order, and with NCCL neither direction waits for the other.
-        relayout: group for rows that move within a stage.
+    Plans that run one after another in the same processes share groups, since creating one is a collective.
     """
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._all_ranks: Ranks = tuple(range(dist.get_world_size()))
-        self._groups: dict[Ranks, dist.ProcessGroup] = {}
-        self.forward = dist.new_group(timeout=timeout)
-        self.backward = dist.new_group(timeout=timeout)
-        self.relayout = dist.new_group(timeout=timeout)
+        self._groups: dict[GroupKey, dist.ProcessGroup] = {}
 
-    def make_missing(self, groups: Iterable[Ranks]) -> None:
-        """Create missing groups. All ranks of the world call this, with the same groups in the same order."""
-        for ranks in groups:
-            if len(ranks) > 1 and ranks != self._all_ranks and ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=self._timeout)
+    def prepare(self, needed: Sequence[GroupKey]) -> None:
+        """Destroy groups that are not needed, since their communicators hold memory, and create missing ones.
 
-    def group_of(self, ranks: Ranks) -> dist.ProcessGroup | None:
+        All ranks of the world call this, with the same groups in the same order, once no rank uses a group any more.
+        """
+        kept = set(needed)
+        for key in [key for key in self._groups if key not in kept]:
+            dist.destroy_process_group(self._groups.pop(key))
+        for key in needed:
+            if key not in self._groups and not self._is_world(key):
+                self._groups[key] = dist.new_group(list(key.ranks), timeout=self._timeout)
+
+    def _is_world(self, key: GroupKey) -> bool:
+        return key.purpose is Purpose.COLLECTIVES and key.ranks == self._all_ranks
+
+    def group_of(self, ranks: Ranks, purpose: Purpose = Purpose.COLLECTIVES) -> dist.ProcessGroup | None:
         """Return the group of these ascending ranks; None for a single rank."""
         if len(ranks) < 2:
             return None
-        return dist.group.WORLD if ranks == self._all_ranks else self._groups[ranks]
+        key = GroupKey(purpose, ranks)
+        return dist.group.WORLD if self._is_world(key) else self._groups[key]
 
     def close(self) -> None:
-        """Destroy all groups. All ranks call this once none of them uses a group any more."""
-        for group in (*self._groups.values(), self.forward, self.backward, self.relayout):
-            dist.destroy_process_group(group)
-        self._groups.clear()
+        """Destroy all groups. All ranks call this once no rank uses a group any more."""
+        self.prepare(())
 
 
-def required_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]:
-    """Return every group that a plan's collectives need, in one order for all ranks."""
+def required_groups(plan_ranks: PlanRanks, model: Model) -> tuple[GroupKey, ...]:
+    """Return every group that a plan needs, in one order for all ranks."""
+    ranks_by_purpose = {
+        Purpose.BOUNDARIES: plan_ranks.boundary_pairs,
+        Purpose.BOUNDARY_GRADIENTS: plan_ranks.boundary_gradient_pairs,
+        Purpose.RELAYOUT: plan_ranks.relayout_ranks,
+        Purpose.COLLECTIVES: [ranks for ranks in _collective_groups(plan_ranks, model) if len(ranks) > 1],
+    }
+    return tuple(GroupKey(purpose, ranks) for purpose, groups in ranks_by_purpose.items() for ranks in groups)
+
+
+def _collective_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]:
     groups: dict[Ranks, None] = {plan_ranks.ranks: None}
     for stages in plan_ranks.pipelines:
         for run in (run for stage in stages for run in stage.runs):

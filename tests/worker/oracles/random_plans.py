@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from collections.abc import Hashable
+from itertools import combinations, pairwise
 
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
@@ -22,6 +23,37 @@ def random_plan(seed: int, *, layers: int, tensor_degrees: tuple[int, ...], devi
         first += share
     batch = sum(one.micro_batches * one.micro_batch_size for one in pipelines)
     return Plan(layers, batch, tuple(pipelines), draw.choice(tuple(Schedule)))
+
+
+def features(plan: Plan) -> set[str]:
+    """Return the features that a plan uses."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    runs = [run for stage in stages for run in stage.layers]
+    found = {plan.schedule.value, f"{len(plan.pipelines)} pipelines"}
+    found |= {f"tensor degree {run.tensor}" for run in runs}
+    found |= {run.sharding.value for run in runs if run.data > 1}
+    found |= {run.order.value for run in runs if run.data > 1 < run.tensor}
+    present = {
+        "stages": len(stages) > len(plan.pipelines),
+        "different degrees in a stage": any(
+            len({(run.tensor, run.data) for run in stage.layers}) > 1 for stage in stages
+        ),
+        "different rows of replicas": any(len(set(run.rows)) > 1 for run in runs),
+        "recompute": any(run.recompute for run in runs),
+    }
+    return found | {name for name, is_used in present.items() if is_used}
+
+
+def feature_pairs(plan: Plan, *others: str) -> set[Hashable]:
+    """Return every pair of a plan's features and of others, and the combinations within its runs of layers."""
+    together = {
+        (run.tensor > 1, run.sharding, run.order, run.recompute)
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for run in stage.layers
+        if run.data > 1
+    }
+    return {*combinations(sorted({*features(plan), *others}), 2), *together}
 
 
 def _pipeline(draw: random.Random, first: int, devices: int, layers: int, tensor_degrees: tuple[int, ...]) -> Pipeline:
