@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainwright.worker_api import FailureReason, Gang, RankMemory
 from trainwright_worker.gang.errors import WorkerError, format_bytes
@@ -71,6 +74,11 @@ def seed_random_numbers(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def read_value(tensor: Tensor) -> float:
+    """Return the value of a tensor of shape (). Waits for the device: the only place of an iteration that does."""
+    return float(tensor)
+
+
 def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """Wait until all members of the group arrive; all ranks by default.
 
@@ -115,3 +123,52 @@ class Clock:
         if isinstance(begin, float) or isinstance(end, float):
             raise TypeError("cannot compare a time of the process clock with one of a GPU event")
         return float(begin.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]
+
+
+class Mark(Protocol):
+    """Mark in the device's stream, as a CUDA event is."""
+
+    def query(self) -> bool:
+        """Return whether the device has passed it."""
+
+
+class DeviceProgress:
+    """Actions that the process has begun, and how many of them the device has.
+
+    On a GPU the process runs ahead: where it waits, it only knows what it submitted last.
+
+    Args:
+        beat: called whenever an action begins in the process.
+        mark: marks the device's stream; None if the process does the actions itself.
+    """
+
+    _MAX_MARKS = 4096
+
+    def __init__(self, beat: Callable[[str], None], mark: Callable[[], Mark] | None) -> None:
+        self._beat, self._mark = beat, mark
+        self._marks: deque[tuple[str, Mark]] = deque(maxlen=self._MAX_MARKS)
+
+    @classmethod
+    def of(cls, device: torch.device, beat: Callable[[str], None]) -> DeviceProgress:
+        return cls(beat, _mark_stream if device.type == "cuda" else None)
+
+    def beat(self, doing: str) -> None:
+        """Record that an action begins."""
+        self._beat(doing)
+        if self._mark is not None:
+            self._marks.append((doing, self._mark()))
+
+    def describe(self) -> str:
+        """Return the action that the device has reached; empty if it has begun all. Other threads may call this."""
+        marks = tuple(self._marks)
+        pending = next((number for number, (_, mark) in enumerate(marks) if not mark.query()), len(marks))
+        if pending == len(marks):
+            return ""
+        reached = marks[pending - 1][0] if pending else "an earlier action"
+        return f"its device is at: {reached}; {len(marks) - pending} later actions wait, first: {marks[pending][0]}"
+
+
+def _mark_stream() -> Mark:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()  # type: ignore[no-untyped-call]
+    return event

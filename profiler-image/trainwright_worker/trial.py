@@ -14,7 +14,7 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright.worker_api import RankMemory, TrialReport, TrialSeriesReport, TrialSeriesTask, TrialTask
-from trainwright_worker.device import barrier, check_capacity, synchronize
+from trainwright_worker.device import DeviceProgress, barrier, check_capacity, read_value, synchronize
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
@@ -65,8 +65,8 @@ def measure_trial(
     seconds, losses = _time_iterations(task, assignment, executor, device, watchdog)
     counts = [float(executor.pacer.paced), float(executor.pacer.late)] if executor else [0.0, 0.0]
     paced, late = _sum_over_ranks(counts, device)
-    timeline = _record_timeline(task, assignment, executor, device) if task.timeline else None
-    memory = _track_memory(task, assignment, executor, device) if task.track_memory else ()
+    timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
+    memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
     return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline)
 
 
@@ -79,11 +79,13 @@ def _make_executor(
         groups.prepare(required_groups(plan_ranks, task.model))
         return None
     emulation = task.gang.emulation_of(task.gang.accelerator_of(assignment.device.node))
+    progress = DeviceProgress.of(device, watchdog.beat)
+    watchdog.describe_device = progress.describe
     return PlanExecutor(
         task.plan,
         task.model,
         TrainingConfig(task.optimizer, task.learning_rate, task.seed, sequence_parallel=task.sequence_parallel),
-        RankContext(assignment.rank, device, assignment.devices, emulation, watchdog.beat),
+        RankContext(assignment.rank, device, assignment.devices, emulation, progress.beat),
         groups,
     )
 
@@ -102,6 +104,7 @@ def _time_iterations(
         barrier(device)
         begin = time.perf_counter()
         loss = executor.run_iteration(batch) if executor and batch else 0.0
+        watchdog.beat(f"waiting for the device to finish iteration {number}")
         synchronize(device)
         elapsed = time.perf_counter() - begin
         watchdog.beat(f"gathering the times of iteration {number}")
@@ -109,7 +112,7 @@ def _time_iterations(
         slowest = torch.tensor([elapsed], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         if number >= task.warmup_iterations:
-            seconds.append(slowest.item())
+            seconds.append(read_value(slowest))
         if assignment.is_main_process:
             report_writer.write_progress(number + 1, total, "iterations")
             _inject_fault(task, watchdog)
@@ -126,21 +129,24 @@ def _inject_fault(task: TrialTask, watchdog: Watchdog) -> None:
 
 
 def _record_timeline(
-    task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device
+    task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device, watchdog: Watchdog
 ) -> Timeline:
     """Run one more iteration, timed and paced as before, and return the actions of every rank."""
     batch = executor.make_batch(task.warmup_iterations + task.iterations) if executor else None
+    watchdog.beat("waiting for all ranks before the recorded iteration")
     barrier(device)
     begin = time.perf_counter()
     if executor and batch:
         executor.recorder.begin()
         executor.run_iteration(batch)
+    watchdog.beat("waiting for the device to finish the recorded iteration")
     synchronize(device)
     elapsed = time.perf_counter() - begin
     own_timeline = None
     if executor:
         own_timeline = RankTimeline(assignment.device.node, assignment.device.slot, tuple(executor.recorder.end()))
     timelines: list[tuple[float, RankTimeline | None]] = [(0.0, None)] * dist.get_world_size()
+    watchdog.beat("gathering what was recorded")
     dist.all_gather_object(timelines, (elapsed, own_timeline))
     timeline_by_device = {Device(one.node, one.slot): one for _, one in timelines if one is not None}
     timeline = Timeline(
@@ -152,14 +158,15 @@ def _record_timeline(
 def _sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
-    return total.tolist()
+    return [read_value(one) for one in total]
 
 
 def _track_memory(
-    task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device
+    task: TrialTask, assignment: RankAssignment, executor: PlanExecutor | None, device: torch.device, watchdog: Watchdog
 ) -> tuple[RankMemory, ...]:
     """Return every rank's peak bytes in one more iteration, untimed and unpaced."""
     batch = executor.make_batch(task.warmup_iterations + task.iterations) if executor else None
+    watchdog.beat("waiting for all ranks before the tracked iteration")
     barrier(device)
     own_memory = None
     if executor and batch:
@@ -169,5 +176,6 @@ def _track_memory(
         own_memory = RankMemory(assignment.device.node, assignment.device.slot, peak)
         check_capacity(own_memory, task.gang)
     memory_by_rank: list[RankMemory | None] = [None] * dist.get_world_size()
+    watchdog.beat("gathering what was tracked")
     dist.all_gather_object(memory_by_rank, own_memory)
     return tuple(memory for memory in memory_by_rank if memory is not None)

@@ -17,6 +17,7 @@ from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan, Schedule
 from trainwright.timeline import Action
+from trainwright_worker.device import read_value
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import BoundaryExchange, BoundarySpec
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
@@ -83,6 +84,7 @@ class TrainingConfig:
 class Batch:
     """Data of one rank in one iteration: `rows[run][micro_batch]`."""
 
+    iteration: int
     rows: tuple[tuple[MicroBatchRows, ...], ...]
 
     @property
@@ -179,7 +181,7 @@ class PlanExecutor:
                     for number in range(self.pipeline.micro_batches)
                 )
             )
-        return Batch(tuple(rows_by_run))
+        return Batch(iteration, tuple(rows_by_run))
 
     def _rows(self, fields: tuple[str, ...], iteration: int, first: int, count: int) -> MicroBatchRows:
         seed = self.training.seed
@@ -202,11 +204,12 @@ class PlanExecutor:
         for number, reduction in enumerate(self.stage.reductions):
             with self.recorder.action(Action.GRADIENTS, number):
                 reduction.finish()
-        if self._unscale_and_clip():
+        if self._unscale_and_clip(batch.iteration):
             self._update()
         with self.recorder.action(Action.WAIT):
             self.boundaries.wait_for_sends()
-        return float(self.passes.loss) / self.plan.global_batch_size
+        self.beat(f"waiting for the device to finish iteration {batch.iteration}: reading the loss")
+        return read_value(self.passes.loss) / self.plan.global_batch_size
 
     def _update(self) -> None:
         self.pacer.reset_due()
@@ -219,14 +222,15 @@ class PlanExecutor:
             for flat_parameter in self.stage.flat_parameters:
                 flat_parameter.publish_update()
 
-    def _unscale_and_clip(self) -> bool:
+    def _unscale_and_clip(self, iteration: int) -> bool:
         """Unscale and clip the gradients. Returns False if they overflowed and the update must be skipped."""
         limit = self.training.clip_norm
         if limit is None and not self.loss_scale.active:
             return True
         factor = 1.0 / self.loss_scale.factor
         with self.recorder.action(Action.GRADIENTS):
-            norm = self.gradient_norm.compute() * factor
+            self.beat(f"waiting for the device to finish iteration {iteration}: reading the norm of the gradients")
+            norm = read_value(self.gradient_norm.compute()) * factor
         overflowed = not math.isfinite(norm)
         self.loss_scale.update(overflowed=overflowed)
         if overflowed and self.loss_scale.active:

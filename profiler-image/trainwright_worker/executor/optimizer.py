@@ -192,14 +192,14 @@ class GradientNorm:
     ) -> None:
         self._squared_norms, self._group, self._device = squared_norms, group, device
 
-    def compute(self) -> float:
-        """Return the norm of the gradients as they are, scaled or not; infinite or NaN if a gradient is."""
+    def compute(self) -> Tensor:
+        """Return the norm of the gradients as they are, scaled or not, shape (); infinite or NaN if a gradient is."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for one in self._squared_norms:
             total += one.square_sum()
         if self._group is not None:
             dist.all_reduce(total, group=self._group)
-        return float(total.sqrt())
+        return total.sqrt()
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply every gradient by the factor."""

@@ -16,10 +16,12 @@ from trainwright_worker.gang.abort import STATUS_TIMEOUT_SECONDS, AbortListener
 from trainwright_worker.gang.errors import REPORTED_EXIT_CODE, WorkerError, one_line
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.rank_status import GangStatus, RankStatus, peer_loss_message, root_cause
-from trainwright_worker.gang.watchdog import Watchdog, format_stacks, is_communicating
+from trainwright_worker.gang.watchdog import Watchdog, format_stacks, is_waiting
 
 _STATUS_EXCHANGE_SECONDS = STATUS_TIMEOUT_SECONDS + 2.0
 """Maximum time that a terminating process spends on exchanging statuses."""
+_DEVICE_QUERY_SECONDS = 1.0
+"""Maximum time to ask the device where it is."""
 _REASONS_WITH_LOCATION = (FailureReason.OUT_OF_MEMORY, FailureReason.CRASHED, FailureReason.TERMINATED)
 """Reasons whose message begins with the device, plan position and action of the process."""
 
@@ -125,9 +127,11 @@ class TerminationReporter:
         doing, seconds, place = "starting", 0.0, ""
         if self.watchdog is not None:
             doing, seconds, place = self.watchdog.doing, self.watchdog.seconds_since_beat, self.watchdog.plan_position
+            if device := run_with_timeout(_DEVICE_QUERY_SECONDS, self.watchdog.describe_device):
+                doing = f"{doing} ({device})"
         is_main = threading.current_thread() is threading.main_thread()
-        is_waiting = is_communicating() or (reason is FailureReason.HANG and is_main)  # the back end timed out
-        return RankStatus(rank, node, slot, place, doing, seconds, is_waiting)
+        waits = is_waiting() or (reason is FailureReason.HANG and is_main)  # the back end timed out
+        return RankStatus(rank, node, slot, place, doing, seconds, waits)
 
     def log(self, text: str) -> None:
         """Write to the log, each line prefixed with this process's name, since several processes share the log."""
@@ -172,7 +176,7 @@ def run_with_timeout(seconds: float, work: Callable[[], _T]) -> _T | None:
         try:
             results.append(work())
         except (OSError, RuntimeError) as error:
-            sys.stderr.write(f"cannot notify the rest of the gang: {error}\n")
+            sys.stderr.write(f"cannot complete the report: {error}\n")
 
     thread = threading.Thread(target=run, name="last words", daemon=True)
     thread.start()

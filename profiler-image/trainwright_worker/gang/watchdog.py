@@ -17,14 +17,16 @@ _FAULTHANDLER_GRACE_SECONDS = 5.0
 WATCHDOG_THREADS = ("watchdog", "bell", "signals", "last words")
 """Names of monitoring threads, which are left out of stack dumps."""
 
-_COMMUNICATION_FILES = (
+_WAITING_FILES = (
     "/torch/distributed/",
+    "/torch/cuda/__init__.py",
+    "/trainwright_worker/device.py",
     *(
         f"/executor/{name}.py"
         for name in ("boundary_exchange", "flat_parameter", "gradient_reduction", "process_groups")
     ),
 )
-"""Files in which a thread waits for other processes."""
+"""Files in which a thread waits for other processes, or for the device, which may wait for them."""
 
 
 class Watchdog:
@@ -36,6 +38,7 @@ class Watchdog:
             deadline counts.
         plan_position: the part of the plan that the process computes, as text.
         doing: the current action.
+        describe_device: returns what the device has reached, as text; empty if it has begun all actions.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Watchdog:
         self.max_silence_seconds = max_silence_seconds
         self.plan_position = ""
         self.doing = "starting"
+        self.describe_device: Callable[[], str] = str
         self._give_up = give_up
         self._deadline = time.monotonic() + deadline_seconds
         self._last_beat = time.monotonic()
@@ -101,7 +105,7 @@ def format_stacks() -> str:
     return "".join(lines)
 
 
-def is_communicating() -> bool:
-    """Return whether the main thread is inside a message or a collective, so that peers may block it."""
+def is_waiting() -> bool:
+    """Return whether the main thread is inside a message, a collective or a wait for the device: peers may block it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-    return frame is not None and any(place in frame.f_code.co_filename for place in _COMMUNICATION_FILES)
+    return frame is not None and any(place in frame.f_code.co_filename for place in _WAITING_FILES)
