@@ -124,6 +124,8 @@ class _RecordingGroup(dist.ProcessGroup):
     def _reduce_scatter_base(self, output: torch.Tensor, whole: torch.Tensor, _options: Any = None) -> _Work:
         return self._collective("reduce_scatter", whole, output)
 
+    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # their names since torch 2.13
+
     def allgather(self, outputs: list[list[torch.Tensor]], parts: list[torch.Tensor], _options: Any = None) -> _Work:
         """Gather what Python objects become: each rank finds its own in place of the others'."""
         for output in outputs[0]:
