@@ -124,6 +124,10 @@ def require_summed_gradient(flat_parameter: FlatParameter) -> Tensor:
     return flat_parameter.gradient_shard
 
 
+_NORM_CHUNK = 2**22
+"""Values whose norm is taken at once: where the norm converts its input to float64, as on the CPU, 32 MiB at a time."""
+
+
 @dataclass(frozen=True)
 class SquaredNorm:
     """Flat parameter and the values that this rank counts in the norm, such that over all ranks each value counts once.
@@ -146,8 +150,10 @@ class SquaredNorm:
             (self.includes_split, gradient[:split_end]),
             (self.includes_unsplit, gradient[split_end:]),
         ):
-            if counts:
-                total += values.double().square().sum()
+            if counts and len(values):
+                parts = torch.split(values, _NORM_CHUNK)
+                norms = torch._foreach_norm(parts, 2, dtype=torch.float64)  # noqa: SLF001 (reads each value once on a GPU)
+                total += torch.stack(norms).square().sum()
         return total
 
 
