@@ -10,6 +10,7 @@ from __future__ import annotations
 from trainwright.layer import Operator, OperatorKind, Segment, Split
 
 INDEX_BYTES = 8
+FLOAT32_BYTES = 4
 """Bytes of a token, target or position index (int64)."""
 
 STATISTIC_BYTES = 4
@@ -173,7 +174,7 @@ def position_biases(parameters: int, *, split: Split) -> Operator:
 
 
 def cross_entropy(positions: int, classes: int, *, name: str = "cross_entropy") -> Operator:
-    """Return the loss over [positions, classes]; it saves the log-probabilities and the targets."""
+    """Return the loss over [positions, classes]; it saves the log-probabilities, in float32, and the targets."""
     return Operator(
         name=name,
         kind=OperatorKind.CROSS_ENTROPY,
@@ -181,8 +182,7 @@ def cross_entropy(positions: int, classes: int, *, name: str = "cross_entropy") 
         input_elements_per_row=positions * classes,
         output_elements_per_row=1,
         positions_per_row=positions,
-        saved_elements_per_row=positions * classes,
-        saved_bytes_per_row=INDEX_BYTES * positions,
+        saved_bytes_per_row=(FLOAT32_BYTES * classes + INDEX_BYTES) * positions,
     )
 
 

@@ -47,7 +47,8 @@ class Classifier(nn.Module):
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         normed = self.norm(values)
-        return functional.cross_entropy(self.projection(normed.mean(1) if self.mean else normed[:, 0]), targets)
+        logits = self.projection(normed.mean(1) if self.mean else normed[:, 0])
+        return functional.cross_entropy(logits.float(), targets)
 
 
 def vit_layer(vit, kind: str, stored: bool) -> Reference:
@@ -176,7 +177,7 @@ class PooledClassifier(nn.Module):
         self.projection = linear(width, classes)
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(self.projection(images.mean((2, 3))), targets)
+        return functional.cross_entropy(self.projection(images.mean((2, 3))).float(), targets)
 
 
 def wide_resnet_layer(resnet, kind: str, stored: bool) -> Reference:

@@ -215,4 +215,4 @@ class TokenHead(nn.Module):
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         normed = self.dropout(self.norm(values))
         logits = self.projection(normed if self.scale == 1 else normed * self.scale)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -101,11 +101,11 @@ class BertHead(nn.Module):
 
     def forward(self, values: Tensor, targets: Tensor, follows: Tensor) -> Tensor:
         logits = self.projection(self.norm(functional.gelu(self.transform(values))))
-        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         if not self.next:
             return loss
         pooled = torch.tanh(self.pooler(values[:, 0]))
-        return loss + functional.cross_entropy(self.follows(pooled), follows.flatten())
+        return loss + functional.cross_entropy(self.follows(pooled).float(), follows.flatten())
 
 
 def bert_layer(bert, kind: str, stored: bool) -> Reference:
