@@ -88,6 +88,21 @@ def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> Non
     dist.barrier(group, device_ids=None if device.index is None else [device.index])  # noqa: TID251
 
 
+class CacheFlush:
+    """Buffer whose writing replaces what a GPU's L2 cache holds; nothing on other devices."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer: torch.Tensor | None = None
+        if device.type == "cuda":
+            size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def run(self) -> None:
+        """Overwrite the cache, in the device's order of work."""
+        if self._buffer is not None:
+            self._buffer.zero_()
+
+
 TimeMark = float | torch.cuda.Event
 
 

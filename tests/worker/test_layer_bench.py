@@ -21,9 +21,11 @@ from trainwright_worker.device import Clock
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.measure import layer_bench
 from trainwright_worker.measure.layer_bench import (
+    MAX_ROUND_ITERATIONS,
     MAX_ROUNDS,
     LayerUnderTest,
     StoppingRule,
+    iterations_lasting,
     median_uncertainty,
     relative_spread,
 )
@@ -239,3 +241,17 @@ def test_a_threads_clock_does_not_count_sleep() -> None:
         begin = clock.mark()
         time.sleep(0.03)
         assert least <= clock.elapsed_seconds(begin, clock.mark()) <= most
+
+
+@pytest.mark.parametrize(("iteration_seconds", "expected"), [(1e-3, 250), (0.1, 10), (1e-6, MAX_ROUND_ITERATIONS)])
+def test_rounds_last_some_seconds_when_iterations_are_short(iteration_seconds: float, expected: int) -> None:
+    assert iterations_lasting(0.25, iteration_seconds, at_least=10) == expected
+
+
+def test_cache_is_flushed_before_every_timing(make, monkeypatch) -> None:
+    task = ProfilingTask(make.gang(1), make.model, 1, (1,), iterations=2)
+    layer = LayerUnderTest.of(task, make.model.kinds[1], 1, CPU, None)
+    stopwatch, flushes = layer_bench._Stopwatch(layer), []
+    monkeypatch.setattr(stopwatch._cache_flush, "run", lambda: flushes.append("flush"))
+    assert len(stopwatch.run_round(2)) == 2
+    assert len(flushes) == 6

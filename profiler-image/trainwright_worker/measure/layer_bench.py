@@ -15,7 +15,7 @@ from trainwright.cluster import Emulation
 from trainwright.layer import LayerKind
 from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import FailureReason, ProfilingReport, ProfilingTask
-from trainwright_worker.device import Clock, TimeMark
+from trainwright_worker.device import CacheFlush, Clock, TimeMark
 from trainwright_worker.emulation import Pacer, backward_segments, forward_segments
 from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
 from trainwright_worker.executor.optimizer import Optimizer, make_optimizer
@@ -157,6 +157,10 @@ def activation_bytes(forward: Callable[[], object], layer: nn.Module, inputs: Se
 
 MAX_ROUNDS = 20
 """Maximum rounds: what still scatters after them will do so after more."""
+MAX_ROUND_ITERATIONS = 1000
+"""Maximum iterations of a GPU's round, each of which takes six events."""
+_GPU_WARMUP_SECONDS, _GPU_ROUND_SECONDS = 0.5, 0.25
+"""Seconds of load before the first round, and of a round: clocks settle within some tenths of a second."""
 _MIN_SAMPLES = 6
 """Minimum samples for a 95 % confidence interval of the median."""
 
@@ -191,6 +195,12 @@ def median_uncertainty(samples: Sequence[float]) -> float:
     low = max(math.floor(count / 2 - 0.98 * math.sqrt(count)), 0)
     ordered = sorted(samples)
     return (ordered[count - 1 - low] - ordered[low]) / 2 / statistics.median(ordered)
+
+
+def iterations_lasting(seconds: float, iteration_seconds: float, *, at_least: int) -> int:
+    """Return the iterations that last some seconds, given the seconds of one; a bounded number, at least `at_least`."""
+    wanted = math.ceil(seconds / iteration_seconds) if iteration_seconds > 0 else MAX_ROUND_ITERATIONS
+    return max(min(wanted, MAX_ROUND_ITERATIONS), at_least)
 
 
 def relative_spread(samples: Sequence[float]) -> float:
@@ -275,17 +285,27 @@ class _LapTimes:
 
 
 def _measure_until_known(task: ProfilingTask, layer: LayerUnderTest, watchdog: Watchdog) -> _LapTimes:
-    """Warm up, then measure rounds of the task's iterations until the stopping rule holds."""
+    """Warm up, then measure rounds of the task's iterations until the stopping rule holds.
+
+    On a GPU warm-up and rounds have more iterations: they last until its clocks are those of sustained load.
+    """
     stopwatch = _Stopwatch(layer)
     stopping_rule = StoppingRule(task.target_uncertainty, task.seconds_per_layer)
     stopwatch.run_round(task.warmup_iterations)
+    iterations = task.iterations
+    if layer.device.type == "cuda":
+        watchdog.beat(f"warming up {layer.kind.name} with {layer.rows} rows")
+        laps = stopwatch.run_round(max(task.warmup_iterations, 1))  # the first ones loaded kernels
+        seconds = sum(map(sum, laps)) / len(laps)
+        stopwatch.run_round(iterations_lasting(_GPU_WARMUP_SECONDS, seconds, at_least=task.warmup_iterations))
+        iterations = iterations_lasting(_GPU_ROUND_SECONDS, seconds, at_least=task.iterations)
     begin = time.perf_counter()
     lap_times, rounds = _LapTimes(), 0
     while not rounds or not stopping_rule.should_stop(
         lap_times.forward_backward, rounds=rounds, elapsed_seconds=time.perf_counter() - begin
     ):
         watchdog.beat(f"profiling {layer.kind.name} with {layer.rows} rows")
-        for forward, backward, update in stopwatch.run_round(task.iterations):
+        for forward, backward, update in stopwatch.run_round(iterations):
             lap_times.forwards.append(forward)
             lap_times.backwards.append(backward)
             lap_times.updates.append(update)
@@ -296,7 +316,8 @@ def _measure_until_known(task: ProfilingTask, layer: LayerUnderTest, watchdog: W
 class _Stopwatch:
     """Stopwatch of a layer's iterations: paced time on an emulated device, thread time on a CPU, CUDA events on a GPU.
 
-    On a GPU the process runs ahead within a round, as in training.
+    On a GPU the process runs ahead within a round, as in training, and the L2 cache is flushed before each timing: there other
+    layers ran in between.
     """
 
     def __init__(self, layer: LayerUnderTest) -> None:
@@ -305,6 +326,7 @@ class _Stopwatch:
         self._paced_seconds = layer.paced_seconds()
         # Thread time excludes other processes' work on shared cores, but also the sleeps of pacing.
         self._clock = Clock(layer.device, time.perf_counter if self._pacer.active else time.thread_time)
+        self._cache_flush = CacheFlush(layer.device)
 
     def run_round(self, iterations: int) -> list[tuple[float, float, float]]:
         """Return the seconds of forward, backward and update of each iteration."""
@@ -325,6 +347,7 @@ class _Stopwatch:
         return marks
 
     def _time(self, paced_seconds: Sequence[float], work: Callable[[], object]) -> tuple[TimeMark, TimeMark]:
+        self._cache_flush.run()
         self._pacer.reset_due()
         begin = self._clock.mark()
         self._pacer.start(paced_seconds, waited_seconds=0.0)
