@@ -59,15 +59,17 @@ class Gang:
 @document("LinksOrder")
 @dataclass(frozen=True, slots=True)
 class LinkTask:
-    """Task to measure links between the gang's nodes, and within nodes that have two slots.
+    """Task to measure links between the gang's nodes, and within nodes that have several slots.
 
-    In rounds of disjoint pairs, each pair ping-pongs messages of every size in both directions.
+    In rounds of disjoint pairs, each pair ping-pongs messages of every size in both directions. Between nodes each slot is
+    paired with the same slot of the other node, since it may have a NIC of its own; within a node with every other one.
 
     Attributes:
         pairs: node pairs to measure, each once in either order; None: all pairs.
         collective_bytes: full message sizes of collectives to measure, ascending; empty: none.
         collective_seconds: approximate limit for all collectives together; sizes that would exceed it are left out.
         overlap: also measure how much computation slows down during communication.
+        message_bytes: the largest grows on real devices until a message lasts long enough to time.
     """
 
     gang: Gang
@@ -112,7 +114,7 @@ class Overlap:
 @document("LinksReport")
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """Directed links fitted to message times, between and within nodes.
+    """Directed links fitted to message times, between and within nodes: of the slowest pair of slots, one at a time.
 
     Attributes:
         collectives, overlaps: empty unless requested.

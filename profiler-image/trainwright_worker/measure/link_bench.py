@@ -1,66 +1,42 @@
-"""Benchmark of links: rounds of disjoint node pairs, then links within every node that has two slots.
+"""Benchmark of links: rounds of disjoint pairs of slots, between nodes and then within every node of several slots.
 
 Collectives and the slowdown of computation follow if the task asks for them.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
 from trainwright.cluster import Link
-from trainwright.worker_api import Gang, LinkReport, LinkTask
+from trainwright.worker_api import LinkReport, LinkTask
 from trainwright_worker.device import barrier, synchronize
 from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.measure import collective_bench, overlap_bench
-
-Pair = tuple[int, int]
-
-
-def round_robin_rounds(participants: int) -> tuple[tuple[Pair, ...], ...]:
-    """Return rounds of disjoint pairs of 0 … participants - 1 (circle method), the minimum number of rounds.
-
-    There are n - 1 rounds for an even number n of participants, n for an odd one, of whom one rests each round.
-    """
-    circle: list[int | None] = list(range(participants))
-    if participants % 2:
-        circle.append(None)
-    half = len(circle) // 2
-    result = []
-    for _ in range(len(circle) - 1):
-        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
-        result.append(tuple((min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None))
-        circle = [circle[0], circle[-1], *circle[1:-1]]
-    return tuple(result)
-
-
-def disjoint_rounds(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
-    """Return rounds of disjoint pairs, each given pair in the first round in which both participants are free.
-
-    There are at most 2 Δ - 1 rounds if nobody is in more than Δ pairs: for each pair, at most Δ - 1 rounds are taken for
-    either participant.
-    """
-    rounds_of_participant: dict[int, set[int]] = defaultdict(set)
-    rounds: dict[int, list[Pair]] = defaultdict(list)
-    for one, other in pairs:
-        busy_rounds = rounds_of_participant[one] | rounds_of_participant[other]
-        number = next(number for number in count() if number not in busy_rounds)
-        rounds_of_participant[one].add(number)
-        rounds_of_participant[other].add(number)
-        rounds[number].append((min(one, other), max(one, other)))
-    return tuple(tuple(rounds[number]) for number in sorted(rounds))
-
+from trainwright_worker.measure.pair_rounds import (
+    Pair,
+    disjoint_rounds,
+    inter_node_rounds,
+    intra_node_rounds,
+    round_robin_rounds,
+)
 
 _LATENCY_SAMPLES = 21
+_MIN_MESSAGE_SECONDS = 0.005
+"""Minimum seconds of the largest message, so that its bytes and not its start are timed."""
+MAX_MESSAGE_BYTES = 2**28
+"""Maximum size: NVLink and 400 Gbit/s take 1 and 5 ms for it."""
+_SIZE_RATIO = 4
+"""Ratio of the two sizes that are timed, once they have grown."""
+_MAX_GROWTH = 16.0
+"""Maximum ratio of consecutive sizes, since the first bytes may pass a shaped link unshaped."""
 _MAX_DIRECTION_SECONDS = 4.0
 """Maximum seconds of one direction's bandwidth benchmark: slow links get fewer repeats."""
 _MIN_DIRECTION_SECONDS = 0.2
@@ -70,13 +46,7 @@ _MIN_DIRECTION_SECONDS = 0.2
 def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.device, watchdog: Watchdog) -> LinkReport:
     """Measure all links. Every rank returns the same report."""
     gang = task.gang
-    first_ranks = _first_ranks(gang)
-    link_rounds = [[(first_ranks[a], first_ranks[b]) for a, b in pairs] for pairs in _node_pair_rounds(task) if pairs]
-    intra_node_pairs = [
-        (first, first + 1) for node, first in zip(gang.nodes, first_ranks, strict=True) if len(node.slots) > 1
-    ]
-    if intra_node_pairs:
-        link_rounds.append(intra_node_pairs)
+    link_rounds = [*inter_node_rounds(gang, _node_pair_rounds(task)), *intra_node_rounds(gang)]
     rank_nodes = [own_device.node for own_device in gang_devices(gang)]
     # Where nodes share a machine, concurrent pairs would measure contention for its processors.
     latency_rounds = [[pair] for pairs in link_rounds for pair in pairs] if gang.is_emulated else link_rounds
@@ -114,6 +84,14 @@ def measure_links(task: LinkTask, assignment: RankAssignment, device: torch.devi
     )
 
 
+def grown_message_bytes(message_bytes: int, seconds: float) -> int:
+    """Return the size to time next, the same if a message of this size lasts long enough."""
+    if seconds >= _MIN_MESSAGE_SECONDS or message_bytes >= MAX_MESSAGE_BYTES:
+        return message_bytes
+    growth = min(_MIN_MESSAGE_SECONDS / max(seconds, 1e-9), _MAX_GROWTH)
+    return min(math.ceil(message_bytes * max(growth, 2.0)), MAX_MESSAGE_BYTES)
+
+
 def _node_pair_rounds(task: LinkTask) -> tuple[tuple[Pair, ...], ...]:
     """Return rounds of node pairs, by their indices in the gang."""
     if task.pairs is None:
@@ -122,17 +100,11 @@ def _node_pair_rounds(task: LinkTask) -> tuple[tuple[Pair, ...], ...]:
     return disjoint_rounds((node_indices[one], node_indices[other]) for one, other in task.pairs)
 
 
-def _first_ranks(gang: Gang) -> list[int]:
-    """Return the logical rank of each node's first process."""
-    first_ranks, total = [], 0
-    for node in gang.nodes:
-        first_ranks.append(total)
-        total += len(node.slots)
-    return first_ranks
-
-
 def _slowest_per_direction(links: list[Link]) -> tuple[Link, ...]:
-    """Return one link per (source, target): the slower direction, where both were measured within a node."""
+    """Return one link per (source, target): that of the slowest pair of slots, and within a node of both directions.
+
+    A plan may use any slots, and what it computes waits for the slowest.
+    """
     slowest: dict[tuple[str, str], Link] = {}
     for link in links:
         known = slowest.get((link.source, link.target))
@@ -149,6 +121,12 @@ class _PairChannel:
     device: torch.device
     small_message: torch.Tensor
     large_message: torch.Tensor
+
+    def with_message_bytes(self, message_bytes: int) -> _PairChannel:
+        """Return the channel with room for messages of this size."""
+        if message_bytes <= len(self.large_message):
+            return self
+        return replace(self, large_message=torch.zeros(message_bytes, dtype=torch.uint8, device=self.device))
 
     def send(self, message: torch.Tensor) -> None:
         dist.send(message, self.peer)
@@ -213,13 +191,20 @@ def _measure_bandwidth(task: LinkTask, channel: _PairChannel, latency: float) ->
     """Return bytes per second to the peer: β = (n2 - n1) / (t2 - t1) over the two largest message sizes.
 
     A token bucket lets the first bytes pass unshaped, so an untimed large message drains it before each timed one; its
-    refill during a reply is the same for both sizes and cancels out.
+    refill during a reply is the same for both sizes and cancels out. The sender decides sizes and repeats for both ends, by
+    times that include the receiver's. Emulated links are slow enough for the task's sizes.
     """
     small, large = task.message_bytes[-2:]
-    channel.send_and_confirm(large)  # warm-up of both ends
-    estimate = channel.send_and_confirm(large)
-    repeats = _repeats(task.repeats, 4 * estimate)
-    channel.send(torch.tensor([repeats], dtype=torch.int64, device=channel.device))
+    while True:
+        channel.send_and_confirm(large)  # warm-up of both ends
+        estimate = channel.send_and_confirm(large)
+        next_large = large if task.gang.is_emulated else grown_message_bytes(large, estimate)
+        repeats = _repeats(task.repeats, 4 * estimate)
+        channel.send(torch.tensor([next_large, repeats], dtype=torch.int64, device=channel.device))
+        if next_large == large:
+            break
+        small, large = next_large // _SIZE_RATIO, next_large
+        channel = channel.with_message_bytes(large)
     small_times, large_times = [], []
     for _ in range(repeats):
         channel.send_and_confirm(large)
@@ -236,11 +221,17 @@ def _measure_bandwidth(task: LinkTask, channel: _PairChannel, latency: float) ->
 def _receive_bandwidth_messages(task: LinkTask, channel: _PairChannel) -> None:
     """Receive the messages of `_measure_bandwidth`."""
     small, large = task.message_bytes[-2:]
-    channel.receive_and_confirm(large)
-    channel.receive_and_confirm(large)
-    repeats = torch.zeros(1, dtype=torch.int64, device=channel.device)
-    channel.receive(repeats)
-    for _ in range(int(repeats.item())):
+    decision = torch.zeros(2, dtype=torch.int64, device=channel.device)
+    while True:
+        channel.receive_and_confirm(large)
+        channel.receive_and_confirm(large)
+        channel.receive(decision)
+        next_large, repeats = decision.tolist()
+        if next_large == large:
+            break
+        small, large = next_large // _SIZE_RATIO, next_large
+        channel = channel.with_message_bytes(large)
+    for _ in range(repeats):
         channel.receive_and_confirm(large)
         channel.receive_and_confirm(small)
         channel.receive_and_confirm(large)

@@ -91,7 +91,7 @@ def _measure(context: ReconcileContext, gang: GangSpec) -> LinkReport | Waiting 
 
 
 def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sampled: bool) -> GangSpec:
-    """Return the gang for all links or samples, with two processes on each node that has an internal link."""
+    """Return the gang for all links or samples, with a process on every device whose links are measured."""
     spec, sampling = context.spec.links, discovery.sampling
     wanted = sampling.first_nodes if is_sampled else frozenset(node.name for node in discovery.nodes)
     places = _places(discovery, wanted, insides=wanted)
@@ -121,9 +121,16 @@ def follow_up_gang(
 def _places(
     discovery: DiscoveredDevices, wanted: Collection[str], *, insides: Collection[str]
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the wanted nodes with their slots: two where an internal link is measured, else one."""
+    """Return the wanted nodes with their slots: all where internal links are measured, else one.
+
+    Emulated devices of a node share its links, so two of them show these.
+    """
+    is_emulated = bool(discovery.emulations())
     return [
-        (node.name, tuple(range(min(node.devices, 2 if node.name in insides else 1))))
+        (
+            node.name,
+            tuple(range(min(node.devices, 2) if is_emulated else node.devices) if node.name in insides else (0,)),
+        )
         for node in discovery.nodes
         if node.name in wanted
     ]
