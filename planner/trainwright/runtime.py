@@ -41,6 +41,18 @@ class CollectiveRatios:
 IDEAL_RINGS = CollectiveRatios()
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessBytes:
+    """Bytes that a process holds on a device of one accelerator besides its tensors: context, libraries, kernels."""
+
+    accelerator: str
+    held_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.held_bytes < 0:
+            raise ValueError(f"held_bytes of {self.accelerator} must be at least 0, got {self.held_bytes}")
+
+
 @document("Runtime")
 @dataclass(frozen=True)
 class Runtime:
@@ -57,7 +69,8 @@ class Runtime:
             they always are.)
         overlap_slowdown_ratio: slowdown of compute and communication while both run (Galvatron: 1.3).
         constant_seconds: of every iteration, for any plan.
-        constant_bytes: on every device, for any plan (context, libraries, fragmentation).
+        constant_bytes: on every device, for any plan (communication buffers, fragmentation), besides process_bytes.
+        process_bytes: by accelerator, as measured with the profiles; 0 for those not named.
         activation_ratio: actual over profiled activation bytes.
         gradient_dtype: number format in which gradients are stored and reduced, regardless of the weights' (Megatron
             and torchtitan: float32; DeepSpeed: that of the weights).
@@ -76,6 +89,7 @@ class Runtime:
     activation_ratio: float = 1.0
     gradient_dtype: Dtype = Dtype.FLOAT32
     splits_boundaries: bool = False
+    process_bytes: tuple[ProcessBytes, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio"):
@@ -86,10 +100,16 @@ class Runtime:
         for name in ("constant_seconds", "constant_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        names = [ratio.accelerator for ratio in self.compute_ratios]
-        if len(set(names)) < len(names):
-            raise ValueError(f"compute_ratios name an accelerator twice: {', '.join(names)}")
+        for field, entries in (("compute_ratios", self.compute_ratios), ("process_bytes", self.process_bytes)):
+            names = [entry.accelerator for entry in entries]
+            if len(set(names)) < len(names):
+                raise ValueError(f"{field} name an accelerator twice: {', '.join(names)}")
 
     def compute_ratio(self, accelerator: str) -> float:
         """Return measured over profiled compute seconds; 1 if the accelerator is not named."""
         return next((ratio.ratio for ratio in self.compute_ratios if ratio.accelerator == accelerator), 1.0)
+
+    def constant_bytes_of(self, *accelerators: str) -> int:
+        """Return the bytes that any plan takes on a device, the most over the accelerators."""
+        held = (one.held_bytes for one in self.process_bytes if one.accelerator in accelerators)
+        return self.constant_bytes + max(held, default=0)

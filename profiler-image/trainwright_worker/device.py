@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable
@@ -86,6 +87,13 @@ def barrier(device: torch.device, group: dist.ProcessGroup | None = None) -> Non
     the plan: two processes of a node would share a GPU.
     """
     dist.barrier(group, device_ids=None if device.index is None else [device.index])  # noqa: TID251
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Return the GPU memory that torch's allocator keeps for later tensors, so that fragments of one plan burden no other."""
+    if device.type == "cuda":
+        gc.collect()  # what a finished executor refers to in cycles is still allocated
+        torch.cuda.empty_cache()
 
 
 class CacheFlush:

@@ -14,7 +14,14 @@ import torch.distributed as dist
 from trainwright.cluster import Device
 from trainwright.timeline import RankTimeline, Timeline
 from trainwright.worker_api import RankMemory, TrialReport, TrialSeriesReport, TrialSeriesTask, TrialTask
-from trainwright_worker.device import DeviceProgress, barrier, check_capacity, read_value, synchronize
+from trainwright_worker.device import (
+    DeviceProgress,
+    barrier,
+    check_capacity,
+    read_value,
+    release_cached_memory,
+    synchronize,
+)
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
@@ -22,7 +29,7 @@ from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.rank_status import format_plan_position
 from trainwright_worker.gang.watchdog import Watchdog
-from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.measure.live_bytes import measure_process_peak_bytes
 
 MAX_MOMENTS = 8_000
 """Maximum moments of all ranks in a report, about 30 bytes each, to leave room for the rest."""
@@ -46,6 +53,7 @@ def run_series(
     reports = []
     for number in range(len(task.plans)):
         report = measure_trial(task.trial_task(number), assignment, device, watchdog, groups)
+        release_cached_memory(device)
         timeline = report.timeline and report.timeline.at_most(MAX_MOMENTS // len(task.plans))
         reports.append(replace(report, timeline=timeline))
         if assignment.is_main_process:
@@ -172,7 +180,7 @@ def _track_memory(
     if executor and batch:
         executor.pacer.active = False
         resident = [*executor.optimizer.resident_tensors, *batch.tensors]
-        peak = measure_peak_bytes(partial(executor.run_iteration, batch), resident, device)
+        peak = measure_process_peak_bytes(partial(executor.run_iteration, batch), resident, device)
         own_memory = RankMemory(assignment.device.node, assignment.device.slot, peak)
         check_capacity(own_memory, task.gang)
     memory_by_rank: list[RankMemory | None] = [None] * dist.get_world_size()

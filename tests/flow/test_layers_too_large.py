@@ -11,6 +11,7 @@ from flow_world import World, node, spec_of
 from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.profiles import LayerTooLarge, Profiles
+from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.worker_api import ProfilingReport, ProfilingTask
 
 BOTH = (node("n1"), node("n2", "emulated-t4"))
@@ -62,6 +63,19 @@ def test_too_large_layers_are_stored_reported_and_avoided() -> None:
             if any(device.node == "n2" for device in stage.devices):
                 blocks = [run for run in stage.layers if run.first <= 4 and run.end > 1]
                 assert all(max(run.rows) < {1: 2, 2: 4}.get(run.tensor, 1000) for run in blocks)
+
+
+def test_process_bytes_of_profiles_become_the_runtimes() -> None:
+    def report(order):
+        found = report_of(order)
+        if not isinstance(order, ProfilingTask) or "t4" not in order.gang.nodes[0].accelerator:
+            return found
+        return replace(found, process_bytes=order.tensor_degree * 2**20)
+
+    world = World(spec=spec_of(search={"planner": "Amp"}), nodes=BOTH, report=report)
+    world.run()
+    stored = world.stored[world.status.cluster_ref.config_map].data["runtime.json"]
+    assert documents.loads(stored, Runtime).process_bytes == (ProcessBytes("emulated-t4", 4 * 2**20),)
 
 
 def test_accelerator_is_omitted_when_a_layer_does_not_fit() -> None:

@@ -50,7 +50,8 @@ def test_kinds_and_their_fields_are_those_of_the_golden_file(nouns: dict[str, ty
 def test_a_stored_document_of_the_last_release_is_read_and_written_alike(file: Path, nouns: dict[str, type]) -> None:
     text = file.read_text()
     found = documents.loads(text, nouns[file.stem])
-    assert json.loads(documents.dumps(found)) == json.loads(text)
+    stored, written = json.loads(text), json.loads(documents.dumps(found))
+    assert {name: written[name] for name in stored} == stored  # fields that are new since then have their defaults
 
 
 def test_the_documents_of_the_command_line_have_kinds(nouns: dict[str, type]) -> None:

@@ -81,7 +81,7 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
             state.optimizer,
             round(activations),
             gathered + (loss_bytes(context, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
-            context.runtime.constant_bytes,
+            context.runtime.constant_bytes_of(accelerator),
         )
     return tuple(map(found.__getitem__, kinds))
 

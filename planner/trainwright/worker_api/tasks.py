@@ -7,6 +7,7 @@ from typing import Literal
 
 from trainwright.cluster import Device, Emulation, Link
 from trainwright.document_kind import document
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import LayerProfile, LayerTooLarge
@@ -69,6 +70,7 @@ class LinkTask:
         collective_bytes: full message sizes of collectives to measure, ascending; empty: none.
         collective_seconds: approximate limit for all collectives together; sizes that would exceed it are left out.
         overlap: also measure how much computation slows down during communication.
+        overlap_dtype: number format of that computation on a GPU, whose formats run on different units.
         message_bytes: the largest grows on real devices until a message lasts long enough to time.
     """
 
@@ -79,6 +81,7 @@ class LinkTask:
     collective_bytes: tuple[int, ...] = ()
     collective_seconds: float = 20.0
     overlap: bool = False
+    overlap_dtype: Dtype = Dtype.FLOAT32
     kind: Literal["links"] = "links"
 
 
@@ -169,10 +172,12 @@ class ProfilingReport:
 
     Attributes:
         out_of_memory: smallest row count of each kind that did not fit; larger ones were not tried.
+        process_bytes: what the process held on its GPU besides tensors; None on other devices.
     """
 
     layers: tuple[LayerProfile, ...]
     out_of_memory: tuple[LayerTooLarge, ...] = ()
+    process_bytes: int | None = None
     kind: Literal["profile"] = "profile"
 
 
@@ -211,7 +216,10 @@ class TrialTask:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Peak bytes of a rank: parameters, gradients, optimizer state and activations."""
+    """Peak bytes of a rank: parameters, gradients, optimizer state and activations.
+
+    On a GPU also what its process holds besides: fragments, context, libraries, communication buffers.
+    """
 
     node: str
     slot: int

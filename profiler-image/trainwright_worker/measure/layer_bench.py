@@ -27,7 +27,7 @@ from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.measure.live_bytes import measure_peak_bytes
+from trainwright_worker.measure.live_bytes import bytes_beside_tensors, measure_peak_bytes
 from trainwright_worker.synthetic_data import weight_generator
 
 
@@ -235,7 +235,7 @@ def profile_layers(
                 report_writer.write_progress(
                     number * len(rows) + row_index + 1, len(kinds) * len(rows), "layer profiles"
                 )
-    return ProfilingReport(tuple(profiles), tuple(too_large))
+    return ProfilingReport(tuple(profiles), tuple(too_large), bytes_beside_tensors(device))
 
 
 def _profile_if_it_fits(

@@ -91,3 +91,25 @@ def measure_peak_bytes(work: Callable[[], object], existing: Iterable[Tensor], d
     with AllocationTracker(existing) as tracker:
         work()
     return tracker.peak_bytes
+
+
+def measure_process_peak_bytes(work: Callable[[], object], existing: Iterable[Tensor], device: torch.device) -> int:
+    """Return the peak bytes that a process takes of its device during some work.
+
+    On a GPU that is what the allocator reserved, since fragments are nobody else's, and what the process holds besides.
+    """
+    if device.type != "cuda":
+        return measure_peak_bytes(work, existing, device)
+    torch.cuda.empty_cache()  # what was reserved before is not the work's
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) + (bytes_beside_tensors(device) or 0)
+
+
+def bytes_beside_tensors(device: torch.device) -> int | None:
+    """Return what is taken of a GPU besides the allocator's reserve: context, libraries, buffers; None on other devices."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return max(total - free - torch.cuda.memory_reserved(device), 0)

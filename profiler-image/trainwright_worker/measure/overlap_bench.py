@@ -13,6 +13,7 @@ from trainwright.cluster import EMULATED_PREFIX
 from trainwright.worker_api import LinkTask, Overlap
 from trainwright_worker.device import Clock, barrier
 from trainwright_worker.executor.boundary_exchange import require_work
+from trainwright_worker.executor.stage_module import TORCH_DTYPES
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
 from trainwright_worker.measure.collective_bench import TimedGroup, concurrent_group_sets, make_group
@@ -38,6 +39,7 @@ def measure_overlaps(
     """
     if any(node.accelerator.startswith(EMULATED_PREFIX) for node in task.gang.nodes):
         return ()
+    dtype = TORCH_DTYPES[task.overlap_dtype] if device.type == "cuda" else torch.float32
     own_overlaps: list[Overlap] = []
     for group_set in concurrent_group_sets(task.gang)[:2]:
         watchdog.beat("measuring how communication slows computation down")
@@ -45,7 +47,7 @@ def measure_overlaps(
         barrier(device)
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
-                own_overlaps.append(_measure_slowdown(TimedGroup(ranks, group, device), assignment.device.node))
+                own_overlaps.append(_measure_slowdown(TimedGroup(ranks, group, device), assignment.device.node, dtype))
         barrier(device)
         for ranks, group in process_groups.items():
             if assignment.rank in ranks:
@@ -58,10 +60,10 @@ def measure_overlaps(
     return tuple(overlap_by_node[node.name] for node in task.gang.nodes if node.name in overlap_by_node)
 
 
-def _measure_slowdown(group: TimedGroup, node: str) -> Overlap:
+def _measure_slowdown(group: TimedGroup, node: str, dtype: torch.dtype) -> Overlap:
     message, message_seconds = _find_long_message(group)
     width = _MATRIX_WIDTHS[group.device.type]
-    left, right = torch.rand(2, width, width, device=group.device)
+    left, right = torch.rand(2, width, width, dtype=dtype, device=group.device)
     out = torch.empty_like(left)
 
     def compute(products: int) -> None:

@@ -15,7 +15,7 @@ from trainwright.cost.time_terms import LayerPass, overlapped_pass_seconds
 from trainwright.layer import Dtype
 from trainwright.plan import Plan, Sharding
 from trainwright.profiles import Profiles
-from trainwright.runtime import ComputeRatio, Runtime
+from trainwright.runtime import ComputeRatio, ProcessBytes, Runtime
 from trainwright.search import Problem
 
 MakeCluster = Callable[..., Cluster]
@@ -185,6 +185,8 @@ def test_runtime_ratios_scale_their_own_terms(problem: Problem, make_plan: MakeP
     plain = cost(problem, plan)
     assert cost(problem, plan, constant_seconds=2.0).iteration_seconds == pytest.approx(plain.iteration_seconds + 2)
     assert cost(problem, plan, constant_bytes=7).peak_memory_bytes == plain.peak_memory_bytes + 7
+    held = (ProcessBytes("another", 5), ProcessBytes("emulated-fast", 2))
+    assert cost(problem, plan, constant_bytes=7, process_bytes=held).peak_memory_bytes == plain.peak_memory_bytes + 9
     halved = cost(problem, plan, link_ratio=0.5).breakdown
     assert halved.gradient_sync_seconds == pytest.approx(2 * plain.breakdown.gradient_sync_seconds)
     ratios = (ComputeRatio("emulated-fast", 1.5),)

@@ -20,7 +20,7 @@ from trainwright.cost.stage_times import PlanTimes
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
 from trainwright.profiles import Profiles
-from trainwright.runtime import Runtime
+from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.search import Problem
 from trainwright.search.uniform.plan_space import UniformPlanSpace
 
@@ -127,15 +127,17 @@ def count(plan: Plan, setting: CostContext, stage_number: int, index: int, *, di
         boundary += 3 * rows_of_run[0] * ROW * size
     if stage_number < stages - 1:
         boundary += (kept + 3) * rows_of_run[-1] * ROW * size
-    loss = 2 * TOKENS * VOCABULARY * size * rows_of_run[-1] // ranks if stage_number == stages - 1 else 0
+    loss = 2 * TOKENS * VOCABULARY * 4 * rows_of_run[-1] // ranks if stage_number == stages - 1 else 0
     pairs = [a + b for a, b in pairwise(gathered)]
+    accelerator = setting.accelerator_of_node[stage.devices[index].node]
+    held = {one.accelerator: one.held_bytes for one in setting.runtime.process_bytes}
     return MemoryParts(
         weights,
         gradients + gradient_size * whole_layer,
         optimizer,
         round(activations + recomputed + boundary),
         max(pairs) * size + loss,
-        setting.runtime.constant_bytes,
+        setting.runtime.constant_bytes + held.get(accelerator, 0),
     )
 
 
@@ -186,7 +188,8 @@ def test_memory_equals_the_oracles_count(
     constant: int,
     divides: bool,
 ) -> None:
-    runtime = Runtime(gradient_dtype=gradient_dtype, constant_bytes=constant)
+    held = (ProcessBytes("emulated-fast", 5 * constant),)
+    runtime = Runtime(gradient_dtype=gradient_dtype, constant_bytes=constant, process_bytes=held)
     setting = replace(
         (divided if divides else problem).cost_context, model=replace(problem.model, dtype=dtype), runtime=runtime
     )

@@ -96,13 +96,15 @@ def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sam
     wanted = sampling.first_nodes if is_sampled else frozenset(node.name for node in discovery.nodes)
     places = _places(discovery, wanted, insides=wanted)
     measured = (*sampling.first_pairs, *intra_node_links(wanted)) if is_sampled else all_pairs(wanted)
-    sizes = collective_sizes(model_from_spec(context.spec)) if spec.collectives else ()
+    model = model_from_spec(context.spec)
+    sizes = collective_sizes(model) if spec.collectives else ()
     seconds = spec.deadline_seconds
     task = LinkTask(
         discovery.make_gang(places, run_seconds=seconds),
         pairs=sampling.first_pairs if is_sampled else None,
         collective_bytes=fit_collective_sizes(sizes, places, measured),
         overlap=spec.overlap and not discovery.emulations(),
+        overlap_dtype=model.dtype,
     )
     return GangSpec(GANG, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from trainwright import documents
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
+from trainwright.runtime import ProcessBytes
 from trainwright.search import RequiredProfile, required_profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, Progress
 from trainwright_operator.api.conditions import ConditionType
@@ -41,6 +42,7 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     needed = required_profiles(findings.discovery.nodes, model, batch, limits.max_tensor_degree)
     measured: list[LayerProfile] = []
     too_large: list[LayerTooLarge] = []
+    process_bytes: dict[str, int] = {}
     open_runs: list[tuple[str, RequiredProfile]] = []
     for number, run in enumerate(needed, start=1):
         gang = f"profile-{number}"
@@ -53,13 +55,18 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
         else:
             measured.extend(result.report.layers)
             too_large.extend(result.report.out_of_memory)
+            if result.report.process_bytes is not None:
+                largest = max(result.report.process_bytes, process_bytes.get(run.accelerator, 0))
+                process_bytes[run.accelerator] = largest
     if open_runs:
         return _advance_runs(context, findings.discovery, open_runs, total=len(needed))
     try:
         profiles = Profiles(tuple(measured), too_large=tuple(too_large))
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
-    return _store_profiles(context, findings, profiles)
+    held = tuple(ProcessBytes(*one) for one in process_bytes.items())
+    links = replace(findings.links, runtime=replace(findings.links.runtime, process_bytes=held))
+    return _store_profiles(context, replace(findings, links=links), profiles)
 
 
 def _advance_runs(

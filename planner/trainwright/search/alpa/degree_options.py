@@ -238,7 +238,8 @@ class _SubmeshTables:
             )
             sent = shape.rows * np.array(context.row_bytes, dtype=np.float64)[spans.boundaries]
             buffers = boundary_buffer_bytes(sent[:, None], sent[None, :])
-            once = buffers.once + self.degree_options.loss_bytes(shape) + context.runtime.constant_bytes + saved.once
+            constant = context.runtime.constant_bytes_of(*self.submesh.accelerators)
+            once = buffers.once + self.degree_options.loss_bytes(shape) + constant + saved.once
             self._activations[key] = InFlightBytes(
                 buffers.per_micro_batch + saved.per_micro_batch,
                 once + 1.0,  # exact memory is rounded up to whole bytes

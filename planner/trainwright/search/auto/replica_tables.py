@@ -79,8 +79,10 @@ class ReplicaTables:
 
     @cached_property
     def device_bytes(self) -> dict[str, int]:
-        """Return each accelerator's memory bytes."""
-        return {one.name: one.memory_bytes for one in self.problem.cost_context.cluster.accelerators}
+        """Return each accelerator's memory bytes, without the runtime's constant part."""
+        context = self.problem.cost_context
+        constant_bytes_of = context.runtime.constant_bytes_of
+        return {one.name: one.memory_bytes - constant_bytes_of(one.name) for one in context.cluster.accelerators}
 
     def prefix_sums(self, group_rows: Sequence[tuple[TensorGroupClass, int]]) -> Array:
         """Return [forward | backward | update seconds | stored bytes, index, cut] of a micro-batch before each cut."""

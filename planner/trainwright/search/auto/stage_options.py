@@ -34,7 +34,7 @@ class _OptionCells:
         first_members: [option] its first member.
         kind_numbers: [member] its (cell, rows) kind.
         rows: [kind] rows per micro-batch.
-        device_bytes: [kind] memory of the smallest device.
+        device_bytes: [kind] memory of the smallest device, without the runtime's constant part.
         largest_layer_bytes: [kind] stored bytes of the largest layer.
         loss_bytes: [kind] bytes of the loss.
         prefix_sums: [forward | backward | update seconds | stored bytes, kind, cut]; see `ReplicaTables.prefix_sums`.
@@ -204,7 +204,7 @@ class StageOptions:
         context, members = self.replica_tables.problem.cost_context, self._option_cells
         first, end = self.spans
         buffers = boundary_buffer_bytes(self.replica_tables.row_bytes[first], self.replica_tables.row_bytes[end])
-        by_kind = members.device_bytes[:, None] - context.runtime.constant_bytes - members.rows[:, None] * buffers.once
+        by_kind = members.device_bytes[:, None] - members.rows[:, None] * buffers.once
         free = (by_kind - members.loss_bytes[:, None] * self._is_last)[members.kind_numbers]
         resident = self.resident_values[members.option_numbers]
         one_value, data = np.ones((len(members.option_numbers), 1)), self._data_degrees[members.option_numbers]

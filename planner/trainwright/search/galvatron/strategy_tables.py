@@ -66,9 +66,9 @@ class GroupTables:
     @cached_property
     def budget_bytes(self) -> float:
         """Return E, the memory of the smallest device after the runtime's constant part."""
-        cluster = self.problem.cost_context.cluster
-        sizes = [cluster.accelerator_of(device).memory_bytes for device in self.costs.devices]
-        return min(sizes) - self.problem.runtime.constant_bytes
+        cluster, runtime = self.problem.cost_context.cluster, self.problem.runtime
+        accelerators = {cluster.accelerator_of(device) for device in self.costs.devices}
+        return min(one.memory_bytes - runtime.constant_bytes_of(one.name) for one in accelerators)
 
     def layer_runs(self, first: int, chosen: tuple[int, ...]) -> tuple[LayerRun, ...]:
         """Return the layers from `first` on with their strategies, merging adjacent layers of equal strategies."""

@@ -207,7 +207,7 @@ class StageTables:
         if tensor not in self._state_bytes:
             values = context.resident_values(tensor)
             self._state_bytes[tensor] = state_bytes(values, values, Sharding.NONE, context.value_bytes).total
-        resident = self._state_bytes[tensor] + context.runtime.constant_bytes
+        resident = self._state_bytes[tensor] + context.runtime.constant_bytes_of(accelerator)
         resident[:, -1] += memory.loss_bytes(context, tensor, rows)
         by_layer = layer_values(
             context.model, lambda kind: context.layer_cost(accelerator, kind, tensor, rows).activation_bytes

@@ -166,6 +166,6 @@ class _StrategyTable:
             used += boundary_buffer_bytes(entering, leaving).total(context.in_flight)
             if shape.end == len(model.layers):
                 used += loss_bytes(cost_context, shape.tensor, rows)
-            used += cost_context.runtime.constant_bytes - _ROUNDING_BYTES
+            used += cost_context.runtime.constant_bytes_of(name) - _ROUNDING_BYTES
             fits &= total + used <= cost_context.memory_of_node[device.node]
         return fits
