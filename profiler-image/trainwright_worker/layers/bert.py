@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Bert
 from trainwright.families.blocks import TOKEN_EMBEDDING
+from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import (
     Boundary,
     Data,
@@ -17,13 +18,12 @@ from trainwright_worker.layers.layer import (
     Output,
     SharedWeights,
     StackedLayers,
-    normal,
     summed_row_losses,
 )
 from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
 from trainwright_worker.layers.token_models import shared_table
 from trainwright_worker.layers.transformer_parts import join_heads, project_by_head
-from trainwright_worker.synthetic_data import UNMASKED, masked_sentences, weight_generator
+from trainwright_worker.synthetic_data import UNMASKED, masked_sentences
 
 EPSILON = 1e-12
 
@@ -44,10 +44,10 @@ class Embedding(Layer):
 
     def __init__(self, bert: Bert, seed: int, layer: int, shared: SharedWeights) -> None:
         super().__init__()
-        generator = weight_generator(seed, f"layer {layer}")
+        source = WeightSource(seed, f"layer {layer}")
         self.tokens = _token_table(bert, seed, shared)
-        self.positions = nn.Parameter(normal(generator, bert.sequence_length, bert.hidden_size))
-        self.types = nn.Parameter(normal(generator, bert.token_types, bert.hidden_size))
+        self.positions = make_parameter(normal(source, bert.sequence_length, bert.hidden_size))
+        self.types = make_parameter(normal(source, bert.token_types, bert.hidden_size))
         self.norm_weight = nn.Parameter(torch.ones(bert.hidden_size))
         self.norm_bias = nn.Parameter(torch.zeros(bert.hidden_size))
 
@@ -84,17 +84,17 @@ class Block(Layer):
     def __init__(self, bert: Bert, seed: int, layer: int, shard: TensorShard) -> None:
         super().__init__()
         hidden, inner = bert.hidden_size, bert.feed_forward_size
-        generator = weight_generator(seed, f"layer {layer}")
-        whole = {
-            "qkv_weight": normal(generator, 3, hidden, hidden),
+        source = WeightSource(seed, f"layer {layer}")
+        whole: InitialWeights = {
+            "qkv_weight": normal(source, 3, hidden, hidden),
             "qkv_bias": torch.zeros(3, hidden),
-            "attention_weight": normal(generator, hidden, hidden),
+            "attention_weight": normal(source, hidden, hidden),
             "attention_bias": torch.zeros(hidden),
             "attention_norm_weight": torch.ones(hidden),
             "attention_norm_bias": torch.zeros(hidden),
-            "expand_weight": normal(generator, inner, hidden),
+            "expand_weight": normal(source, inner, hidden),
             "expand_bias": torch.zeros(inner),
-            "contract_weight": normal(generator, hidden, inner),
+            "contract_weight": normal(source, hidden, inner),
             "contract_bias": torch.zeros(hidden),
             "feed_forward_norm_weight": torch.ones(hidden),
             "feed_forward_norm_bias": torch.zeros(hidden),
@@ -134,16 +134,16 @@ class MaskedHead(Layer):
 
     def __init__(self, bert: Bert, seed: int, layer: int, shared: SharedWeights) -> None:
         super().__init__()
-        generator, hidden = weight_generator(seed, f"layer {layer}"), bert.hidden_size
-        self.transform_weight = nn.Parameter(normal(generator, hidden, hidden))
+        source, hidden = WeightSource(seed, f"layer {layer}"), bert.hidden_size
+        self.transform_weight = make_parameter(normal(source, hidden, hidden))
         self.transform_bias = nn.Parameter(torch.zeros(hidden))
         self.norm_weight = nn.Parameter(torch.ones(hidden))
         self.norm_bias = nn.Parameter(torch.zeros(hidden))
         self.tokens = _token_table(bert, seed, shared)
         self.token_bias = nn.Parameter(torch.zeros(bert.vocabulary_size))
-        self._add_heads(bert, generator)
+        self._add_heads(bert, source)
 
-    def _add_heads(self, bert: Bert, generator: torch.Generator) -> None:
+    def _add_heads(self, bert: Bert, source: WeightSource) -> None:
         """Add the weights of further heads."""
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -165,11 +165,11 @@ class PretrainingHead(MaskedHead):
 
     reads = ("targets", "next_sentence")
 
-    def _add_heads(self, bert: Bert, generator: torch.Generator) -> None:
+    def _add_heads(self, bert: Bert, source: WeightSource) -> None:
         hidden = bert.hidden_size
-        self.pooler_weight = nn.Parameter(normal(generator, hidden, hidden))
+        self.pooler_weight = make_parameter(normal(source, hidden, hidden))
         self.pooler_bias = nn.Parameter(torch.zeros(hidden))
-        self.follows_weight = nn.Parameter(normal(generator, 2, hidden))
+        self.follows_weight = make_parameter(normal(source, 2, hidden))
         self.follows_bias = nn.Parameter(torch.zeros(2))
 
     def forward(self, boundary: Boundary, data: Data) -> Output:

@@ -10,21 +10,19 @@ from torch.nn import functional
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Gpt
 from trainwright.families.blocks import TOKEN_EMBEDDING
+from trainwright_worker.layers.initial_weights import SCALE, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import (
-    SCALE,
     Boundary,
     Data,
     Layer,
     Output,
     SharedWeights,
-    normal,
     summed_row_losses,
 )
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.token_models import NextTokenLayers, shared_table
 from trainwright_worker.layers.transformer_parts import join_heads
-from trainwright_worker.synthetic_data import weight_generator
 
 
 def _token_table(gpt: Gpt, seed: int, shared: SharedWeights) -> nn.Parameter:
@@ -39,9 +37,9 @@ class Embedding(Layer):
 
     def __init__(self, gpt: Gpt, seed: int, layer: int, shared: SharedWeights) -> None:
         super().__init__()
-        generator = weight_generator(seed, f"layer {layer}")
+        source = WeightSource(seed, f"layer {layer}")
         self.tokens = _token_table(gpt, seed, shared)
-        self.positions = nn.Parameter(normal(generator, gpt.sequence_length, gpt.hidden_size))
+        self.positions = make_parameter(normal(source, gpt.sequence_length, gpt.hidden_size))
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
@@ -54,7 +52,7 @@ class Block(PreNormBlock):
     def __init__(self, gpt: Gpt, seed: int, layer: int, shard: TensorShard) -> None:
         residual_scale = SCALE / (2 * gpt.layers) ** 0.5  # GPT-2: smaller initial weights into the residual stream
         shape = BlockShape(gpt.hidden_size, gpt.heads, 4 * gpt.hidden_size, residual_scale=residual_scale)
-        super().__init__(shape, weight_generator(seed, f"layer {layer}"), shard)
+        super().__init__(shape, WeightSource(seed, f"layer {layer}"), shard)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return join_heads(functional.scaled_dot_product_attention(query, key, value, is_causal=True))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, normal, summed_row_losses
+from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, summed_row_losses
 from trainwright_worker.synthetic_data import draw_rows
 
 _EPSILON = 1e-5
@@ -47,14 +48,12 @@ class NormedConvolution(nn.Module):
     filter has only one value (one row of one pixel), it becomes the normalisation's bias.
     """
 
-    def __init__(
-        self, channels: int, filters: int, kernel: int, generator: torch.Generator, *, stride: int = 1
-    ) -> None:
+    def __init__(self, channels: int, filters: int, kernel: int, source: WeightSource, *, stride: int = 1) -> None:
         super().__init__()
         scale = (
             2 / (kernel**2 * filters)
         ) ** 0.5  # He initialisation by fan-out, which preserves gradient size through ReLUs
-        self.weight = nn.Parameter(normal(generator, filters, channels, kernel, kernel, scale=scale))
+        self.weight = make_parameter(normal(source, filters, channels, kernel, kernel, scale=scale))
         self.norm_weight = nn.Parameter(torch.ones(filters))
         self.norm_bias = nn.Parameter(torch.zeros(filters))
         self.stride, self.padding = stride, kernel // 2
@@ -74,9 +73,9 @@ _USED_CLASSES = 16
 class Patches(nn.Module):
     """Projection of images (rows, channels, side, side) to a vector per square patch: (rows, patches, width)."""
 
-    def __init__(self, channels: int, patch: int, width: int, generator: torch.Generator) -> None:
+    def __init__(self, channels: int, patch: int, width: int, source: WeightSource) -> None:
         super().__init__()
-        self.weight = nn.Parameter(normal(generator, width, channels, patch, patch))
+        self.weight = make_parameter(normal(source, width, channels, patch, patch))
         self.bias = nn.Parameter(torch.zeros(width))
         self.patch = patch
 
@@ -94,11 +93,11 @@ class Classifier(Layer):
 
     reads = ("targets",)
 
-    def __init__(self, width: int, classes: int, generator: torch.Generator, *, mean: bool) -> None:
+    def __init__(self, width: int, classes: int, source: WeightSource, *, mean: bool) -> None:
         super().__init__()
         self.norm_weight = nn.Parameter(torch.ones(width))
         self.norm_bias = nn.Parameter(torch.zeros(width))
-        self.class_weight = nn.Parameter(normal(generator, classes, width))
+        self.class_weight = make_parameter(normal(source, classes, width))
         self.class_bias = nn.Parameter(torch.zeros(classes))
         self.mean = mean
 

@@ -1,4 +1,4 @@
-"""Contract of a layer in the executor, initial weights, and losses."""
+"""Contract of a layer in the executor, and losses."""
 
 from __future__ import annotations
 
@@ -127,12 +127,3 @@ class StackedLayers:
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
         """Return the shapes for one row of the boundary after a layer; empty after the last one."""
         return () if layer == len(self.kinds) - 1 else (self.hidden,)
-
-
-SCALE = 0.02
-"""Standard deviation of the normal initial values of GPT-2 and BERT."""
-
-
-def normal(generator: torch.Generator, *shape: int, scale: float = SCALE) -> Tensor:
-    """Return normal values with mean zero."""
-    return torch.randn(*shape, generator=generator) * scale

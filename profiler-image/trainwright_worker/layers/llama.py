@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from trainwright.families import Llama, Moe
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, normal
+from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.token_models import RotaryLayers
 from trainwright_worker.layers.transformer_parts import RotaryAttentionLayer, rms_norm, swiglu
-from trainwright_worker.synthetic_data import weight_generator
 
 
 class Block(RotaryAttentionLayer):
@@ -29,13 +29,13 @@ class Block(RotaryAttentionLayer):
     contract_weight: nn.Parameter
 
     def __init__(self, family: Llama | Moe, seed: int, layer: int, shard: TensorShard) -> None:
-        generator = weight_generator(seed, f"layer {layer}")
-        super().__init__(family, generator, shard)
+        source = WeightSource(seed, f"layer {layer}")
+        super().__init__(family, source, shard)
         hidden, inner = family.hidden_size, family.feed_forward_size
-        whole = {
+        whole: InitialWeights = {
             "feed_forward_norm_weight": torch.ones(hidden),
-            "expand_weight": normal(generator, 2, inner, hidden),
-            "contract_weight": normal(generator, hidden, inner),
+            "expand_weight": normal(source, 2, inner, hidden),
+            "contract_weight": normal(source, hidden, inner),
         }
         shard.register_shards(self, whole)
 

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from trainwright.families import Moe
 from trainwright.families.moe import EXPERT_BLOCK
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, normal
+from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.llama import Block
 from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
 from trainwright_worker.layers.token_models import RotaryLayers
@@ -23,7 +24,6 @@ from trainwright_worker.layers.transformer_parts import (
     rms_norm,
     swiglu,
 )
-from trainwright_worker.synthetic_data import weight_generator
 
 BALANCE_LOSS_WEIGHT = 0.01
 """Weight of the balance loss (Switch Transformers' α)."""
@@ -90,13 +90,13 @@ class RectifiedBlock(RotaryAttentionLayer):
     contract_weight: nn.Parameter
 
     def __init__(self, moe: Moe, seed: int, layer: int, shard: TensorShard) -> None:
-        generator = weight_generator(seed, f"layer {layer}")
-        super().__init__(moe, generator, shard)
+        source = WeightSource(seed, f"layer {layer}")
+        super().__init__(moe, source, shard)
         hidden, inner = moe.hidden_size, moe.feed_forward_size
-        whole = {
+        whole: InitialWeights = {
             "feed_forward_norm_weight": torch.ones(hidden),
-            "expand_weight": normal(generator, inner, hidden),
-            "contract_weight": normal(generator, hidden, inner),
+            "expand_weight": normal(source, inner, hidden),
+            "contract_weight": normal(source, hidden, inner),
         }
         shard.register_shards(self, whole)
 
@@ -136,15 +136,15 @@ class ExpertBlock(RotaryAttentionLayer):
     contract_weight: nn.Parameter
 
     def __init__(self, moe: Moe, seed: int, layer: int, shard: TensorShard) -> None:
-        generator = weight_generator(seed, f"layer {layer}")
-        super().__init__(moe, generator, shard)
+        source = WeightSource(seed, f"layer {layer}")
+        super().__init__(moe, source, shard)
         hidden, inner = moe.hidden_size, moe.feed_forward_size
         products = 2 if moe.gated else 1
-        whole = {
+        whole: InitialWeights = {
             "feed_forward_norm_weight": torch.ones(hidden),
-            "router_weight": normal(generator, moe.experts, hidden),
-            "expand_weight": normal(generator, moe.experts, products, inner, hidden),
-            "contract_weight": normal(generator, moe.experts, hidden, inner),
+            "router_weight": normal(source, moe.experts, hidden),
+            "expand_weight": normal(source, moe.experts, products, inner, hidden),
+            "contract_weight": normal(source, moe.experts, hidden, inner),
         }
         shard.register_shards(self, whole)
         self.experts, self.experts_per_token = moe.experts, moe.experts_per_token

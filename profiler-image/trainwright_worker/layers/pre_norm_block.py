@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright_worker.layers.image_models import Windows
-from trainwright_worker.layers.layer import SCALE, Boundary, Data, Layer, Output, normal
+from trainwright_worker.layers.initial_weights import SCALE, InitialWeights, WeightSource, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
 from trainwright_worker.layers.transformer_parts import join_heads, project_by_head
 
@@ -56,21 +57,21 @@ class PreNormBlock(Layer):
     contract_weight: nn.Parameter
     contract_bias: nn.Parameter
 
-    def __init__(self, shape: BlockShape, generator: torch.Generator, shard: TensorShard) -> None:
+    def __init__(self, shape: BlockShape, source: WeightSource, shard: TensorShard) -> None:
         super().__init__()
         width, inner = shape.width, shape.inner
-        whole = {
+        whole: InitialWeights = {
             "first_norm_weight": torch.ones(width),
             "first_norm_bias": torch.zeros(width),
-            "qkv_weight": normal(generator, 3, width, width),
+            "qkv_weight": normal(source, 3, width, width),
             "qkv_bias": torch.zeros(3, width),
-            "attention_weight": normal(generator, width, width, scale=shape.residual_scale),
+            "attention_weight": normal(source, width, width, scale=shape.residual_scale),
             "attention_bias": torch.zeros(width),
             "second_norm_weight": torch.ones(width),
             "second_norm_bias": torch.zeros(width),
-            "expand_weight": normal(generator, inner, width),
+            "expand_weight": normal(source, inner, width),
             "expand_bias": torch.zeros(inner),
-            "contract_weight": normal(generator, width, inner, scale=shape.residual_scale),
+            "contract_weight": normal(source, width, inner, scale=shape.residual_scale),
             "contract_bias": torch.zeros(width),
         }
         shard.register_shards(self, whole)

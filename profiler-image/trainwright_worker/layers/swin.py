@@ -11,10 +11,10 @@ from torch.nn import functional
 from trainwright.families import EMBEDDING, HEAD, Swin
 from trainwright.layer import Attention
 from trainwright_worker.layers.image_models import Classifier, LabelledImages, Patches, Windows
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal
+from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.synthetic_data import weight_generator
 
 HEAD_WIDTH = 32
 """Head size if the family does not state the heads."""
@@ -25,9 +25,9 @@ class Embedding(Layer):
 
     reads = ("images",)
 
-    def __init__(self, swin: Swin, generator: torch.Generator) -> None:
+    def __init__(self, swin: Swin, source: WeightSource) -> None:
         super().__init__()
-        self.patches = Patches(swin.channels, swin.patch_size, swin.hidden_size, generator)
+        self.patches = Patches(swin.channels, swin.patch_size, swin.hidden_size, source)
         self.norm_weight = nn.Parameter(torch.ones(swin.hidden_size))
         self.norm_bias = nn.Parameter(torch.zeros(swin.hidden_size))
 
@@ -51,10 +51,10 @@ class Block(PreNormBlock):
     apart: Tensor | None
 
     def __init__(
-        self, shape: BlockShape, windows: Windows, largest: int, generator: torch.Generator, shard: TensorShard
+        self, shape: BlockShape, windows: Windows, largest: int, source: WeightSource, shard: TensorShard
     ) -> None:
-        super().__init__(shape, generator, shard)
-        shard.register_shards(self, {"position_biases": normal(generator, (2 * largest - 1) ** 2, shape.heads)})
+        super().__init__(shape, source, shard)
+        shard.register_shards(self, {"position_biases": normal(source, (2 * largest - 1) ** 2, shape.heads)})
         self.register_buffer("places", windows.relative_position_index(largest), persistent=False)
         self.register_buffer("apart", windows.shift_mask() if windows.shift else None, persistent=False)
 
@@ -88,11 +88,11 @@ def _windows_beside_heads(part: Tensor, windows: int) -> Tensor:
 class PatchMerging(Layer):
     """Merge of each square of four patches, normalised, into one of twice the width: (rows, patches / 4, 2 × width)."""
 
-    def __init__(self, side: int, width: int, generator: torch.Generator) -> None:
+    def __init__(self, side: int, width: int, source: WeightSource) -> None:
         super().__init__()
         self.norm_weight = nn.Parameter(torch.ones(4 * width))
         self.norm_bias = nn.Parameter(torch.zeros(4 * width))
-        self.merge_weight = nn.Parameter(normal(generator, 2 * width, 4 * width))
+        self.merge_weight = make_parameter(normal(source, 2 * width, 4 * width))
         self.side = side
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -115,21 +115,21 @@ class SwinLayers:
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         del shared
-        swin, generator = self.swin, weight_generator(seed, f"layer {layer}")
+        swin, source = self.swin, WeightSource(seed, f"layer {layer}")
         kind = self.kinds[layer]
         name, _, number = kind.partition("_")
         if kind == EMBEDDING:
-            return Embedding(swin, generator)
+            return Embedding(swin, source)
         if kind == HEAD:
-            return Classifier(self._width(len(swin.layers) - 1), swin.classes, generator, mean=True)
+            return Classifier(self._width(len(swin.layers) - 1), swin.classes, source, mean=True)
         stage = int(number)
         if name == "merge":
-            return PatchMerging(self._side(stage), self._width(stage), generator)
+            return PatchMerging(self._side(stage), self._width(stage), source)
         if name == "block":
             windows = self._windows(stage, layer - self.kinds.index(kind))
             width = self._width(stage)
             shape = BlockShape(width, self._heads(stage), 4 * width, windows)
-            return Block(shape, windows, swin.window_size, generator, shard)
+            return Block(shape, windows, swin.window_size, source, shard)
         raise ValueError(f"family swin has no layer kind {kind!r}")
 
     def _windows(self, stage: int, number: int) -> Windows:

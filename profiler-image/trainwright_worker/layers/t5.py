@@ -15,7 +15,8 @@ from trainwright.families import EMBEDDING, HEAD, T5
 from trainwright.families.blocks import TOKEN_EMBEDDING
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING, ENCODER
 from trainwright.layer import Attention
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal
+from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, make_parameter, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
 from trainwright_worker.layers.token_models import RmsHead, TiedRmsHead, TiedTokenEmbedding, shared_table
 from trainwright_worker.layers.transformer_parts import (
@@ -27,7 +28,7 @@ from trainwright_worker.layers.transformer_parts import (
     relu_feed_forward,
     rms_norm,
 )
-from trainwright_worker.synthetic_data import token_rows, weight_generator
+from trainwright_worker.synthetic_data import token_rows
 
 ENCODER_BIASES = "encoder_position_biases"
 DECODER_BIASES = "decoder_position_biases"
@@ -60,7 +61,7 @@ class Encoder(Layer):
         self.shard = shard
         self.heads = t5.heads // shard.degree
         self.head_columns = slice(shard.index * self.heads, (shard.index + 1) * self.heads)
-        shard.register_shards(self, self._full_weights(t5, weight_generator(seed, f"layer {layer}")))
+        shard.register_shards(self, self._full_weights(t5, WeightSource(seed, f"layer {layer}")))
         self.position_biases = shared_table(
             self.shared_weights["position_biases"],
             (t5.position_buckets, t5.heads),
@@ -72,20 +73,18 @@ class Encoder(Layer):
         by_distance = relative_position_buckets(tokens, tokens, t5.position_buckets, bidirectional=not self.is_causal)
         self.register_buffer("by_distance", by_distance, persistent=False)
 
-    def _full_weights(self, t5: T5, generator: torch.Generator) -> dict[str, Tensor]:
+    def _full_weights(self, t5: T5, source: WeightSource) -> InitialWeights:
         """Return full weights with T5's initial values."""
         hidden, inner = t5.hidden_size, t5.feed_forward_size
         scale = hidden**-0.5
         queries = scale * (hidden // t5.heads) ** -0.5
         return {
             "attention_norm_weight": torch.ones(hidden),
-            "qkv_weight": torch.stack(
-                [normal(generator, hidden, hidden, scale=deviation) for deviation in (queries, scale, scale)]
-            ),
-            "attention_weight": normal(generator, hidden, hidden, scale=scale),
+            "qkv_weight": normal(source, 3, hidden, hidden, scale=(queries, scale, scale)),
+            "attention_weight": normal(source, hidden, hidden, scale=scale),
             "feed_forward_norm_weight": torch.ones(hidden),
-            "expand_weight": normal(generator, inner, hidden, scale=scale),
-            "contract_weight": normal(generator, hidden, inner, scale=inner**-0.5),
+            "expand_weight": normal(source, inner, hidden, scale=scale),
+            "contract_weight": normal(source, hidden, inner, scale=inner**-0.5),
         }
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -148,15 +147,15 @@ class Decoder(Encoder):
     cross_key_value_weight: nn.Parameter
     cross_attention_weight: nn.Parameter
 
-    def _full_weights(self, t5: T5, generator: torch.Generator) -> dict[str, Tensor]:
+    def _full_weights(self, t5: T5, source: WeightSource) -> InitialWeights:
         hidden = t5.hidden_size
         scale = hidden**-0.5
         return {
-            **super()._full_weights(t5, generator),
+            **super()._full_weights(t5, source),
             "cross_norm_weight": torch.ones(hidden),
-            "cross_query_weight": normal(generator, hidden, hidden, scale=scale * (hidden // t5.heads) ** -0.5),
-            "cross_key_value_weight": normal(generator, 2, hidden, hidden, scale=scale),
-            "cross_attention_weight": normal(generator, hidden, hidden, scale=scale),
+            "cross_query_weight": normal(source, hidden, hidden, scale=scale * (hidden // t5.heads) ** -0.5),
+            "cross_key_value_weight": normal(source, 2, hidden, hidden, scale=scale),
+            "cross_attention_weight": normal(source, hidden, hidden, scale=scale),
         }
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -205,8 +204,8 @@ class T5Layers:
         hidden = self.t5.hidden_size
         if self.t5.tied_embeddings:
             return TiedRmsHead(self._tokens(seed, shared), scale=hidden**-0.5)
-        generator = weight_generator(seed, f"layer {layer}")
-        return RmsHead(nn.Parameter(normal(generator, self.t5.vocabulary_size, hidden, scale=hidden**-0.5)))
+        source = WeightSource(seed, f"layer {layer}")
+        return RmsHead(make_parameter(normal(source, self.t5.vocabulary_size, hidden, scale=hidden**-0.5)))
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
         encoded = (self.t5.sequence_length, self.t5.hidden_size)

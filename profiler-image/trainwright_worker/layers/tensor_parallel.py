@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from trainwright_worker.layers.initial_weights import InitialWeights, NormalWeight, make_parameter
 
 if TYPE_CHECKING:
     from trainwright_worker.layers.layer import Layer
@@ -144,12 +146,15 @@ class TensorShard:
         """Return this rank's part of a full weight."""
         return whole.chunk(self.degree, dimension)[self.index].clone()
 
-    def register_shards(self, layer: Layer, whole: Mapping[str, Tensor]) -> None:
+    def register_shards(self, layer: Layer, whole: InitialWeights) -> None:
         """Register this rank's parts of full weights as parameters, split along the layer's `split_dimensions`."""
         for name, weight in whole.items():
             dimension = layer.split_dimensions.get(name)
-            part = weight if dimension is None else self.slice_weight(weight, dimension)
-            layer.register_parameter(name, nn.Parameter(part))
+            if isinstance(weight, NormalWeight):
+                layer.register_parameter(name, make_parameter(weight.part(dimension, self.index, self.degree)))
+            else:
+                part = weight if dimension is None else self.slice_weight(weight, dimension)
+                layer.register_parameter(name, make_parameter(part))
 
     def copy_to_tensor_group(self, activation: Tensor) -> Tensor:
         """Apply f: return the same activation on every rank; the backward sums the ranks' gradients."""

@@ -11,20 +11,19 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, Gpt, Llama, Moe
 from trainwright.families.blocks import TOKEN_EMBEDDING
+from trainwright_worker.layers.initial_weights import SCALE, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import (
-    SCALE,
     Boundary,
     Data,
     Layer,
     Output,
     SharedWeights,
     StackedLayers,
-    normal,
     summed_row_losses,
 )
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.transformer_parts import rms_norm
-from trainwright_worker.synthetic_data import token_rows, weight_generator
+from trainwright_worker.synthetic_data import token_rows
 
 
 def shared_table(
@@ -32,7 +31,7 @@ def shared_table(
 ) -> nn.Parameter:
     """Return a table tied between layers; the first layer of a rank that holds it creates it, from seed and name."""
     if name not in shared:
-        shared[name] = nn.Parameter(normal(weight_generator(seed, name), *shape, scale=scale))
+        shared[name] = make_parameter(normal(WeightSource(seed, name), *shape, scale=scale))
     return shared[name]
 
 
@@ -126,4 +125,4 @@ class RotaryLayers(NextTokenLayers, ABC):
         return shared_table(TOKEN_EMBEDDING, (self.vocabulary, self.hidden[1]), seed=seed, shared=shared)
 
     def _untied_table(self, seed: int, layer: int) -> nn.Parameter:
-        return nn.Parameter(normal(weight_generator(seed, f"layer {layer}"), self.vocabulary, self.hidden[1]))
+        return make_parameter(normal(WeightSource(seed, f"layer {layer}"), self.vocabulary, self.hidden[1]))

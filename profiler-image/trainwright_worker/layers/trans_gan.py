@@ -11,10 +11,11 @@ from torch.nn import functional
 from trainwright.families import EMBEDDING, HEAD, TransGan
 from trainwright.layer import Attention
 from trainwright_worker.layers.image_models import Windows
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal
+from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.synthetic_data import draw_rows, weight_generator
+from trainwright_worker.synthetic_data import draw_rows
 
 IMAGE_CHANNELS = 3
 FIRST_PIXEL_SHUFFLE_STAGE = 3
@@ -26,11 +27,11 @@ class Embedding(Layer):
 
     reads = ("latents",)
 
-    def __init__(self, latent: int, positions: int, width: int, generator: torch.Generator) -> None:
+    def __init__(self, latent: int, positions: int, width: int, source: WeightSource) -> None:
         super().__init__()
-        self.latent_weight = nn.Parameter(normal(generator, positions * width, latent))
+        self.latent_weight = make_parameter(normal(source, positions * width, latent))
         self.latent_bias = nn.Parameter(torch.zeros(positions * width))
-        self.positions = nn.Parameter(normal(generator, positions, width))
+        self.positions = make_parameter(normal(source, positions, width))
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
@@ -44,9 +45,9 @@ class Upsample(Layer):
     Bicubic interpolation keeps the width; pixel shuffle leaves a quarter of it.
     """
 
-    def __init__(self, side: int, width: int, generator: torch.Generator, *, shuffles: bool) -> None:
+    def __init__(self, side: int, width: int, source: WeightSource, *, shuffles: bool) -> None:
         super().__init__()
-        self.positions = nn.Parameter(normal(generator, 4 * side**2, width // 4 if shuffles else width))
+        self.positions = make_parameter(normal(source, 4 * side**2, width // 4 if shuffles else width))
         self.side, self.uses_pixel_shuffle = side, shuffles
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -66,9 +67,9 @@ class Head(Layer):
 
     reads = ("images",)
 
-    def __init__(self, side: int, width: int, generator: torch.Generator) -> None:
+    def __init__(self, side: int, width: int, source: WeightSource) -> None:
         super().__init__()
-        self.image_weight = nn.Parameter(normal(generator, IMAGE_CHANNELS, width, 1, 1))
+        self.image_weight = make_parameter(normal(source, IMAGE_CHANNELS, width, 1, 1))
         self.image_bias = nn.Parameter(torch.zeros(IMAGE_CHANNELS))
         self.side = side
 
@@ -90,22 +91,22 @@ class TransGanLayers:
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         del shared
-        gan, generator = self.gan, weight_generator(seed, f"layer {layer}")
+        gan, source = self.gan, WeightSource(seed, f"layer {layer}")
         kind = self.kinds[layer]
         name, _, number = kind.partition("_")
         if kind == EMBEDDING:
-            return Embedding(gan.latent_size, gan.bottom_width**2, gan.hidden_size, generator)
+            return Embedding(gan.latent_size, gan.bottom_width**2, gan.hidden_size, source)
         if kind == HEAD:
             last = len(gan.layers) - 1
-            return Head(self._side(last), self._width(last), generator)
+            return Head(self._side(last), self._width(last), source)
         stage = int(number)
         if name == "grow":
             return Upsample(
-                self._side(stage - 1), self._width(stage - 1), generator, shuffles=stage >= FIRST_PIXEL_SHUFFLE_STAGE
+                self._side(stage - 1), self._width(stage - 1), source, shuffles=stage >= FIRST_PIXEL_SHUFFLE_STAGE
             )
         if name == "block":
             width = self._width(stage)
-            return PreNormBlock(BlockShape(width, gan.heads, 4 * width, self._windows(stage)), generator, shard)
+            return PreNormBlock(BlockShape(width, gan.heads, 4 * width, self._windows(stage)), source, shard)
         raise ValueError(f"family trans_gan has no layer kind {kind!r}")
 
     def _windows(self, stage: int) -> Windows | None:

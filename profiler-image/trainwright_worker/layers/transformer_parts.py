@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from trainwright.families import Llama, Moe
 from trainwright_worker.layers.attention import causal_attention
-from trainwright_worker.layers.layer import Layer, normal
+from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, normal
+from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -138,7 +139,7 @@ class RotaryAttentionLayer(Layer):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, family: Llama | Moe, generator: torch.Generator, shard: TensorShard) -> None:
+    def __init__(self, family: Llama | Moe, source: WeightSource, shard: TensorShard) -> None:
         super().__init__()
         hidden, groups = family.hidden_size, family.key_value_heads or family.heads
         size = hidden // family.heads
@@ -147,12 +148,12 @@ class RotaryAttentionLayer(Layer):
                 f"rotary positions turn pairs of values: {family.family}.hidden_size {hidden} over "
                 f"{family.family}.heads {family.heads} must be even, got {size}"
             )
-        whole = {
+        whole: InitialWeights = {
             "attention_norm_weight": torch.ones(hidden),
-            "query_weight": normal(generator, hidden, hidden),
-            "key_weight": normal(generator, groups * size, hidden),
-            "value_weight": normal(generator, groups * size, hidden),
-            "attention_weight": normal(generator, hidden, hidden),
+            "query_weight": normal(source, hidden, hidden),
+            "key_weight": normal(source, groups * size, hidden),
+            "value_weight": normal(source, groups * size, hidden),
+            "attention_weight": normal(source, hidden, hidden),
         }
         shard.register_shards(self, whole)
         self.shard = shard

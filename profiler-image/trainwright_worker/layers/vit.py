@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Vit
 from trainwright_worker.layers.image_models import Classifier, LabelledImages, Patches
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, StackedLayers, normal
+from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, StackedLayers
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.synthetic_data import weight_generator
 
 
 class Embedding(Layer):
@@ -18,11 +18,11 @@ class Embedding(Layer):
 
     reads = ("images",)
 
-    def __init__(self, vit: Vit, generator: torch.Generator) -> None:
+    def __init__(self, vit: Vit, source: WeightSource) -> None:
         super().__init__()
-        self.patches = Patches(vit.channels, vit.patch_size, vit.hidden_size, generator)
-        self.class_token = nn.Parameter(normal(generator, vit.hidden_size))
-        self.positions = nn.Parameter(normal(generator, vit.sequence_length, vit.hidden_size))
+        self.patches = Patches(vit.channels, vit.patch_size, vit.hidden_size, source)
+        self.class_token = make_parameter(normal(source, vit.hidden_size))
+        self.positions = make_parameter(normal(source, vit.sequence_length, vit.hidden_size))
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
@@ -41,15 +41,15 @@ class VitLayers(StackedLayers):
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         del shared
-        vit, generator = self.vit, weight_generator(seed, f"layer {layer}")
+        vit, source = self.vit, WeightSource(seed, f"layer {layer}")
         match self.kinds[layer]:
             case kind if kind == EMBEDDING:
-                return Embedding(vit, generator)
+                return Embedding(vit, source)
             case kind if kind == BLOCK:
                 shape = BlockShape(vit.hidden_size, vit.heads, vit.intermediate_size or 4 * vit.hidden_size)
-                return PreNormBlock(shape, generator, shard)
+                return PreNormBlock(shape, source, shard)
             case kind if kind == HEAD:
-                return Classifier(vit.hidden_size, vit.classes, generator, mean=False)
+                return Classifier(vit.hidden_size, vit.classes, source, mean=False)
             case kind:
                 raise ValueError(f"family vit has no layer kind {kind!r}")
 

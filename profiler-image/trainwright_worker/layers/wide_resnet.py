@@ -15,9 +15,9 @@ from torch.nn import functional
 from trainwright.families import EMBEDDING, HEAD, WideResnet
 from trainwright.layer import Attention
 from trainwright_worker.layers.image_models import LabelledImages, NormedConvolution, lay_out_for_convolution
-from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, normal, summed_row_losses
+from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
+from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, summed_row_losses
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.synthetic_data import weight_generator
 
 EXPANSION = 4
 """Ratio of a block's output channels to a plain ResNet's inner convolutions."""
@@ -28,9 +28,9 @@ class Stem(Layer):
 
     reads = ("images",)
 
-    def __init__(self, channels: int, width: int, generator: torch.Generator) -> None:
+    def __init__(self, channels: int, width: int, source: WeightSource) -> None:
         super().__init__()
-        self.first = NormedConvolution(channels, width, 7, generator, stride=2)
+        self.first = NormedConvolution(channels, width, 7, source, stride=2)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
@@ -54,15 +54,13 @@ class Bottleneck(Layer):
     A stage's first block projects its shortcut and, from the second stage on, halves the side in its 3 × 3.
     """
 
-    def __init__(self, widths: Widths, generator: torch.Generator, *, projects: bool, stride: int) -> None:
+    def __init__(self, widths: Widths, source: WeightSource, *, projects: bool, stride: int) -> None:
         super().__init__()
-        self.reduce = NormedConvolution(widths.in_channels, widths.narrow, 1, generator)
-        self.convolve = NormedConvolution(widths.narrow, widths.wide, 3, generator, stride=stride)
-        self.expand = NormedConvolution(widths.wide, widths.out_channels, 1, generator)
+        self.reduce = NormedConvolution(widths.in_channels, widths.narrow, 1, source)
+        self.convolve = NormedConvolution(widths.narrow, widths.wide, 3, source, stride=stride)
+        self.expand = NormedConvolution(widths.wide, widths.out_channels, 1, source)
         self.project = (
-            NormedConvolution(widths.in_channels, widths.out_channels, 1, generator, stride=stride)
-            if projects
-            else None
+            NormedConvolution(widths.in_channels, widths.out_channels, 1, source, stride=stride) if projects else None
         )
 
     def lay_out(self, boundary: Boundary) -> Boundary:
@@ -81,9 +79,9 @@ class Head(Layer):
 
     reads = ("targets",)
 
-    def __init__(self, width: int, classes: int, generator: torch.Generator) -> None:
+    def __init__(self, width: int, classes: int, source: WeightSource) -> None:
         super().__init__()
-        self.class_weight = nn.Parameter(normal(generator, classes, width))
+        self.class_weight = make_parameter(normal(source, classes, width))
         self.class_bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
@@ -102,12 +100,12 @@ class WideResnetLayers:
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         del shard, shared
-        resnet, generator = self.resnet, weight_generator(seed, f"layer {layer}")
+        resnet, source = self.resnet, WeightSource(seed, f"layer {layer}")
         kind = self.kinds[layer]
         if kind == EMBEDDING:
-            return Stem(resnet.channels, resnet.base_channels, generator)
+            return Stem(resnet.channels, resnet.base_channels, source)
         if kind == HEAD:
-            return Head(self._width(3), resnet.classes, generator)
+            return Head(self._width(3), resnet.classes, source)
         name, _, number = kind.partition("_")
         if name not in {"first", "block"}:
             raise ValueError(f"family wide_resnet has no layer kind {kind!r}")
@@ -120,7 +118,7 @@ class WideResnetLayers:
             wide=wide,
             out_channels=self._width(stage),
         )
-        return Bottleneck(widths, generator, projects=projects, stride=2 if projects and stage else 1)
+        return Bottleneck(widths, source, projects=projects, stride=2 if projects and stage else 1)
 
     def _width(self, stage: int) -> int:
         """Return the channels after a stage's blocks; after the stem for stage -1."""

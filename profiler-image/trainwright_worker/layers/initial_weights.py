@@ -1,0 +1,200 @@
+"""Initial values of weights, drawn on any device and in any part, the same under every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from trainwright_worker.synthetic_data import hash_seed
+
+SCALE = 0.02
+"""Standard deviation of the normal initial values of GPT-2 and BERT."""
+
+TILE_COLUMNS = 512
+TILE_VALUES = 2**18
+"""Values of a tile, 1 MiB: small beside a layer, and many enough that starting a generator costs nothing."""
+
+
+class WeightSource:
+    """Source of the initial weights of one layer or tied weight; each has its own seed, by its number."""
+
+    def __init__(self, seed: int, owner: str) -> None:
+        self._seed = hash_seed(seed, *owner.encode())
+        self._count = 0
+
+    def next_seed(self) -> int:
+        self._count += 1
+        return hash_seed(self._seed, self._count)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalWeight:
+    """Normal initial values with mean zero: a full weight, or one of the equal parts of its split dimension.
+
+    Values are drawn in tiles of the weight as a matrix, whose columns are its last dimension. Each tile has its own random
+    generator, so any values can be drawn without most of the others. They differ between kinds of devices.
+
+    Attributes:
+        full_shape: shape of the full weight.
+        scales: standard deviation, by equal part of the dimensions before the split one.
+        index, degree: this is the `index`-th of `degree` parts.
+    """
+
+    seed: int
+    full_shape: tuple[int, ...]
+    scales: tuple[float, ...]
+    split_dimension: int | None = None
+    index: int = 0
+    degree: int = 1
+
+    def part(self, dimension: int | None, index: int, degree: int) -> NormalWeight:
+        """Return this rank's part of a full weight."""
+        return replace(self, split_dimension=dimension, index=index, degree=degree)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = enumerate(self.full_shape)
+        return tuple(size // self.degree if place == self.split_dimension else size for place, size in sizes)
+
+    def draw_into(self, target: Tensor, start: int) -> None:
+        """Write the values of the flattened part from `start` on to a flat tensor."""
+        generator, matrix_size = make_generator(target.device), self._rows * self._columns
+        end = start + target.numel()
+        for matrix in range(start // matrix_size, -(-end // matrix_size)):
+            first = matrix * matrix_size
+            low, high = max(start, first), min(end, first + matrix_size)
+            self._draw_matrix(target[low - start : high - start], matrix, low - first, generator)
+
+    def _draw_matrix(self, target: Tensor, matrix: int, start: int, generator: torch.Generator) -> None:
+        """Write the values of one of the matrices from `start` on."""
+        columns = self._columns
+        row_offset, column_offset = (0, self.index * columns) if self._splits_columns else (self.index * self._rows, 0)
+        full_rows = self._rows if self._splits_columns else self._rows * self.degree
+        scale = self.scales[matrix * len(self.scales) // self._matrices]
+        pieces = [
+            _Piece(view, row + row_offset, column + column_offset)
+            for view, row, column in _rectangles(target, start, columns)
+        ]
+        tile_columns = min(self.full_shape[-1], TILE_COLUMNS)
+        tile_rows = max(1, min(full_rows, TILE_VALUES // tile_columns))
+        top, bottom = min(piece.row for piece in pieces), max(piece.row + len(piece.values) for piece in pieces)
+        for row in range(top // tile_rows * tile_rows, bottom, tile_rows):
+            for column in range(0, self.full_shape[-1], tile_columns):
+                wanted = [piece for piece in pieces if piece.overlaps(row, column, tile_rows, tile_columns)]
+                if wanted:
+                    generator.manual_seed(hash_seed(self.seed, matrix, row, column))
+                    size = min(tile_rows, full_rows - row), min(tile_columns, self.full_shape[-1] - column)
+                    tile = target.new_empty(size, dtype=torch.float32)
+                    tile.normal_(0.0, scale, generator=generator)
+                    for piece in wanted:
+                        piece.copy_from(tile, row, column)
+
+    @property
+    def _splits_columns(self) -> bool:
+        return self.split_dimension == len(self.full_shape) - 1
+
+    @property
+    def _matrices(self) -> int:
+        """Number of matrices: one for each index of the dimensions before the split one, so that parts are whole rows."""
+        if self.split_dimension is None or self._splits_columns:
+            return len(self.scales)
+        return prod(self.full_shape[: self.split_dimension])
+
+    @property
+    def _rows(self) -> int:
+        """Rows of one matrix that this part holds."""
+        return prod(self.shape[:-1]) // self._matrices
+
+    @property
+    def _columns(self) -> int:
+        return self.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rectangle of a matrix to be drawn, and where it begins."""
+
+    values: Tensor
+    row: int
+    column: int
+
+    def overlaps(self, row: int, column: int, rows: int, columns: int) -> bool:
+        height, width = self.values.shape
+        return (
+            row < self.row + height
+            and self.row < row + rows
+            and column < self.column + width
+            and self.column < column + columns
+        )
+
+    def copy_from(self, tile: Tensor, row: int, column: int) -> None:
+        (height, width), (rows, columns) = self.values.shape, tile.shape
+        top, bottom = max(self.row, row), min(self.row + height, row + rows)
+        left, right = max(self.column, column), min(self.column + width, column + columns)
+        self.values[top - self.row : bottom - self.row, left - self.column : right - self.column].copy_(
+            tile[top - row : bottom - row, left - column : right - column]
+        )
+
+
+def _rectangles(flat: Tensor, start: int, columns: int) -> Iterator[tuple[Tensor, int, int]]:
+    """Yield views of a flat part of a matrix as rectangles, each with its first row and column."""
+    place = 0
+    while place < len(flat):
+        row, column = divmod(start + place, columns)
+        rows = (len(flat) - place) // columns if column == 0 else 0
+        size = rows * columns or min(columns - column, len(flat) - place)
+        yield flat[place : place + size].view(max(rows, 1), -1), row, column
+        place += size
+
+
+def make_generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device)
+
+
+def normal(source: WeightSource, *shape: int, scale: float | tuple[float, ...] = SCALE) -> NormalWeight:
+    """Return normal initial values; several scales are those of equal parts of the first dimension."""
+    return NormalWeight(source.next_seed(), shape, scale if isinstance(scale, tuple) else (scale,))
+
+
+InitialWeights = Mapping[str, NormalWeight | Tensor]
+"""Initial values of full weights, by name."""
+
+DeferredWeights = Mapping[int, NormalWeight]
+"""Initial values of parameters that have none yet, by `id` of the parameter."""
+
+_deferred: ContextVar[dict[int, NormalWeight] | None] = ContextVar("deferred", default=None)
+
+
+@contextmanager
+def deferred_weights(device: torch.device) -> Iterator[DeferredWeights]:
+    """Make layers on a device without drawing their weights, whose initial values are yielded.
+
+    A parameter then has its shape, but memory for one value only.
+    """
+    deferred: dict[int, NormalWeight] = {}
+    token = _deferred.set(deferred)
+    try:
+        with torch.device(device):
+            yield deferred
+    finally:
+        _deferred.reset(token)
+
+
+def make_parameter(initial: NormalWeight | Tensor) -> nn.Parameter:
+    """Return a parameter with these initial values."""
+    if isinstance(initial, Tensor):
+        return nn.Parameter(initial)
+    deferred = _deferred.get()
+    if deferred is None:
+        values = torch.empty(initial.shape)
+        initial.draw_into(values.view(-1), 0)
+        return nn.Parameter(values)
+    parameter = nn.Parameter(torch.empty(()).expand(initial.shape))
+    deferred[id(parameter)] = initial
+    return parameter
