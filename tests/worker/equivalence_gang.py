@@ -83,14 +83,12 @@ def expected(case: Case, model: Model) -> dict:
 
 def own_part(unit: FlatParameter, whole: dict[str, torch.Tensor], place, run) -> torch.Tensor:
     """Return the expected shard of a flat parameter on this rank, cut from full tensors by name."""
-    parts = []
-    for weight in unit.weights:
+    flat = torch.zeros(unit.shard_size * unit.shard_group.count)
+    for weight, view in zip(unit.weights, unit.views(flat), strict=True):
         value = whole[weight.name]
         if weight.split_dimension is not None:
             value = value.chunk(run.tensor, weight.split_dimension)[place.tensor]
-        parts.append(value.flatten())
-    flat = torch.zeros(unit.shard_size * unit.shard_group.count)
-    torch.cat(parts, out=flat[: unit.size])
+        view.copy_(value)
     return flat[unit.shard_start : unit.shard_stop]
 
 

@@ -141,7 +141,7 @@ def test_half_precision_weights_are_updated_in_float32() -> None:
     assert unit.master_shard[0].item() == pytest.approx(
         1 - sum(1e-4 * sum(0.9**i for i in range(n + 1)) for n in range(10))
     )
-    assert torch.equal(parameter, unit.master_shard.bfloat16())
+    assert torch.equal(parameter, unit.master_shard[:4].bfloat16())
 
 
 def test_live_bytes_follow_a_resized_storage() -> None:

@@ -121,9 +121,9 @@ class _RankState:
 
     def tiles(self, low: int, high: int, max_values: int = sys.maxsize) -> Iterator[StateTile]:
         """Yield this rank's part of values `low … high - 1` of the flat parameter, in tiles of at most `max_values` values."""
-        flat_parameter, start = self.flat_parameter, 0
+        flat_parameter = self.flat_parameter
         low, high = max(low, flat_parameter.shard_start), min(high, flat_parameter.shard_stop)
-        for weight in flat_parameter.weights:
+        for weight, start in zip(flat_parameter.weights, flat_parameter.starts, strict=True):
             size = weight.parameter.numel()
             position = max(low, start)
             for box in tiles_of_interval(
@@ -135,7 +135,6 @@ class _RankState:
                     ].view(box.sizes)
                     yield self._state_tile(kind, weight, box, values)
                 position += box.numel
-            start += size
 
     def _state_tile(self, kind: str, weight: Weight, tile: Tile, values: Tensor) -> StateTile:
         shape, name = list(weight.parameter.shape), f"{kind}/{weight.name}"

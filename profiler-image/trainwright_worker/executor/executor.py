@@ -137,6 +137,7 @@ class PlanExecutor:
             self.groups,
             self.device,
             self._tensor_group,
+            self.beat,
             training.sequence_parallel,
         ).build(training.seed)
         self.optimizer = make_optimizer(training.optimizer, self.stage.flat_parameters, training.learning_rate)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,10 @@ from torch import Tensor, nn
 from trainwright.plan import Sharding
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.process_groups import all_gather_single
+from trainwright_worker.layers.initial_weights import NormalWeight
+
+ALIGNED_VALUES = 8
+"""Values to a multiple of which weights and shards are padded: 16 bytes in half precision, which tensor cores need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,30 @@ class Weight:
         name: layer index and parameter name, or the tied weight's name.
         split_dimension: dimension that the tensor degree splits, or None if the parameter is replicated.
         has_partial_gradient: whether each rank of a tensor group computes only one summand of its gradient.
+        initial: initial values, drawn where they are kept; None if the parameter holds them.
     """
 
     name: str
     parameter: nn.Parameter
     split_dimension: int | None = None
     has_partial_gradient: bool = False
+    initial: NormalWeight | None = None
+
+    @property
+    def aligned_size(self) -> int:
+        """Number of values and of padding after them."""
+        return _align(self.parameter.numel())
+
+    def write_initial_values(self, target: Tensor, start: int) -> None:
+        """Write the initial values from `start` on to a flat tensor."""
+        if self.initial is not None:
+            self.initial.draw_into(target, start)
+        else:
+            target.copy_(self.parameter.detach().flatten()[start : start + target.numel()])
+
+
+def _align(count: int) -> int:
+    return -(-count // ALIGNED_VALUES) * ALIGNED_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +74,13 @@ class FlatParameter:
     gradients; under ZeRO-3 it also keeps only that shard of the weights, except while a layer computes. Gradients
     accumulate over micro-batches unsharded and in float32 under every sharding.
 
+    Each rank draws only the initial values that it keeps; `beat` is called meanwhile.
+
     Attributes:
         weights: parameters, those that the tensor degree splits first.
-        split_size: values of the split parameters.
-        size: values of all parameters.
+        starts: first value of each weight.
+        split_size: values of the split parameters, with padding.
+        size: values of all parameters, with padding.
         full_gradients: unsharded gradients, padded to equal shards; None while there are none.
         gradient_shard: this rank's shard of the reduced gradients; None before reduction.
         master_shard: this rank's shard of the weights in float32, which the optimizer updates.
@@ -62,7 +88,7 @@ class FlatParameter:
         is_unsharded: whether layers can compute with the weights now.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it holds, and where)
         self,
         weights: Sequence[Weight],
         shard_group: ShardGroup,
@@ -70,42 +96,61 @@ class FlatParameter:
         dtype: torch.dtype,
         device: torch.device,
         is_shared: bool = False,
+        beat: Callable[[str], None] = lambda _doing: None,
     ) -> None:
         self.weights = tuple(sorted(weights, key=lambda weight: weight.split_dimension is None))
         self.shard_group = shard_group
         # Autograd must not accumulate a tied weight's gradient by itself, since a layer's gradient may not count.
         self.accumulates_in_place = dtype is torch.float32 and not is_shared
-        sizes = [weight.parameter.numel() for weight in self.weights]
-        self.size = sum(sizes)
-        self.split_size = sum(
-            size for size, one in zip(sizes, self.weights, strict=True) if one.split_dimension is not None
-        )
-        self.shard_size = -(-self.size // shard_group.count)
+        self._beat = beat
+        ends = list(accumulate(weight.aligned_size for weight in self.weights))
+        self.starts = (0, *ends[:-1])
+        self.size = ends[-1]
+        self.split_size = sum(weight.aligned_size for weight in self.weights if weight.split_dimension is not None)
+        self.shard_size = _align(-(-self.size // shard_group.count))
         self.shard_start, self.shard_stop = (
             shard_group.index * self.shard_size,
             (shard_group.index + 1) * self.shard_size,
         )
-        initial_values = torch.zeros(self.shard_size * shard_group.count)
-        torch.cat([weight.parameter.detach().flatten() for weight in self.weights], out=initial_values[: self.size])
-        self.full_values = initial_values.to(device, dtype)
-        self.master_shard = self._master(initial_values, dtype, device)
-        self.shard = self.full_values[self.shard_start : self.shard_stop]
+        self.is_unsharded = not self.is_sharded
+        self.full_values = torch.zeros(self.shard_size * shard_group.count, dtype=dtype, device=device)
         self._full_bytes = self.full_values.untyped_storage().nbytes()
-        self._bind_parameters()
+        views = self.views(self.full_values)
+        if self.is_sharded:
+            self.full_values.untyped_storage().resize_(0)
+        self._make_shards(dtype, device)
+        for weight, view in zip(self.weights, views, strict=True):
+            weight.parameter.data = view
         self.full_gradients: Tensor | None = None
         self.gradient_shard: Tensor | None = None
         self._gradient_views: list[Tensor] = []
         self._all_gather: dist.Work | None = None
-        self.is_unsharded = True
-        if self.is_sharded:
-            self.shard = self.shard.clone() if dtype is not torch.float32 else self.master_shard
-            self.reshard()
 
-    def _master(self, initial_values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if dtype is not torch.float32:
-            return initial_values[self.shard_start : self.shard_stop].to(device, copy=True)
-        part = self.full_values[self.shard_start : self.shard_stop]
-        return part.clone() if self.is_sharded else part
+    def _make_shards(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make this rank's shard of the weights, and the other shards unless they are gathered when needed."""
+        start, stop = self.shard_start, self.shard_stop
+        if self.is_sharded or dtype is not torch.float32:
+            self.master_shard = torch.zeros(self.shard_size, device=device)
+        else:
+            self.master_shard = self.full_values[start:stop]
+        self._write_initial_values(self.master_shard, start)
+        if dtype is torch.float32:
+            self.shard = self.master_shard
+        else:
+            self.shard = self.master_shard.to(dtype) if self.is_sharded else self.full_values[start:stop]
+            self.shard.copy_(self.master_shard)
+        if not self.is_sharded:
+            self._write_initial_values(self.full_values[:start], 0)
+            self._write_initial_values(self.full_values[stop:], stop)
+
+    def _write_initial_values(self, target: Tensor, start: int) -> None:
+        """Write the initial values from `start` on to a part of the flat buffer."""
+        stop = start + len(target)
+        for weight, first in zip(self.weights, self.starts, strict=True):
+            low, high = max(start, first), min(stop, first + weight.parameter.numel())
+            if low < high:
+                self._beat(f"drawing {weight.name}")
+                weight.write_initial_values(target[low - start : high - start], low - first)
 
     @property
     def is_sharded(self) -> bool:
@@ -125,13 +170,10 @@ class FlatParameter:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat buffer in the shapes of the weights."""
-        sizes = [weight.parameter.numel() for weight in self.weights]
-        parts = torch.split(flat[: self.size], sizes)
-        return [part.view(one.parameter.shape) for part, one in zip(parts, self.weights, strict=True)]
-
-    def _bind_parameters(self) -> None:
-        for weight, view in zip(self.weights, self.views(self.full_values), strict=True):
-            weight.parameter.data = view
+        return [
+            flat[start : start + weight.parameter.numel()].view(weight.parameter.shape)
+            for start, weight in zip(self.starts, self.weights, strict=True)
+        ]
 
     def zero_gradients(self) -> None:
         """Reset gradients at the start of an iteration."""
@@ -153,10 +195,14 @@ class FlatParameter:
         """Accumulate or drop the gradients that a backward left in the parameters; no-op if autograd accumulates in place."""
         if self.accumulates_in_place:
             return
+        views, gradients = [], []
         for weight, view in zip(self.weights, self._gradient_views, strict=True):
             gradient, weight.parameter.grad = weight.parameter.grad, None
             if gradient is not None and contributes:
-                view.add_(gradient)
+                views.append(view)
+                gradients.append(gradient)
+        if gradients:
+            torch._foreach_add_(views, gradients)
 
     def release_full_gradients(self) -> None:
         """Free the unsharded gradients, unless they persist."""
@@ -206,7 +252,7 @@ class FlatParameter:
 
     def publish_update(self) -> None:
         """Copy the updated `master_shard` to the weights that layers read; ZeRO-1 and ZeRO-2 then all-gather them."""
-        if self.shard.data_ptr() != self.master_shard.data_ptr():
+        if self.shard is not self.master_shard:
             self.shard.copy_(self.master_shard)
         if self.gathers_after_update:
             all_gather_single(self.full_values, self.shard.clone(), group=self.shard_group.group)

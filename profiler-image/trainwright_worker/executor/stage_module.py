@@ -23,6 +23,7 @@ from trainwright_worker.executor.parameter_groups import (
 from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.layers import tensor_parallel
+from trainwright_worker.layers.initial_weights import DeferredWeights, deferred_weights
 from trainwright_worker.layers.layer import Boundary, FamilyLayers, Layer, SharedWeights
 from trainwright_worker.layers.tensor_parallel import Collectives, TensorShard
 
@@ -127,6 +128,7 @@ class StageBuilder:
 
     Attributes:
         tensor_group: returns the collectives of this rank's tensor group in a run.
+        beat: called with a description whenever a weight is drawn.
         sequence_parallel: whether layers that support it run sequence parallel.
     """
 
@@ -137,20 +139,12 @@ class StageBuilder:
     groups: ProcessGroups
     device: torch.device
     tensor_group: Callable[[RunRanks], Collectives]
+    beat: Callable[[str], None]
     sequence_parallel: bool = False
 
     def build(self, seed: int) -> StageModule:
-        stage = self.plan_ranks.stage_of(self.rank)
-        shared_weights: SharedWeights = {}
-        modules: dict[int, Layer] = {}
-        for run in stage.runs:
-            shard = TensorShard(run.position_of(self.rank).tensor, run.tensor, self.tensor_group(run))
-            for layer in range(run.first, run.end):
-                module = self.family.make(layer, seed=seed, shard=shard, shared=shared_weights)
-                if self.sequence_parallel and self._supports_sequence_parallel(layer, module):
-                    module.shard = replace(shard, sequence_parallel=True)
-                modules[layer] = module.to(self.device)
-        return self._assemble(modules, shared_weights)
+        with deferred_weights(self.device) as initial_weights:
+            return self._build(seed, initial_weights)
 
     def _supports_sequence_parallel(self, layer: int, module: Layer) -> bool:
         """Return whether a layer can run sequence parallel: its tensor degree must divide the sequence lengths around it."""
@@ -160,19 +154,23 @@ class StageBuilder:
         shapes = (*before, *self.family.boundary(layer))
         return all(sequence % module.shard.degree == 0 for sequence, *_ in shapes)
 
-    def _assemble(self, modules: dict[int, Layer], shared_weights: SharedWeights) -> StageModule:
+    def _build(self, seed: int, initial_weights: DeferredWeights) -> StageModule:
         stage = self.plan_ranks.stage_of(self.rank)
-        parameter_uses: dict[int, list[ParameterUse]] = {layer: [] for layer in modules}
+        modules: dict[int, Layer] = {}
+        shared_weights: SharedWeights = {}
+        parameter_uses: dict[int, list[ParameterUse]] = {layer: [] for layer in range(stage.first, stage.end)}
         flat_parameters: list[FlatParameter] = []
         reductions: list[Reduction] = []
         squared_norms: list[SquaredNorm] = []
         for parameter_group in parameter_groups(self.plan_ranks):
             if not stage.first <= parameter_group.first < stage.end:
                 continue
-            flat_parameter = self._make_flat_parameter(parameter_group, modules)
+            run = parameter_group.runs[stage.pipeline]
+            made = self._make_layers(parameter_group, run, seed, shared_weights)
+            modules |= made
+            flat_parameter = self._make_flat_parameter(made, run, initial_weights)
             if flat_parameter is None:
                 continue
-            run = parameter_group.runs[stage.pipeline]
             reduction = make_reduction(parameter_group, flat_parameter, run, self.rank, self.groups)
             for layer in range(parameter_group.first, parameter_group.end):
                 parameter_uses[layer].append(
@@ -183,7 +181,9 @@ class StageBuilder:
             squared_norms.append(self._squared_norm(flat_parameter, run))
         for tied_group in tied_parameter_groups(self.plan_ranks, self.model):
             if any(self.rank in run.ranks for run in tied_group.runs):
-                flat_parameter = self._make_tied_flat_parameter(tied_group, shared_weights[tied_group.name])
+                flat_parameter = self._make_tied_flat_parameter(
+                    tied_group, shared_weights[tied_group.name], initial_weights
+                )
                 for layer in modules:
                     if self.model.kind_of(layer).shared_weight == tied_group.name:
                         parameter_uses[layer].append(
@@ -201,21 +201,42 @@ class StageBuilder:
         runs = tuple(tuple(layers[layer] for layer in range(run.first, run.end)) for run in stage.runs)
         return StageModule(runs, tuple(flat_parameters), tuple(reductions), tuple(squared_norms))
 
-    def _make_flat_parameter(self, parameter_group: ParameterGroup, modules: dict[int, Layer]) -> FlatParameter | None:
+    def _make_layers(
+        self, parameter_group: ParameterGroup, run: RunRanks, seed: int, shared_weights: SharedWeights
+    ) -> dict[int, Layer]:
+        """Make the layers of a parameter group, with weights that have no values yet."""
+        shard = TensorShard(run.position_of(self.rank).tensor, run.tensor, self.tensor_group(run))
+        modules = {}
+        for layer in range(parameter_group.first, parameter_group.end):
+            self.beat(f"making layer {layer}")
+            module = self.family.make(layer, seed=seed, shard=shard, shared=shared_weights)
+            if self.sequence_parallel and self._supports_sequence_parallel(layer, module):
+                module.shard = replace(shard, sequence_parallel=True)
+            modules[layer] = module
+        return modules
+
+    def _make_flat_parameter(
+        self, modules: dict[int, Layer], run: RunRanks, initial_weights: DeferredWeights
+    ) -> FlatParameter | None:
         weights = [
-            Weight(f"{layer}.{name}", parameter, module.split_dimensions.get(name), module.has_partial_gradient(name))
+            Weight(
+                f"{layer}.{name}",
+                parameter,
+                module.split_dimensions.get(name),
+                module.has_partial_gradient(name),
+                initial_weights.get(id(parameter)),
+            )
             for layer, module in modules.items()
-            if parameter_group.first <= layer < parameter_group.end
             for name, parameter in module.named_parameters()
             if name not in module.shared_weights
         ]
-        if not weights:
-            return None
-        run = parameter_group.runs[self.plan_ranks.stage_of(self.rank).pipeline]
-        return self._flatten(weights, run, is_shared=False)
+        return self._flatten(weights, run, is_shared=False) if weights else None
 
-    def _make_tied_flat_parameter(self, tied_group: TiedParameterGroup, parameter: nn.Parameter) -> FlatParameter:
-        return self._flatten([Weight(tied_group.name, parameter)], tied_group.sharding_run(self.rank), is_shared=True)
+    def _make_tied_flat_parameter(
+        self, tied_group: TiedParameterGroup, parameter: nn.Parameter, initial_weights: DeferredWeights
+    ) -> FlatParameter:
+        weight = Weight(tied_group.name, parameter, initial=initial_weights.get(id(parameter)))
+        return self._flatten([weight], tied_group.sharding_run(self.rank), is_shared=True)
 
     def _flatten(self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool) -> FlatParameter:
         shard_group = ShardGroup()
@@ -223,7 +244,7 @@ class StageBuilder:
             ranks = run.data_group_ranks(run.position_of(self.rank).tensor)
             shard_group = ShardGroup(run.sharding, self.groups.group_of(ranks), ranks.index(self.rank), run.data)
         dtype = TORCH_DTYPES[self.model.dtype]
-        return FlatParameter(weights, shard_group, dtype=dtype, device=self.device, is_shared=is_shared)
+        return FlatParameter(weights, shard_group, dtype=dtype, device=self.device, is_shared=is_shared, beat=self.beat)
 
     def _squared_norm(self, flat_parameter: FlatParameter, run: RunRanks) -> SquaredNorm:
         position = run.position_of(self.rank)

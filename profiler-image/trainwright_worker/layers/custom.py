@@ -106,10 +106,16 @@ class CustomLayers:
         return len(self.model.layers)
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        """Build the layer on the CPU, where a user's module draws its weights; only its buffers move to the current device."""
         del shard, shared
-        with torch.random.fork_rng(devices=[]):
+        device = torch.get_default_device()
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(weight_generator(seed, f"layer {layer}").initial_seed())
-            return self._make_layer(layer)
+            made = self.make_module(layer)
+        for module in made.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
+        return made
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
         return self._shapes[layer]
@@ -161,7 +167,8 @@ class CustomLayers:
                     "from seed, iteration and its own number (first, first + 1, …)"
                 )
 
-    def _make_layer(self, layer: int) -> CustomLayer:
+    def make_module(self, layer: int) -> CustomLayer:
+        """Build the layer on torch's current device, with weights of its current random generator."""
         try:
             module = self.model.layers[layer]()
         except Exception as error:
@@ -179,7 +186,7 @@ class CustomLayers:
         shapes, parameters = [], []
         with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad():
             for layer in range(len(self)):
-                layer_module = self._make_layer(layer)
+                layer_module = self.make_module(layer)
                 self._check_weights_are_new(layer, layer_module)
                 arguments = (*boundary, *(data[field] for field in layer_module.reads))
                 try:
@@ -202,7 +209,7 @@ class CustomLayers:
     def _check_weights_are_new(self, layer: int, made: CustomLayer) -> None:
         """Check that a layer's weights are new: existing ones do not follow from the seed and may be another layer's too."""
         known = {id(parameter) for parameter in made.parameters()}
-        if any(id(parameter) in known for parameter in self._make_layer(layer).parameters()):
+        if any(id(parameter) in known for parameter in self.make_module(layer).parameters()):
             raise self._error(
                 f"layer {layer} gives the same weights whenever it is made; make its modules inside its function "
                 "(weights that layers share are not supported yet)"

@@ -14,7 +14,6 @@ from trainwright.families import Custom, CustomKind
 from trainwright.worker_api import FailureReason
 from trainwright_worker.gang.errors import WorkerError
 from trainwright_worker.layers.custom import CustomLayer, CustomLayers, custom_layers
-from trainwright_worker.layers.tensor_parallel import TensorShard
 
 _FEWER_ROWS, _MORE_ROWS = 2, 4
 """Rows of the two runs of a layer; their common part does not depend on rows, see `_ForwardCounts.per_row`."""
@@ -131,8 +130,8 @@ def _count_forwards(
     layers: CustomLayers, number: int, device: str
 ) -> tuple[CustomLayer, _ForwardCounts, _ForwardCounts]:
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        layer = layers.make(number, seed=0, shard=TensorShard(), shared={})
-        assert isinstance(layer, CustomLayer)
+        torch.default_generator.manual_seed(number)
+        layer = layers.make_module(number)
         few, more = (_count_forward(layers, number, layer, rows, device) for rows in (_FEWER_ROWS, _MORE_ROWS))
     return layer, few, more
 

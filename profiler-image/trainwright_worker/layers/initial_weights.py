@@ -54,7 +54,9 @@ class NormalWeight:
     degree: int = 1
 
     def part(self, dimension: int | None, index: int, degree: int) -> NormalWeight:
-        """Return this rank's part of a full weight."""
+        """Return one of the equal parts of a full weight; None does not split it."""
+        if dimension is None:
+            return self
         return replace(self, split_dimension=dimension, index=index, degree=degree)
 
     @property

@@ -24,6 +24,7 @@ from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.errors import classify_error
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
+from trainwright_worker.layers.initial_weights import deferred_weights
 from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
@@ -57,9 +58,12 @@ class LayerUnderTest:
         model, family = task.model, make_family_layers(task.model)
         number = model.layers.index(kind.name)
         shard = TensorShard(0, task.tensor_degree)
-        layer = family.make(number, seed=0, shard=shard, shared={}).to(device)
+        with deferred_weights(device) as initial:
+            layer = family.make(number, seed=0, shard=shard, shared={})
         dtype = TORCH_DTYPES[model.dtype]
-        weights = [Weight(name, parameter) for name, parameter in layer.named_parameters()]
+        weights = [
+            Weight(name, parameter, initial=initial.get(id(parameter))) for name, parameter in layer.named_parameters()
+        ]
         flat_parameters = [FlatParameter(weights, ShardGroup(), dtype=dtype, device=device)] if weights else []
         optimizer = make_optimizer(task.optimizer, flat_parameters, 1e-4)
         data = family.rows(layer.reads, seed=0, iteration=0, first=0, count=rows) if layer.reads else {}

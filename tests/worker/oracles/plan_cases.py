@@ -1,0 +1,90 @@
+"""Random plans of small models of every family, and the features that each uses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Hashable
+
+from random_plans import random_plan
+
+from trainwright import documents
+from trainwright.training import Training
+
+GPT = {"gpt": {"layers": 4, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 32}}
+OTHERS = {
+    "llama": {
+        "llama": {
+            "layers": 3, "hidden_size": 32, "heads": 8, "key_value_heads": 4, "sequence_length": 8,
+            "vocabulary_size": 32, "intermediate_size": 64,
+        }
+    },
+    "bert": {"bert": {"layers": 3, "hidden_size": 32, "heads": 4, "sequence_length": 8, "vocabulary_size": 32}},
+    "t5": {
+        "t5": {
+            "layers": 2, "hidden_size": 32, "heads": 4, "sequence_length": 8, "decoder_sequence_length": 6,
+            "vocabulary_size": 32, "position_buckets": 8,
+        }
+    },
+    "moe": {
+        "moe": {
+            "layers": 3, "hidden_size": 32, "heads": 4, "sequence_length": 8, "vocabulary_size": 32, "experts": 4,
+            "intermediate_size": 32, "expert_every": 2,
+        }
+    },
+    "vit": {"vit": {"layers": 3, "hidden_size": 32, "heads": 4, "image_size": 16, "patch_size": 4, "classes": 8}},
+    "swin": {
+        "swin": {
+            "layers": [1, 2], "hidden_size": 16, "heads": [4, 8], "image_size": 32, "patch_size": 4, "window_size": 4,
+            "classes": 8,
+        }
+    },
+    "wide_resnet": {"wide_resnet": {"base_channels": 2, "image_size": 64, "classes": 8}},
+    "trans_gan": {
+        "trans_gan": {
+            "layers": [1, 1, 0, 1], "hidden_size": 64, "heads": 4, "bottom_width": 2, "latent_size": 8,
+            "window_size": 4,
+        }
+    },
+}  # fmt: skip
+
+
+def case(name: str, model: dict, seed: int, **fields) -> dict:
+    built = documents.parse({**model, "global_batch_size": 1}, Training).model
+    degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
+    plan = random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=8)
+    return {"name": name, "plan": json.loads(documents.dumps(plan)), "model": model, **fields}
+
+
+def runs_of(plan: dict) -> list[dict]:
+    return [run for pipeline in plan["pipelines"] for stage in pipeline["stages"] for run in stage["layers"]]
+
+
+def features(case: dict) -> set[str]:
+    """Return the plan features that a case uses, and its family."""
+    (family,) = (key for key in case["model"] if key != "dtype")
+    plan, runs = case["plan"], runs_of(case["plan"])
+    stages = [stage for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
+    found = {family, plan["schedule"], f"{len(plan['pipelines'])} pipelines"}
+    found |= {f"tensor degree {run['tensor']}" for run in runs}
+    found |= {run["sharding"] for run in runs if run["data"] > 1}
+    found |= {run["order"] for run in runs if run["data"] > 1 < run["tensor"]}
+    present = {
+        "stages": len(stages) > len(plan["pipelines"]),
+        "different degrees in a stage": any(
+            len({(run["tensor"], run["data"]) for run in stage["layers"]}) > 1 for stage in stages
+        ),
+        "different rows of replicas": any(len(set(run["rows"])) > 1 for run in runs),
+        "recompute": any(run["recompute"] for run in runs),
+    }
+    return found | {name for name, is_used in present.items() if is_used}
+
+
+def combinations_of(case: dict) -> set[Hashable]:
+    """Return every pair of the plan's features, and the combinations within its runs of layers."""
+    together = {
+        (run["tensor"] > 1, run["sharding"], run["order"], run["recompute"])
+        for run in runs_of(case["plan"])
+        if run["data"] > 1
+    }
+    return {*itertools.combinations(sorted(features(case)), 2), *together}

@@ -1,0 +1,67 @@
+"""Placement on the device: no rank of a plan mixes tensors of the device with tensors of the CPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+from pathlib import Path
+
+import pytest
+from gang_answers import answers_of
+from nightly import covering
+from plan_cases import GPT, OTHERS, case, combinations_of, features
+from torch.utils import backend_registration
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this release of torch has no device for tests",
+    ),
+]
+
+WALK = Path(__file__).with_name("device_walk.py")
+FAMILIES = {**GPT, **{name: model[name] for name, model in OTHERS.items()}}
+PLANS_OF_EACH = 22
+
+
+def candidate(family: str, number: int, seed: int) -> dict:
+    model = {family: FAMILIES[family], "dtype": ("float16", "bfloat16")[number % 2]}
+    return case(f"{family}-{number}", model, seed, sequence_parallel=number // 2 % 2 == 0)
+
+
+CASES = [
+    candidate(family, number, 7000 + 100 * place + number)
+    for place, family in enumerate(FAMILIES)
+    for number in range(PLANS_OF_EACH)
+]
+
+
+def pairs_of(one: dict) -> set[Hashable]:
+    """Return every pair of features, with the number format and sequence parallelism, and those within a run."""
+    more = {one["model"]["dtype"], f"sequence parallel {one['sequence_parallel']}"}
+    return combinations_of(one) | set(itertools.combinations(sorted(features(one) | more), 2))
+
+
+TOGETHER = (("gpt", "llama", "bert"), ("t5", "moe", "vit"), ("swin", "wide_resnet", "trans_gan"))
+"""Families whose cases one process runs."""
+
+QUICK = {one["name"] for one in covering(CASES, pairs_of)}
+
+
+def test_quick_plans_are_forty_and_more_than_two_hundred_in_all_are_walked() -> None:
+    assert len(QUICK) <= 40
+    assert len(CASES) >= 195
+    assert {one["model"]["dtype"] for one in CASES if one["name"] in QUICK} == {"float16", "bfloat16"}
+    assert sorted(itertools.chain(*TOGETHER)) == sorted(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "is_quick", [pytest.param(True, id="quick"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("families", TOGETHER, ids="-".join)
+def test_every_rank_keeps_to_its_device(tmp_path: Path, families: tuple[str, ...], *, is_quick: bool) -> None:
+    asked = [one for one in CASES if one["model"].keys() & set(families)]
+    answers = answers_of(WALK, tmp_path, [one for one in asked if (one["name"] in QUICK) == is_quick])
+    assert all(answer["steps"] > 0 for answer in answers.values())
+    assert {name: answer["problems"] for name, answer in answers.items() if answer["problems"]} == {}
