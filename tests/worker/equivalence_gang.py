@@ -58,9 +58,10 @@ def optimizer_of(case: Case, parameters: list) -> torch.optim.Optimizer:
 
 
 def expected(case: Case, model: Model) -> dict:
-    """Return one process's losses, first gradients, final weights and final optimizer states."""
+    """Return one process's losses, initial weights, first gradients, final weights and final optimizer states."""
     one = OneProcess(model, seed=3)
     named = one.named()
+    initial = {name: parameter.detach().clone() for name, parameter in named.items()}
     optimizer = optimizer_of(case, list(named.values()))
     losses, gradients = [], {}
     for step in range(case.steps):
@@ -78,7 +79,7 @@ def expected(case: Case, model: Model) -> dict:
         for name, parameter in named.items()
     }
     weights = {name: parameter.detach() for name, parameter in named.items()}
-    return {"losses": losses, "gradients": gradients, "weights": weights, "states": states}
+    return {"losses": losses, "initial": initial, "gradients": gradients, "weights": weights, "states": states}
 
 
 def own_part(unit: FlatParameter, whole: dict[str, torch.Tensor], place, run) -> torch.Tensor:
@@ -119,6 +120,13 @@ class Comparison:
             worst = max(worst, ((value.cpu() - want).abs() / least.clamp_min(1e-30)).max().item())
         return worst
 
+    def copy_weights(self, whole: dict[str, torch.Tensor]) -> None:
+        """Start from the given weights: a GPU draws others than a CPU."""
+        for unit in self.executor.stage.flat_parameters:
+            run = self._run_of(unit)
+            unit.master_shard.copy_(own_part(unit, whole, run.position_of(self.executor.rank), run))
+            unit.publish_update()
+
     def _run_of(self, unit: FlatParameter):
         for layer in self.executor.stage.layers:
             if any(held.flat_parameter is unit for held in layer.parameter_uses):
@@ -139,6 +147,8 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGro
     executor = PlanExecutor(case.plan, model, training, host, groups)
     found["parted"] = sum(layer.is_sequence_parallel for layer in executor.stage.layers)
     comparison = Comparison(executor)
+    if host.device.type != "cpu":
+        comparison.copy_weights(want["initial"])
     for step in range(case.steps):
         found["losses"].append(executor.run_iteration(executor.make_batch(step)))
         if step == 0 and case.clip_norm is None:

@@ -1,14 +1,14 @@
-"""Random plans of small models of every family, and the features that each uses."""
+"""Random plans of small models of every family, and the features that each combines."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Hashable
 
-from random_plans import random_plan
+from random_plans import feature_pairs, random_plan
 
 from trainwright import documents
+from trainwright.plan import Plan
 from trainwright.training import Training
 
 GPT = {"gpt": {"layers": 4, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 32}}
@@ -60,31 +60,7 @@ def runs_of(plan: dict) -> list[dict]:
     return [run for pipeline in plan["pipelines"] for stage in pipeline["stages"] for run in stage["layers"]]
 
 
-def features(case: dict) -> set[str]:
-    """Return the plan features that a case uses, and its family."""
-    (family,) = (key for key in case["model"] if key != "dtype")
-    plan, runs = case["plan"], runs_of(case["plan"])
-    stages = [stage for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
-    found = {family, plan["schedule"], f"{len(plan['pipelines'])} pipelines"}
-    found |= {f"tensor degree {run['tensor']}" for run in runs}
-    found |= {run["sharding"] for run in runs if run["data"] > 1}
-    found |= {run["order"] for run in runs if run["data"] > 1 < run["tensor"]}
-    present = {
-        "stages": len(stages) > len(plan["pipelines"]),
-        "different degrees in a stage": any(
-            len({(run["tensor"], run["data"]) for run in stage["layers"]}) > 1 for stage in stages
-        ),
-        "different rows of replicas": any(len(set(run["rows"])) > 1 for run in runs),
-        "recompute": any(run["recompute"] for run in runs),
-    }
-    return found | {name for name, is_used in present.items() if is_used}
-
-
 def combinations_of(case: dict) -> set[Hashable]:
-    """Return every pair of the plan's features, and the combinations within its runs of layers."""
-    together = {
-        (run["tensor"] > 1, run["sharding"], run["order"], run["recompute"])
-        for run in runs_of(case["plan"])
-        if run["data"] > 1
-    }
-    return {*itertools.combinations(sorted(features(case)), 2), *together}
+    """Return every pair of the plan's features and the family, and the combinations within its runs of layers."""
+    (family,) = (key for key in case["model"] if key != "dtype")
+    return feature_pairs(documents.parse(case["plan"], Plan), family)
