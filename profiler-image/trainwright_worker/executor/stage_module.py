@@ -224,7 +224,7 @@ class StageBuilder:
                 parameter,
                 module.split_dimensions.get(name),
                 module.has_partial_gradient(name),
-                initial_weights.get(id(parameter)),
+                initial_weights.get(parameter),
             )
             for layer, module in modules.items()
             for name, parameter in module.named_parameters()
@@ -235,7 +235,7 @@ class StageBuilder:
     def _make_tied_flat_parameter(
         self, tied_group: TiedParameterGroup, parameter: nn.Parameter, initial_weights: DeferredWeights
     ) -> FlatParameter:
-        weight = Weight(tied_group.name, parameter, initial=initial_weights.get(id(parameter)))
+        weight = Weight(tied_group.name, parameter, initial=initial_weights.get(parameter))
         return self._flatten([weight], tied_group.sharding_run(self.rank), is_shared=True)
 
     def _flatten(self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool) -> FlatParameter:

@@ -167,10 +167,10 @@ def normal(source: WeightSource, *shape: int, scale: float | tuple[float, ...] =
 InitialWeights = Mapping[str, NormalWeight | Tensor]
 """Initial values of full weights, by name."""
 
-DeferredWeights = Mapping[int, NormalWeight]
-"""Initial values of parameters that have none yet, by `id` of the parameter."""
+DeferredWeights = Mapping[nn.Parameter, NormalWeight]
+"""Initial values of parameters that have none yet."""
 
-_deferred: ContextVar[dict[int, NormalWeight] | None] = ContextVar("deferred", default=None)
+_deferred: ContextVar[dict[nn.Parameter, NormalWeight] | None] = ContextVar("deferred", default=None)
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def deferred_weights(device: torch.device) -> Iterator[DeferredWeights]:
 
     A parameter then has its shape, but memory for one value only.
     """
-    deferred: dict[int, NormalWeight] = {}
+    deferred: dict[nn.Parameter, NormalWeight] = {}
     token = _deferred.set(deferred)
     try:
         with torch.device(device):
@@ -198,5 +198,5 @@ def make_parameter(initial: NormalWeight | Tensor) -> nn.Parameter:
         initial.draw_into(values.view(-1), 0)
         return nn.Parameter(values)
     parameter = nn.Parameter(torch.empty(()).expand(initial.shape))
-    deferred[id(parameter)] = initial
+    deferred[parameter] = initial
     return parameter

@@ -62,7 +62,7 @@ class LayerUnderTest:
             layer = family.make(number, seed=0, shard=shard, shared={})
         dtype = TORCH_DTYPES[model.dtype]
         weights = [
-            Weight(name, parameter, initial=initial.get(id(parameter))) for name, parameter in layer.named_parameters()
+            Weight(name, parameter, initial=initial.get(parameter)) for name, parameter in layer.named_parameters()
         ]
         flat_parameters = [FlatParameter(weights, ShardGroup(), dtype=dtype, device=device)] if weights else []
         optimizer = make_optimizer(task.optimizer, flat_parameters, 1e-4)
