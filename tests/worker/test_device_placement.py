@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from gang_answers import answers_of
 from nightly import covering
-from plan_cases import GPT, OTHERS, case, combinations_of, features
+from plan_cases import GPT, OTHERS, case
+from random_plans import feature_pairs
 from torch.utils import backend_registration
+
+from trainwright import documents
+from trainwright.plan import Plan
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -45,9 +49,10 @@ CASES = [
 
 
 def pairs_of(one: dict) -> set[Hashable]:
-    """Return every pair of features, with the number format and sequence parallelism, and those within a run."""
-    more = {one["model"]["dtype"], f"sequence parallel {one['sequence_parallel']}"}
-    return combinations_of(one) | set(itertools.combinations(sorted(features(one) | more), 2))
+    """Return every pair of features, with the family, number format and sequence parallelism, and those within a run."""
+    (family,) = (key for key in one["model"] if key != "dtype")
+    plan = documents.parse(one["plan"], Plan)
+    return feature_pairs(plan, family, one["model"]["dtype"], f"sequence parallel {one['sequence_parallel']}")
 
 
 TOGETHER = (("gpt", "llama", "bert"), ("t5", "moe", "vit"), ("swin", "wide_resnet", "trans_gan"))
