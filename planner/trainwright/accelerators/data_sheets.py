@@ -77,6 +77,38 @@ class Figure:
     note: str | None = None
 
 
+AttentionKernel = Literal["flash", "memory_efficient", "math"]
+"""Kernels of PyTorch's fused attention; `math` stores the scores, the others never do."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFormats:
+    """Number formats that units compute without a conversion to float32, and the key of their source."""
+
+    values: tuple[Dtype, ...]
+    source: str
+    checked: Checked | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernels:
+    """Kernels that run, the fastest first, and the key of their source."""
+
+    values: tuple[AttentionKernel, ...]
+    source: str
+    checked: Checked | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSheet:
+    """Number formats and attention kernels that all accelerators of a generation have."""
+
+    formats: NativeFormats
+    attention_kernels: AttentionKernels
+
+
 @dataclass(frozen=True)
 class DataSheet:
     """Accelerator as its vendor describes it; rates are of dense operations at boost clock.
@@ -112,6 +144,10 @@ class DataSheet:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def generation_sheet(self) -> GenerationSheet:
+        return sheet_file().generations[self.generation]
+
     def flops_per_second(self, dtype: Dtype, *, tensor_float32: bool = False) -> float:
         """Return the peak of dense matrix products in a number format."""
         in_format = {
@@ -133,6 +169,7 @@ class SheetFile:
     """Content of `data_sheets.yaml`."""
 
     sources: dict[str, Source]
+    generations: dict[Generation, GenerationSheet]
     accelerators: tuple[DataSheet, ...]
 
 

@@ -32,7 +32,7 @@ def accelerators(
     """List the data sheets of accelerators, or the figures of one with their sources."""
     found = data_sheets() if name is None else (data_sheet(name),)
     if output is Output.JSON:
-        show_json([asdict(sheet) for sheet in found])
+        show_json([{**asdict(sheet), **asdict(sheet.generation_sheet)} for sheet in found])
     elif name is None:
         show(report.accelerator_table(found))
     else:

@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Group
 
 from trainwright.accelerators import DataSheet, Machine
-from trainwright.accelerators.data_sheets import Checked, Figure, Source, sheet_file
+from trainwright.accelerators.data_sheets import AttentionKernels, Checked, Figure, NativeFormats, Source, sheet_file
 from trainwright.accelerators.machines import MachinePort, machine_file
 from trainwright.report.tables import add_row, new_table, titled
 
@@ -102,10 +102,18 @@ def sheet_lines(sheet: DataSheet | Machine) -> str:
             lines += [f"{field.name}: {rate}", *_origin(value, sources)]
         elif field.name not in {"name", "aliases"} and value is not None:
             lines.append(f"{field.name}: {value}")
+    if isinstance(sheet, DataSheet):
+        for name, shared in (
+            ("formats", sheet.generation_sheet.formats),
+            ("attention_kernels", sheet.generation_sheet.attention_kernels),
+        ):
+            lines += [f"{name}: {', '.join(shared.values)}", *_origin(shared, sources)]
     return "\n".join(lines)
 
 
-def _origin(figure: Figure | MachinePort, sources: Mapping[str, Source]) -> list[str]:
+def _origin(
+    figure: Figure | MachinePort | NativeFormats | AttentionKernels, sources: Mapping[str, Source]
+) -> list[str]:
     source = sources[figure.source]
     as_of = f" ({source.as_of})" if source.as_of else ""
     further = [source.url, figure.note, CHECKED_WORDS[figure.checked]]

@@ -39,6 +39,8 @@ def test_peaks_memory_and_prices_were_checked(sheet):
 
 def test_every_source_is_used():
     used = {figure.source for sheet in data_sheets() for figure in _figures(sheet).values()}
+    for sheet in sheet_file().generations.values():
+        used |= {sheet.formats.source, sheet.attention_kernels.source}
     assert used == set(sheet_file().sources)
 
 
@@ -55,6 +57,23 @@ def test_fewer_bits_are_never_slower(sheet):
     half = sheet.flops_per_second(Dtype.FLOAT16)
     assert full <= tensor <= half
     assert sheet.flops_per_second(Dtype.BFLOAT16) in {full, half}
+
+
+@pytest.mark.parametrize("sheet", SHEETS)
+def test_bfloat16_is_native_exactly_where_its_rate_is_given(sheet):
+    formats = sheet.generation_sheet.formats.values
+    assert {Dtype.FLOAT32, Dtype.FLOAT16} <= set(formats)
+    assert (Dtype.BFLOAT16 in formats) == (sheet.bfloat16_flops_per_second is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "flash", "bfloat16"),
+    [("V100", False, False), ("T4", False, False), ("A100", True, True), ("H200", True, True)],
+)
+def test_flash_attention_and_bfloat16_begin_with_ampere(name, flash, bfloat16):
+    found = data_sheet(name).generation_sheet
+    assert ("flash" in found.attention_kernels.values) == flash
+    assert (Dtype.BFLOAT16 in found.formats.values) == bfloat16
 
 
 @pytest.mark.parametrize("sheet", SHEETS)
