@@ -102,6 +102,6 @@ def _problem(types: tuple[str, ...], devices: int) -> Problem:
         for name in types
         for number in range(devices // 8 // len(types))
     )
-    training = Training(4 * devices, GPT, dtype=Dtype.FLOAT16)
+    training = Training(4 * devices, GPT).in_format(Dtype.FLOAT16)
     profiles = estimate_from_data_sheets(training, [accelerator.name for accelerator in accelerators], devices=devices)
     return Problem(Cluster(accelerators, nodes), training.model, profiles, training.global_batch_size)

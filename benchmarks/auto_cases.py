@@ -146,7 +146,8 @@ class Case:
     @cached_property
     def training(self) -> Training:
         family, dtype, optimizer = MODELS[self.model]
-        return Training(self.batch, dtype=dtype, optimizer=optimizer, **{family.family: family})  # type: ignore[arg-type]
+        training = Training(self.batch, optimizer=optimizer, **{family.family: family})  # type: ignore[arg-type]
+        return training.in_format(dtype)
 
     def problem(self) -> Problem:
         """Return a new problem with profiles from data sheets, estimated as `trainwright plan` does."""
@@ -219,7 +220,7 @@ def _groups(pick: random.Random, types: int, devices: int) -> tuple[Group, ...]:
 def _state_bytes(model: str) -> float:
     """Return bytes of weights, gradients and optimizer state of one copy of the model."""
     family, dtype, optimizer = MODELS[model]
-    training = Training(1, dtype=dtype, optimizer=optimizer, **{family.family: family})  # type: ignore[arg-type]
+    training = Training(1, optimizer=optimizer, **{family.family: family}).in_format(dtype)  # type: ignore[arg-type]
     per_value = ValueBytes.of(training.model, optimizer, Runtime().gradient_dtype)
     return training.model.parameters * per_value.unsharded
 

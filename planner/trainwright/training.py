@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Literal
 
@@ -16,6 +17,15 @@ MAX_BATCH_SIZE = 1_000_000
 """Limits beyond which a document is taken for a mistake; a search would take minutes and gigabytes."""
 
 Optimizer = Literal["adam", "sgd"]
+
+
+class RequestedDtype(StrEnum):
+    """Number format of a request: one by name, or the fastest that all devices of a plan compute natively."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
 
 
 @document("Training")
@@ -37,7 +47,7 @@ class Training:
 
     global_batch_size: int
     gpt: Gpt | None = None
-    dtype: Dtype = Dtype.FLOAT32
+    dtype: RequestedDtype = RequestedDtype.AUTO
     optimizer: Optimizer = "adam"
     attention: Attention = Attention.FUSED
     llama: Llama | None = None
@@ -66,6 +76,11 @@ class Training:
         families: tuple[Family | None, ...] = tuple(getattr(self, name) for name in FAMILIES)
         return next(family for family in families if family is not None)
 
+    def in_format(self, dtype: Dtype) -> Training:
+        """Return the same training in a number format."""
+        return replace(self, dtype=RequestedDtype(dtype))
+
     @cached_property
     def model(self) -> Model:
-        return Model.of(self.family, self.dtype, self.attention)
+        """Model in the number format by name; raises ValueError for `auto`."""
+        return Model.of(self.family, Dtype(self.dtype), self.attention)

@@ -39,7 +39,7 @@ PLANS_OF_EACH = 8
 
 
 def case(name: str, model: dict, seed: int, **fields) -> dict:
-    built = documents.parse({**model, "global_batch_size": 1}, Training).model
+    built = documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model
     degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
     plan = random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=max(GPUS, 1))
     return {"name": name, "plan": json.loads(documents.dumps(plan)), "model": model, **fields}

@@ -8,6 +8,7 @@ import pytest
 
 from trainwright.cluster import Accelerator, Cluster, Device, Emulation, Link, Node
 from trainwright.families import Gpt
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Stage
 from trainwright.profiles import LayerProfile, Profiles
@@ -82,7 +83,9 @@ def _problem(
     hidden: int = 128,
 ) -> Problem:
     cluster = cluster or _cluster()
-    training = Training(batch, Gpt(layers, hidden, heads, sequence_length=64, vocabulary_size=1000))
+    training = Training(batch, Gpt(layers, hidden, heads, sequence_length=64, vocabulary_size=1000)).in_format(
+        Dtype.FLOAT32
+    )
     needed = required_profiles(cluster.nodes, training.model, batch, max_tensor_degree)
     profiles = _profiles(cluster, training.model, needed)
     return Problem(cluster, training.model, profiles, batch, Limits(max_tensor_degree=max_tensor_degree))

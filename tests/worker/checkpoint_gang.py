@@ -83,7 +83,7 @@ class Refusal:
 
 
 def model_of(document: dict, dtype: str) -> Model:
-    built = documents.parse({**document, "global_batch_size": 1}, TrainingDocument).model
+    built = documents.parse({"dtype": "float32", **document, "global_batch_size": 1}, TrainingDocument).model
     return replace(built, dtype=Dtype(dtype))
 
 

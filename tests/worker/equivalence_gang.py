@@ -190,7 +190,7 @@ def member(rank: int, port: int, cases_file: str, result: str) -> None:
     groups = join(rank, port)
     answers = []
     for case in cases:
-        model = documents.parse({**case.model, "global_batch_size": 1}, TrainingDocument).model
+        model = documents.parse({"dtype": "float32", **case.model, "global_batch_size": 1}, TrainingDocument).model
         want = expected(case, replace(model, dtype=Dtype.FLOAT32))
         begin = time.perf_counter()
         found = run_case(case, model, want, rank, groups)

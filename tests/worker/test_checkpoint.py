@@ -42,7 +42,7 @@ FIRST_SEED, SECOND_SEED = 5100, 6200
 
 
 def plan_for(model: dict, seed: int) -> dict:
-    built = documents.parse({**model, "global_batch_size": 1}, Training).model
+    built = documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model
     degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
     return json.loads(documents.dumps(random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=8)))
 
@@ -61,7 +61,7 @@ def change(name: str, model: dict, seed: int, optimizer: str, **fields) -> dict:
 
 def straight(model: dict, ways: list[tuple[int, int]], sharding: str) -> dict:
     """Return a plan of one pipeline over eight devices, with one stage per (tensor degree, data degree)."""
-    layers = len(documents.parse({**model, "global_batch_size": 1}, Training).model.layers)
+    layers = len(documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model.layers)
     places = iter({"node": f"node-{place // 2}", "slot": place % 2} for place in range(8))
     stages, first = [], 0
     for number, (tensor, data) in enumerate(ways):
@@ -221,7 +221,7 @@ def test_incompatible_checkpoint_is_refused_in_one_sentence_on_every_rank(
 
 def test_every_value_is_stored_once(answers: Answers, folder: Path) -> None:
     """Expect three 4-byte values per parameter under Adam, plus at most 5 % for index and chunk headers."""
-    model = documents.parse({**LARGER, "global_batch_size": 1}, Training).model
+    model = documents.parse({"dtype": "float32", **LARGER, "global_batch_size": 1}, Training).model
     stored = sum(file.stat().st_size for file in (folder / "larger").iterdir())
     state = 3 * 4 * model.parameters
     assert state < stored < 1.05 * state
@@ -244,7 +244,7 @@ def test_no_chunk_is_larger_than_asked(answers: Answers, folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_tools_read_full_weights_by_name(answers: Answers, folder: Path) -> None:
     case = FLOAT32[0]
-    one = OneProcess(documents.parse({**GPT, "global_batch_size": 1}, Training).model, seed=3)
+    one = OneProcess(documents.parse({"dtype": "float32", **GPT, "global_batch_size": 1}, Training).model, seed=3)
     named = one.named()
     optimizer = torch.optim.SGD(named.values(), lr=RATES["sgd"], momentum=0.9)
     for step in range(3):

@@ -114,7 +114,7 @@ def test_the_command_writes_what_a_model_file_and_what_a_training_plan_takes(mon
     monkeypatch.setattr(sys, "argv", ["describe", BERT])
     assert command.main() == 0
     written = yaml.safe_load(capsys.readouterr().out)
-    assert documents.parse({**written, "global_batch_size": 8}, Training).family == bert
+    assert documents.parse({"dtype": "float32", **written, "global_batch_size": 8}, Training).family == bert
     monkeypatch.setattr(sys, "argv", ["describe", BERT, "--training-plan"])
     assert command.main() == 0
     assert ModelSpec.model_validate(yaml.safe_load(capsys.readouterr().out)).family() == bert

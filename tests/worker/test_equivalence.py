@@ -93,7 +93,7 @@ PARTABLE = {
 def parted_layers(case: dict) -> int:
     """Return the number of layers that the plan runs sequence parallel, over all ranks."""
     (family,) = (key for key in case["model"] if key in PARTABLE)
-    layers = documents.parse({**case["model"], "global_batch_size": 1}, Training).model.layers
+    layers = documents.parse({"dtype": "float32", **case["model"], "global_batch_size": 1}, Training).model.layers
     return sum(
         run["tensor"] * run["data"]
         for pipeline in case["plan"]["pipelines"]

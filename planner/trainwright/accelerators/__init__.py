@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from trainwright.accelerators.data_sheets import DataSheet, data_sheet, data_sheets, has_data_sheet
 from trainwright.accelerators.machines import Machine, cluster_of, machine, machines
+from trainwright.accelerators.number_formats import FormatChoice, best_format, emulating, format_choices, is_native
 from trainwright.accelerators.roofline import estimate_profiles
 from trainwright.accelerators.scaling_curves import Curve, curve_from, extrapolated
 
 __all__ = [
     "Curve",
     "DataSheet",
+    "FormatChoice",
     "Machine",
+    "best_format",
     "cluster_of",
     "curve_from",
     "data_sheet",
     "data_sheets",
+    "emulating",
     "estimate_profiles",
     "extrapolated",
+    "format_choices",
     "has_data_sheet",
+    "is_native",
     "machine",
     "machines",
 ]

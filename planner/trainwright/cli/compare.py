@@ -11,7 +11,7 @@ from trainwright import report
 from trainwright.cli.framework import command, show_progress
 from trainwright.cli.options import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
-from trainwright.cli.plan import find_candidates, has_enumerated
+from trainwright.cli.plan import find_candidates, find_in_formats, has_enumerated, in_named_format
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, preload_search
 
 app = typer.Typer(add_completion=False)
@@ -47,10 +47,14 @@ def compare(  # noqa: PLR0913 - one group of options each
     answers = [_answer(planner, inputs, problem, search) for planner in dict.fromkeys(chosen)]
     if all(answer.candidate is None for answer in answers):
         raise NoFeasiblePlan("no planner found a plan: " + "; ".join(f"{a.planner}: {a.reason}" for a in answers))
+    fastest = min(answers, key=lambda answer: answer.seconds_per_row)
+    assert fastest.candidate is not None
+    with show_progress(f"searching with {fastest.planner}", search) as control:
+        found = in_named_format(fastest.planner, inputs, problem, control, [fastest.candidate])
     if output is Output.JSON:
-        show_json(report.comparison_fields(answers, problem))
+        show_json({**report.comparison_fields(answers, problem), **report.format_fields(found)})
     else:
-        show(report.comparison_table(answers, problem))
+        show(report.comparison_table(answers, problem), *report.format_sentences(found))
 
 
 def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOptions) -> report.ComparisonRow:
@@ -58,7 +62,10 @@ def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOption
     reason, candidate = None, None
     with show_progress(f"searching with {planner}", search) as control:
         try:
-            candidate = find_candidates(planner, inputs, problem, control, 1)[0]
+            if inputs.searches_format:
+                candidate = find_in_formats(planner, inputs, problem, control, 1).candidates[0]
+            else:
+                candidate = find_candidates(planner, inputs, problem, control, 1)[0]
         except NoFeasiblePlan as refusal:
             reason = str(refusal)
     return report.ComparisonRow(

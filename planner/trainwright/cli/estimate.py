@@ -18,6 +18,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
 from trainwright.search import Problem
+from trainwright.search.format_search import slow_format_of
 
 EXACT = "exact"
 COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, CostContext], float]]] = {
@@ -55,6 +56,7 @@ def estimate(
     problem = inputs.problem()
     given = plan_of(plan_file, problem, inputs)
     found = estimate_with_context(given, problem.cost_context)
+    slow = slow_format_of(problem, given)
     title, seconds = "the exact replay", found.iteration_seconds
     if cost_model != EXACT:
         title, paper = COST_MODELS[cost_model]
@@ -68,6 +70,7 @@ def estimate(
                 "feasible": found.feasible,
                 "reason": found.reason,
                 "breakdown": asdict(found.breakdown),
+                **report.slow_format_fields(slow),
                 **report.origin_fields(problem),
             }
         )
@@ -75,6 +78,8 @@ def estimate(
     show(report.breakdown_table(found, given, problem))
     if cost_model != EXACT:
         show(f"{title} predicts {seconds:.4g} s")
+    if slow is not None:
+        show(report.slow_sentence(slow, problem.cluster))
     if found.reason is not None:
         show(f"not feasible: {found.reason}")
 

@@ -21,9 +21,10 @@ from trainwright.cli.options import (
     SearchOptions,
 )
 from trainwright.cli.output import Output, OutputOption, screen, show, show_json
-from trainwright.cli.plan import distance_sentences, find_candidates, stopped_sentences
+from trainwright.cli.plan import distance_sentences, find_in_formats, stopped_sentences
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.search import preload_search
+from trainwright.search.format_search import slow_format_of
 
 app = typer.Typer(add_completion=False)
 
@@ -53,12 +54,14 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     preload_search(planner)
     search.check([planner])
     problem = inputs.problem(limits.limits, preferences.preference)
-    behind: list[str] = []
     if plan_file is None:
         with show_progress(f"searching with {planner}", search) as control:
-            candidates = find_candidates(planner, inputs, problem, control, 2)
+            answer = find_in_formats(planner, inputs, problem, control, 2)
+        problem, candidates = answer.problem, answer.candidates
         plan, estimate = candidates[0].plan, candidates[0].estimate
+        slow = answer.slow
         behind = [
+            *report.format_sentences(answer),
             *report.runner_up(candidates),
             *report.preference_sentences(candidates, problem),
             *distance_sentences(candidates[0], inputs, problem, control),
@@ -66,11 +69,13 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         ]
     else:
         plan = plan_of(plan_file, problem, inputs)
+        slow = slow_format_of(problem, plan)
+        behind = [] if slow is None else [report.slow_sentence(slow, problem.cluster)]
         estimate = estimate_with_context(plan, problem.cost_context)
     told = report.Explanation.of(problem, plan, estimate)
     sentences = [*told.sentences(), *behind]
     if output is Output.JSON:
-        show_json(_fields(told, sentences))
+        show_json({**_fields(told, sentences), **report.slow_format_fields(slow)})
         return
     width = screen().width
     picture = report.timeline(told.tracks, estimate.iteration_seconds, width)

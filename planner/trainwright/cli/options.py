@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trainwright import documents
-from trainwright.accelerators import estimate_profiles, extrapolated
+from trainwright.accelerators import best_format, estimate_profiles, extrapolated
 from trainwright.cli.output import note
-from trainwright.cli.profile_match import check_layer_kinds, mismatch_warning
+from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
 from trainwright.cluster import Cluster
+from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Preference, Problem
-from trainwright.training import Training
+from trainwright.training import RequestedDtype, Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
 ROWS = tuple(2**power for power in range(9))
@@ -85,10 +87,18 @@ class Inputs:
         """True if the search chooses the batch size."""
         return self.global_batch_size == SEARCHED
 
+    @property
+    def searches_format(self) -> bool:
+        """True if the search chooses the number format: measured profiles hold for one."""
+        return self.profiles is None and self._requested.dtype is RequestedDtype.AUTO
+
     def problem(self, limits: Limits | None = None, preference: Preference | None = None) -> Problem:
-        """Read the problem; without profiles they are estimated, with a note on standard error."""
-        training = self._training()
+        """Read the problem; without profiles they are estimated, with a note on standard error.
+
+        Where the model file leaves the number format open, it is the best one for all accelerators or that of the profiles.
+        """
         cluster: Cluster = read(self.cluster, Cluster)
+        training = self._training(cluster, limits or Limits())
         runtime = Runtime() if self.runtime is None else read(self.runtime, Runtime)
         return Problem(
             cluster=cluster,
@@ -101,19 +111,43 @@ class Inputs:
             preference=preference or Preference(),
         )
 
-    def _training(self) -> Training:
+    @cached_property
+    def _requested(self) -> Training:
         given = self.global_batch_size
         training: Training = read(self.model, Training, absent=None if given is None else ANY_BATCH)
         if given is not None and not self.searches_batch:
             # Replaced after reading, so that a wrong option is not reported as the file's error.
             training = replace(training, global_batch_size=_rows(given))
+        return training
+
+    @cached_property
+    def _given_profiles(self) -> Profiles | None:
+        return None if self.profiles is None else read(self.profiles, Profiles)
+
+    def _training(self, cluster: Cluster, limits: Limits) -> Training:
+        """Return the training in a number format by name."""
+        training = self._requested
+        if training.dtype is RequestedDtype.AUTO:
+            nodes = limits.allowed(cluster.nodes) or cluster.nodes
+            native = best_format([node.accelerator for node in nodes])
+            if self._given_profiles is not None:
+                training = training.in_format(native)
+                self._check_layer_kinds(training)
+                native = format_of(self._given_profiles, training, native)
+                if native is not Dtype.FLOAT32:
+                    note(f"dtype auto: taken as {native}, by the bytes of the profiles' weights")
+            training = training.in_format(native)
         check_model_size(training)
         return training
 
+    def _check_layer_kinds(self, training: Training) -> None:
+        if self.profiles is not None and self._given_profiles is not None:
+            check_layer_kinds(self._given_profiles, training, file=self.profiles, model_file=self.model)
+
     def _profiles(self, cluster: Cluster, training: Training) -> Profiles:
-        if self.profiles is not None:
-            given: Profiles = read(self.profiles, Profiles)
-            check_layer_kinds(given, training, file=self.profiles, model_file=self.model)
+        given = self._given_profiles
+        if given is not None:
+            self._check_layer_kinds(training)
             if doubted := mismatch_warning(given, training):
                 note(doubted)
             return _extrapolated(given, training)

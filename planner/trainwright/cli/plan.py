@@ -26,6 +26,7 @@ from trainwright.cli.output import Output, OutputOption, check_writable, screen,
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.search import Candidate, Objective, Problem, SearchControl, preload_search, run
 from trainwright.search.batch_size import best_batch_size
+from trainwright.search.format_search import FormatAnswer, search_formats, slow_format
 
 app = typer.Typer(add_completion=False)
 
@@ -57,7 +58,8 @@ def plan(  # noqa: PLR0913 - one group of options each
     problem = inputs.problem(limits.limits, preferences.preference)
     started = time.perf_counter()
     with show_progress(f"searching with {planner}", search) as control:
-        candidates = find_candidates(planner, inputs, problem, control, answer.top)
+        found = find_in_formats(planner, inputs, problem, control, answer.top)
+    problem, candidates = found.problem, found.candidates
     search_seconds = time.perf_counter() - started
     if answer.write_plan is not None:
         write_document(candidates[0].plan, answer.write_plan)
@@ -65,12 +67,20 @@ def plan(  # noqa: PLR0913 - one group of options each
         head: dict[str, Any] = {"planner": planner, "search_seconds": search_seconds}
         if control.budget_exhausted.is_set():
             head["stopped_by_budget"] = True
-        show_json({**head, **report.work_bound_fields(candidates[0], problem), **candidate_fields(candidates, problem)})
+        show_json(
+            {
+                **head,
+                **report.work_bound_fields(candidates[0], problem),
+                **report.format_fields(found),
+                **candidate_fields(candidates, problem),
+            }
+        )
         return
     show(report.candidate_table(candidates, problem, planner=planner, searched=search_seconds))
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, answer.top))
     told = [
+        *report.format_sentences(found),
         *report.preference_sentences(candidates, problem),
         *distance_sentences(candidates[0], inputs, problem, control),
         *stopped_sentences(control),
@@ -116,6 +126,25 @@ def has_enumerated(inputs: Inputs, problem: Problem, control: SearchControl) -> 
     )
 
 
+def find_in_formats(planner: str, inputs: Inputs, problem: Problem, control: SearchControl, top: int) -> FormatAnswer:
+    """Return the planner's candidates in the best number format, or in the one by name, with its price if it is slow."""
+
+    def find(one: Problem) -> list[Candidate]:
+        return find_candidates(planner, inputs, one, control, top)
+
+    if inputs.searches_format:
+        return search_formats(problem, find, top)
+    return in_named_format(planner, inputs, problem, control, find(problem))
+
+
+def in_named_format(
+    planner: str, inputs: Inputs, problem: Problem, control: SearchControl, candidates: Sequence[Candidate]
+) -> FormatAnswer:
+    """Return the planner's candidates in the problem's format, with its price if it is slow."""
+    slow = slow_format(problem, candidates, lambda other: find_candidates(planner, inputs, other, control, 1))
+    return FormatAnswer(problem, tuple(candidates), slow)
+
+
 def find_candidates(
     planner: str, inputs: Inputs, problem: Problem, control: SearchControl, top: int
 ) -> list[Candidate]:
@@ -144,6 +173,7 @@ def candidate_fields(candidates: Sequence[Candidate], problem: Problem) -> dict[
             "rank": number,
             "predicted_seconds": candidate.estimate.iteration_seconds,
             "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
+            **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
             **({} if problem.limits.objective is Objective.TIME else {"price_per_row": candidate.price_per_row}),
             **report.preference_fields(candidate, problem),
             "plan": documents.dump(candidate.plan),

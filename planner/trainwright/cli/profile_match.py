@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from trainwright.documents import DocumentError
+from trainwright.layer import Dtype
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.training import Training
 
@@ -52,6 +54,14 @@ def mismatch_warning(profiles: Profiles, training: Training) -> str | None:
     return None
 
 
+def format_of(profiles: Profiles, training: Training, native: Dtype) -> Dtype:
+    """Return the format of profiled weights: where they take two bytes `native` or else float16, float32 otherwise."""
+    ratios = [ratio for _, ratio in _weight_ratios(profiles, training.in_format(Dtype.FLOAT32))]
+    if not ratios or abs(median(ratios) / min(FORMATS) - 1) > TOLERANCE:
+        return Dtype.FLOAT32
+    return native if native.num_bytes < Dtype.FLOAT32.num_bytes else Dtype.FLOAT16
+
+
 def _profiled_kinds(profiles: Profiles) -> list[str]:
     names = [layer.kind for layer in profiles.layers] + [one.kind for one in profiles.too_large]
     return list(dict.fromkeys(names))
@@ -65,9 +75,14 @@ def _weight_ratios(profiles: Profiles, training: Training) -> Iterator[tuple[Lay
     """
     kinds = {kind.name: kind for kind in training.model.kinds}
     for layer in profiles.layers:
-        kind = kinds[layer.kind]
+        kind = kinds.get(layer.kind)
+        if kind is None:
+            continue
         if layer.parameter_bytes and kind.parameters and (kind.is_tensor_parallel or layer.tensor_degree == 1):
-            yield layer, layer.parameter_bytes / (kind.parameters_at(layer.tensor_degree) * training.dtype.num_bytes)
+            yield (
+                layer,
+                layer.parameter_bytes / (kind.parameters_at(layer.tensor_degree) * training.model.dtype.num_bytes),
+            )
 
 
 def _named(kinds: Iterable[str]) -> str:

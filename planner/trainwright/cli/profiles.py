@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from trainwright.accelerators import best_format
 from trainwright.cli.framework import command
 from trainwright.cli.options import ANY_BATCH, check_model_size, estimate_from_data_sheets, read
 from trainwright.cli.output import note, write_document
@@ -16,7 +18,7 @@ from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Cluster, Port
 from trainwright.profile_imports import FORMATS, ImportOptions
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
-from trainwright.training import Training
+from trainwright.training import RequestedDtype, Training
 
 app = typer.Typer(add_completion=False, help="Import, estimate or merge layer profiles.", invoke_without_command=True)
 
@@ -108,7 +110,7 @@ def import_tables(
     """Turn another tool's layer tables into a profiles document, on standard output."""
     if table_format not in FORMATS:
         raise ValueError(f"unknown format {table_format!r}; choose one of {', '.join(FORMATS)}")
-    training = _training(model)
+    training = _training(model, [more.accelerator])
     found = FORMATS[table_format](tables, model=training.model, accelerator=more.accelerator, options=more.options)
     write_document(found, write)
 
@@ -133,7 +135,7 @@ def estimate_from_sheets(
         devices = len(given.devices)
     if not names:
         raise ValueError("nothing to estimate for: give --cluster or --accelerator")
-    found = estimate_from_data_sheets(_training(model), tuple(dict.fromkeys(names)), devices=devices)
+    found = estimate_from_data_sheets(_training(model, names), tuple(dict.fromkeys(names)), devices=devices)
     note("these profiles are estimated from data sheets, not measured")
     write_document(found, write)
 
@@ -171,8 +173,13 @@ def _series(one: LayerProfile | LayerTooLarge) -> tuple[str, str, int]:
     return one.accelerator, one.kind, one.tensor_degree
 
 
-def _training(file: Path) -> Training:
-    """Read a model, whose file may lack a batch: layer costs do not depend on it."""
+def _training(file: Path, accelerators: Collection[str]) -> Training:
+    """Read a model, whose file may lack a batch, in the best format of the accelerators if it leaves that open."""
     training: Training = read(file, Training, absent=ANY_BATCH)
+    if training.dtype is RequestedDtype.AUTO:
+        training = training.in_format(best_format(accelerators))
+        note(
+            f"dtype auto: taken as {training.dtype}, the fastest that {', '.join(dict.fromkeys(accelerators))} computes"
+        )
     check_model_size(training)
     return training

@@ -15,9 +15,12 @@ from trainwright.cli.options import DEFAULT_PLANNER, Inputs, LimitOptions, Plann
 from trainwright.cli.output import Output, OutputOption, check_writable, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.document_kind import document
+from trainwright.layer import Dtype
 from trainwright.plan import Plan
+from trainwright.report.format_sentences import slow_format_fields, slow_sentence
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
 from trainwright.search import Problem, preload_search, run
+from trainwright.search.format_search import slow_format_of
 from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
 
 MOST_CANDIDATES: Final = 500
@@ -38,6 +41,7 @@ class ListedCandidate:
     traded: str | None = None
     moved_bytes: float | None = None
     operators: tuple[Any, ...] = ()
+    dtype: Dtype | None = None
 
 
 @document("Candidates")
@@ -57,6 +61,8 @@ class Candidates:
     profiles: str | None = None
     lower_bound_seconds: float | None = None
     gap: float | None = None
+    dtype: Dtype | None = None
+    slow_format: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,10 +120,18 @@ def propose_trial(
     answer = propose(study.posterior, rule, study.device_seconds if choosing.per_device_second else None)
     if choosing.write_plan is not None:
         _write(answer, study, choosing.write_plan)
+    chosen = _chosen(answer)
+    slow = None if chosen is None else slow_format_of(problem, study.plans[chosen])
     if choosing.output is Output.JSON:
-        show_json(proposal_fields(answer, study, problem))
-    else:
-        show(proposal_report(answer, study, problem, rule))
+        show_json({**proposal_fields(answer, study, problem), **slow_format_fields(slow)})
+        return
+    show(proposal_report(answer, study, problem, rule))
+    if slow is not None:
+        show(slow_sentence(slow, problem.cluster))
+
+
+def _chosen(answer: Proposal) -> int | None:
+    return answer.best if answer.trial is None else answer.trial
 
 
 def _refuse_limits(limits: LimitOptions) -> None:
@@ -151,7 +165,7 @@ def _check_batches(plans: list[Plan], trials: Trials | None, problem: Problem) -
 
 
 def _write(answer: Proposal, study: TrialHistory, file: Path) -> None:
-    chosen = answer.best if answer.trial is None else answer.trial
+    chosen = _chosen(answer)
     if chosen is None:
         raise ValueError("no plan to write: every plan failed")
     write_document(study.plans[chosen], file)

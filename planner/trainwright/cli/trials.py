@@ -32,6 +32,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import check_plan, estimate_with_context
 from trainwright.documents import DocumentError
 from trainwright.plan import Plan
+from trainwright.search.format_search import slow_format_of
 from trainwright.throughput import throughput
 from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
 
@@ -150,14 +151,17 @@ def trial(
         )
     found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
     predicted = estimate_with_context(plan, problem.cost_context)
+    slow = slow_format_of(problem, plan)
     if written.append is not None:
         note(_added(written.append, plan, answer, measured, problem.cost_context))
     if trace is not None and timeline is not None:
         trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
     if output is Output.JSON:
-        show_json(report.trial_fields(found, answer, predicted, problem))
+        show_json({**report.trial_fields(found, answer, predicted, problem), **report.slow_format_fields(slow)})
         return
     show(report.trial_table(found, answer, predicted, plan, problem))
+    if slow is not None:
+        show(report.slow_sentence(slow, problem.cluster))
     if timeline is None:
         note("the trial recorded no timeline")
         return

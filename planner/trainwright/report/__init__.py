@@ -14,6 +14,12 @@ from trainwright.report.comparison import (
     work_bound_sentences,
 )
 from trainwright.report.explanation import Explanation
+from trainwright.report.format_sentences import (
+    format_fields,
+    format_sentences,
+    slow_format_fields,
+    slow_sentence,
+)
 from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
 from trainwright.report.iteration_chart import timeline
 from trainwright.report.measured_timeline import chrome_trace, measured_timeline
@@ -31,6 +37,8 @@ __all__ = [
     "comparison_fields",
     "comparison_table",
     "enumeration_sentence",
+    "format_fields",
+    "format_sentences",
     "machine_table",
     "measured_timeline",
     "origin_fields",
@@ -40,6 +48,8 @@ __all__ = [
     "preference_sentences",
     "runner_up",
     "sheet_lines",
+    "slow_format_fields",
+    "slow_sentence",
     "timeline",
     "trial_fields",
     "trial_table",

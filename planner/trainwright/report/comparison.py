@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from rich.console import Group
@@ -36,6 +37,12 @@ class ComparisonRow:
     reason: str | None = None
     stopped: bool = False
     enumerated: bool = False
+
+    @property
+    def seconds_per_row(self) -> float:
+        """Predicted seconds for one row of the batch; infinite without a candidate."""
+        found = self.candidate
+        return inf if found is None else found.estimate.iteration_seconds / found.plan.global_batch_size
 
 
 def work_bound_fields(candidate: Candidate, problem: Problem) -> dict[str, Any]:

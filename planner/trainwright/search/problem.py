@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from threading import Event
 from typing import Protocol
 
-from trainwright.cluster import Cluster, Device
+from trainwright.cluster import Cluster, Device, Node
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan
@@ -59,6 +60,16 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.memory_headroom_ratio < 1:
             raise ValueError(f"memory_headroom_ratio must be 0 or more and below 1, got {self.memory_headroom_ratio}")
+
+    def allowed(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return the nodes that plans may use, in their order."""
+        return tuple(
+            node
+            for node in nodes
+            if (not self.use_nodes or node.name in self.use_nodes)
+            and node.name not in self.spare
+            and node.accelerator not in self.spare
+        )
 
 
 @dataclass(frozen=True)
@@ -130,20 +141,18 @@ class Problem:
     @cached_property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes that plans may use, in the cluster's order."""
-        limits = self.limits
-        return tuple(
-            node.name
-            for node in self.cluster.nodes
-            if (not limits.use_nodes or node.name in limits.use_nodes)
-            and node.name not in limits.spare
-            and node.accelerator not in limits.spare
-        )
+        return tuple(node.name for node in self.limits.allowed(self.cluster.nodes))
 
     @cached_property
     def node_numbers(self) -> tuple[int, ...]:
         """Indices of these nodes in the cluster."""
         used = set(self.nodes)
         return tuple(number for number, node in enumerate(self.cluster.nodes) if node.name in used)
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        """Accelerators of these nodes."""
+        return tuple(dict.fromkeys(self.cluster.node(name).accelerator for name in self.nodes))
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -183,6 +192,7 @@ class Candidate:
         traded: sentence on what a preference gave up for this plan; None if nothing.
         operators: `[stage]` operator shardings, if the search found more than degrees can express (None for a stage that
             degrees express); `plan` then has the nearest degrees, and `estimate` is that of `plan`. Empty if no stage has any.
+        dtype: number format that was chosen for the plan; None where the problem's model names it.
     """
 
     plan: Plan
@@ -190,6 +200,7 @@ class Candidate:
     price_per_hour: float | None = None
     traded: str | None = None
     operators: tuple[SpanSpecs | None, ...] = ()
+    dtype: Dtype | None = None
 
     @property
     def price_per_row(self) -> float | None:

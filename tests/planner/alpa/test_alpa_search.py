@@ -22,7 +22,7 @@ from trainwright.operator_shardings import SpanSpecs
 from trainwright.plan import Plan, Sharding, Stage
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, Search, SearchControl, run
 from trainwright.search.alpa.search import alpa, brief_alpa
-from trainwright.training import Training
+from trainwright.training import RequestedDtype, Training
 
 MakeCluster = Callable[..., Cluster]
 MakeProblem = Callable[..., Problem]
@@ -181,7 +181,7 @@ def test_closest_plan_is_reported_when_nothing_fits(make_problem: MakeProblem, m
 
 def test_the_command_line_plans_with_it_and_exports_the_operators(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(dumps(cluster_of({"p3.8xlarge": 1})))
-    (tmp_path / "model.yaml").write_text(dumps(Training(32, moe=FAMILIES[0][0], dtype=Dtype.FLOAT16)))  # type: ignore[arg-type]
+    (tmp_path / "model.yaml").write_text(dumps(Training(32, moe=FAMILIES[0][0], dtype=RequestedDtype.FLOAT16)))  # type: ignore[arg-type]
     inputs = ["--cluster", str(tmp_path / "cluster.yaml"), "--model", str(tmp_path / "model.yaml")]
     result = CliRunner().invoke(app, ["plan", *inputs, "--planner", "alpa", "--top", "50", "--output", "json"])
     assert result.exit_code == 0, result.output

@@ -205,7 +205,7 @@ def gpt(hidden: int = 64, more: str = "") -> str:
     ],
 )
 def test_warning_names_profiles_of_another_model_or_number_format(folder: Path, asked: str, told: str | None) -> None:
-    result = profiled(folder, gpt(), asked)
+    result = profiled(folder, gpt(more="dtype: float32"), asked)
     assert result.exit_code == 0, result.output
     assert told in result.stderr if told else not result.stderr
 

@@ -18,12 +18,11 @@ from trainwright import documents
 from trainwright.calibration import Trial, Trials
 from trainwright.cluster import Cluster
 from trainwright.families import Gpt
-from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import ComputeRatio, Runtime
 from trainwright.search import Problem, run
-from trainwright.training import Training
+from trainwright.training import RequestedDtype, Training
 
 NOUNS = (Cluster, Plan, Profiles, Training, Runtime, Trials)
 
@@ -68,7 +67,7 @@ def test_trials_accept_a_whole_plan_document(nouns: tuple[object, ...]) -> None:
 
 def test_minimal_model_file_is_read() -> None:
     training = documents.loads(TRAINING, Training)
-    assert training == Training(32, Gpt(24, 1024, 16, 1024, 52256), Dtype.FLOAT16, "adam")
+    assert training == Training(32, Gpt(24, 1024, 16, 1024, 52256), RequestedDtype.FLOAT16, "adam")
     assert len(training.model.layers) == 26
 
 
@@ -76,7 +75,10 @@ def test_minimal_model_file_is_read() -> None:
     ("change", "message"),
     [
         ({"global_batch_size": 0}, "model.yaml: global_batch_size must be 1 … 1000000, got 0"),
-        ({"dtype": "float8"}, "model.yaml: dtype: Input should be 'float32', 'float16' or 'bfloat16', got 'float8'"),
+        (
+            {"dtype": "float8"},
+            "model.yaml: dtype: Input should be 'auto', 'float32', 'float16' or 'bfloat16', got 'float8'",
+        ),
         ({"batch": 3}, "model.yaml: batch: there is no such field; there are global_batch_size, gpt, "),
         (
             {"gpt": {**yaml.safe_load(TRAINING)["gpt"], "depth": 3}},

@@ -1,0 +1,126 @@
+"""Number formats that accelerators compute natively, and those that are worth a search on a pool of accelerators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
+from trainwright.accelerators.roofline import Roof, layer_seconds
+from trainwright.cluster import EMULATED_PREFIX
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.profiles import LayerProfile, Profiles
+
+PREFERRED: Final = (Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32)
+"""Formats in the order in which equally fast ones are chosen: bfloat16 needs no loss scaling."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatChoice:
+    """Number format with the accelerators that compute it natively, and those that its plans leave out."""
+
+    dtype: Dtype
+    accelerators: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def is_native(accelerator: str, dtype: Dtype) -> bool:
+    """Return whether an accelerator computes a format natively.
+
+    An emulated one computes on a CPU, in float32. One without a data sheet may have any format: its profiles decide.
+    """
+    if accelerator.startswith(EMULATED_PREFIX):
+        return dtype is Dtype.FLOAT32
+    return not has_data_sheet(accelerator) or dtype in data_sheet(accelerator).generation_sheet.formats.values
+
+
+def emulating(accelerators: Iterable[str], dtype: Dtype) -> tuple[str, ...]:
+    """Return the accelerators that do not compute a format natively, without those whose speed is emulated itself."""
+    return tuple(name for name in accelerators if not name.startswith(EMULATED_PREFIX) and not is_native(name, dtype))
+
+
+def format_choices(accelerators: Collection[str]) -> tuple[FormatChoice, ...]:
+    """Return the formats that may give the fastest plan, each on the accelerators that compute it natively.
+
+    Another is left out where a format computes on at least its accelerators, at least as fast by their data sheets, and
+    with no more bytes: each of its plans is as fast in that format.
+    """
+    names = tuple(dict.fromkeys(accelerators))
+    found: list[FormatChoice] = []
+    for dtype in PREFERRED:
+        native = tuple(name for name in names if is_native(name, dtype))
+        if native:
+            found.append(FormatChoice(dtype, native, tuple(name for name in names if name not in native)))
+    order = {choice: number for number, choice in enumerate(found)}
+    return tuple(
+        one
+        for one in found
+        if not any(
+            _dominates(other, one) and (order[other] < order[one] or not _dominates(one, other))
+            for other in found
+            if other is not one
+        )
+    )
+
+
+def best_format(accelerators: Collection[str]) -> Dtype:
+    """Return the fastest format that all these accelerators compute natively; of equally fast ones the preferred."""
+    return next(choice.dtype for choice in format_choices(accelerators) if not choice.left_out)
+
+
+def equally_fast(accelerators: Collection[str], dtype: Dtype) -> Dtype:
+    """Return the preferred one of the native formats with the rates and bytes of `dtype` on all these accelerators."""
+    best, own = best_format(accelerators), tuple(accelerators)
+    equal = _dominates(FormatChoice(best, own), FormatChoice(dtype, own))
+    return best if equal and best.num_bytes == dtype.num_bytes else dtype
+
+
+def _dominates(one: FormatChoice, other: FormatChoice) -> bool:
+    """Return whether all plans of the other format are as fast in this one, memory permitting."""
+    if one.dtype.num_bytes > other.dtype.num_bytes or not set(other.accelerators) <= set(one.accelerators):
+        return False
+    return all(
+        has_data_sheet(name)
+        and data_sheet(name).flops_per_second(one.dtype) >= data_sheet(name).flops_per_second(other.dtype)
+        for name in other.accelerators
+    )
+
+
+def profiles_in(profiles: Profiles, model: Model, dtype: Dtype) -> Profiles:
+    """Return profiles of a model scaled to another number format by the rooflines of the data sheets.
+
+    Raises ValueError for an accelerator without a data sheet.
+    """
+    ordered = sorted(profiles.layers, key=_place)
+    return replace(
+        profiles,
+        layers=tuple(
+            scaled for _, group in groupby(ordered, key=_place) for scaled in _scaled(list(group), model, dtype)
+        ),
+    )
+
+
+def _place(layer: LayerProfile) -> tuple[str, str, int]:
+    return layer.accelerator, layer.kind, layer.tensor_degree
+
+
+def _scaled(layers: list[LayerProfile], model: Model, dtype: Dtype) -> Iterable[LayerProfile]:
+    """Scale the profiles of one kind on one accelerator at one tensor degree."""
+    accelerator, name, degree = _place(layers[0])
+    kind, sheet, rows = model.kind(name), data_sheet(accelerator), [layer.rows for layer in layers]
+    old, new = (
+        layer_seconds(kind, Roof.of(sheet, one, tensor_float32=False), [degree], rows) for one in (model.dtype, dtype)
+    )
+    kept = kind.saved_bytes_per_row(model.dtype, degree)
+    memory = kind.saved_bytes_per_row(dtype, degree) / kept if kept else 1.0
+    for number, layer in enumerate(layers):
+        yield replace(
+            layer,
+            forward_seconds=layer.forward_seconds * float(new.forward[0, number] / old.forward[0, number]),
+            backward_seconds=layer.backward_seconds * float(new.backward[0, number] / old.backward[0, number]),
+            activation_bytes=round(layer.activation_bytes * memory),
+            parameter_bytes=layer.parameter_bytes * dtype.num_bytes // model.dtype.num_bytes,
+        )

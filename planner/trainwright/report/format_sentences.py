@@ -1,0 +1,62 @@
+"""Number format of an answer: why it was chosen, or what a slow one costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from trainwright.accelerators import is_native
+from trainwright.cluster import Cluster
+from trainwright.report.plan_summary import short_names
+from trainwright.report.tables import seconds
+from trainwright.search import Candidate
+from trainwright.search.format_search import FormatAnswer, SlowFormat
+
+
+def format_sentences(answer: FormatAnswer) -> list[str]:
+    """Return a sentence on the number format of the first candidate, if it was chosen or is slow."""
+    if answer.slow is not None:
+        return [slow_sentence(answer.slow, answer.problem.cluster)]
+    first, cluster = answer.candidates[0], answer.problem.cluster
+    if first.dtype is None:
+        return []
+    used = _accelerators(first, cluster)
+    emulating = [name for name in answer.problem.accelerators if name not in used and not is_native(name, first.dtype)]
+    left = f"; it leaves out {_named(emulating, cluster)}, which would emulate it" if emulating else ""
+    verb = "computes" if len(used) == 1 else "all compute"
+    return [f"Number format: {first.dtype}, the fastest that {_named(used, cluster)} {verb} natively{left}."]
+
+
+def slow_sentence(slow: SlowFormat, cluster: Cluster) -> str:
+    """Return where a format is emulated, and the seconds of the best plan in it and in a native one."""
+    where = f"{slow.dtype} is emulated on {_named(slow.emulated_on, cluster)}: {seconds(slow.seconds)}"
+    if slow.other is None:
+        return f"{where}; {slow.native} is native there."
+    other, batch = slow.other.estimate.iteration_seconds, slow.other.plan.global_batch_size
+    rows = f" (of {batch} rows)" if batch != slow.rows else ""
+    return f"{where}; {slow.native} would take {seconds(other)}{rows}."
+
+
+def format_fields(answer: FormatAnswer) -> dict[str, Any]:
+    """Return the chosen number format, or the price of a slow one, for JSON output."""
+    chosen = answer.candidates[0].dtype
+    return {**slow_format_fields(answer.slow), **({} if chosen is None else {"dtype": chosen})}
+
+
+def slow_format_fields(slow: SlowFormat | None) -> dict[str, Any]:
+    """Return the price of a slow number format for JSON output; empty without one."""
+    if slow is None:
+        return {}
+    other = None if slow.other is None else slow.other.estimate.iteration_seconds
+    told = {"dtype": slow.dtype, "emulated_on": list(slow.emulated_on), "native": slow.native}
+    return {"slow_format": {**told, "native_seconds": other}}
+
+
+def _accelerators(candidate: Candidate, cluster: Cluster) -> list[str]:
+    return list(dict.fromkeys(cluster.node(node).accelerator for node in candidate.plan.nodes))
+
+
+def _named(names: Collection[str], cluster: Cluster) -> str:
+    """Return the accelerators' short names: `V100, T4 and A100`."""
+    short: Sequence[str] = [short_names(cluster)[name] for name in names]
+    return " and ".join([", ".join(short[:-1]), short[-1]]) if len(short) > 1 else short[0]

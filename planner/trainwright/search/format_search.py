@@ -1,0 +1,179 @@
+"""Search of the number format, for any search, and the price of a slow one."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trainwright.accelerators.number_formats import (
+    best_format,
+    emulating,
+    equally_fast,
+    format_choices,
+    profiles_in,
+)
+from trainwright.cost.work_bound import work_bound_seconds
+from trainwright.layer import Dtype
+from trainwright.plan import Plan
+from trainwright.search.candidates import candidate_of
+from trainwright.search.cost_objective import pareto_front
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Objective, Problem
+
+Find = Callable[[Problem], Sequence[Candidate]]
+
+FLOAT32_BYTES: Final = 24
+"""Bytes per parameter above which float32 may fit where a half format does not.
+
+With Adam a parameter takes 16 bytes in float32 and 18 in a half format, which needs a float32 copy. Only a device on which
+float32's larger activations take less than the two bytes between them is in question, so its state takes most of its memory.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFormat:
+    """Format that was asked for by name although some accelerators only emulate it.
+
+    Attributes:
+        seconds, rows: iteration and global batch of the best plan.
+        other: best plan in the fastest native format; None if it is not faster, or without a data sheet of an accelerator.
+    """
+
+    dtype: Dtype
+    emulated_on: tuple[str, ...]
+    seconds: float
+    rows: int
+    native: Dtype
+    other: Candidate | None
+
+
+@dataclass(frozen=True, slots=True)
+class FormatAnswer:
+    """Candidates of one or several number formats, best first, with the problem of the best one.
+
+    Attributes:
+        slow: price of the format, if it was asked for by name and some accelerators only emulate it.
+    """
+
+    problem: Problem
+    candidates: tuple[Candidate, ...]
+    slow: SlowFormat | None = None
+
+
+def in_format(problem: Problem, dtype: Dtype, left_out: Iterable[str] = ()) -> Problem:
+    """Return the problem in another number format, with profiles scaled by data sheets, without some accelerators.
+
+    Raises ValueError for an accelerator without a data sheet.
+    """
+    if dtype is not problem.model.dtype:
+        profiles = profiles_in(problem.profiles, problem.model, dtype)
+        problem = replace(problem, model=replace(problem.model, dtype=dtype), profiles=profiles)
+    return without(problem, left_out)
+
+
+def without(problem: Problem, left_out: Iterable[str]) -> Problem:
+    """Return the problem whose plans leave out some accelerators."""
+    added = tuple(name for name in left_out if name in problem.accelerators)
+    if not added:
+        return problem
+    return replace(problem, limits=replace(problem.limits, spare=(*problem.limits.spare, *added)))
+
+
+def search_formats(problem: Problem, find: Find, top: int | None = None) -> FormatAnswer:
+    """Return the best candidates over all formats that may give the fastest plan, each on its native accelerators.
+
+    `problem` is in the best format of all its accelerators. Its measured profiles hold for that format alone. Raises
+    NoFeasiblePlan if no plan is feasible in any format.
+    """
+    if problem.profiles.origin == "measured":
+        return search_problems([problem], find, top)
+    own = problem.model.dtype
+    choices = sorted(format_choices(problem.accelerators), key=lambda choice: choice.dtype is not own)
+    problems = [in_format(problem, choice.dtype, choice.left_out) for choice in choices]
+    if all(choice.dtype is not Dtype.FLOAT32 for choice in choices) and _is_memory_scarce(problem):
+        problems.append(in_format(problem, Dtype.FLOAT32))
+    return search_problems(problems, find, top)
+
+
+def search_problems(problems: Sequence[Problem], find: Find, top: int | None = None) -> FormatAnswer:
+    """Return the best candidates of problems in several formats, without a search where the work bound rules one out.
+
+    Raises the first problem's NoFeasiblePlan if no problem has a feasible plan.
+    """
+    answers: list[FormatAnswer] = []
+    refusal: NoFeasiblePlan | None = None
+    for problem in problems:
+        if not all(_may_win(problem, answer) for answer in answers):
+            continue
+        try:
+            found = find(problem)
+        except NoFeasiblePlan as refused:
+            refusal = refusal or refused
+            continue
+        answers.append(FormatAnswer(problem, tuple(replace(one, dtype=_label(one, problem)) for one in found)))
+    if refusal is not None and not answers:
+        raise refusal
+    best = min(answers, key=lambda answer: _value(answer.candidates[0], answer.problem))
+    if best.problem.limits.objective is Objective.PARETO:
+        merged = pareto_front(one for answer in answers for one in answer.candidates)
+    else:
+        merged = list(
+            heapq.merge(*(answer.candidates for answer in answers), key=lambda one: _value(one, best.problem))
+        )
+    distinct = {one.plan: one for one in reversed(merged)}  # a plan of several formats counts in its best one
+    return FormatAnswer(best.problem, tuple(one for one in merged if distinct[one.plan] is one)[:top])
+
+
+def slow_format(problem: Problem, candidates: Sequence[Candidate], find: Find) -> SlowFormat | None:
+    """Return the price of the problem's format; None if all its accelerators compute it natively."""
+    dtype, names = problem.model.dtype, problem.accelerators
+    emulated_on = emulating(names, dtype)
+    if not emulated_on:
+        return None
+    native, best = best_format(names), candidates[0]
+    slow = SlowFormat(
+        dtype, emulated_on, best.estimate.iteration_seconds, best.plan.global_batch_size, native, other=None
+    )
+    try:
+        faster = in_format(problem, native)
+        if not _may_win(faster, FormatAnswer(problem, tuple(candidates))):
+            return slow
+        other = find(faster)[0]
+    except ValueError:  # no data sheet, or no feasible plan
+        return slow
+    return replace(slow, other=other) if _value(other, problem) < _value(best, problem) else slow
+
+
+def slow_format_of(problem: Problem, plan: Plan) -> SlowFormat | None:
+    """Return the price of the problem's format for a given plan; None if all devices of the plan compute it natively."""
+    used = problem.with_nodes(plan.nodes)
+    return slow_format(used, [candidate_of(used, plan)], lambda other: [candidate_of(other, plan)])
+
+
+def _label(candidate: Candidate, problem: Problem) -> Dtype:
+    """Return the preferred one of the formats that are as fast as the problem's on the plan's accelerators."""
+    used = {problem.cluster.node(node).accelerator for node in candidate.plan.nodes}
+    return equally_fast(used, problem.model.dtype)
+
+
+def _value(candidate: Candidate, problem: Problem) -> float:
+    """Return what the objective minimises, for one row."""
+    if problem.limits.objective is Objective.COST and candidate.price_per_row is not None:
+        return candidate.price_per_row
+    return candidate.estimate.iteration_seconds / candidate.plan.global_batch_size
+
+
+def _may_win(problem: Problem, answer: FormatAnswer) -> bool:
+    """Return whether the work bound leaves room for a plan that is faster than the answer's best."""
+    best = answer.candidates[0]
+    if problem.limits.objective is not Objective.TIME or best.plan.global_batch_size != problem.global_batch_size:
+        return True
+    bound = work_bound_seconds(problem.cost_context, problem.nodes, problem.global_batch_size)
+    return bound < best.estimate.iteration_seconds
+
+
+def _is_memory_scarce(problem: Problem) -> bool:
+    memory = min((one.memory_bytes for one in problem.cluster.accelerators), default=math.inf)
+    return problem.model.parameters * FLOAT32_BYTES > memory * (1 - problem.limits.memory_headroom_ratio)

@@ -1,0 +1,103 @@
+"""`dtype` of model files on the command line: chosen where it is `auto`, with its price where it is slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from trainwright.accelerators import cluster_of
+from trainwright.cli import app
+from trainwright.documents import dumps
+
+MODEL = """
+gpt: {layers: 4, hidden_size: 1024, heads: 8, sequence_length: 512, vocabulary_size: 8192}
+global_batch_size: 32
+"""
+NAMED = "bfloat16 is emulated on V100 and T4: "
+
+
+def call(folder: Path, command: str, *options: str, dtype: str = "auto", machines: str = "mixed") -> Result:
+    (folder / "model.yaml").write_text(MODEL + f"dtype: {dtype}\n" if dtype != "auto" else MODEL)
+    counts = {"p3.8xlarge": 1, "g4dn.12xlarge": 1} if machines == "mixed" else {"a2-highgpu-4g": 1}
+    (folder / "cluster.json").write_text(dumps(cluster_of(counts)))
+    given = [f"--cluster={folder / 'cluster.json'}", f"--model={folder / 'model.yaml'}"]
+    result = CliRunner().invoke(app, [command, *given, *options])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def answer(*arguments: Any, **changes: str) -> Any:
+    return json.loads(call(*arguments, "--output=json", **changes).stdout)
+
+
+def words(result: Result) -> str:
+    return " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(("machines", "dtype"), [("mixed", "float16"), ("ampere", "bfloat16")])
+def test_auto_gives_the_candidates_of_the_best_native_format(tmp_path: Path, machines: str, dtype: str) -> None:
+    chosen = answer(tmp_path, "plan", "--planner=megatron", machines=machines)
+    named = answer(tmp_path, "plan", "--planner=megatron", machines=machines, dtype=dtype)
+    assert chosen["dtype"] == dtype
+    assert {one.pop("dtype") for one in chosen["candidates"]} == {dtype}
+    assert chosen["candidates"] == named["candidates"]
+    assert "dtype" not in named
+    assert "slow_format" not in named
+    shown = words(call(tmp_path, "plan", "--planner=megatron", machines=machines))
+    assert f"Number format: {dtype}, the fastest that " in shown
+
+
+def test_every_command_states_the_price_of_a_slow_format(tmp_path: Path) -> None:
+    fast = answer(tmp_path, "plan", "--planner=megatron")["candidates"][0]["predicted_seconds"]
+    plan = f"--plan={tmp_path / 'plan.json'}"
+    found = answer(tmp_path, "plan", "--planner=megatron", f"--write-plan={tmp_path / 'plan.json'}", dtype="bfloat16")
+    slow = found["slow_format"]
+    assert slow["emulated_on"] == ["Tesla-V100-SXM2-16GB", "Tesla-T4"]
+    assert (slow["dtype"], slow["native"]) == ("bfloat16", "float16")
+    assert slow["native_seconds"] == pytest.approx(fast)
+    assert found["candidates"][0]["predicted_seconds"] > 1.3 * fast
+    for command, *options in (
+        ("plan", "--planner=megatron"),
+        ("explain", "--planner=megatron"),
+        ("explain", plan),
+        ("estimate", plan),
+    ):
+        shown = words(call(tmp_path, command, *options, dtype="bfloat16"))
+        assert NAMED in shown, command
+        assert "; float16 would take " in shown, command
+        assert "slow_format" in answer(tmp_path, command, *options, dtype="bfloat16")
+        assert NAMED not in words(call(tmp_path, command, *options, dtype="float16"))
+
+
+def test_comparison_states_the_price_of_a_slow_format(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text(MODEL + "dtype: bfloat16\n")
+    (tmp_path / "cluster.json").write_text(dumps(cluster_of({"p3.8xlarge": 1, "g4dn.12xlarge": 1})))
+    given = [f"--cluster={tmp_path / 'cluster.json'}", f"--model={tmp_path / 'model.yaml'}"]
+    shown = CliRunner().invoke(app, ["compare", "megatron", "random", *given])
+    assert shown.exit_code == 0, shown.output
+    assert NAMED in words(shown)
+
+
+def test_profiles_that_are_given_fix_the_format_by_the_bytes_of_their_weights(tmp_path: Path) -> None:
+    for dtype, notes in (("float32", 0), ("float16", 1)):
+        profiles = tmp_path / f"{dtype}.json"
+        (tmp_path / "written.yaml").write_text(MODEL + f"dtype: {dtype}\n")
+        accelerators = [f"--accelerator={name}" for name in ("Tesla-V100-SXM2-16GB", "Tesla-T4")]
+        options = ["profiles", "estimate", f"--model={tmp_path / 'written.yaml'}", *accelerators, f"--write={profiles}"]
+        assert CliRunner().invoke(app, options).exit_code == 0
+        open_format = call(tmp_path, "plan", "--planner=megatron", "--output=json", f"--profiles={profiles}")
+        named = answer(tmp_path, "plan", "--planner=megatron", f"--profiles={profiles}", dtype=dtype)
+        assert json.loads(open_format.stdout)["candidates"] == named["candidates"]
+        assert open_format.stderr.count("dtype auto: taken as float16") == notes
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_candidates_with_their_format_are_read_again(tmp_path: Path, dtype: str) -> None:
+    listed = tmp_path / "candidates.json"
+    listed.write_text(call(tmp_path, "plan", "--planner=megatron", "--output=json", dtype=dtype).stdout)
+    shown = words(call(tmp_path, "propose", f"--candidates={listed}", dtype=dtype))
+    assert (NAMED in shown) == (dtype == "bfloat16")

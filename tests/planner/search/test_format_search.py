@@ -1,0 +1,163 @@
+"""Number formats: which are searched on a pool, the one that is chosen, and the price of a slow one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.accelerators import best_format, cluster_of, estimate_profiles, format_choices, is_native
+from trainwright.families import Gpt
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.search import Candidate, NoFeasiblePlan, Objective, Problem, run
+from trainwright.search.format_search import in_format, search_formats, search_problems, slow_format, slow_format_of
+
+FLOAT32, FLOAT16, BFLOAT16 = Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16
+V100, T4, A100 = "Tesla-V100-SXM2-16GB", "Tesla-T4", "NVIDIA-A100-SXM4-40GB"
+SMALL = Gpt(layers=4, hidden_size=1024, heads=8, sequence_length=512, vocabulary_size=8192)
+MACHINES = ("p3.8xlarge", "g4dn.12xlarge", "a2-highgpu-4g", "g5.12xlarge")
+MIXED = {"p3.8xlarge": 1, "g4dn.12xlarge": 1, "a2-highgpu-4g": 1}
+
+
+def problem_in(dtype: Dtype, machines: dict[str, int], batch: int = 32) -> Problem:
+    model, cluster = Model.of(SMALL, dtype), cluster_of(machines)
+    names = [accelerator.name for accelerator in cluster.accelerators]
+    profiles = estimate_profiles(model, names, tensor_degrees=(1, 2, 4), rows=(1, 4, 16, 64))
+    return Problem(cluster, model, profiles, batch)
+
+
+def megatron(problem: Problem) -> list[Candidate]:
+    return run("megatron", problem, top=3)
+
+
+class Counted:
+    """Search that records the formats that it is asked for."""
+
+    def __init__(self, find: Callable[[Problem], list[Candidate]] = megatron) -> None:
+        self.find, self.asked = find, list[Dtype]()
+
+    def __call__(self, problem: Problem) -> list[Candidate]:
+        self.asked.append(problem.model.dtype)
+        return self.find(problem)
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "found"),
+    [
+        ([A100], [(BFLOAT16, ())]),
+        ([V100, T4], [(FLOAT16, ())]),
+        ([V100, A100, T4], [(FLOAT16, ())]),
+        (["emulated-a", "emulated-b"], [(FLOAT32, ())]),
+        (["emulated-a", A100], [(BFLOAT16, ("emulated-a",)), (FLOAT32, ())]),
+        (["New"], [(BFLOAT16, ()), (FLOAT16, ()), (FLOAT32, ())]),
+        (["New", V100], [(BFLOAT16, (V100,)), (FLOAT16, ()), (FLOAT32, ())]),
+    ],
+)
+def test_only_formats_that_may_win_are_searched(
+    accelerators: list[str], found: list[tuple[Dtype, tuple[str, ...]]]
+) -> None:
+    assert [(choice.dtype, choice.left_out) for choice in format_choices(accelerators)] == found
+
+
+@settings(max_examples=8)
+@given(machines=st.sets(st.sampled_from(MACHINES), min_size=1, max_size=2))
+def test_chosen_format_is_native_on_the_plan_and_no_named_one_is_faster(machines: set[str]) -> None:
+    counts = dict.fromkeys(sorted(machines), 1)
+    cluster = cluster_of(counts)
+    find = Counted()
+    answer = search_formats(problem_in(best_format([one.name for one in cluster.accelerators]), counts), find, 3)
+    best = answer.candidates[0]
+    assert best.dtype is not None
+    assert len(find.asked) == 1
+    assert all(is_native(cluster.node(node).accelerator, best.dtype) for node in best.plan.nodes)
+    named = [megatron(problem_in(dtype, counts))[0].estimate.iteration_seconds for dtype in Dtype]
+    assert best.estimate.iteration_seconds <= min(named) * (1 + 1e-9)
+    # Scaled profiles are those of the other format, so the price of a slow format is what a search in it finds.
+    slow = problem_in(BFLOAT16, counts)
+    price = slow_format(slow, megatron(slow), megatron)
+    assert (price is None) == all(is_native(one.name, BFLOAT16) for one in cluster.accelerators)
+    if price is not None and price.other is not None:
+        assert price.other.estimate.iteration_seconds == pytest.approx(best.estimate.iteration_seconds)
+
+
+def test_plan_on_ampere_alone_is_in_bfloat16_although_the_pool_has_other_devices() -> None:
+    mixed = problem_in(FLOAT16, MIXED)
+    (ampere,) = (node.name for node in mixed.cluster.nodes if node.accelerator == A100)
+    answer = search_formats(mixed, lambda one: [*megatron(one.with_nodes([ampere])), *megatron(one)])
+    assert {candidate.dtype for candidate in answer.candidates if candidate.plan.nodes == (ampere,)} == {BFLOAT16}
+    assert FLOAT16 in {candidate.dtype for candidate in answer.candidates}
+
+
+def test_price_of_a_slow_format_names_the_devices_and_the_faster_plan() -> None:
+    problem = problem_in(BFLOAT16, {"p3.8xlarge": 1, "g4dn.12xlarge": 1})
+    slow = slow_format(problem, found := megatron(problem), megatron)
+    assert slow is not None
+    assert slow.other is not None
+    assert (slow.dtype, slow.native, set(slow.emulated_on)) == (BFLOAT16, FLOAT16, {V100, T4})
+    assert slow.seconds == found[0].estimate.iteration_seconds > 1.3 * slow.other.estimate.iteration_seconds
+    same = slow_format_of(problem, found[0].plan)
+    assert same is not None
+    assert same.other is not None
+    assert same.other.plan == found[0].plan
+
+
+def test_format_that_is_native_everywhere_has_no_price() -> None:
+    problem = problem_in(BFLOAT16, {"a2-highgpu-4g": 1})
+    assert slow_format(problem, megatron(problem), Counted()) is None
+    mixed = problem_in(BFLOAT16, MIXED)
+    (ampere,) = (node.name for node in mixed.cluster.nodes if node.accelerator == A100)
+    assert slow_format_of(mixed, megatron(mixed.with_nodes([ampere]))[0].plan) is None
+
+
+def test_second_format_is_not_searched_when_the_work_bound_rules_it_out() -> None:
+    half, full = problem_in(FLOAT16, {"p3.8xlarge": 1}), problem_in(FLOAT32, {"p3.8xlarge": 1})
+    find = Counted()
+    assert search_problems([half, full], find).problem is half
+    assert find.asked == [FLOAT16]
+    find = Counted()
+    assert search_problems([full, half], find).problem is half
+    assert find.asked == [FLOAT32, FLOAT16]
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_candidates_of_several_formats_are_merged_best_first(objective: Objective) -> None:
+    problems = [problem_in(dtype, MIXED) for dtype in (BFLOAT16, FLOAT16)]
+    problems = [replace(one, limits=replace(one.limits, objective=objective)) for one in problems]
+    answer = search_problems(problems, megatron)
+    apart = [found for problem in problems for found in megatron(problem)]
+    seconds = [one.estimate.iteration_seconds for one in answer.candidates]
+    prices = [one.price_per_row or 0.0 for one in answer.candidates]
+    if objective is not Objective.COST:
+        assert seconds == sorted(seconds)
+        assert seconds[0] == min(one.estimate.iteration_seconds for one in apart)
+    if objective is not Objective.TIME:
+        assert min(prices) == min(one.price_per_row or 0.0 for one in apart)
+
+
+def test_float32_is_searched_when_memory_is_scarce_and_no_half_format_fits() -> None:
+    problem = problem_in(FLOAT16, {"p3.8xlarge": 1})
+
+    def find(one: Problem) -> list[Candidate]:
+        if one.model.dtype is not FLOAT32:
+            raise NoFeasiblePlan("too large")
+        return megatron(one)
+
+    with pytest.raises(NoFeasiblePlan, match="too large"):
+        search_formats(problem, find)
+    accelerators = tuple(replace(one, memory_bytes=10**9) for one in problem.cluster.accelerators)
+    scarce = replace(problem, cluster=replace(problem.cluster, accelerators=accelerators))
+    assert search_formats(scarce, find).candidates[0].dtype is FLOAT32
+
+
+def test_scaled_profiles_are_those_of_the_other_format() -> None:
+    scaled, wanted = in_format(problem_in(BFLOAT16, MIXED), FLOAT32), problem_in(FLOAT32, MIXED)
+    known = {(one.accelerator, one.kind, one.tensor_degree, one.rows): one for one in wanted.profiles.layers}
+    for one in scaled.profiles.layers:
+        other = known[one.accelerator, one.kind, one.tensor_degree, one.rows]
+        assert one.forward_seconds == pytest.approx(other.forward_seconds)
+        assert one.backward_seconds == pytest.approx(other.backward_seconds)
+        assert (one.activation_bytes, one.parameter_bytes) == (other.activation_bytes, other.parameter_bytes)
