@@ -20,11 +20,13 @@ from typing import Final
 
 from trainwright import documents
 from trainwright.cluster import Cluster
+from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Candidate, Limits, NoFeasiblePlan, Objective, Preference, Problem, SearchControl, run
+from trainwright.search.format_search import FormatAnswer, in_format, search_problems, slow_format
 from trainwright.training import Optimizer
 from trainwright.trial_selection import TrialHistory
 from trainwright_operator.flow.actions import PlanningRequest
@@ -42,53 +44,126 @@ def search(request: PlanningRequest) -> str:
     Raise NoFeasiblePlan, or ValueError for an invalid request.
     """
     started = time.monotonic()
+    problems = _problems(request)
+    control = SearchControl.with_budget(request.budget_seconds, effort=request.effort)
+    found = _find(request, problems, control)
+    problem = found.problem
+    baselines = _baselines(problem, request.baselines, chooses_format=request.chooses_format)
+    every = order_trials(list(found.candidates), baselines, problem.limits.objective)
+    trials = fit_into_config_map(every)
+    uncertainty = _uncertainty(problem, trials)
+    seconds, stopped = time.monotonic() - started, control.budget_exhausted.is_set()
+    left, slow = len(every) - len(trials), _slow_words(found)
+    return documents.dumps(PlannedTrials(request.planner, seconds, trials, uncertainty, stopped, left, slow))
+
+
+def _find(request: PlanningRequest, problems: Sequence[Problem], control: SearchControl) -> FormatAnswer:
+    """Return the best candidates of all number formats, or of the one by name with its price if it is slow."""
+    top = max(request.top_k, 1)
+
+    def find(problem: Problem) -> list[Candidate]:
+        return run(request.planner, problem, top=top, control=control)
+
+    if request.chooses_format:
+        try:
+            return search_problems(problems, find, top)
+        except NoFeasiblePlan:
+            smaller = _in_float32(problems[0])
+            if smaller is None:
+                raise
+            return search_problems([smaller], find, top)
+    (problem,) = problems
+    candidates = find(problem)
+    return FormatAnswer(problem, tuple(candidates), slow_format(problem, candidates, find))
+
+
+def _in_float32(problem: Problem) -> Problem | None:
+    """Return the problem in float32, whose state is smaller, by scaled profiles; None without data sheets to scale by."""
+    try:
+        return None if problem.model.dtype is Dtype.FLOAT32 else in_format(problem, Dtype.FLOAT32)
+    except ValueError:
+        return None
+
+
+def _slow_words(found: FormatAnswer) -> str:
+    if found.slow is None:
+        return ""
+    from trainwright.report import slow_sentence  # noqa: PLC0415 - tables are slow to import, and rarely needed
+
+    return slow_sentence(found.slow, found.problem.cluster).removesuffix(".")
+
+
+def _problems(request: PlanningRequest) -> list[Problem]:
+    """Return the problem in each number format in which some accelerator has enough memory.
+
+    Raise NoFeasiblePlan if there is none.
+    """
+    problems, refusals = list[Problem](), list[NoFeasiblePlan]()
+    models, tables = (request.model, *request.further_models), (request.profiles, *request.further_profiles)
+    for model, profiles in zip(models, tables, strict=True):
+        try:
+            problems.append(_problem(request, model, profiles))
+        except NoFeasiblePlan as refusal:
+            refusals.append(refusal)
+    if not problems:
+        raise refusals[0]
+    return problems
+
+
+def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
+    """Return the problem in one number format, without accelerators that lack memory or are not profiled in it."""
     cluster: Cluster = documents.loads(request.cluster, Cluster, source="cluster")
-    profiles: Profiles = documents.loads(request.profiles, Profiles, source="profiles")
-    problem = Problem(
+    profiles: Profiles = documents.loads(tables, Profiles, source="profiles")
+    return Problem(
         cluster=cluster,
-        model=documents.loads(request.model, Model, source="model"),
+        model=documents.loads(model, Model, source="model"),
         profiles=profiles,
         global_batch_size=request.global_batch_size,
         limits=Limits(
             max_tensor_degree=request.max_tensor_degree,
             objective=Objective(request.objective),
-            spare=_accelerators_without_memory(cluster, profiles),
+            spare=_unusable(cluster, profiles),
         ),
         optimizer=_OPTIMIZERS[request.optimizer],
         runtime=documents.loads(request.runtime, Runtime, source="runtime"),
         preference=Preference(request.tolerance),
     )
-    control = SearchControl.with_budget(request.budget_seconds, effort=request.effort)
-    candidates = run(request.planner, problem, top=max(request.top_k, 1), control=control)
-    baselines = _baselines(problem, request.baselines) if request.baselines else []
-    every = order_trials(candidates, baselines, problem.limits.objective)
-    trials = fit_into_config_map(every)
-    uncertainty = _uncertainty(problem, trials)
-    seconds, stopped = time.monotonic() - started, control.budget_exhausted.is_set()
-    return documents.dumps(
-        PlannedTrials(request.planner, seconds, trials, uncertainty, stopped, len(every) - len(trials))
-    )
 
 
-def _accelerators_without_memory(cluster: Cluster, profiles: Profiles) -> tuple[str, ...]:
-    """Return accelerators too small for some layer, which plans omit. Raise NoFeasiblePlan if all are."""
+def _unusable(cluster: Cluster, profiles: Profiles) -> tuple[str, ...]:
+    """Return accelerators too small for some layer, and those that are not profiled in this number format.
+
+    Raise NoFeasiblePlan if all that are profiled are too small.
+    """
     lacking = profiles.accelerators_without_memory()
-    if lacking and {node.accelerator for node in cluster.nodes} <= lacking.keys():
+    known = {one.accelerator for one in profiles.layers} | {one.accelerator for one in profiles.too_large}
+    other = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes if known and node.accelerator not in known))
+    if lacking and {node.accelerator for node in cluster.nodes} <= {*lacking, *other}:
         told = ", ".join(f"{kind} on {accelerator}" for accelerator, kind in lacking.items())
         raise NoFeasiblePlan(f"no accelerator has enough memory for every layer, even with one row; too large: {told}")
-    return tuple(lacking)
+    return (*lacking, *other)
 
 
-def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertainty:
+def _uncertainty(problem: Problem, trials: tuple[PlannedTrial, ...]) -> Uncertainty | None:
+    """Return the uncertainty of the trials by the best one's profiles; None where those lack devices of another."""
+    if not {device.node for trial in trials for device in trial.plan.devices} <= set(problem.nodes):
+        return None
     known = TrialHistory.of([trial.plan for trial in trials], problem.cost_context).posterior
     covariance = tuple(tuple(row) for row in known.seconds.covariance.tolist())
     return Uncertainty(covariance, tuple(known.memory.expected.tolist()))
 
 
-def _baselines(problem: Problem, count: int) -> list[Candidate]:
-    """Return the heuristic's best plans, or none if none of its plans fits."""
+def _baselines(problem: Problem, count: int, *, chooses_format: bool) -> list[Candidate]:
+    """Return the heuristic's best plans in the best candidate's number format, or none if none of its plans fits."""
+    if not count:
+        return []
+
+    def find(one: Problem) -> list[Candidate]:
+        return run(_BASELINE_PLANNER, one, top=count)
+
     try:
-        return run(_BASELINE_PLANNER, replace(problem, preference=Preference()), top=count)
+        asked = replace(problem, preference=Preference())
+        return list(search_problems([asked], find, count).candidates) if chooses_format else find(asked)
     except NoFeasiblePlan:
         return []
 
@@ -113,6 +188,7 @@ def order_trials(
             predicted_peak_memory_bytes=candidate.estimate.peak_memory_bytes,
             summary=candidate.plan.summary(),
             plan=candidate.plan,
+            dtype=candidate.dtype,
         )
 
     first = [trial(Role.CANDIDATE, rank, candidate) for rank, candidate in enumerate(candidates, start=1)]

@@ -79,7 +79,10 @@ REFUSALS = {
         {"training.globalBatchSize": 1_000_001},
         "should be less than or equal to 1000000",
     ),
-    "another number format": ({"training.dtype": "float8"}, 'supported values: "float32", "bfloat16", "float16"'),
+    "another number format": (
+        {"training.dtype": "float8"},
+        'supported values: "auto", "float32", "bfloat16", "float16"',
+    ),
     "another optimizer": ({"training.optimizer": "lion"}, 'supported values: "adam", "sgd"'),
     "another planner": (
         {"search.planner": "Magic"},

@@ -101,7 +101,7 @@ def test_defaults_are_filled_in(api_server, training_plan) -> None:
         "limits": {},
     }
     assert kept["search"] == search
-    assert kept["training"] == {"globalBatchSize": 4, "dtype": "float32", "optimizer": "adam"}
+    assert kept["training"] == {"globalBatchSize": 4, "dtype": "auto", "optimizer": "adam"}
     assert kept["links"] == {
         "deadlineSeconds": 300,
         "allPairsUpToNodes": 12,

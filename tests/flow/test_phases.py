@@ -58,4 +58,4 @@ def test_phases_return_equal_results_when_called_twice() -> None:
         results = [advance(context, findings) for _ in range(2)]
         assert results[0] == results[1]
         findings = results[0].findings
-    assert findings.profiles.layers
+    assert all(profiles.layers for _, profiles in findings.profiles)

@@ -15,7 +15,7 @@ from trainwright.throughput import throughput
 from trainwright.worker_api import RankMemory, TrialReport
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
 from trainwright_operator.flow.gangs.results import assess_report
-from trainwright_operator.flow.phases.acceptance import model_from_spec
+from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
 from trainwright_operator.flow.trials.trial_status import ended

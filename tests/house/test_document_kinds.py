@@ -22,6 +22,8 @@ from trainwright.worker_api import Progress
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORED = sorted((GOLDEN / "stored_documents").glob("*.json"))
 """Objects as version 0.1.0 wrote them: ConfigMaps, a checkpoint's state, lines of workers' logs."""
+NEWER = {"dtype": [None], "slow_format": [""], "process_bytes": [None, []]}
+"""Fields that version 0.1.0 did not write, with the values that stand for their absence."""
 
 
 def _declared(package: ModuleType) -> dict[str, type]:
@@ -50,8 +52,11 @@ def test_kinds_and_their_fields_are_those_of_the_golden_file(nouns: dict[str, ty
 def test_a_stored_document_of_the_last_release_is_read_and_written_alike(file: Path, nouns: dict[str, type]) -> None:
     text = file.read_text()
     found = documents.loads(text, nouns[file.stem])
-    stored, written = json.loads(text), json.loads(documents.dumps(found))
-    assert {name: written[name] for name in stored} == stored  # fields that are new since then have their defaults
+    assert json.loads(documents.dumps(found), object_hook=_without_newer_fields) == json.loads(text)
+
+
+def _without_newer_fields(body: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in body.items() if value not in NEWER.get(name, [])}
 
 
 def test_the_documents_of_the_command_line_have_kinds(nouns: dict[str, type]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -87,13 +87,19 @@ class Baseline(StrEnum):
     NONE = "None"
 
 
+AUTO: Final = "auto"
+"""Value of training.dtype that leaves the number format to the search."""
+
+
 class TrainingSpec(ApiModel):
     """Training of the model: batch, number format, optimizer."""
 
     global_batch_size: Annotated[int, Field(ge=1, le=1_000_000)]
     """Rows (sequences) in one iteration, over all devices. Degrees and micro-batches are sought among its divisors."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of weights and activations. The optimizer keeps and updates weights in float32 whatever it is."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = AUTO
+    """Number format of weights and activations. auto: the fastest that all devices of a plan compute natively; where the
+    types found need different ones, each that may win is profiled and searched. The optimizer keeps and updates weights
+    in float32 whatever it is."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """The optimizer: its state takes memory, its step takes time."""
 

@@ -153,6 +153,8 @@ class TrialStatus(StatusModel):
     """Candidate (the planner's) or Baseline (the heuristic's)."""
     summary: Annotated[str, Field(max_length=512)]
     """The plan in a line: degrees, micro-batch, layers by stage."""
+    dtype: Annotated[str, Field(max_length=16)] | None = None
+    """Number format that was chosen for the plan, where training.dtype is auto."""
     predicted_rank: Annotated[int, Field(ge=1)]
     """Place among the predictions of its role, 1 being the fastest."""
     predicted_seconds: Figure
@@ -198,6 +200,8 @@ class Winner(StatusModel):
     """Name of the trial that won; absent where nothing was tried."""
     summary: Annotated[str, Field(max_length=512)]
     """The plan in a line: degrees, micro-batch, layers by stage."""
+    dtype: Annotated[str, Field(max_length=16)] | None = None
+    """Number format that was chosen for the plan, where training.dtype is auto."""
     predicted_rank: Annotated[int, Field(ge=1)]
     """Its place among the predictions, 1 being the best."""
     predicted_seconds: Figure

@@ -79,6 +79,8 @@ class PlanningRequest:
     Attributes:
         objective, tolerance: as in `Limits` and `Preference`.
         effort: as in `SearchControl`.
+        chooses_format: whether the number format is the search's choice; `model` and `profiles` are of the first of them,
+            `further_models` and `further_profiles` of the others.
         budget_seconds: time after which the search returns its best plans so far.
     """
 
@@ -97,6 +99,9 @@ class PlanningRequest:
     top_k: int
     baselines: int
     max_tensor_degree: int | None
+    chooses_format: bool = False
+    further_models: tuple[str, ...] = ()
+    further_profiles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainwright.layer import Dtype
 from trainwright_operator.api import GROUP
-from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.spec import AUTO, TrainingPlanSpec
 
 PLAN_UID_LABEL: Final = f"{GROUP}/plan-uid"
 PLAN_LABEL: Final = f"{GROUP}/plan"
@@ -29,6 +30,8 @@ DOCUMENT_KEY: Final = "document.json"
 """Key of the document in a ConfigMap."""
 MAX_JOB_NAME_LENGTH: Final = 52
 """Length limit, because a PyTorchJob's pod is named `<job>-worker-<index>` within the 63 characters of a host name."""
+_FIRST_DTYPE: Final = "float32"
+"""Former default of training.dtype, absent from the names of plans that have it."""
 _PLAN_PART_LENGTH: Final = 26
 _IDENTITY_LENGTH: Final = 8
 _NON_IDENTITY_FIELDS: Any = {
@@ -61,6 +64,10 @@ class Names:
         """Return the names for the plan's current spec: a changed image or iteration count changes all names."""
         # Exclude defaults, so that a version with a new field finds older measurements.
         asked = spec.model_dump(mode="json", exclude=_NON_IDENTITY_FIELDS, exclude_defaults=True)
+        if asked["training"].get("dtype") == _FIRST_DTYPE:
+            del asked["training"]["dtype"]
+        elif spec.training.dtype == AUTO:
+            asked["training"]["dtype"] = AUTO
         question = json.dumps({name: part for name, part in asked.items() if part or name not in _NON_IDENTITY_FIELDS})
         identity = hashlib.sha256(f"{plan_uid}\n{question}".encode()).hexdigest()[:_IDENTITY_LENGTH]
         part = re.sub(r"[^a-z0-9]+", "-", plan_name.lower()).strip("-")[:_PLAN_PART_LENGTH].strip("-")
@@ -102,6 +109,10 @@ class Names:
     @property
     def profiles(self) -> str:
         return self.child("profiles")
+
+    def profiles_in(self, dtype: Dtype) -> str:
+        """Return the name of the ConfigMap with the profiles of a further number format."""
+        return self.child(f"profiles-{dtype}")
 
     def candidates(self, top_k: int) -> str:
         """Return the name of the ConfigMap with the candidates, which depend on topK."""

@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from trainwright.layer import Dtype
 from trainwright.profiles import Profiles
 from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import Condition, ConditionType
@@ -71,12 +72,13 @@ class Findings:
     """Findings so far, in the order of the phases. A phase reads only those of earlier phases.
 
     Attributes:
+        profiles: of each number format, in the order of `formats_to_profile`.
         measured: seconds per iteration of each trial that was measured.
     """
 
     discovery: DiscoveredDevices = _NOT_YET
     links: LinkFindings = _NOT_YET
-    profiles: Profiles = _NOT_YET
+    profiles: tuple[tuple[Dtype, Profiles], ...] = _NOT_YET
     planned: PlannedTrials = _NOT_YET
     measured: tuple[tuple[float, PlannedTrial], ...] = ()
 

@@ -48,7 +48,7 @@ def node(name: str, product: str = "emulated-v100", devices: int = 2, **changes:
 def spec_of(**changes: Any) -> TrainingPlanSpec:
     body: dict[str, Any] = {
         "model": {"gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
-        "training": {"globalBatchSize": 8},
+        "training": {"globalBatchSize": 8, "dtype": "float32"},
         "search": {"planner": "Amp", "limits": {"maxTensorDegree": 2}},
     }
     return TrainingPlanSpec.model_validate(body | changes)

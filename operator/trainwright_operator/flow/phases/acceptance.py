@@ -9,13 +9,12 @@ import hashlib
 
 from trainwright import documents
 from trainwright.layer import Dtype
-from trainwright.model import Model
 from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.flow.actions import DeleteConfigMap, DryRunJob, StoredRole
 from trainwright_operator.flow.gangs.manifests import GangSpec, manifests
 from trainwright_operator.flow.gangs.outcome import parse_outcome
+from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 
@@ -26,11 +25,6 @@ _PROBE = GangSpec(
     run_seconds=60,
 )
 """Gang with a Master and a Worker, rendered for the dry run and never created."""
-
-
-def model_from_spec(spec: TrainingPlanSpec) -> Model:
-    """Return the model of the spec. Raise ValueError if it is invalid."""
-    return Model.of(spec.model.family(), Dtype(spec.training.dtype))
 
 
 def check_spec(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -46,7 +40,7 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
     if known is not None and known.status == "True" and known.observed_generation == context.plan.generation:
         return Done(findings)
     try:
-        model_from_spec(context.spec)
+        model_from_spec(context.spec, Dtype.FLOAT32)
     except ValueError as error:
         return Failed(explain(Reason.SPEC_INVALID, what=error))
     if not context.plan.image:

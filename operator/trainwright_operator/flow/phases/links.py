@@ -32,8 +32,8 @@ from trainwright_operator.flow.link_results import (
     fit_collective_sizes,
     intra_node_links,
 )
+from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 
 GANG: Final = "links"
@@ -96,7 +96,7 @@ def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sam
     wanted = sampling.first_nodes if is_sampled else frozenset(node.name for node in discovery.nodes)
     places = _places(discovery, wanted, insides=wanted)
     measured = (*sampling.first_pairs, *intra_node_links(wanted)) if is_sampled else all_pairs(wanted)
-    model = model_from_spec(context.spec)
+    model = model_from_spec(context.spec, formats_to_profile(context.spec, discovery)[0].dtype)
     sizes = collective_sizes(model) if spec.collectives else ()
     seconds = spec.deadline_seconds
     task = LinkTask(

@@ -13,7 +13,7 @@ from typing import Final
 from trainwright import documents
 from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.spec import Baseline
+from trainwright_operator.api.spec import AUTO, Baseline
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.actions import (
     Action,
@@ -24,8 +24,8 @@ from trainwright_operator.flow.actions import (
     StoredRole,
 )
 from trainwright_operator.flow.names import DOCUMENT_KEY, SEARCH_STARTED_ANNOTATION
+from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.flow.trials.planned_trials import BASELINE_COUNT, PlannedTrials
@@ -62,6 +62,8 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
         seconds=planned.search_seconds,
         best=planned.best.predicted_seconds,
         stopped=", stopped by search.budgetSeconds" if planned.stopped_by_budget else "",
+        dtype=f" in {planned.best.dtype}" if planned.best.dtype is not None else "",
+        slow=f"; {planned.slow_format}" if planned.slow_format else "",
         left=f" ({planned.without_room} more do not fit into the ConfigMap)" if planned.without_room else "",
     )
     status = TrainingPlanStatus(candidates_ref=ConfigMapReference(config_map=name))
@@ -72,10 +74,13 @@ def planning_request(context: ReconcileContext, findings: Findings) -> PlanningR
     """Return the search request."""
     spec = context.spec
     links = findings.links
-    nouns = (links.cluster, model_from_spec(spec), findings.profiles, links.runtime)
+    (dtype, profiles), *further = findings.profiles
+    nouns = (links.cluster, model_from_spec(spec, dtype), profiles, links.runtime)
     parts = tuple(documents.dumps(noun) for noun in nouns)
+    models = tuple(documents.dumps(model_from_spec(spec, dtype)) for dtype, _ in further)
+    tables = tuple(documents.dumps(profiles) for _, profiles in further)
     baselines = BASELINE_COUNT if spec.trials.baseline is Baseline.MEGATRON and spec.trials.top_k > 0 else 0
-    question = f"{context.names.base} {spec.trials.top_k} {parts}"
+    question = f"{context.names.base} {spec.trials.top_k} {(*parts, *models, *tables)}"
     return PlanningRequest(
         key=hashlib.sha256(question.encode()).hexdigest(),
         cluster=parts[0],
@@ -92,6 +97,9 @@ def planning_request(context: ReconcileContext, findings: Findings) -> PlanningR
         top_k=spec.trials.top_k,
         baselines=baselines,
         max_tensor_degree=spec.search.limits.max_tensor_degree,
+        chooses_format=spec.training.dtype == AUTO,
+        further_models=models,
+        further_profiles=tables,
     )
 
 

@@ -7,15 +7,18 @@ together.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from trainwright import documents
+from trainwright.layer import Dtype
 from trainwright.profiles import LayerProfile, LayerTooLarge, Profiles
 from trainwright.runtime import ProcessBytes
 from trainwright.search import RequiredProfile, required_profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, Progress
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.spec import AUTO
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
@@ -25,8 +28,8 @@ from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
 
 MAX_CONCURRENT_PROFILES: Final = 2
@@ -34,34 +37,49 @@ MAX_CONCURRENT_PROFILES: Final = 2
 _MAX_NAMED: Final = 3
 
 
+class OpenRun(NamedTuple):
+    """Profile that is not measured yet, with the name of its gang and its number format."""
+
+    gang: str
+    dtype: Dtype
+    run: RequiredProfile
+
+
 def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Profile the layers, then store the profiles."""
     limits = context.spec.search.limits
-    model = model_from_spec(context.spec)
     batch = context.spec.training.global_batch_size
-    needed = required_profiles(findings.discovery.nodes, model, batch, limits.max_tensor_degree)
-    measured: list[LayerProfile] = []
-    too_large: list[LayerTooLarge] = []
+    choices = formats_to_profile(context.spec, findings.discovery)
+    needed: list[tuple[Dtype, RequiredProfile]] = []
+    for choice in choices:
+        nodes = [node for node in findings.discovery.nodes if node.accelerator in choice.accelerators]
+        model = model_from_spec(context.spec, choice.dtype)
+        runs = required_profiles(nodes, model, batch, limits.max_tensor_degree)
+        needed.extend((choice.dtype, run) for run in runs)
+    measured: dict[Dtype, list[LayerProfile]] = {choice.dtype: [] for choice in choices}
+    too_large: dict[Dtype, list[LayerTooLarge]] = {choice.dtype: [] for choice in choices}
     process_bytes: dict[str, int] = {}
-    open_runs: list[tuple[str, RequiredProfile]] = []
-    for number, run in enumerate(needed, start=1):
+    open_runs: list[OpenRun] = []
+    for number, (dtype, run) in enumerate(needed, start=1):
         gang = f"profile-{number}"
         result = stored_result(context, gang)
         if result is None:
-            open_runs.append((gang, run))
+            open_runs.append(OpenRun(gang, dtype, run))
         elif result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
             where = f"profiling {run.accelerator} at tensor degree {run.tensor_degree}"
             return Failed(Explanation(result.outcome.reason, f"{where}: {result.outcome.message}"))
         else:
-            measured.extend(result.report.layers)
-            too_large.extend(result.report.out_of_memory)
+            measured[dtype].extend(result.report.layers)
+            too_large[dtype].extend(result.report.out_of_memory)
             if result.report.process_bytes is not None:
                 largest = max(result.report.process_bytes, process_bytes.get(run.accelerator, 0))
                 process_bytes[run.accelerator] = largest
     if open_runs:
         return _advance_runs(context, findings.discovery, open_runs, total=len(needed))
     try:
-        profiles = Profiles(tuple(measured), too_large=tuple(too_large))
+        profiles = {
+            dtype: Profiles(tuple(layers), too_large=tuple(too_large[dtype])) for dtype, layers in measured.items()
+        }
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
     held = tuple(ProcessBytes(*one) for one in process_bytes.items())
@@ -70,22 +88,22 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 
 def _advance_runs(
-    context: ReconcileContext, discovery: DiscoveredDevices, open_runs: list[tuple[str, RequiredProfile]], *, total: int
+    context: ReconcileContext, discovery: DiscoveredDevices, open_runs: list[OpenRun], *, total: int
 ) -> Waiting:
     """Advance the running profiles and start new ones up to the limit, each on the least used node."""
-    tasks = {gang: context.snapshot.find(context.names.task(gang)) for gang, _ in open_runs}
-    begun = [(gang, run) for gang, run in open_runs if tasks[gang] is not None]
-    new = [(gang, run) for gang, run in open_runs if tasks[gang] is None]
+    tasks = {one.gang: context.snapshot.find(context.names.task(one.gang)) for one in open_runs}
+    begun = [one for one in open_runs if tasks[one.gang] is not None]
+    new = [one for one in open_runs if tasks[one.gang] is None]
     new = new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]
     texts = (stored.data.get(TASK_FILE, "") for stored in tasks.values() if stored is not None)
     # Started runs keep their nodes, pinned or not.
     runs_by_node = Counter(parse_strict(text, ProfilingTask, "order").gang.nodes[0].name for text in texts)
     steps: list[tuple[RequiredProfile, GangStep]] = []
-    for gang, run in (*begun, *new):
-        node = _least_used_node(context, discovery, run.accelerator, runs_by_node)
-        if tasks[gang] is None:
+    for one in (*begun, *new):
+        node = _least_used_node(context, discovery, one.run.accelerator, runs_by_node)
+        if tasks[one.gang] is None:
             runs_by_node[node] += 1
-        steps.append((run, advance(context, _wanted_gang(context, discovery, gang, run, node))))
+        steps.append((one.run, advance(context, _wanted_gang(context, discovery, one, node))))
     done = total - len(open_runs)
     running = "; ".join(
         f"{run.accelerator} at tensor degree {run.tensor_degree}: {step.activity}" for run, step in steps
@@ -96,7 +114,7 @@ def _advance_runs(
         explain(reason, what=f"{done} of {total} profiles measured; {running}"),
         actions=tuple(action for _, step in steps for action in step.actions),
         progress=Progress(done, total, "profiles"),
-        live_gangs=frozenset(gang for gang, _ in (*begun, *new)),
+        live_gangs=frozenset(one.gang for one in (*begun, *new)),
     )
 
 
@@ -111,37 +129,42 @@ def _least_used_node(
     return min(use(node.name, node.devices) for node in discovery.nodes if node.accelerator == accelerator)[2]
 
 
-def _wanted_gang(
-    context: ReconcileContext, discovery: DiscoveredDevices, gang: str, run: RequiredProfile, node: str
-) -> GangSpec:
+def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, one: OpenRun, node: str) -> GangSpec:
     limits = context.spec.profiling
     seconds = limits.deadline_seconds
     task = ProfilingTask(
         gang=discovery.make_gang([(node, (0,))], run_seconds=seconds),
-        model=model_from_spec(context.spec),
-        tensor_degree=run.tensor_degree,
-        rows=run.rows,
+        model=model_from_spec(context.spec, one.dtype),
+        tensor_degree=one.run.tensor_degree,
+        rows=one.run.rows,
         optimizer=context.spec.training.optimizer,
         warmup_iterations=limits.warmup_iterations,
         iterations=limits.iterations,
     )
-    return GangSpec(gang, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
+    return GangSpec(one.gang, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
 
 
-def _store_profiles(context: ReconcileContext, findings: Findings, profiles: Profiles) -> PhaseResult:
-    name = context.names.profiles
-    kept = context.stored_document(name, Profiles)
-    if kept is None:
-        data = {DOCUMENT_KEY: documents.dumps(profiles)}
-        return Waiting(
-            actions=(CreateConfigMap(name, StoredRole.DOCUMENT, data),), progress=Progress(0, 1, "storing profiles")
+def _store_profiles(context: ReconcileContext, findings: Findings, profiles: Mapping[Dtype, Profiles]) -> PhaseResult:
+    """Store the profiles of each number format in a ConfigMap, the first one's under the name of all former versions."""
+    names = {dtype: context.names.profiles_in(dtype) if number else context.names.profiles
+             for number, dtype in enumerate(profiles)}  # fmt: skip
+    stored = {dtype: context.stored_document(name, Profiles) for dtype, name in names.items()}
+    kept = tuple((dtype, found) for dtype, found in stored.items() if found is not None)
+    if len(kept) < len(profiles):
+        creations = tuple(
+            CreateConfigMap(names[dtype], StoredRole.DOCUMENT, {DOCUMENT_KEY: documents.dumps(profiles[dtype])})
+            for dtype, found in stored.items()
+            if found is None
         )
-    accelerators = ", ".join(dict.fromkeys(layer.accelerator for layer in kept.layers)) or "no accelerator"
-    lacking = _describe_too_large(kept)
+        return Waiting(actions=creations, progress=Progress(0, 1, "storing profiles"))
+    layers = [layer for _, found in kept for layer in found.layers]
+    accelerators = ", ".join(dict.fromkeys(layer.accelerator for layer in layers)) or "no accelerator"
+    chosen = f" in {' and '.join(profiles)}" if context.spec.training.dtype == AUTO else ""
+    lacking = "".join(_describe_too_large(found) for _, found in kept)
     return Done(
         replace(findings, profiles=kept),
-        explain(Reason.PROFILED, profiles=len(kept.layers), accelerators=accelerators, lacking=lacking),
-        status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=name)),
+        explain(Reason.PROFILED, profiles=len(layers), accelerators=accelerators + chosen, lacking=lacking),
+        status=TrainingPlanStatus(profiles_ref=ConfigMapReference(config_map=context.names.profiles)),
     )
 
 

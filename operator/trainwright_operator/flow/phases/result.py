@@ -62,6 +62,7 @@ def _winner(
     return Winner(
         trial=trial.name if seconds is not None else None,
         summary=trial.summary[:512],
+        dtype=trial.dtype,
         predicted_rank=trial.overall_rank,
         predicted_seconds=trial.predicted_seconds,
         measured_seconds=seconds,

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from trainwright.cluster import Cluster
-from trainwright.model import Model
 from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrialsSpec
@@ -21,8 +19,8 @@ from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
+from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
@@ -131,10 +129,6 @@ class _TrialEntries:
     active: ActiveGang
     step: GangStep | None
 
-    @cached_property
-    def model(self) -> Model:
-        return model_from_spec(self.context.spec)
-
     def of(self, turn: TrialTurn) -> TriedPlan:
         trial, attempts = turn.trial, self.attempts[turn.trial.name]
         skip_reason = self.active.stop_reason or (None if turn.is_worth_it else Reason.REGRET_IS_SMALL)
@@ -146,7 +140,8 @@ class _TrialEntries:
             last = last or attempts.void_attempt
         if last is not None:
             result_map = self.context.names.result(last.gang)
-            return trial_status.ended(trial, last.result, result_map, self.model, self.cluster)
+            model = model_from_spec(self.context.spec, trial.dtype)
+            return trial_status.ended(trial, last.result, result_map, model, self.cluster)
         former = attempts.ended[-1].result if attempts.ended else None
         return trial_status.pending_or_skipped(trial, skip_reason, former)
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from trainwright.document_kind import document
+from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan
 
 BASELINE_COUNT = 2
@@ -47,6 +48,7 @@ class PlannedTrial:
         counts_as_baseline: whether it is also among the heuristic's best.
         rank: rank among the predictions of its role, from 1.
         overall_rank: rank among all predictions, from 1.
+        dtype: number format that the search chose; None where the spec names it.
     """
 
     name: str
@@ -58,6 +60,7 @@ class PlannedTrial:
     predicted_peak_memory_bytes: int
     summary: str
     plan: Plan
+    dtype: Dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class PlannedTrials:
     Attributes:
         uncertainty: None in documents of former versions: trials then keep their order.
         stopped_by_budget: whether the search ran out of time.
+        slow_format: where the number format by name is emulated, and what it costs; empty if it is native.
         without_room: number of plans dropped because one ConfigMap cannot hold them.
     """
 
@@ -90,6 +94,7 @@ class PlannedTrials:
     uncertainty: Uncertainty | None = None
     stopped_by_budget: bool = False
     without_room: int = 0
+    slow_format: str = ""
 
     @property
     def best(self) -> PlannedTrial:

@@ -16,8 +16,8 @@ from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
+from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.phases.acceptance import model_from_spec
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
 from trainwright_operator.flow.trials.trial_schedule import SERIES_SUFFIX, TrialAttempts
 
@@ -38,7 +38,7 @@ def single_trial_gang(
     plan, spec = trial.plan, context.spec
     task = TrialTask(
         gang=discovery.make_gang(_places([plan]), run_seconds=run_seconds),
-        model=model_from_spec(spec),
+        model=model_from_spec(spec, trial.dtype),
         plan=plan,
         optimizer=spec.training.optimizer,
         warmup_iterations=spec.trials.warmup_iterations,
@@ -56,7 +56,7 @@ def series_gang(
     spec = context.spec
     task = TrialSeriesTask(
         gang=discovery.make_gang(_places([trial.plan for trial in trials]), run_seconds=run_seconds),
-        model=model_from_spec(spec),
+        model=model_from_spec(spec, trials[0].dtype),
         plans=tuple(trial.plan for trial in trials),
         optimizer=spec.training.optimizer,
         warmup_iterations=spec.trials.warmup_iterations,
@@ -103,7 +103,8 @@ def group_next_trials(
     def may_join(trial: PlannedTrial) -> bool:
         former = attempts[trial.name]
         is_free = not former.ended and not former.is_running_alone and rehearsed_fault(context, trial) is None
-        return is_free and _backend(discovery, trial.plan) == _backend(discovery, first.plan)
+        is_alike = trial.dtype is first.dtype
+        return is_free and is_alike and _backend(discovery, trial.plan) == _backend(discovery, first.plan)
 
     if not may_join(first):
         return (first,)

@@ -112,6 +112,7 @@ def _status(trial: PlannedTrial, state: TrialState, reason: Reason | None = None
         name=trial.name,
         role=TrialRole(trial.role.value),
         summary=trial.summary[:512],
+        dtype=trial.dtype,
         predicted_rank=trial.rank,
         predicted_seconds=trial.predicted_seconds,
         predicted_peak_memory_bytes=trial.predicted_peak_memory_bytes,

@@ -1,0 +1,153 @@
+"""Number formats: `auto` on devices of one kind and of several, and the price of a format that is emulated."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from flow_reports import report_of
+from flow_world import World, node, spec_of
+
+from trainwright import documents
+from trainwright.layer import Dtype
+from trainwright.profiles import Profiles
+from trainwright.worker_api import ProfilingReport, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
+from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.trials.planned_trials import PlannedTrials
+
+A100, V100, T4 = "NVIDIA-A100-SXM4-40GB", "Tesla-V100-SXM2-16GB", "Tesla-T4"
+LARGER = {"layers": 4, "hiddenSize": 1024, "heads": 8, "sequenceLength": 512, "vocabularySize": 8192}
+SLOW = {Dtype.FLOAT32: 4.0, Dtype.BFLOAT16: 1.0, Dtype.FLOAT16: 1.0}
+
+
+class Recorded(World):
+    """World that records the worker's tasks; layers take as long as their number format does."""
+
+    def __init__(self, dtype: str, *products: str, slow: dict[Dtype, float] = SLOW, **changes: Any) -> None:
+        self.tasks: list[WorkerTask] = []
+
+        def report(task: WorkerTask) -> Any:
+            self.tasks.append(task)
+            found = report_of(task)
+            if not isinstance(found, ProfilingReport) or not isinstance(task, ProfilingTask):
+                return found
+            ratio = slow[task.model.dtype]
+            return ProfilingReport(
+                tuple(
+                    dataclasses.replace(
+                        one, forward_seconds=ratio * one.forward_seconds, backward_seconds=ratio * one.backward_seconds
+                    )
+                    for one in found.layers
+                )
+            )
+
+        search = {"planner": "Amp", "limits": {"maxTensorDegree": 1}}
+        super().__init__(
+            spec=spec_of(training={"globalBatchSize": 8, "dtype": dtype}, search=search, **changes),
+            nodes=tuple(node(f"n{number}", product) for number, product in enumerate(products, 1)),
+            report=report,
+        )
+        self.run()
+
+    @property
+    def profiled(self) -> set[tuple[str, Dtype]]:
+        """Accelerators with the formats in which their layers were profiled."""
+        tasks = [task for task in self.tasks if isinstance(task, ProfilingTask)]
+        return {(task.gang.nodes[0].accelerator, task.model.dtype) for task in tasks}
+
+    def document(self, name: str, noun: Any) -> Any:
+        return documents.loads(self.stored[name].data["document.json"], noun)
+
+    @property
+    def planned(self) -> PlannedTrials:
+        assert self.status.candidates_ref is not None
+        found: PlannedTrials = self.document(self.status.candidates_ref.config_map, PlannedTrials)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("products", "dtype"),
+    [
+        ((A100, A100), Dtype.BFLOAT16),
+        ((V100, T4), Dtype.FLOAT16),
+        (("emulated-v100", "emulated-t4"), Dtype.FLOAT32),
+    ],
+)
+def test_auto_profiles_only_the_format_that_is_fastest_on_all_devices(products: tuple[str, ...], dtype: Dtype) -> None:
+    world = Recorded("auto", *products)
+    assert world.succeeded == "True", world.status.dump()
+    assert world.profiled == {(product, dtype) for product in products}
+    assert world.status.winner is not None
+    assert world.status.winner.dtype == dtype
+    assert {trial.dtype for trial in world.status.trials} == {dtype}
+    assert f" in {dtype}" in world.condition("Planned").message
+    assert f" in {dtype}" in world.condition("Profiled").message
+
+
+def test_type_without_a_data_sheet_is_profiled_in_every_format() -> None:
+    world = Recorded("auto", "New-GPU", V100, trials={"topK": 0})
+    assert world.succeeded == "True", world.status.dump()
+    assert world.profiled == {("New-GPU", dtype) for dtype in Dtype} | {(V100, Dtype.FLOAT32), (V100, Dtype.FLOAT16)}
+
+
+def test_types_that_need_different_formats_get_plans_for_each() -> None:
+    slow = Recorded("auto", "emulated-v100", A100, A100, trials={"topK": 0})
+    assert slow.profiled == {("emulated-v100", Dtype.FLOAT32), (A100, Dtype.FLOAT32), (A100, Dtype.BFLOAT16)}
+    best = slow.planned.best
+    assert best.dtype is Dtype.BFLOAT16
+    assert {device.node for device in best.plan.devices} <= {"n2", "n3"}
+    names = Names.of("demo", "uid-1", slow.spec)
+    first, second = slow.document(names.profiles, Profiles), slow.document(names.profiles_in(Dtype.FLOAT32), Profiles)
+    assert {one.accelerator for one in first.layers} == {A100}
+    assert {one.accelerator for one in second.layers} == {"emulated-v100", A100}
+
+
+def test_candidates_of_both_formats_are_compared_and_tried_in_their_own() -> None:
+    alike = dict.fromkeys(Dtype, 1.0)
+    world = Recorded("auto", "emulated-v100", A100, slow=alike, trials={"topK": 12, "perGang": 4})
+    assert world.succeeded == "True", world.status.dump()
+    dtypes = {trial.plan: trial.dtype for trial in world.planned.trials}
+    assert set(dtypes.values()) == {Dtype.FLOAT32, Dtype.BFLOAT16}
+    tried = [(task.model.dtype, task.plan) for task in world.tasks if isinstance(task, TrialTask)]
+    series = [task for task in world.tasks if isinstance(task, TrialSeriesTask)]
+    tried += [(task.model.dtype, plan) for task in series for plan in task.plans]
+    assert len(tried) == len(dtypes)
+    assert all(dtypes[plan] is dtype for dtype, plan in tried)
+    assert all(dtype is Dtype.FLOAT32 for dtype, plan in tried if "n1" in plan.nodes)
+    seconds = [trial.predicted_seconds for trial in world.planned.trials if trial.role == "Candidate"]
+    assert seconds == sorted(seconds)
+
+
+def test_auto_answers_in_float32_when_only_its_state_fits() -> None:
+    labels = {"nvidia.com/gpu.product": V100, "nvidia.com/gpu.memory": "1010"}
+    found = {}
+    for dtype in ("auto", "float16", "float32"):
+        training = {"globalBatchSize": 8, "dtype": dtype}
+        spec = spec_of(training=training, model={"gpt": LARGER}, trials={"topK": 0})
+        world = World(spec=spec, nodes=(node("n1", V100, 1, labels=labels),))
+        world.run()
+        found[dtype] = world
+    assert found["float16"].condition("Planned").reason == "NoFeasiblePlan"
+    assert found["float32"].succeeded == "True"
+    assert found["auto"].status.winner is not None
+    assert found["auto"].status.winner.dtype == Dtype.FLOAT32
+
+
+def test_status_states_the_price_of_a_format_that_is_emulated() -> None:
+    world = Recorded("bfloat16", V100, T4, model={"gpt": LARGER}, trials={"topK": 0})
+    message = world.condition("Planned").message
+    assert "; bfloat16 is emulated on V100 and T4: " in message
+    assert "; float16 would take " in message
+    assert world.planned.best.dtype is None
+    assert world.status.winner is not None
+    assert world.status.winner.dtype is None
+    assert "emulated" not in Recorded("float16", V100, T4, trials={"topK": 0}).condition("Planned").message
+
+
+def test_names_of_stored_plans_do_not_depend_on_the_former_default() -> None:
+    names = {dtype: Names.of("demo", "uid-1", spec_of(training={"globalBatchSize": 8, "dtype": dtype})).base
+             for dtype in ("auto", "float32", "float16", "bfloat16")}  # fmt: skip
+    assert names["float32"] == "demo-d632f730"
+    assert names["float16"] == "demo-344e6248"
+    assert len(set(names.values())) == 4
