@@ -13,7 +13,7 @@ from trainwright.cost.estimate import memory_by_device
 from trainwright.cost.galvatron_model import StageGroupCosts
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.plan import Plan, Sharding
-from trainwright.runtime import CollectiveRatios
+from trainwright.runtime import CollectiveRatios, Runtime
 from trainwright.search import Problem
 from trainwright.search.alpa.degree_options import DegreeOptions
 from trainwright.search.alpa.layer_clusters import LayerSpans, cluster_ends
@@ -64,7 +64,7 @@ def table_bytes(problem: Problem) -> dict[str, float]:
     group = GroupTables(problem, layer_sequence(problem.model), StageGroupCosts((device,), problem.cost_context), 1)
     whole = next(number for number, run in enumerate(group.runs) if not run.recompute)
     choices = StageTable(group, IN_FLIGHT).choices(0, CUT, 1.0, np.inf)
-    found["galvatron"] = float(choices.forward_bytes[:, whole].sum()) + problem.runtime.constant_bytes
+    found["galvatron"] = float(choices.forward_bytes[:, whole].sum()) + problem.runtime.constant_bytes_of(accelerator)
     return found
 
 
@@ -96,7 +96,12 @@ def another_boundary_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_terms, "_PREFETCHED_BOUNDARIES", memory_terms._PREFETCHED_BOUNDARIES + 1)
 
 
-@pytest.mark.parametrize("change", [another_byte_per_parameter, another_boundary_buffer])
+def other_process_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change what a process holds on a device of any accelerator."""
+    monkeypatch.setattr(Runtime, "constant_bytes_of", lambda _, *accelerators: 1000 * len(accelerators))
+
+
+@pytest.mark.parametrize("change", [another_byte_per_parameter, another_boundary_buffer, other_process_bytes])
 def test_a_memory_term_changes_everywhere(
     plan_and_problem: tuple[Plan, Problem],
     monkeypatch: pytest.MonkeyPatch,
