@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+from kept_bytes import beside, kept
 from torch.nn import functional
 
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright_worker.layers import image_models
-from trainwright_worker.layers.layer import Boundary, Data, Layer
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 
@@ -54,36 +53,6 @@ class _KeepsOneStatistic(torch.autograd.Function):
 @pytest.fixture(autouse=True)
 def fused_rms_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functional, "rms_norm", lambda values, _, weight, __: _KeepsOneStatistic.apply(values, weight))
-
-
-def beside(family, name: str) -> int:
-    """Return the bytes per row by which a layer knowingly differs from the planner's count."""
-    if isinstance(family, Bert) and name == "head":
-        return 8  # number of masked positions
-    if isinstance(family, Moe) and name == "expert_block":
-        shares = 4 * family.experts  # for the balance loss
-        unscaled = (
-            8 * family.sequence_length if family.experts_per_token == 1 else 0
-        )  # a single weight is not normalised to one
-        return shares - unscaled
-    return 0
-
-
-def kept(layer: Layer, boundary: Boundary, data: Data) -> int:
-    """Return the bytes that autograd stores for a forward, without weights and new outputs, which the next layer counts."""
-    storages = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = layer(boundary, data)
-    held = {tensor.untyped_storage().data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}
-    given = {tensor.untyped_storage().data_ptr() for tensor in boundary}
-    held |= {tensor.untyped_storage().data_ptr() for tensor in output.boundary} - given
-    return sum(storage.nbytes() for place, storage in storages.items() if place not in held)
 
 
 @pytest.mark.parametrize(
