@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).with_name("oracles")))
-from eight_processes import WORLD, device_of, join, leave, start
+from eight_processes import WORLD, device_of, draws_own_weights, join, leave, start
 from one_process import OneProcess
 
 from trainwright import documents
@@ -121,7 +121,7 @@ class Comparison:
         return worst
 
     def copy_weights(self, whole: dict[str, torch.Tensor]) -> None:
-        """Start from the given weights: a GPU draws others than a CPU."""
+        """Copy full weights into the executor, whose device draws others than the CPU does."""
         for unit in self.executor.stage.flat_parameters:
             run = self._run_of(unit)
             unit.master_shard.copy_(own_part(unit, whole, run.position_of(self.executor.rank), run))
@@ -147,7 +147,7 @@ def run_case(case: Case, model: Model, want: dict, rank: int, groups: ProcessGro
     executor = PlanExecutor(case.plan, model, training, host, groups)
     found["parted"] = sum(layer.is_sequence_parallel for layer in executor.stage.layers)
     comparison = Comparison(executor)
-    if host.device.type != "cpu":
+    if draws_own_weights():
         comparison.copy_weights(want["initial"])
     for step in range(case.steps):
         found["losses"].append(executor.run_iteration(executor.make_batch(step)))

@@ -1,6 +1,7 @@
 """Eight processes of one gloo group on loopback, for programs that compare plans with one process.
 
-On GPUs, GANG_WORLD sets the number of processes and GANG_BACKEND=nccl the back end.
+GANG_WORLD sets the number of processes, GANG_BACKEND the back end: with `nccl` each process has a GPU, with `staged` all
+share the device that GANG_DEVICE names.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import staged_group
 import torch
 import torch.distributed as dist
 
@@ -39,14 +41,23 @@ def start(member: Callable[..., None], arguments: tuple[str, ...], preload: str)
 
 
 def device_of(rank: int) -> torch.device:
-    """Return the rank's own GPU with nccl, else the CPU."""
+    """Return the rank's own GPU with nccl, the shared device with staged, else the CPU."""
+    if BACKEND == staged_group.NAME:
+        return torch.device(os.environ["GANG_DEVICE"])
     return torch.device("cuda", rank) if BACKEND == "nccl" else torch.device("cpu")
+
+
+def draws_own_weights() -> bool:
+    """Return whether weights may be drawn on another kind of device than those of one process on the CPU."""
+    return BACKEND != "gloo"
 
 
 def join(rank: int, port: int) -> ProcessGroups:
     """Join the process group."""
     torch.set_num_threads(1)
-    if BACKEND == "nccl":
+    if BACKEND == staged_group.NAME:
+        staged_group.register()
+    if device_of(rank).type == "cuda":
         torch.cuda.set_device(device_of(rank))
         torch.backends.cudnn.allow_tf32 = False  # convolutions as exact as on the CPU they are compared with
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
