@@ -6,8 +6,8 @@ CLUSTER = $(PYTHON) -m local_cluster $(1) --file $(CLUSTER_FILE)
 PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 .DEFAULT_GOAL := help
 # Tests that start processes are paced and shape links, so they have the machine to themselves.
-FAST = not gpu and not cluster and not apiserver and not torch_processes
-SERIAL = (cluster or apiserver or torch_processes) and not gpu
+FAST = not cluster and not apiserver and not torch_processes
+SERIAL = cluster or apiserver or torch_processes
 # Two processes share two cores, so each computes with one thread.
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")
@@ -47,8 +47,8 @@ test-releases: venv  ## The worker on the oldest and the newest release of torch
 	  TORCH=$$release deploy/development/venv.sh && .venv-$$release/bin/python -m pytest -m "not slow" $(SMOKE) || exit 1; \
 	done
 
-test-gpu: venv  ## The worker on real GPUs, as many as there are (skipped with a reason where there are none)
-	$(PYTHON) -m pytest tests/gpu
+test-gpu: venv  ## The worker on the GPUs at hand, in 25 minutes (WRITE=FILE.md: write the table; skipped where there are none)
+	PYTHONPATH=planner:profiler-image:benchmarks:tests/worker/oracles $(PYTHON) benchmarks/gpu_checks $(if $(WRITE),--write $(WRITE))
 
 bench-trials: venv  ## Predictions against the clock: plans of every search tried on the local cluster (25 minutes)
 	PYTHONPATH=benchmarks:tests/worker/oracles $(PYTHON) benchmarks/trials

@@ -1,0 +1,16 @@
+"""All checks, in the order in which they run."""
+
+from __future__ import annotations
+
+from gpu_checks import ceilings, family_layers, llama_block, one_device_trials, plan_gangs, plan_ranks, several_gpus
+from gpu_checks.running import Check
+
+CHECKS = (
+    Check("ceilings", 60, ceilings.subjects),
+    Check("block", 60, llama_block.subjects),
+    Check("layers", 240, family_layers.subjects),
+    Check("gang", 240, plan_gangs.subjects),
+    Check("ranks", 360, plan_ranks.subjects),
+    Check("trials", 360, one_device_trials.subjects),
+    Check("several", 180, several_gpus.subjects),
+)

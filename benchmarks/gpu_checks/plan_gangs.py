@@ -1,0 +1,115 @@
+"""Gangs that train by random plans, compared with one process: on one device with staged collectives, or by NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from random_plans import random_plan
+
+from gpu_checks.findings import Finding, judged
+from gpu_checks.hardware import Hardware
+from gpu_checks.running import Subject
+from trainwright import documents
+from trainwright.training import Training
+
+GANG = Path(__file__).resolve().parents[2] / "tests" / "worker" / "equivalence_gang.py"
+PROCESSES = 4
+PLANS_OF_EACH = 6
+GANG_SECONDS = 200.0
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {"gpt": {"layers": 4, "hidden_size": 64, "heads": 8, "sequence_length": 32, "vocabulary_size": 64}},
+    "llama": {
+        "llama": {
+            "layers": 3, "hidden_size": 64, "heads": 8, "key_value_heads": 4, "sequence_length": 32,
+            "vocabulary_size": 64, "intermediate_size": 128,
+        }
+    },
+    "t5": {"t5": {"layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 16, "vocabulary_size": 64}},
+    "moe": {
+        "moe": {
+            "layers": 2, "hidden_size": 64, "heads": 4, "sequence_length": 16, "vocabulary_size": 64, "experts": 4,
+            "intermediate_size": 64,
+        }
+    },
+    "vit": {"vit": {"layers": 3, "hidden_size": 64, "heads": 4, "image_size": 32, "patch_size": 8, "classes": 8}},
+    "wide_resnet": {"wide_resnet": {"base_channels": 4, "image_size": 64, "classes": 8}},
+}  # fmt: skip
+EXACT = 1e-4, 1e-3
+"""Largest errors of losses and gradients in float32: equality up to the order of sums."""
+ROUNDED = 0.01, 0.1
+"""Largest errors of any value in a half format, relative to float32."""
+
+
+def subjects(hardware: Hardware) -> Iterator[Subject]:
+    """Yield the models on processes that share one device."""
+    yield from gang_subjects(hardware, "staged", 2 if hardware.small else PROCESSES)
+
+
+def gang_subjects(hardware: Hardware, backend: str, processes: int) -> Iterator[Subject]:
+    """Yield the models on this number of processes with a back end."""
+    names = ("gpt",) if hardware.small else tuple(MODELS)
+    cases = {name: _cases(name, MODELS[name], processes, hardware) for name in names}
+    halves = ("bfloat16",) if hardware.small else ("bfloat16", "float16")
+    cases |= {
+        f"gpt, {dtype}": _cases("gpt", {**MODELS["gpt"], "dtype": dtype}, processes, hardware) for dtype in halves
+    }
+    subject = f"{len(cases)} models, {backend}, {processes} processes"
+    yield Subject(subject, partial(_compare, hardware, cases, backend, processes))
+
+
+def _cases(family: str, model: dict[str, Any], processes: int, hardware: Hardware) -> list[dict[str, Any]]:
+    """Return the cases of `equivalence_gang.py`; batch normalisation is over each replica's own rows."""
+    built = documents.parse({**model, "global_batch_size": 1}, Training).model
+    degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
+    label, normalises_batches = f"{family}-{model.get('dtype', 'float32')}", family == "wide_resnet"
+    return [
+        {
+            "name": f"{label}-{seed}",
+            "plan": json.loads(documents.dumps(plan)),
+            "model": model,
+            # Batch normalisation magnifies the rounding of weights, so that losses after an update differ.
+            "steps": 1 if hardware.small or normalises_batches else 3,
+            "by_piece": normalises_batches,
+        }
+        for seed in range(2 if hardware.small else PLANS_OF_EACH)
+        for plan in [random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=processes)]
+    ]
+
+
+def _compare(
+    hardware: Hardware, cases: dict[str, list[dict[str, Any]]], backend: str, processes: int
+) -> Iterator[Finding]:
+    """Run all plans in one gang, since starting one takes longer than most plans."""
+    orders, result = hardware.folder / "cases.json", hardware.folder / "result.json"
+    orders.write_text(json.dumps([case for some in cases.values() for case in some]), encoding="utf-8")
+    result.unlink(missing_ok=True)
+    gang = {"GANG_WORLD": str(processes), "GANG_BACKEND": backend, "GANG_DEVICE": str(hardware.device)}
+    run = subprocess.run(
+        [sys.executable, str(GANG), str(orders), str(result)], check=False, capture_output=True, text=True,
+        timeout=GANG_SECONDS, env={**os.environ, **gang},
+    )  # fmt: skip
+    done = json.loads(result.read_text(encoding="utf-8")) if result.exists() else []
+    answers = {answer["name"]: answer for answer in done}
+    for name, some in cases.items():
+        yield _finding(f"{name}, {len(some)} plans, {backend}", [answers.get(case["name"]) for case in some])
+    if run.returncode != 0:
+        raise RuntimeError(f"the gang ended after {len(done)} plans: {run.stderr.strip()[-300:]}")
+
+
+def _finding(subject: str, answers: list[dict[str, Any] | None]) -> Finding:
+    found = [answer for answer in answers if answer is not None]
+    loss, gradient = (
+        max((answer[name] for answer in found), default=float("nan")) for name in ("loss_error", "gradient_error")
+    )
+    most_loss, most_gradient = ROUNDED if "float16" in subject else EXACT
+    missing = [answer["name"] for answer in found if answer["missing"]]
+    holds = len(found) == len(answers) and not missing and loss < most_loss and gradient < most_gradient
+    measured = f"gradients {gradient:.1g}, losses {loss:.1g}, {len(found)} plans"
+    return judged(subject, measured, f"below {most_gradient:g} and {most_loss:g} of one process", holds=holds)

@@ -1,0 +1,164 @@
+"""Single ranks of plans for eight devices, alone on one under the fake process group: memory and compute, as predicted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property, partial
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from random_plans import random_plan
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from gpu_checks.findings import Finding, predicted, skipped
+from gpu_checks.hardware import NO_GPU_SECONDS, Hardware
+from gpu_checks.running import Subject
+from gpu_checks.worker_commands import WorkerCommands
+from trainwright.cluster import Device
+from trainwright.families import Llama
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage, split_rows
+from trainwright.profiles import Profiles
+from trainwright.timeline import Action
+from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.plan_ranks import PlanRanks
+from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.measure.live_bytes import measure_peak_bytes
+
+DEVICES = tuple(Device(f"node-{number // 4}", number % 4) for number in range(8))
+ROWS, MICRO_BATCHES = 8, 4
+RANDOM_PLANS = 4
+MEMORY_SHARE = 0.9
+"""Share of the memory above which a prediction is not tried."""
+ITERATIONS = 3
+
+
+def subjects(hardware: Hardware) -> Iterator[Subject]:
+    """Yield the first rank of the first and of the last stage of every plan."""
+    bench = RankBench(hardware)
+    for name, plan in bench.plans().items():
+        stages = plan.pipelines[0].stages
+        for stage in dict.fromkeys((stages[0], stages[-1])):
+            rank = plan.devices.index(stage.devices[0])
+            yield Subject(f"{name}, rank {rank}", partial(bench.find, f"{name}, rank {rank}", plan, rank))
+
+
+@dataclass(frozen=True)
+class RankBench:
+    """Model, its profiles, and plans for eight devices of which one is at hand."""
+
+    hardware: Hardware
+
+    @cached_property
+    def model(self) -> Model:
+        if self.hardware.small:
+            return Model.of(Llama(3, 64, 4, 32, 256, intermediate_size=128), self.hardware.half)
+        return Model.of(Llama(4, 4096, 32, 2048, 8192), self.hardware.half)
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        return (1, 2) if self.hardware.small else (1, 2, 4)
+
+    @cached_property
+    def profiles(self) -> Profiles:
+        return WorkerCommands(self.hardware).profiles(self.model, (1, 2, 4, 8, 12), self.degrees)
+
+    def plans(self) -> dict[str, Plan]:
+        """Return one plan of each kind, and some random ones."""
+        found = {
+            "data 8": self._uniform(1, 1, 8),
+            "zero3 8": self._uniform(1, 1, 8, sharding=Sharding.ZERO3),
+            "tensor 2, data 2, 2 stages, zero1": self._uniform(2, 2, 2, sharding=Sharding.ZERO1),
+            "data 2, 4 stages, gpipe, recompute": self._uniform(4, 1, 2, Schedule.GPIPE, recompute=True),
+        }
+        if not self.hardware.small:
+            found["tensor 4, data 2, zero2"] = self._uniform(1, 4, 2, sharding=Sharding.ZERO2)
+            layers = len(self.model.layers)
+            for seed in range(RANDOM_PLANS):
+                found[f"random {seed}"] = random_plan(seed, layers=layers, tensor_degrees=self.degrees, devices=8)
+        return found
+
+    def _uniform(
+        self,
+        stages: int,
+        tensor: int,
+        data: int,
+        schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD,
+        **strategy: Sharding | bool,
+    ) -> Plan:
+        layers, size = len(self.model.layers), tensor * data
+        cuts = [round(stage * layers / stages) for stage in range(stages + 1)]
+        rows = split_rows(ROWS, data)
+        made = tuple(
+            Stage(
+                DEVICES[stage * size : (stage + 1) * size],
+                (LayerRun(first, end - first, tensor, data, rows, **strategy),),  # type: ignore[arg-type]
+            )
+            for stage, (first, end) in enumerate(pairwise(cuts))
+        )
+        return Plan(layers, ROWS * MICRO_BATCHES, (Pipeline(MICRO_BATCHES, ROWS, made),), schedule)
+
+    def find(self, subject: str, plan: Plan, rank: int) -> Iterator[Finding]:
+        """Run a rank's iterations, whose collectives return at once, and compare them with the prediction."""
+        estimate = WorkerCommands(self.hardware).predict(plan, self.model, self.profiles)
+        expected_bytes = dict(estimate.memory_by_device)[plan.devices[rank]]
+        expected_bytes -= estimate.memory_parts[rank].constant_bytes  # outside the allocator
+        if expected_bytes > MEMORY_SHARE * self.hardware.memory_bytes:
+            yield skipped(subject, f"it needs {_mebibytes(expected_bytes)} of {_mebibytes(self.hardware.memory_bytes)}")
+            return
+        dist.init_process_group("fake", rank=rank, world_size=len(plan.devices), store=FakeStore())
+        try:
+            peak, seconds = self._measure(plan, rank)
+        finally:
+            dist.destroy_process_group()
+        figures = _mebibytes(peak), _mebibytes(expected_bytes)
+        yield predicted(f"{subject}: memory", figures, expected_bytes / peak - 1, aim=0.10, limit=0.15)
+        expected_seconds = compute_seconds(plan, rank, self.model, self.profiles, self.hardware.name)
+        figures = f"{1e3 * seconds:.1f} ms", f"{1e3 * expected_seconds:.1f} ms"
+        if self.hardware.is_gpu:
+            yield predicted(f"{subject}: compute", figures, expected_seconds / seconds - 1, aim=0.05, limit=0.10)
+        else:
+            yield skipped(f"{subject}: compute", NO_GPU_SECONDS, *figures)
+
+    def _measure(self, plan: Plan, rank: int) -> tuple[int, float]:
+        """Return the allocator's peak and the median seconds of all forwards and backwards of an iteration."""
+        gc.collect()
+        self.hardware.empty_cache()
+        device = self.hardware.device
+        held = torch.cuda.memory_allocated(device) if self.hardware.is_gpu else 0
+        groups = ProcessGroups(timedelta(minutes=1))
+        executor = PlanExecutor(plan, self.model, TrainingConfig(), RankContext(rank, device), groups)
+        batch = executor.make_batch(0)
+        executor.run_iteration(batch)
+        seconds = []
+        for _ in range(1 if self.hardware.small else ITERATIONS):
+            executor.recorder.begin()
+            executor.run_iteration(batch)
+            moments = executor.recorder.end()
+            lengths = [one.length_microseconds for one in moments if one.action in {Action.FORWARD, Action.BACKWARD}]
+            seconds.append(sum(lengths) / 1e6)
+        resident = [*executor.optimizer.resident_tensors, *batch.tensors]
+        peak = measure_peak_bytes(partial(executor.run_iteration, batch), resident, device) - held
+        return peak, sorted(seconds)[len(seconds) // 2]
+
+
+def compute_seconds(plan: Plan, rank: int, model: Model, profiles: Profiles, accelerator: str) -> float:
+    """Return the profiled seconds of a rank's forwards and backwards in one iteration."""
+    stage = PlanRanks.of(plan).stage_of(rank)
+    total = 0.0
+    for run in stage.runs:
+        rows = run.rows[run.position_of(rank).replica]
+        for layer in range(run.first, run.end):
+            kind = model.kind_of(layer)
+            degree = run.tensor if kind.is_tensor_parallel else 1
+            cost = profiles.cost(accelerator, kind.name, degree, rows)
+            total += (1 + run.run.recompute) * cost.forward_seconds + cost.backward_seconds
+    return plan.pipelines[stage.pipeline].micro_batches * total
+
+
+def _mebibytes(count: float) -> str:
+    return f"{count / 2**20:.5g} MiB"

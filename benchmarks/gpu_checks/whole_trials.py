@@ -1,0 +1,59 @@
+"""Whole trials by the worker's commands, each predicted from profiles that the worker measured just before."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from gpu_checks.findings import Finding, judged, predicted, skipped
+from gpu_checks.hardware import NO_GPU_SECONDS, Hardware
+from gpu_checks.worker_commands import INSIDE, NODE, WorkerCommands
+from trainwright.cluster import Device, Port
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage, split_rows
+from trainwright.worker_api import TrialReport, TrialTask
+
+MEMORY_SHARE = 0.9
+"""Share of the memory above which a prediction is not tried."""
+
+
+def uniform_plan(layers: int, *, devices: int, data: int, rows: int, micro_batches: int) -> Plan:
+    """Return a plan of equal stages on the slots of one node."""
+    stages = devices // data
+    cuts = [round(stage * layers / stages) for stage in range(stages + 1)]
+    made = tuple(
+        Stage(
+            tuple(Device(NODE, slot) for slot in range(number * data, (number + 1) * data)),
+            (LayerRun(cuts[number], cuts[number + 1] - cuts[number], 1, data, split_rows(rows, data)),),
+        )
+        for number in range(stages)
+    )
+    return Plan(layers, rows * micro_batches, (Pipeline(micro_batches, rows, made),))
+
+
+def trial_findings(name: str, hardware: Hardware, model: Model, plan: Plan, inside: Port = INSIDE) -> Iterator[Finding]:
+    """Profile, predict, train and compare; the seconds come first."""
+    commands = WorkerCommands(hardware)
+    rows = {rows for stage in plan.pipelines[0].stages for run in stage.layers for rows in run.rows}
+    estimate = commands.predict(plan, model, commands.profiles(model, tuple(sorted(rows))), inside)
+    if estimate.peak_memory_bytes > MEMORY_SHARE * hardware.memory_bytes:
+        needed, total = (f"{value / 2**30:.1f} GiB" for value in (estimate.peak_memory_bytes, hardware.memory_bytes))
+        yield skipped(name, f"it needs {needed} of the device's {total}")
+        return
+    gang, iterations = commands.gang(len(plan.devices)), 2 if hardware.small else 10
+    report = commands.report_of(TrialTask(gang, model, plan, iterations=iterations))
+    if not isinstance(report, TrialReport):
+        raise TypeError(f"the worker answered a trial order with a {report.kind} report")
+    subject = f"{model.dtype} {name}, {plan.global_batch_size} rows"
+    seconds = statistics.median(report.iteration_seconds)
+    figures = f"{seconds:.4g} s an iteration", f"{estimate.iteration_seconds:.4g} s"
+    if hardware.is_gpu:
+        error = estimate.iteration_seconds / seconds - 1
+        yield predicted(f"{subject}: seconds", figures, error, aim=0.05, limit=0.10)
+    else:
+        yield skipped(f"{subject}: seconds", NO_GPU_SECONDS, *figures)
+    peak = max(one.peak_bytes for one in report.memory)
+    figures = f"{peak / 2**30:.4g} GiB", f"{estimate.peak_memory_bytes / 2**30:.4g} GiB"
+    yield predicted(f"{subject}: memory", figures, estimate.peak_memory_bytes / peak - 1, aim=0.10, limit=0.15)
+    losses = f"{report.losses[0]:.3f}, at last {report.losses[-1]:.3f}"
+    yield judged(f"{subject}: loss", losses, "it falls", holds=report.losses[-1] < report.losses[0])
