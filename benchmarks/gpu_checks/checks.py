@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from gpu_checks import ceilings, family_layers, llama_block, one_device_trials, plan_gangs, plan_ranks, several_gpus
+from gpu_checks import (
+    ceilings,
+    construction,
+    family_layers,
+    llama_block,
+    one_device_trials,
+    plan_gangs,
+    plan_ranks,
+    several_gpus,
+)
 from gpu_checks.running import Check
 
 CHECKS = (
     Check("ceilings", 60, ceilings.subjects),
     Check("block", 60, llama_block.subjects),
+    Check("construction", 60, construction.subjects),
     Check("layers", 240, family_layers.subjects),
     Check("gang", 240, plan_gangs.subjects),
     Check("ranks", 360, plan_ranks.subjects),

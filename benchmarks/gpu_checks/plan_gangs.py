@@ -66,7 +66,7 @@ def gang_subjects(hardware: Hardware, backend: str, processes: int) -> Iterator[
 
 def _cases(family: str, model: dict[str, Any], processes: int, hardware: Hardware) -> list[dict[str, Any]]:
     """Return the cases of `equivalence_gang.py`; batch normalisation is over each replica's own rows."""
-    built = documents.parse({**model, "global_batch_size": 1}, Training).model
+    built = documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model
     degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
     label, normalises_batches = f"{family}-{model.get('dtype', 'float32')}", family == "wide_resnet"
     return [
