@@ -36,7 +36,7 @@ GRADIENTS = [
 TRAININGS = [
     case(f"{optimizer}-{family}-{seed}", model, 2000 + seed, steps=STEPS, optimizer=optimizer, learning_rate=rate)
     for optimizer, rate in (("sgd", 0.02), ("adam", 1e-3))
-    for family, model, seeds in (("gpt", GPT, range(4)), ("moe", OTHERS["moe"], (1,)), ("t5", OTHERS["t5"], (5,)))
+    for family, model, seeds in (("gpt", GPT, range(4)), ("moe", OTHERS["moe"], (1,)), ("t5", OTHERS["t5"], (10,)))
     for seed in seeds
 ]
 
@@ -143,7 +143,7 @@ QUICK = {
     *names(covering(GRADIENTS, combinations_of)),
     *names(PARTED_TRAININGS),
     *names(INDIVISIBLE),
-    *("sgd-gpt-0", "sgd-moe-1", "sgd-t5-5", "adam-gpt-1", "adam-moe-1"),
+    *("sgd-gpt-0", "sgd-moe-1", "sgd-t5-10", "adam-gpt-1", "adam-moe-1"),
     *("clipped-gpt-0", "clipped-gpt-1", "clipped-t5-0", "clipped-t5-1"),
     *("tied-zero1-tp1", "tied-zero2-tp2", "tied-zero3-tp2", "tied-zero1-zero3-tp1", "tied-zero2-none-tp2"),
     *("bfloat16-0", "bfloat16-1", "float16-0", "float16-1"),
