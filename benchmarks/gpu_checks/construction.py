@@ -25,7 +25,7 @@ from trainwright_worker.measure.live_bytes import measure_peak_bytes
 
 RANKS = 8
 SECONDS, WEIGHTS = 5.0, 0.9e9
-"""Most seconds in which one data-centre GPU draws so many weights."""
+"""Seconds within which one data-centre GPU is to draw this number of weights."""
 
 
 def subjects(hardware: Hardware) -> Iterator[Subject]:

@@ -31,11 +31,11 @@ from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.training import Training
 from trainwright.worker_api import Gang, GangNode, ProfilingTask
+from trainwright_worker import initial_weights
 from trainwright_worker.executor import executor as executor_module
 from trainwright_worker.executor.checkpoint_chunks import resident_tiles, written_tiles
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.process_groups import ProcessGroups
-from trainwright_worker.layers import initial_weights
 from trainwright_worker.layers.layer import FamilyLayers
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.measure import layer_bench

@@ -173,8 +173,18 @@ def test_groups_end_when_the_next_plan_does_not_need_them() -> None:
 
 
 def test_benchmarks_of_links_keep_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_bench, "_repeats", lambda *_: 1)  # the receiver would read it from the message
     task = LinkTask(GANG, repeats=1, collective_bytes=(4096, 8192), collective_seconds=1000.0, overlap=True)
+    decision = torch.tensor([task.message_bytes[-1], 1])  # the sender's, of the next size and the repeats
+    receive = link_bench._PairChannel.receive
+
+    def receive_decision(channel: link_bench._PairChannel, message: torch.Tensor) -> None:
+        receive(channel, message)
+        if message.dtype is decision.dtype:
+            message.copy_(decision)
+
+    monkeypatch.setattr(link_bench._PairChannel, "receive", receive_decision)
+    monkeypatch.setattr(link_bench, "grown_message_bytes", lambda size, _: size)
+    monkeypatch.setattr(link_bench, "_repeats", lambda *_: 1)
 
     def run(assignment: RankAssignment, _record: Record) -> None:
         link_bench.measure_links(task, assignment, device_of(assignment.rank), Watchdog())

@@ -18,11 +18,11 @@ from trainwright.families import T5, Gpt, Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright_worker import initial_weights
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
 from trainwright_worker.executor.process_groups import ProcessGroups
-from trainwright_worker.layers import initial_weights
-from trainwright_worker.layers.initial_weights import NormalWeight, WeightSource, deferred_weights, normal
+from trainwright_worker.initial_weights import NormalWeight, WeightSource, deferred_weights, normal
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.measure.live_bytes import AllocationTracker

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainwright.plan import Sharding
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.process_groups import all_gather_single
-from trainwright_worker.layers.initial_weights import NormalWeight
+from trainwright_worker.initial_weights import NormalWeight
 
 ALIGNED_VALUES = 8
 """Values to a multiple of which weights and shards are padded: 16 bytes in half precision, which tensor cores need."""

@@ -22,8 +22,8 @@ from trainwright_worker.executor.parameter_groups import (
 )
 from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
+from trainwright_worker.initial_weights import DeferredWeights, deferred_weights
 from trainwright_worker.layers import tensor_parallel
-from trainwright_worker.layers.initial_weights import DeferredWeights, deferred_weights
 from trainwright_worker.layers.layer import Boundary, FamilyLayers, Layer, SharedWeights
 from trainwright_worker.layers.tensor_parallel import Collectives, TensorShard
 

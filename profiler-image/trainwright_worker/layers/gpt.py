@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Gpt
 from trainwright.families.blocks import TOKEN_EMBEDDING
-from trainwright_worker.layers.initial_weights import SCALE, WeightSource, make_parameter, normal
+from trainwright_worker.initial_weights import SCALE, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import (
     Boundary,
     Data,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
+from trainwright_worker.initial_weights import WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, summed_row_losses
 from trainwright_worker.synthetic_data import draw_rows
 

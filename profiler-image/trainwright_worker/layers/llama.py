@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainwright.families import Llama, Moe
-from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, normal
+from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import TensorShard
 from trainwright_worker.layers.token_models import RotaryLayers

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainwright.families import Moe
 from trainwright.families.moe import EXPERT_BLOCK
-from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, normal
+from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.llama import Block
 from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group

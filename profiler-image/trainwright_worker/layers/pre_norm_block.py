@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trainwright_worker.initial_weights import SCALE, InitialWeights, WeightSource, normal
 from trainwright_worker.layers.image_models import Windows
-from trainwright_worker.layers.initial_weights import SCALE, InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output
 from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
 from trainwright_worker.layers.transformer_parts import join_heads, project_by_head

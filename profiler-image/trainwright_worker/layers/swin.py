@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, Swin
 from trainwright.layer import Attention
+from trainwright_worker.initial_weights import WeightSource, make_parameter, normal
 from trainwright_worker.layers.image_models import Classifier, LabelledImages, Patches, Windows
-from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard

@@ -15,7 +15,7 @@ from trainwright.families import EMBEDDING, HEAD, T5
 from trainwright.families.blocks import TOKEN_EMBEDDING
 from trainwright.families.t5 import DECODER, DECODER_EMBEDDING, ENCODER
 from trainwright.layer import Attention
-from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, make_parameter, normal
+from trainwright_worker.initial_weights import InitialWeights, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
 from trainwright_worker.layers.token_models import RmsHead, TiedRmsHead, TiedTokenEmbedding, shared_table

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from trainwright_worker.layers.initial_weights import InitialWeights, NormalWeight, make_parameter
+from trainwright_worker.initial_weights import InitialWeights, NormalWeight, make_parameter
 
 if TYPE_CHECKING:
     from trainwright_worker.layers.layer import Layer

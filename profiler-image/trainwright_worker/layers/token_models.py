@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, Gpt, Llama, Moe
 from trainwright.families.blocks import TOKEN_EMBEDDING
-from trainwright_worker.layers.initial_weights import SCALE, WeightSource, make_parameter, normal
+from trainwright_worker.initial_weights import SCALE, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import (
     Boundary,
     Data,

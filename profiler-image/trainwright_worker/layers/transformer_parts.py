@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainwright.families import Llama, Moe
+from trainwright_worker.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.attention import causal_attention
-from trainwright_worker.layers.initial_weights import InitialWeights, WeightSource, normal
 from trainwright_worker.layers.layer import Layer
 from trainwright_worker.layers.tensor_parallel import TensorShard
 

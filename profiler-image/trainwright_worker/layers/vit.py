@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from trainwright.families import BLOCK, EMBEDDING, HEAD, Vit
+from trainwright_worker.initial_weights import WeightSource, make_parameter, normal
 from trainwright_worker.layers.image_models import Classifier, LabelledImages, Patches
-from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, StackedLayers
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard

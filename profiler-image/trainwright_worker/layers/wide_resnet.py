@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, WideResnet
 from trainwright.layer import Attention
+from trainwright_worker.initial_weights import WeightSource, make_parameter, normal
 from trainwright_worker.layers.image_models import LabelledImages, NormedConvolution, lay_out_for_convolution
-from trainwright_worker.layers.initial_weights import WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights, summed_row_losses
 from trainwright_worker.layers.tensor_parallel import TensorShard
 

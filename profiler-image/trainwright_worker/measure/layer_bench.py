@@ -24,7 +24,7 @@ from trainwright_worker.gang import report_writer
 from trainwright_worker.gang.errors import classify_error
 from trainwright_worker.gang.rank_assignment import RankAssignment
 from trainwright_worker.gang.watchdog import Watchdog
-from trainwright_worker.layers.initial_weights import deferred_weights
+from trainwright_worker.initial_weights import deferred_weights
 from trainwright_worker.layers.layer import Boundary, Data, FamilyLayers, Layer, Output, to_device
 from trainwright_worker.layers.registry import make_family_layers
 from trainwright_worker.layers.tensor_parallel import TensorShard
