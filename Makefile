@@ -7,7 +7,7 @@ PLAN ?= deploy/examples/gpt2-small-emulated.yaml
 .DEFAULT_GOAL := help
 # Tests that start processes are paced and shape links, so they have the machine to themselves.
 FAST = not cluster and not apiserver and not torch_processes
-SERIAL = cluster or apiserver or torch_processes
+SERIAL = (cluster or apiserver or torch_processes)
 # Two processes share two cores, so each computes with one thread.
 IN_PARALLEL = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import NEWEST, OLDEST; print(OLDEST.version, NEWEST.version)")

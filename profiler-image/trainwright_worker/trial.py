@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -70,12 +73,24 @@ def measure_trial(
     watchdog.plan_position = format_plan_position(task.plan, assignment.device)
     watchdog.beat("making the plan's process groups and layers")
     executor = _make_executor(task, assignment, device, watchdog, groups)
-    seconds, losses = _time_iterations(task, assignment, executor, device, watchdog)
+    with _without_garbage_collection():
+        seconds, losses = _time_iterations(task, assignment, executor, device, watchdog)
     counts = [float(executor.pacer.paced), float(executor.pacer.late)] if executor else [0.0, 0.0]
     paced, late = _sum_over_ranks(counts, device)
     timeline = _record_timeline(task, assignment, executor, device, watchdog) if task.timeline else None
     memory = _track_memory(task, assignment, executor, device, watchdog) if task.track_memory else ()
     return TrialReport(tuple(seconds), tuple(losses), memory, round(paced), round(late), timeline)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect garbage now, and not again until the end: a collection takes longer than a small model's forward."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _make_executor(

@@ -274,7 +274,7 @@ def test_policy_that_blocks_pods_is_reported_in_the_status(
 
         def told() -> str:
             found: str = condition(api, namespace, "forbidden", "LinksMeasured").get("message", "")
-            return found if "refuses" in found else ""
+            return found if "rejects" in found else ""
 
         message = until("the policy's words", 40, told)
     assert f"the API server rejects the assignment of pod {first} to node {NODES[0]}" in message, log.read_text()
