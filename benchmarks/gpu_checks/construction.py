@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Self
 
+import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -46,6 +47,8 @@ def find_seconds(hardware: Hardware) -> Iterator[Finding]:
     """Time the construction of the whole model on one device."""
     model = model_of(hardware)
     weights = sum(model.kind_of(layer).parameters for layer in range(len(model.layers)))
+    torch.zeros(1, device=hardware.device)  # CUDA starts
+    synchronize(hardware.device)
     begin = time.perf_counter()
     with _Rank(hardware, model, Sharding.NONE, 1) as rank:
         rank.construct()

@@ -23,6 +23,7 @@ from trainwright.families import Llama
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage, split_rows
 from trainwright.profiles import Profiles
+from trainwright.runtime import Runtime
 from trainwright.timeline import Action
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.plan_ranks import PlanRanks
@@ -64,8 +65,8 @@ class RankBench:
         return (1, 2) if self.hardware.small else (1, 2, 4)
 
     @cached_property
-    def profiles(self) -> Profiles:
-        return WorkerCommands(self.hardware).profiles(self.model, (1, 2, 4, 8, 12), self.degrees)
+    def measured(self) -> tuple[Profiles, Runtime]:
+        return WorkerCommands(self.hardware).profile(self.model, (1, 2, 4, 8, 12), self.degrees)
 
     def plans(self) -> dict[str, Plan]:
         """Return one plan of each kind, and some random ones."""
@@ -104,7 +105,7 @@ class RankBench:
 
     def find(self, subject: str, plan: Plan, rank: int) -> Iterator[Finding]:
         """Run a rank's iterations, whose collectives return at once, and compare them with the prediction."""
-        estimate = WorkerCommands(self.hardware).predict(plan, self.model, self.profiles)
+        estimate = WorkerCommands(self.hardware).predict(plan, self.model, *self.measured)
         expected_bytes = dict(estimate.memory_by_device)[plan.devices[rank]]
         expected_bytes -= estimate.memory_parts[rank].constant_bytes  # outside the allocator
         if expected_bytes > MEMORY_SHARE * self.hardware.memory_bytes:
@@ -117,7 +118,7 @@ class RankBench:
             dist.destroy_process_group()
         figures = _mebibytes(peak), _mebibytes(expected_bytes)
         yield predicted(f"{subject}: memory", figures, expected_bytes / peak - 1, aim=0.10, limit=0.15)
-        expected_seconds = compute_seconds(plan, rank, self.model, self.profiles, self.hardware.name)
+        expected_seconds = compute_seconds(plan, rank, self.model, self.measured[0], self.hardware.name)
         figures = f"{1e3 * seconds:.1f} ms", f"{1e3 * expected_seconds:.1f} ms"
         if self.hardware.is_gpu:
             yield predicted(f"{subject}: compute", figures, expected_seconds / seconds - 1, aim=0.05, limit=0.10)

@@ -15,6 +15,7 @@ from trainwright.cost.estimate import Estimate, estimate
 from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.profiles import LayerProfile, Profiles
+from trainwright.runtime import ProcessBytes, Runtime
 from trainwright.worker_api import (
     FAILURE_MARKER,
     REPORT_MARKER,
@@ -59,9 +60,10 @@ class WorkerCommands:
         failure = json.loads(said.get(FAILURE_MARKER, "{}"))
         raise RuntimeError(failure.get("message") or run.stderr[-300:])
 
-    def profiles(self, model: Model, rows: tuple[int, ...], degrees: tuple[int, ...] = (1,)) -> Profiles:
-        """Return the measured layers at these rows and tensor degrees."""
+    def profile(self, model: Model, rows: tuple[int, ...], degrees: tuple[int, ...] = (1,)) -> tuple[Profiles, Runtime]:
+        """Return the measured layers at these rows and tensor degrees, and what a process holds besides tensors."""
         layers: list[LayerProfile] = []
+        held = 0
         for degree in degrees:
             task = ProfilingTask(self.gang(), model, degree, rows)
             if self.hardware.small:
@@ -70,9 +72,12 @@ class WorkerCommands:
             if not isinstance(report, ProfilingReport):
                 raise TypeError(f"the worker answered a profile order with a {report.kind} report")
             layers += report.layers
-        return Profiles(tuple(layers))
+            held = max(held, report.process_bytes or 0)
+        return Profiles(tuple(layers)), Runtime(process_bytes=(ProcessBytes(self.hardware.name, held),))
 
-    def predict(self, plan: Plan, model: Model, profiles: Profiles, inside: Port = INSIDE) -> Estimate:
+    def predict(
+        self, plan: Plan, model: Model, profiles: Profiles, runtime: Runtime, inside: Port = INSIDE
+    ) -> Estimate:
         """Return the planner's estimate of a plan whose devices are all like this one."""
         slots: dict[str, int] = {}
         for device in plan.devices:
@@ -80,4 +85,4 @@ class WorkerCommands:
         name = self.hardware.name
         nodes = tuple(Node(node, name, count, NETWORK, inside) for node, count in slots.items())
         cluster = Cluster((Accelerator(name, self.hardware.memory_bytes),), nodes)
-        return estimate(plan, model=model, cluster=cluster, profiles=profiles)
+        return estimate(plan, model=model, cluster=cluster, profiles=profiles, runtime=runtime)

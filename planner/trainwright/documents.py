@@ -292,17 +292,19 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+"""Tag of `<<`, which may be given more than once."""
+
+
 def _refuse_repeated_keys(mapping: yaml.MappingNode) -> None:
     """Raise ValueError for a key that is written twice, of which PyYAML would drop the first in silence."""
-    line_of: dict[str, int] = {}
+    line_of: dict[tuple[str, str], int] = {}
     for key, _ in mapping.value:
-        if isinstance(key, yaml.ScalarNode):
-            line = key.start_mark.line + 1
-            if key.value in line_of:
-                raise ValueError(
-                    f"the key {key.value!r} is given twice, in lines {line_of[key.value]} and {line}; keep one"
-                )
-            line_of[key.value] = line
+        if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in line_of:
+                raise ValueError(f"the key {key.value!r} is given twice, in lines {line_of[name]} and {line}; keep one")
+            line_of[name] = line
 
 
 def schema(noun: Any) -> dict[str, Any]:

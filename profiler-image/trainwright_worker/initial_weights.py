@@ -1,4 +1,4 @@
-"""Initial values of weights, drawn on any device and in any part, the same under every plan."""
+"""Initial values of weights, drawn on the device and in any part, the same under every plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ SCALE = 0.02
 """Standard deviation of the normal initial values of GPT-2 and BERT."""
 
 TILE_COLUMNS = 512
-TILE_VALUES = 2**18
-"""Values of a tile, 1 MiB: small beside a layer, and many enough that starting a generator costs nothing."""
+TILE_VALUES = 2**15
+"""Values of a tile. CUDA gives them one thread each on every supported GPU (a T4 runs 160 blocks of 256 at once), so all
+kinds of GPUs draw the same; for larger tiles the values depend on the number of multiprocessors."""
 
 
 class WeightSource:
@@ -38,7 +39,7 @@ class NormalWeight:
     """Normal initial values with mean zero: a full weight, or one of the equal parts of its split dimension.
 
     Values are drawn in tiles of the weight as a matrix, whose columns are its last dimension. Each tile has its own random
-    generator, so any values can be drawn without most of the others. They differ between kinds of devices.
+    generator, so any values can be drawn without most of the others. GPUs draw other values than CPUs.
 
     Attributes:
         full_shape: shape of the full weight.

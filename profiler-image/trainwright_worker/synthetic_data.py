@@ -55,7 +55,7 @@ def token_rows(  # noqa: PLR0913 (a row's sizes, and which rows)
 
 
 def weight_generator(seed: int, name: str) -> torch.Generator:
-    """Return the generator of the initial values of one layer or tied weight, the same under every plan."""
+    """Return a generator on the CPU, by seed and name: of a profile's inputs, and of the weights of custom models."""
     return torch.Generator().manual_seed(hash_seed(seed, *name.encode()))
 
 

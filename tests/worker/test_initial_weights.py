@@ -159,3 +159,9 @@ def test_construction_needs_no_more_memory_than_an_iteration(
     with AllocationTracker([*executor.optimizer.resident_tensors, *batch.tensors]) as iteration:
         executor.run_iteration(batch)
     assert construction.peak_bytes <= iteration.peak_bytes
+
+
+def test_all_gpus_draw_the_same_values() -> None:
+    """CUDA caps the grid of a draw at the blocks that a GPU runs at once, in threads of one value each up to there."""
+    threads_per_block, blocks_of_a_t4 = 256, 40 * 1024 // 256
+    assert blocks_of_a_t4 * threads_per_block >= initial_weights.TILE_VALUES

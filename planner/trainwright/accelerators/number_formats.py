@@ -90,11 +90,12 @@ def _dominates(one: FormatChoice, other: FormatChoice) -> bool:
 
 
 def profiles_in(profiles: Profiles, model: Model, dtype: Dtype) -> Profiles:
-    """Return profiles of a model scaled to another number format by the rooflines of the data sheets.
+    """Return profiles of a model's layers scaled to another number format by the rooflines of the data sheets.
 
     Raises ValueError for an accelerator without a data sheet.
     """
-    ordered = sorted(profiles.layers, key=_place)
+    names = {kind.name for kind in model.kinds}
+    ordered = sorted((layer for layer in profiles.layers if layer.kind in names), key=_place)
     return replace(
         profiles,
         layers=tuple(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from trainwright.layer import Operator, OperatorKind, Segment, Split
 
-INDEX_BYTES = 8
 FLOAT32_BYTES = 4
+INDEX_BYTES = 8
 """Bytes of a token, target or position index (int64)."""
 
 STATISTIC_BYTES = 4

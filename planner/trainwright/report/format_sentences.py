@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from trainwright.accelerators import is_native
+from trainwright.accelerators import best_format, is_native
 from trainwright.cluster import Cluster
 from trainwright.report.plan_summary import short_names
 from trainwright.report.tables import seconds
@@ -23,6 +23,8 @@ def format_sentences(answer: FormatAnswer) -> list[str]:
     used = _accelerators(first, cluster)
     emulating = [name for name in answer.problem.accelerators if name not in used and not is_native(name, first.dtype)]
     left = f"; it leaves out {_named(emulating, cluster)}, which would emulate it" if emulating else ""
+    if (fastest := best_format(used)).num_bytes < first.dtype.num_bytes:
+        return [f"Number format: {first.dtype}, since no plan in {fastest} is as fast and fits into memory{left}."]
     verb = "computes" if len(used) == 1 else "all compute"
     return [f"Number format: {first.dtype}, the fastest that {_named(used, cluster)} {verb} natively{left}."]
 

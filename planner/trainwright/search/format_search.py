@@ -68,7 +68,8 @@ def in_format(problem: Problem, dtype: Dtype, left_out: Iterable[str] = ()) -> P
     Raises ValueError for an accelerator without a data sheet.
     """
     if dtype is not problem.model.dtype:
-        profiles = profiles_in(problem.profiles, problem.model, dtype)
+        own = tuple(layer for layer in problem.profiles.layers if layer.accelerator in problem.accelerators)
+        profiles = profiles_in(replace(problem.profiles, layers=own), problem.model, dtype)
         problem = replace(problem, model=replace(problem.model, dtype=dtype), profiles=profiles)
     return without(problem, left_out)
 

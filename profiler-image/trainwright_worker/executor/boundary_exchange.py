@@ -212,18 +212,24 @@ class BoundaryExchange:
     def warm_up(plan_ranks: PlanRanks, rank: int, groups: ProcessGroups, device: torch.device) -> None:
         """Connect the ranks that exchange messages, in one order; all ranks of the plan call this.
 
-        NCCL's first call in a group blocks until all members make it. In a relayout some have no message, and within a
-        schedule, which posts receives ahead, ranks could wait for each other in a cycle.
+        NCCL's first call in a group blocks until all members make it, and the first message of a pair blocks its process
+        until the peer's. In a relayout some have no message, and within a schedule, which posts receives ahead, ranks could
+        wait for each other in a cycle.
         """
-        token = torch.zeros(1, device=device)
+        token = torch.zeros(2, device=device)
         for purpose, groups_of_ranks in (
             (Purpose.RELAYOUT, plan_ranks.relayout_ranks),
             (Purpose.BOUNDARIES, plan_ranks.boundary_pairs),
             (Purpose.BOUNDARY_GRADIENTS, plan_ranks.boundary_gradient_pairs),
         ):
             for ranks in groups_of_ranks:
-                if rank in ranks:
-                    dist.all_reduce(token, group=groups.group_of(ranks, purpose))
+                group = groups.group_of(ranks, purpose) if rank in ranks else None
+                if group is not None and len(ranks) == 2:
+                    peer = sum(ranks) - rank
+                    sending = dist.P2POp(dist.isend, token[:1], peer, group)
+                    batch_send_receive([sending, dist.P2POp(dist.irecv, token[1:], peer, group)])
+                elif group is not None:
+                    dist.all_reduce(token, group=group)
 
     def wait_for_sends(self) -> None:
         """Wait for all unfinished sends."""

@@ -141,7 +141,7 @@ class LayerPasses:
                 output = self._compute(layer, stored.inputs, stored.rows)
         for use in layer.parameter_uses:
             use.flat_parameter.ensure_gradients()
-        output.backward(gradients, loss_gradient)
+        output.backward(layer.module.lay_out(gradients), loss_gradient)
         for use in layer.parameter_uses:
             use.flat_parameter.accumulate_gradients(contributes=use.contributes)
         self._reshard_weights(layer)

@@ -85,7 +85,8 @@ class Watchdog:
             now = time.monotonic()
             message = self._timeout_message(now)
             if message is not None:
-                faulthandler.cancel_dump_traceback_later()
+                # A query of the device can hold the interpreter; then this ends the process.
+                faulthandler.dump_traceback_later(6 * _FAULTHANDLER_GRACE_SECONDS, exit=True, file=sys.stderr)
                 self._give_up(FailureReason.HANG, message)
                 return
             left = min(self._deadline - now, self.max_silence_seconds) if self._has_beaten else self._deadline - now

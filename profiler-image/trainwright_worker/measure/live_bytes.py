@@ -1,4 +1,4 @@
-"""Peak of live bytes on a device without a memory counter, by the lifetimes of storages."""
+"""Peak of a process's bytes: by a GPU's counters, or on the CPU by the lifetimes of storages."""
 
 from __future__ import annotations
 

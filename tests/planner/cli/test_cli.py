@@ -223,6 +223,13 @@ def test_explain_refuses_search_options_beside_a_plan(files: Path, options: list
     assert "--plan explains the given plan" in refused(call(files, "explain", "--plan", "plan.json", *options))
 
 
+def test_merge_keys_may_be_repeated() -> None:
+    text = "sizes: &sizes {layers: 2, heads: 4}\nmore: &more {hidden_size: 8}\ngpt: {<<: *sizes, <<: *more}\n"
+    with pytest.raises(documents.DocumentError) as refused_for_another_reason:
+        documents.loads(text, Plan)
+    assert "twice" not in str(refused_for_another_reason.value)
+
+
 def test_repeated_key_is_refused_with_its_lines(files: Path) -> None:
     model = files / "again.yaml"
     model.write_text("global_batch_size: 8\ngpt: {layers: 2}\nglobal_batch_size: 16\n", encoding="utf-8")

@@ -31,6 +31,22 @@ def communicators_started_by_some(records: Sequence[Record]) -> list[str]:
     return wrong
 
 
+def pairs_that_may_block(records: Sequence[Record]) -> list[str]:
+    """Return groups of two whose first messages do not go both ways in one batch.
+
+    The first message of a pair in each direction blocks its process until the peer's call. A schedule posts receives ahead,
+    whose messages the peer may only send after what this process has not submitted yet.
+    """
+    wrong = []
+    for record in records:
+        for communicator, calls in record.calls_by_communicator().items():
+            messages = [call for call in calls if call.peer is not None]
+            first = {call.kind for call in messages if call.batch is not None and call.batch == messages[0].batch}
+            if messages and len(record.groups.get(communicator.group, ())) == 2 and first != {"send", "receive"}:
+                wrong.append(f"rank {record.rank}, {communicator}: {first or 'outside a batch'}")
+    return wrong
+
+
 def collectives_that_differ(records: Sequence[Record]) -> list[str]:
     """Return the first place in each group where two members make different collectives, or sizes or dtypes differ."""
     wrong = []

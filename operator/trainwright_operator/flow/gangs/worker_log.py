@@ -58,7 +58,7 @@ def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> An
     return documents.parse(data, document_type, source=source)
 
 
-_parse_cached = lru_cache(maxsize=512)(_parse)
+_parse_cached = lru_cache(maxsize=128)(_parse)
 
 
 def parse_report(log: str) -> WorkerReport | None:
