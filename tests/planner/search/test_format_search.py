@@ -161,3 +161,12 @@ def test_scaled_profiles_are_those_of_the_other_format() -> None:
         assert one.forward_seconds == pytest.approx(other.forward_seconds)
         assert one.backward_seconds == pytest.approx(other.backward_seconds)
         assert (one.activation_bytes, one.parameter_bytes) == (other.activation_bytes, other.parameter_bytes)
+
+
+def test_profiles_of_other_layers_and_accelerators_do_not_hinder_the_price() -> None:
+    problem = problem_in(BFLOAT16, {"p3.8xlarge": 1})
+    layers = problem.profiles.layers
+    others = (replace(layers[0], kind="of another model"), replace(layers[0], accelerator="New"))
+    with_others = replace(problem, profiles=replace(problem.profiles, layers=(*layers, *others)))
+    candidates = megatron(problem)
+    assert slow_format(with_others, candidates, megatron) == slow_format(problem, candidates, megatron)
