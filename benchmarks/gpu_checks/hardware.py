@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainwright.accelerators import DataSheet, data_sheet, has_data_sheet
 from trainwright.layer import Dtype
-from trainwright_worker.device import Clock
+from trainwright_worker.device import Clock, release_cached_memory
 from trainwright_worker.executor.stage_module import TORCH_DTYPES
 
 NATIVE_BFLOAT16 = (8, 0)
@@ -99,8 +99,7 @@ class Hardware:
 
     def empty_cache(self) -> None:
         """Return cached memory to the device, so that one subject leaves nothing to the next."""
-        if self.is_gpu:
-            torch.cuda.empty_cache()
+        release_cached_memory(self.device)
 
     def seconds_of(self, *phases: Callable[[], object], least_seconds: float = 1.0) -> list[float]:
         """Return the median seconds of each phase of a piece of work that is repeated, after a warm-up."""

@@ -11,13 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from random_plans import random_plan
+from plan_cases import case
 
 from gpu_checks.findings import Finding, judged
 from gpu_checks.hardware import Hardware
 from gpu_checks.running import Subject
-from trainwright import documents
-from trainwright.training import Training
 
 GANG = Path(__file__).resolve().parents[2] / "tests" / "worker" / "equivalence_gang.py"
 PROCESSES = 4
@@ -66,20 +64,18 @@ def gang_subjects(hardware: Hardware, backend: str, processes: int) -> Iterator[
 
 def _cases(family: str, model: dict[str, Any], processes: int, hardware: Hardware) -> list[dict[str, Any]]:
     """Return the cases of `equivalence_gang.py`; batch normalisation is over each replica's own rows."""
-    built = documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model
-    degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
     label, normalises_batches = f"{family}-{model.get('dtype', 'float32')}", family == "wide_resnet"
     return [
-        {
-            "name": f"{label}-{seed}",
-            "plan": json.loads(documents.dumps(plan)),
-            "model": model,
+        case(
+            f"{label}-{seed}",
+            model,
+            seed,
+            devices=processes,
             # Batch normalisation magnifies the rounding of weights, so that losses after an update differ.
-            "steps": 1 if hardware.small or normalises_batches else 3,
-            "by_piece": normalises_batches,
-        }
+            steps=1 if hardware.small or normalises_batches else 3,
+            by_piece=normalises_batches,
+        )
         for seed in range(2 if hardware.small else PLANS_OF_EACH)
-        for plan in [random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=processes)]
     ]
 
 

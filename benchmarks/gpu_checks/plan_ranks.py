@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -127,7 +126,6 @@ class RankBench:
 
     def _measure(self, plan: Plan, rank: int) -> tuple[int, float]:
         """Return the allocator's peak and the median seconds of all forwards and backwards of an iteration."""
-        gc.collect()
         self.hardware.empty_cache()
         device = self.hardware.device
         held = torch.cuda.memory_allocated(device) if self.hardware.is_gpu else 0

@@ -49,10 +49,11 @@ OTHERS = {
 }  # fmt: skip
 
 
-def case(name: str, model: dict, seed: int, **fields) -> dict:
+def case(name: str, model: dict, seed: int, devices: int = 8, **fields) -> dict:
+    """Return a case of `equivalence_gang.py`: a random plan of a model, and further fields."""
     built = documents.parse({"dtype": "float32", **model, "global_batch_size": 1}, Training).model
     degrees = tuple(degree for degree in (1, 2, 4, 8) if built.max_tensor_degree % degree == 0)
-    plan = random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=8)
+    plan = random_plan(seed, layers=len(built.layers), tensor_degrees=degrees, devices=devices)
     return {"name": name, "plan": json.loads(documents.dumps(plan)), "model": model, **fields}
 
 
