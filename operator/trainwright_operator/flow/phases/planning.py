@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from datetime import datetime
 from typing import Final
 
 from trainwright import documents
@@ -28,6 +27,7 @@ from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
+from trainwright_operator.flow.stored_times import stored_time
 from trainwright_operator.flow.trials.planned_trials import BASELINE_COUNT, PlannedTrials
 
 RUNTIME_KEY: Final = "runtime.json"
@@ -109,7 +109,7 @@ def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> W
     # The search for this generation and request may have begun before a restart of the operator.
     annotations = stored_cluster.annotations if stored_cluster is not None else {}
     started, _, what = annotations.get(SEARCH_STARTED_ANNOTATION, "").partition(" ")
-    stored_start = datetime.fromisoformat(started) if what == asked else None
+    stored_start = stored_time(started) if what == asked else None
     if planner.key != request.key:
         planner = PlannerFacts()
     since = stored_start or planner.started_at
