@@ -55,12 +55,20 @@ def test_a_crashing_candidate_is_named_and_another_one_wins(workbench, small_pla
     assert succeeded(resource)["status"] == "True"
 
 
-def test_an_image_that_cannot_be_pulled_ends_the_plan_with_that_reason(workbench, small_plan) -> None:
-    plan = small_plan(worker={"image": "localhost/no-such-image:1"})
-    resource = workbench.wait_finished(workbench.apply(plan), seconds=120)
-    assert succeeded(resource)["status"] == "False"
-    assert succeeded(resource)["reason"] == "ImagePullFailed", resource["status"]["conditions"]
+def test_plan_waits_for_an_image_that_cannot_be_pulled_with_that_reason(workbench, small_plan) -> None:
+    name = workbench.apply(small_plan(worker={"image": "localhost/no-such-image:1"}))
+    workbench.wait(name, "ImagePullFailed", lambda found: _reason(found) == "ImagePullFailed", 120)
+    resource = workbench.get(name)
+    assert succeeded(resource)["status"] == "Unknown", resource["status"]["conditions"]
     assert "no-such-image" in succeeded(resource)["message"]
+    assert "tried again at" in succeeded(resource)["message"]
+
+
+def _reason(resource) -> str:
+    """Return what the plan waits for, or an empty string before its first status."""
+    return next(
+        (one["reason"] for one in resource.get("status", {}).get("conditions", []) if one["type"] == "Succeeded"), ""
+    )
 
 
 @pytest.mark.slow

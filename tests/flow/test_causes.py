@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from flow_harm import fail_pods, run_with
+from flow_harm import fail_pods, lost_attempt, run_with
 from flow_world import World
 
 from trainwright import documents
@@ -54,7 +54,7 @@ def test_trial_waits_for_the_cause_of_a_lost_peer() -> None:
 def test_lost_peer_stays_the_reason_without_a_cause() -> None:
     lost = documents.dumps(Failure(FailureReason.PEER_LOST, "rank 3 is gone"))
     world = run_with(World(), "candidate-1", lambda w: fail_pods(w, "candidate-1", termination_message=lost))
-    assert world.trial("candidate-1").reason == "PeerLost"
+    assert lost_attempt(world, "candidate-1").reason == "PeerLost"
 
 
 @pytest.mark.parametrize("reason", [FailureReason.OUT_OF_MEMORY, FailureReason.CRASHED, FailureReason.HANG])
@@ -101,7 +101,7 @@ def test_terminated_pod_precedes_the_peers_that_lost_it() -> None:
         words = replace(world.pods[last].containers[0], termination_message=ended)
         world.pods[last] = replace(world.pods[last], containers=(words,))
 
-    found = run_with(World(), "candidate-1", harm).trial("candidate-1")
+    found = lost_attempt(run_with(World(), "candidate-1", harm), "candidate-1")
     assert found.reason == "Terminated"
     assert "told to end (SIGTERM)" in found.message
 
@@ -126,7 +126,7 @@ def test_failed_job_without_a_failed_pod_reports_pod_lost_with_its_message() -> 
         for pod in [pod.name for pod in world.pods.values() if pod.job == name]:
             del world.pods[pod]
 
-    found = run_with(World(), "candidate-1", harm).trial("candidate-1")
+    found = lost_attempt(run_with(World(), "candidate-1", harm), "candidate-1")
     assert found.reason == "PodLost"
     assert "past its deadline" in found.message
 
@@ -147,7 +147,7 @@ def test_pod_failed_by_its_kubelet_is_lost(reason: str, container: dict[str, obj
                 ended = pod.containers if container else ()
                 world.pods[name] = replace(pod, reason=reason, message="so said its kubelet", containers=ended)
 
-    found = run_with(World(), "candidate-1", harm).trial("candidate-1")
+    found = lost_attempt(run_with(World(), "candidate-1", harm), "candidate-1")
     assert found.reason == "PodLost"
     assert f"failed: {reason}{': ' if reason else ''}so said its kubelet" in found.message
 
@@ -160,7 +160,7 @@ def test_evicted_pod_is_the_cause_when_peers_lost_it() -> None:
         last = next(name for name, pod in reversed(world.pods.items()) if pod.gang == "candidate-1")
         world.pods[last] = replace(world.pods[last], reason="Evicted", containers=())
 
-    found = run_with(World(), "candidate-1", harm).trial("candidate-1")
+    found = lost_attempt(run_with(World(), "candidate-1", harm), "candidate-1")
     assert (found.reason, "Evicted" in found.message) == ("PodLost", True)
 
 

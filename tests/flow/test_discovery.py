@@ -130,7 +130,7 @@ def test_node_is_excluded_when_its_taint_is_not_tolerated(taint: Taint, tolerati
 def test_tolerations_of_the_plans_pod_template_count() -> None:
     tainted = tuple(replace(one, taints=(TAINT,)) for one in World().nodes)
     world = World(nodes=tainted)
-    world.run()
+    world.run(until=lambda: world.status.waiting is not None)
     assert world.condition("NodesDiscovered").reason == "NoUsableNodes"
     tolerations = [{"key": "team/vision", "operator": "Exists"}]
     spec = spec_of(trials={"topK": 0}, worker={"podTemplate": {"spec": {"tolerations": tolerations}}})
@@ -166,18 +166,12 @@ def test_one_type_with_two_device_tables_is_refused() -> None:
     assert "differ" in found.excluded[0].reason
 
 
-def test_plan_fails_with_unknown_accelerator_when_all_types_are_unknown() -> None:
+def test_plan_names_what_lacks_when_all_types_are_unknown() -> None:
     world = World(nodes=(bare(),))
-    world.run()
+    world.run(until=lambda: world.status.waiting is not None)
     assert world.condition("NodesDiscovered").reason == "UnknownAccelerator"
     assert "gpu feature discovery" in world.condition("Succeeded").message.lower()
     assert world.status.cluster.excluded_nodes[0].name == "n"
-
-
-def test_plan_fails_with_no_usable_nodes_when_no_node_has_devices() -> None:
-    world = World(nodes=(replace(node("n"), allocatable={}),))
-    world.run()
-    assert world.condition("NodesDiscovered").reason == "NoUsableNodes"
 
 
 def test_discovery_stays_when_nodes_change() -> None:

@@ -9,6 +9,7 @@ import pytest
 from flow_world import World
 
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.status import WaitingStatus
 from trainwright_operator.flow.actions import CreateConfigMap, EmitEvent, SetStatus
 from trainwright_operator.flow.decide import PHASES, decide
 from trainwright_operator.flow.phase import Findings, ReconcileContext
@@ -39,13 +40,18 @@ def test_cluster_is_stored_and_referenced_when_the_search_fails() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(599, "Unknown"), (601, "False")])
-def test_no_actions_remain_when_requests_fail_for_too_long(seconds: float, state: str) -> None:
+def test_no_actions_remain_when_requests_fail_beyond_the_wait_deadline(seconds: float, state: str) -> None:
     world, snapshot = planning()
-    failing = RequestFailure("quota", world.now - timedelta(seconds=seconds))
-    actions = decide(replace(snapshot, failing=failing), world.now)
+    since = world.now - timedelta(seconds=seconds)
+    status = snapshot.plan.status.model_copy(update={"waiting": WaitingStatus(reason="RequestFailed", since=since)})
+    spec = world.spec.model_copy(update={"wait_deadline_seconds": 600})
+    plan = replace(snapshot.plan, spec=spec, status=status)
+    actions = decide(replace(snapshot, plan=plan, failing=RequestFailure("quota", since)), world.now)
     status = next(one.status for one in actions if isinstance(one, SetStatus))
     planned = next(one for one in status.conditions if one.type is ConditionType.PLANNED)
-    assert (planned.status, planned.reason) == (state, "RequestFailed")
+    assert (planned.status, planned.reason) == (
+        state, "RequestFailed" if state == "Unknown" else "WaitDeadlineExceeded"
+    )  # fmt: skip
     assert status.cluster_ref is not None
     assert all(isinstance(one, SetStatus | EmitEvent) for one in actions) == (state == "False")
 

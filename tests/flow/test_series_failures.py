@@ -159,18 +159,3 @@ def test_trials_of_a_failed_gang_name_its_failure_when_device_hours_are_used_up(
         assert trial.message.startswith("not repeated alone; its series ended with DeadlineExceeded: not finished")
     assert {trial.message for trial in status.trials[3:]} == {"not started"}
     assert "its series ended with DeadlineExceeded" in world.condition("Succeeded").message
-
-
-def test_trials_of_an_unscheduled_gang_are_repeated_after_an_edit() -> None:
-    world = world_of(per_gang=5)
-    world.run(until=lambda: bool(world.status.trials))
-    world.others = {"n1": 1}
-    world.run()
-    assert world.succeeded == "False"
-    world.others = {}
-    world.change(
-        search={"planner": "Amp", "limits": {"maxTensorDegree": 1}},
-        trials={"topK": 3, "perGang": 5, "pendingDeadlineSeconds": 400},
-    )
-    world.run()
-    assert set(states(world).values()) == {"Succeeded"}

@@ -72,11 +72,12 @@ def too_many_failed_trials(watch: Watch) -> None:
 
 
 def gang_lost_while_profiling(watch: Watch) -> None:
-    """Delete a job by hand, then edit the plan so that it goes on."""
+    """Delete a job by hand, which is tried again; delete it once more, and edit the plan so that it is at once."""
     world = watch(World())
-    world.run(until=lambda: running(world, "profile-1"))
-    world.delete_job(next(name for name, job in world.jobs.items() if job.gang == "profile-1"))
-    world.run()
+    for _ in range(2):
+        world.run(until=lambda: running(world, "profile-1"))
+        world.delete_job(next(name for name, job in world.jobs.items() if job.gang == "profile-1"))
+    world.run(until=lambda: not any(job.gang == "profile-1" for job in world.jobs.values()))
     world.change(profiling={"deadlineSeconds": 500})
     world.run()
 
@@ -109,8 +110,8 @@ def edited_on_the_way(watch: Watch) -> None:
 
 
 def no_room(watch: Watch) -> None:
-    """Devices are in use until the deadline of the links; an edit gives it more time."""
-    world = World(others={"n1": 2, "n2": 2, "n3": 1}, spec=spec_of(links={"deadlineSeconds": 40}))
+    """Devices are in use until the plan waits no longer; an edit gives it more time."""
+    world = World(others={"n1": 2, "n2": 2, "n3": 1}, spec=spec_of(waitDeadlineSeconds=40))
     watch(world).run()
     world.others = {}
     world.change(links={"deadlineSeconds": 400}, trials={"topK": 1})
@@ -143,19 +144,25 @@ def operator_killed_on_the_way(watch: Watch) -> None:
 
 
 def refused(watch: Watch) -> None:
-    """Fail before any pod: spec, image, template, quota, memory, nodes."""
+    """Fail before any pod: spec, image, template, memory. Wait before any pod: CRD, quota, nodes."""
     tiny = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "1"}
     worlds = (
         World(spec_error="spec.model: Field required"),
         World(image=""),
         World(template_error=("PodTemplateInvalid", "spec.tolerations: expected list")),
-        World(template_error=("PyTorchJobCRDMissing", "the server could not find the requested resource")),
-        World(refuse_jobs="exceeded quota: gpus"),
         World(nodes=(node("n1", labels=tiny), node("n2", labels=tiny))),
-        World(nodes=(node("n1", schedulable=False),)),
     )
     for world in worlds:
         watch(world).run()
+    waiting = (
+        World(template_error=("PyTorchJobCRDMissing", "the server could not find the requested resource")),
+        World(refuse_jobs="exceeded quota: gpus"),
+        World(nodes=(node("n1", schedulable=False),)),
+    )
+    for world in waiting:
+        watch(world)
+        for _ in range(20):
+            world.step()
 
 
 SCENARIOS: dict[str, Callable[[Watch], None]] = {

@@ -15,7 +15,9 @@ class LinksSpec(ApiModel):
     """Measuring latency and bandwidth between nodes and within them."""
 
     deadline_seconds: Seconds = 300
-    """The measurement fails with the reason DeadlineExceeded when it takes longer, waiting for devices included."""
+    """The measurement fails with the reason DeadlineExceeded when it takes longer, counted from the start of its last pod.
+    Waiting for free devices does not count. Pods that are assigned to their nodes and do not all start within the same
+    time free their devices, and are tried again later."""
     all_pairs_up_to_nodes: Annotated[int, Field(ge=2, le=40)] = 12
     """Up to so many nodes the links between every two are measured. With more, a few links of every kind are, and all
     those (1200 pairs at most) of a kind whose links turn out not to be alike. Nodes with equal topologyLabels and
@@ -39,7 +41,9 @@ class ProfilingSpec(ApiModel):
     """Measuring the layers on each accelerator."""
 
     deadline_seconds: Seconds = 600
-    """Profiling fails with the reason DeadlineExceeded when it takes longer, waiting for devices included."""
+    """Profiling of an accelerator at a tensor degree fails with the reason DeadlineExceeded when it takes longer, counted
+    from the start of its pod. Waiting for free devices does not count. A pod that is assigned to its node and does not
+    start within the same time frees its device, and is tried again later."""
     warmup_iterations: Annotated[int, Field(ge=0, le=1000)] = 3
     """Repeats of a layer that are run first and not counted."""
     iterations: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -210,16 +214,17 @@ class TrialsSpec(ApiModel):
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 10
     """Training iterations that are timed; their median counts."""
     max_failed: Annotated[int, Field(ge=0, le=MAX_TRIALS)] = 2
-    """How many trials may fail; with one more, no further trial is started."""
+    """How many trials may fail; with one more, no further trial is started. What the cluster lacks or ends (devices,
+    quota, an image, lost or evicted pods) is no failure of a trial: it is tried again."""
     max_device_hours: Annotated[float, Field(gt=0, le=1_000_000)] = 8
     """Device-hours that all trials together may take; those that would go beyond are skipped. A trial's count from the
     start of its last pod to its end, for every device that it holds, and those of several trials in the same pods are
-    divided equally among them; waiting before that does not count, nor do trials that failed for want of capacity and
-    are measured anew after an edit."""
+    divided equally among them; waiting before that does not count, the attempts that the cluster ended do."""
     run_deadline_seconds: Seconds = 900
     """The longest that a trial may run, counted from the start of its last pod; several in the same pods as many times."""
     pending_deadline_seconds: Seconds = 300
-    """The longest that a trial may wait for its devices, its image and its pods' start."""
+    """The longest from the assignment of a trial's pods to their nodes to the start of its last pod, the image's pull
+    included; then the devices are freed and the trial is tried again later. Waiting for free devices does not count."""
     stop_when_regret_below: Annotated[float | None, Field(gt=0, le=0.5)] = None
     """Try no further candidate once the best plan measured is expected to be slower than the fastest of all by less than
     this share, for example 0.01. Candidates are then tried in the order in which that expectation falls fastest, and
@@ -323,5 +328,10 @@ class TrainingPlanSpec(ApiModel):
     """The pods that measure and train."""
     suspend: bool = False
     """Stop all work and free the devices; what was measured is kept, and false goes on from there."""
+    wait_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    """The longest that the plan may wait for what the cluster lacks (free devices, nodes, quota, an image, a webhook, pods
+    that were lost and are tried again), all waits since the last edit of the spec together; time in which something runs
+    does not count. Then trials that were measured give the answer, and without any the plan fails with the reason
+    WaitDeadlineExceeded. Absent: it waits as long as it takes."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
     """Delete the TrainingPlan, with all it owns, so many seconds after it succeeded or failed. Absent: keep it."""

@@ -218,6 +218,20 @@ class Winner(StatusModel):
     """The plan document, complete: save it to a file and start it again by hand."""
 
 
+class WaitingStatus(StatusModel):
+    """Waiting for what the cluster lacks: devices, nodes, quota, an image, a webhook."""
+
+    reason: Annotated[str, Field(max_length=128)] | None = None
+    """What the plan waits for, in one CamelCase word; absent while it does not wait."""
+    since: Timestamp | None = None
+    """Since when it has waited for that."""
+    next_try: Timestamp | None = None
+    """When it is tried again; absent where the operator looks again every minute or sooner."""
+    earlier_seconds: Annotated[int, Field(ge=0)] = 0
+    """Seconds of the waits before, since the last edit of the spec. With the present wait they count against
+    spec.waitDeadlineSeconds."""
+
+
 class TrainingPlanStatus(StatusModel):
     """The answer, and how far the operator is on the way to it."""
 
@@ -236,6 +250,8 @@ class TrainingPlanStatus(StatusModel):
     which is Unknown while the plan is worked on; and Suspended."""
     progress: Progress | None = None
     """How far the present phase is; absent when nothing is under way."""
+    waiting: WaitingStatus | None = None
+    """What the plan waits for, and how long it has waited; absent where it never did."""
     cluster: ClusterStatus | None = None
     """What discovery found."""
     links: LinksStatus | None = None

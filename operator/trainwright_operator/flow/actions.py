@@ -15,6 +15,7 @@ class StoredRole(StrEnum):
 
     TASK = "order"
     RESULT = "result"
+    ATTEMPT = "attempt"
     DOCUMENT = "document"
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from trainwright import documents
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import Action, DeleteConfigMap, DeleteJob, DeletePlan, StoredRole
 from trainwright_operator.flow.phase import Done, Failed, Findings, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.phases import acceptance, discovery, links, planning, profiling, result, trials
@@ -26,9 +27,6 @@ ACTIVE_REQUEUE_SECONDS = 2.0
 """Requeue delay while something is in progress: about as often as a gang's progress changes."""
 IDLE_REQUEUE_SECONDS = 600.0
 """Requeue delay otherwise. The re-sync finds a changed spec or a deleted plan at the latest."""
-_FAILING_SECONDS = 600
-"""A plan whose every reconciliation fails at the API server for this long ends: waiting does not remove the cause (a
-quota, a webhook that is down)."""
 
 
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
@@ -63,7 +61,8 @@ def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
         return IDLE_REQUEUE_SECONDS if seconds is None else min(max(seconds, 1.0), IDLE_REQUEUE_SECONDS)
     if plan.spec is None or (plan.spec.suspend and not snapshot.jobs):
         return IDLE_REQUEUE_SECONDS
-    return ACTIVE_REQUEUE_SECONDS
+    seconds = patience.seconds_until_next_look(plan, now)
+    return ACTIVE_REQUEUE_SECONDS if seconds is None else seconds
 
 
 def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
@@ -79,22 +78,17 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
         if not isinstance(phase_result, Done):
             break
         findings = phase_result.findings
-    return _with_request_failure(context, steps)
+    return patience.with_limit(context, _with_request_failure(context, steps))
 
 
 def _with_request_failure(context: ReconcileContext, steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the steps with the reason why requests fail, if the last one waits. Fail once that lasts too long."""
+    """Return the steps with the reason why requests fail, if the last one waits."""
     *done, (condition, last) = steps
     failing = context.snapshot.failing
     if failing is None or not isinstance(last, Waiting):
         return tuple(steps)
-    if context.now - failing.since > timedelta(seconds=_FAILING_SECONDS):
-        what = f"{failing.message}; gave up after {_FAILING_SECONDS} s"
-        failed = Failed(explain(Reason.REQUEST_FAILED, what=what), status=last.status)
-        without_actions = [Step(kind, replace(former, actions=())) for kind, former in done]
-        return (*without_actions, Step(condition, failed))
-    what = f"{failing.message}; retrying"
-    return (*done, Step(condition, replace(last, explanation=explain(Reason.REQUEST_FAILED, what=what))))
+    explanation = explain(Reason.REQUEST_FAILED, what=f"{failing.message}; retrying")
+    return (*done, Step(condition, replace(last, explanation=explanation, is_lacking=True, again_at=None)))
 
 
 def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Action]:

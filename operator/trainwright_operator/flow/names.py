@@ -19,6 +19,7 @@ ROLE_LABEL: Final = f"{GROUP}/role"
 RENDEZVOUS_LABEL: Final = f"{GROUP}/rendezvous"
 PLACEMENT_GATE: Final = f"{GROUP}/placement"
 JOBS_CREATED_ANNOTATION: Final = f"{GROUP}/jobs-created-at"
+PINNED_ANNOTATION: Final = f"{GROUP}/pinned-at"
 PLACED_ANNOTATION: Final = f"{GROUP}/placed-at"
 SEARCH_STARTED_ANNOTATION: Final = f"{GROUP}/search-started"
 """Annotation of the cluster document: the search's start, with its generation and request."""
@@ -37,6 +38,7 @@ _IDENTITY_LENGTH: Final = 8
 _NON_IDENTITY_FIELDS: Any = {
     "suspend": True,
     "ttl_seconds_after_finished": True,
+    "wait_deadline_seconds": True,
     "links": {"deadline_seconds": True},
     "profiling": {"deadline_seconds": True},
     "trials": {
@@ -97,6 +99,10 @@ class Names:
     def result(self, gang: str) -> str:
         """Return the name of the ConfigMap with a gang's result."""
         return self.child(f"{gang}-result")
+
+    def attempt(self, gang: str, number: int) -> str:
+        """Return the name of the ConfigMap about a gang's attempt that the cluster ended."""
+        return self.child(f"{gang}-attempt-{number}")
 
     @property
     def discovery(self) -> str:

@@ -109,11 +109,15 @@ class Waiting(_Changes):
 
     Attributes:
         live_gangs: gangs to keep; all others are deleted.
+        is_lacking: whether it waits only for what the cluster lacks, which `spec.waitDeadlineSeconds` limits.
+        again_at: when it is tried again, if that is known.
     """
 
     explanation: Explanation | None = None
     progress: Progress | None = None
     live_gangs: frozenset[str] = frozenset()
+    is_lacking: bool = False
+    again_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

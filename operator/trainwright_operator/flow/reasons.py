@@ -22,6 +22,7 @@ class Reason(StrEnum):
     PYTORCHJOB_MISSING = "PyTorchJobCRDMissing"
     # NodesDiscovered
     DISCOVERED = "Discovered"
+    WAITING_FOR_NODES = "WaitingForNodes"
     NO_USABLE_NODES = "NoUsableNodes"
     UNKNOWN_ACCELERATOR = "UnknownAccelerator"
     # LinksMeasured, Profiled
@@ -42,6 +43,7 @@ class Reason(StrEnum):
     # Succeeded
     BEST_TRIAL_SELECTED = "BestTrialSelected"
     PLANNED_ONLY = "PlannedOnly"
+    WAIT_DEADLINE_EXCEEDED = "WaitDeadlineExceeded"
     # Gangs
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     STARTING = "Starting"
@@ -86,6 +88,10 @@ ENVIRONMENTAL: Final = frozenset(
 )
 """Environmental failures (capacity, time, transient errors), which say nothing about the tried plan."""
 
+ENDED_BY_CLUSTER: Final = ENVIRONMENTAL - {Reason.PLACEMENT_NOT_MET, Reason.DEADLINE_EXCEEDED}
+"""Environmental failures that pass without an edit: the gang is tried again with back-off. A deadline of the run and a
+misplaced pod would only fail again."""
+
 MESSAGES: Final[dict[Reason, str]] = {
     Reason.NOT_STARTED: "waiting for the previous phases",
     Reason.IN_PROGRESS: "{what}",
@@ -102,6 +108,7 @@ MESSAGES: Final[dict[Reason, str]] = {
         "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator: {what}"
     ),
     Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
+    Reason.WAITING_FOR_NODES: "waiting up to {seconds} s for {what}",
     Reason.NO_USABLE_NODES: "no node has usable devices; {what}",
     Reason.UNKNOWN_ACCELERATOR: "no node has devices of a known type; {what}",
     Reason.MEASURED: "{links} directed links measured{further}",
@@ -122,6 +129,9 @@ MESSAGES: Final[dict[Reason, str]] = {
     ),
     Reason.BEST_TRIAL_SELECTED: "{trial} took {seconds:.4g} s per iteration{price}{speedup}{emulated}",
     Reason.PLANNED_ONLY: "trials.topK is 0: planned without trials; the best plan is predicted to take {best:.4g} s",
+    Reason.WAIT_DEADLINE_EXCEEDED: (
+        "waited {seconds} s in all (spec.waitDeadlineSeconds: {limit}); edit the plan to try again; the last wait: {what}"
+    ),
     Reason.WAITING_FOR_CAPACITY: "waiting for free devices: {what}",
     Reason.STARTING: "{what}",
     Reason.RUNNING: "{what}",
@@ -156,7 +166,11 @@ _MAX_MESSAGE = 1000
 
 def message(reason: Reason, **fields: Any) -> str:
     """Return the message of a reason on one line, cut to `_MAX_MESSAGE` characters."""
-    sentence = " ".join(MESSAGES[reason].format(**fields).split())
+    return _cut(MESSAGES[reason].format(**fields))
+
+
+def _cut(text: str) -> str:
+    sentence = " ".join(text.split())
     return sentence if len(sentence) <= _MAX_MESSAGE else f"{sentence[: _MAX_MESSAGE - 1]}…"
 
 
@@ -170,3 +184,8 @@ class Explanation(NamedTuple):
 def explain(reason: Reason, **fields: Any) -> Explanation:
     """Return a reason with its message."""
     return Explanation(reason, message(reason, **fields))
+
+
+def explain_wait(reason: Reason, what: str) -> Explanation:
+    """Return what is waited for: free devices, or the end of the back-off after `reason` ended the last attempt."""
+    return explain(reason, what=what) if reason is Reason.WAITING_FOR_CAPACITY else Explanation(reason, _cut(what))

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, ConditionType
 from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
+from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import EmitEvent, EventType, SetStatus
 from trainwright_operator.flow.phase import Done, Failed, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain
@@ -56,6 +57,7 @@ def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanSta
             "phase": _phase(conditions),
             "conditions": conditions,
             "progress": _progress(steps[-1]),
+            "waiting": patience.waiting_status(context, steps[-1]),
         }
     )
 
@@ -71,6 +73,8 @@ def _updates(context: ReconcileContext, steps: Sequence[Step]) -> dict[Condition
     last = steps[-1]
     if isinstance(last.result, Failed):
         updates[ConditionType.SUCCEEDED] = updates[last.condition]
+    elif isinstance(last.result, Waiting) and last.result.is_lacking and last.result.explanation is not None:
+        updates[ConditionType.SUCCEEDED] = ("Unknown", last.result.explanation)
     was_suspended = context.condition(ConditionType.SUSPENDED) is not None
     if was_suspended and context.plan.spec is not None and not context.is_suspended:
         updates[ConditionType.SUSPENDED] = ("False", explain(Reason.NOT_SUSPENDED))
@@ -83,8 +87,9 @@ def _condition(
     """Return the condition: as updated, else as before if still valid, else Unknown."""
     before = context.condition(kind)
     if before is not None and update is None:
-        # Reasons of a suspension end with it.
+        # Reasons of a suspension end with it, and those of waits.
         is_stale = before.reason == Reason.SUSPENDED and kind is not ConditionType.SUSPENDED
+        is_stale |= kind is ConditionType.SUCCEEDED and before.status == "Unknown"
         if not is_stale and (keeps_former or before.observed_generation == context.plan.generation):
             return before
     is_answer = kind is ConditionType.SUCCEEDED

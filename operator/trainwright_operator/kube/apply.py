@@ -153,6 +153,8 @@ class Applier:
         except ApiError as error:
             if error.is_missing:
                 return DryRun(key, Reason.PYTORCHJOB_MISSING, str(error))
+            if error.status == 403:  # a quota, missing rights, a policy: not for the template to mend
+                return DryRun(key, Reason.JOB_REFUSED, str(error))
             if error.is_refusal:
                 return DryRun(key, Reason.POD_TEMPLATE_INVALID, str(error))
             raise

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from flow_world import World
 
+from trainwright import documents
 from trainwright_operator.flow import actions as a
+from trainwright_operator.flow.gangs.retries import ATTEMPT_KEY, LostAttempt
 
 
 def running(world: World, gang: str) -> bool:
@@ -22,6 +24,13 @@ def run_with(world: World, gang: str, harm: Callable[[World], None]) -> World:
     harm(world)
     world.run()
     return world
+
+
+def lost_attempt(world: World, gang: str) -> LostAttempt:
+    """Return the record of the gang's last attempt that the cluster ended."""
+    (record,) = (one for one in world.stored.values() if (one.role, one.gang) == (a.StoredRole.ATTEMPT, gang))
+    found: LostAttempt = documents.loads(record.data[ATTEMPT_KEY], LostAttempt)
+    return found
 
 
 def fail_pods(world: World, gang: str, **container: object) -> None:

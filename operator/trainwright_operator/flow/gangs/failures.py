@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,17 +12,18 @@ from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.gangs import worker_log
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
-from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PLACED_ANNOTATION
-from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
+from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, Reason, message
 from trainwright_operator.flow.snapshot import ContainerFacts, JobFacts, PodFacts, StoredConfigMap
+from trainwright_operator.flow.stored_times import stored_time
 
 _START_PATIENCE = timedelta(seconds=20)
 """Patience with start errors: kubelet retries a failed pull within it, and a ConfigMap may be created after its plan."""
 CAUSE_PATIENCE = timedelta(seconds=20)
 """Patience when a worker only reports a lost peer: the peer's own termination message may follow, as the launcher in
 its pod first ends the other processes, which takes up to 10 s."""
-_HOPELESS = ("InvalidImageName", "ErrImageNeverPull")
-_PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", *_HOPELESS)
+_INVALID_IMAGE = "InvalidImageName"
+_PULL_FAILED = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable", "ErrImageNeverPull")
 _NOT_CREATED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _CONTAINER_GONE = "ContainerStatusUnknown"
 """Kubelet's reason for a container that it no longer finds, for example after a restart of its node."""
@@ -40,11 +41,17 @@ Placements = Sequence[tuple[PodFacts | None, str]]
 
 @dataclass(frozen=True, slots=True)
 class GangFailure:
-    """Reason, message and state of a gang's end."""
+    """Reason, message and state of a gang's end; `is_final`: whether it would only fail again, whatever the reason."""
 
     reason: Reason
     message: str
     state: OutcomeState = OutcomeState.FAILED
+    is_final: bool = False
+
+    @property
+    def is_by_cluster(self) -> bool:
+        """Return whether the cluster ended the gang, so that it is tried again."""
+        return self.state is OutcomeState.FAILED and self.reason in ENDED_BY_CLUSTER and not self.is_final
 
     @classmethod
     def of(cls, reason: Reason, **fields: Any) -> GangFailure:
@@ -60,11 +67,12 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
     jobs: Sequence[JobFacts],
     task_map: StoredConfigMap,
     started_at: datetime | None,
-    blockers: Sequence[str] = (),
+    lacking: Sequence[str] = (),
+    refused: Sequence[str] = (),
 ) -> GangFailure | None:
     """Return the gang's first failure, causes before consequences, or None.
 
-    `blockers`: sentences on what blocks the placement of gated pods.
+    `lacking`, `refused`: sentences on what blocks the placement of gated pods: capacity, the API server.
     """
     pods = [pod for pod, _ in placed if pod is not None]
     return (
@@ -73,8 +81,10 @@ def diagnose_gang(  # noqa: PLR0913 - each is a different fact of the gang
         or _start_failure(now, pods)
         or _lost_pod_failure(placed, task_map, jobs)
         or _job_failure(now, pods, jobs)
-        or _deadline_failure(
-            now, gang_spec, _describe_wait(placed, blockers), placed, task_map=task_map, started_at=started_at
+        or (
+            _start_timeout(now, gang_spec, placed, task_map, lacking=lacking, refused=refused)
+            if started_at is None
+            else _run_failure(now, gang_spec, placed, started_at)
         )
     )
 
@@ -174,8 +184,11 @@ def _start_failure(now: datetime, pods: Sequence[PodFacts]) -> GangFailure | Non
 def _container_start_failure(pod: PodFacts, container: ContainerFacts, waited: timedelta) -> GangFailure | None:
     what = f"{container.waiting_reason}: {container.waiting_message}"
     patient = waited < _START_PATIENCE
-    if container.waiting_reason in _HOPELESS or (container.waiting_reason in _PULL_FAILED and not patient):
-        return GangFailure.of(Reason.IMAGE_PULL_FAILED, pod=pod.name, what=what)
+    failure = GangFailure.of(Reason.IMAGE_PULL_FAILED, pod=pod.name, what=what)
+    if container.waiting_reason == _INVALID_IMAGE:
+        return replace(failure, is_final=True)
+    if container.waiting_reason in _PULL_FAILED and not patient:
+        return failure
     if container.waiting_reason in _NOT_CREATED and not patient:
         return GangFailure.of(Reason.CONTAINER_NOT_CREATED, pod=pod.name, what=what)
     return None
@@ -213,33 +226,50 @@ def _job_failure(now: datetime, pods: Sequence[PodFacts], jobs: Sequence[JobFact
     return None
 
 
-def _deadline_failure(  # noqa: PLR0913 - each is a different fact of the gang
+def _run_failure(now: datetime, gang_spec: GangSpec, placed: Placements, started_at: datetime) -> GangFailure | None:
+    """Check the deadline of the run."""
+    if _age(now, started_at) <= gang_spec.run_seconds:
+        return None
+    seconds, main = round(gang_spec.run_seconds), placed[0][0]
+    if main is not None and main.phase == "Succeeded":
+        return _failure_with_message(
+            Reason.POD_LOST, f"pod {main.name} succeeded, but its log could not be read within {seconds} s of its start"
+        )
+    return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=seconds, what="the worker is still running")
+
+
+def _start_timeout(  # noqa: PLR0913 - each is a different fact of the gang
     now: datetime,
     gang_spec: GangSpec,
-    waits_for: str,
     placed: Placements,
-    *,
     task_map: StoredConfigMap,
-    started_at: datetime | None,
+    *,
+    lacking: Sequence[str],
+    refused: Sequence[str],
 ) -> GangFailure | None:
-    """Check the deadlines of waiting and running together, of the run, and of the pods' start."""
-    if gang_spec.deadline_seconds is not None and _age(now, task_map.created_at) > gang_spec.deadline_seconds:
-        return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(gang_spec.deadline_seconds), what=waits_for)
-    if started_at is not None and _age(now, started_at) > gang_spec.run_seconds:
-        return GangFailure.of(Reason.DEADLINE_EXCEEDED, seconds=round(gang_spec.run_seconds), what=waits_for)
-    since = datetime.fromisoformat(task_map.annotations[JOBS_CREATED_ANNOTATION])
-    if started_at is None and _age(now, since) > gang_spec.pending_seconds:
-        return _start_timeout(placed, seconds=round(gang_spec.pending_seconds), what=waits_for)
-    return None
+    """Check the deadlines of the pods' creation, and of their start once one is assigned to its node.
 
-
-def _start_timeout(placed: Placements, *, seconds: int, what: str) -> GangFailure:
+    Pods that all wait for capacity hold no devices, so they may wait for ever.
+    """
     have, want = sum(pod is not None for pod, _ in placed), len(placed)
+    gated = sum(pod is not None and scheduling.is_gated(pod) for pod, _ in placed)
+    if have == want == gated and not refused and (lacking or PINNED_ANNOTATION not in task_map.annotations):
+        return None
+    created_at = _annotated_time(task_map, JOBS_CREATED_ANNOTATION) or task_map.created_at
+    assigned_at = _annotated_time(task_map, PINNED_ANNOTATION) or _annotated_time(task_map, PLACED_ANNOTATION)
+    since = created_at if have < want else assigned_at or created_at
+    if _age(now, since) <= gang_spec.pending_seconds:
+        return None
+    seconds, what = round(gang_spec.pending_seconds), _describe_wait(placed, [*lacking, *refused])
     if have < want:
         return GangFailure.of(Reason.PODS_NOT_CREATED, have=have, want=want, seconds=seconds, what=what)
     if any(pod is not None and not pod.node for pod, _ in placed):
         return GangFailure.of(Reason.PLACEMENT_NOT_SCHEDULABLE, seconds=seconds, what=what)
     return GangFailure.of(Reason.STARTING_TIMED_OUT, seconds=seconds, what=what)
+
+
+def _annotated_time(task_map: StoredConfigMap, annotation: str) -> datetime | None:
+    return stored_time(task_map.annotations.get(annotation, ""))
 
 
 def _age(now: datetime, since: datetime) -> float:
@@ -264,4 +294,4 @@ def _describe_wait(placed: Placements, blockers: Sequence[str]) -> str:
         if pod is not None and (container is None or container.running_since is None) and pod.phase == "Pending":
             waiting = f"{container.waiting_reason} {container.waiting_message}".strip() if container else ""
             return f"pod {pod.name} has not started: {waiting}".rstrip(": ")
-    return "the worker is still running"
+    return "not all workers have started"

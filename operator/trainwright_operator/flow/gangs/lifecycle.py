@@ -21,20 +21,25 @@ from trainwright_operator.flow.actions import (
 )
 from trainwright_operator.flow.gangs import manifests as gang_manifests
 from trainwright_operator.flow.gangs import outcome as outcomes
-from trainwright_operator.flow.gangs import results, worker_log
+from trainwright_operator.flow.gangs import results, retries, worker_log
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
 from trainwright_operator.flow.gangs.manifests import GangSpec, JobShape
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PLACED_ANNOTATION
+from trainwright_operator.flow.gangs.retries import Retry
+from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.reasons import Reason, message
+from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
 
 @dataclass(frozen=True, slots=True)
 class GangStep:
-    """Step of a gang: `result` once it has ended, else its activity and the actions to apply."""
+    """Step of a gang: `result` once it has ended, else its activity and the actions to apply.
+
+    Attributes:
+        again_at: when the next attempt is due, after one that the cluster ended; until then nothing of the gang is kept.
+    """
 
     result: GangResult | None = None
     reason: Reason = Reason.STARTING
@@ -42,6 +47,28 @@ class GangStep:
     progress: Progress | None = None
     started_at: datetime | None = None
     actions: tuple[Action, ...] = ()
+    again_at: datetime | None = None
+
+    @classmethod
+    def of_retry(cls, retry: Retry) -> GangStep:
+        """Return the step of a gang that waits for its next attempt."""
+        return cls(reason=retry.lost.reason, activity=retry.sentence, again_at=retry.due_at)
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether the gang's task and pods are kept."""
+        return self.again_at is None
+
+    @property
+    def is_lacking(self) -> bool:
+        """Return whether the gang waits only for what the cluster lacks."""
+        return not self.is_live or self.reason is Reason.WAITING_FOR_CAPACITY
+
+    @property
+    def explanation(self) -> Explanation:
+        """Return the gang's activity with its reason."""
+        known = explain_wait if self.is_lacking else explain
+        return known(self.reason, what=self.activity)
 
 
 def stored_result(context: ReconcileContext, gang: str) -> GangResult | None:
@@ -62,6 +89,10 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     if result is not None:
         return GangStep(result=result)
     task_map = context.snapshot.find(context.names.task(gang_spec.name))
+    retry = retries.find_retry(context, gang_spec.name)
+    is_early = retry is not None and context.now < retry.due_at
+    if retry is not None and (is_early if task_map is None else retries.is_ended_by_cluster(retry, task_map)):
+        return GangStep.of_retry(retry)
     if task_map is None:
         return _create_task(context, gang_spec)
     try:
@@ -69,6 +100,14 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     except documents.DocumentError as error:
         return _end(context, gang_spec, GangFailure(Reason.ORDER_INVALID, str(error)))
     return _RunningGang(context, replace(gang_spec, task=stored_task), task_map).step()
+
+
+def is_under_way(context: ReconcileContext, gang: str) -> bool:
+    """Return whether the gang has a task and has not ended."""
+    task_map = context.snapshot.find(context.names.task(gang))
+    if task_map is None or context.snapshot.find(context.names.result(gang)) is not None:
+        return False
+    return not retries.is_ended_by_cluster(retries.find_retry(context, gang), task_map)
 
 
 def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
@@ -99,10 +138,21 @@ def _end(
     started_at: datetime | None = None,
     log: str = "",
 ) -> GangStep:
-    """Store the results. The gang's pods stay until the next reconciliation finds them stored."""
+    """Store the results. The gang's pods stay until the next reconciliation finds them stored.
+
+    An end by the cluster is recorded as an attempt, after the trials of a series that it measured before.
+    """
     failure, reports = (end, ()) if isinstance(end, GangFailure) else (None, end)
-    maps = results.result_maps(context, gang_spec, failure, reports=reports, started_at=started_at, log=log)
-    return GangStep(reason=Reason.RUNNING, activity="storing the results", started_at=started_at, actions=maps)
+    lost = failure if failure is not None and failure.is_by_cluster else None
+    actions: tuple[Action, ...] = results.result_maps(
+        context, gang_spec, None if lost is not None else failure, reports=reports, started_at=started_at, log=log
+    )
+    if lost is not None:
+        # The measured trials of a series share the time of all.
+        used = 0.0 if actions else results.device_seconds(context, gang_spec, started_at)
+        record = retries.record_lost_attempt(context, gang_spec.name, lost, device_seconds=used, log=log)
+        actions = (*actions, *record)
+    return GangStep(reason=Reason.RUNNING, activity="storing the results", started_at=started_at, actions=actions)
 
 
 @dataclass(frozen=True)
@@ -166,22 +216,12 @@ class _RunningGang:
         return self._end(() if isinstance(found, GangFailure) else found, started_at=self._last_start_time()).actions
 
     def _create_jobs(self) -> GangStep:
-        context, pending_seconds = self.context, self.gang_spec.pending_seconds
-        manifests = gang_manifests.manifests(context, self.gang_spec)
+        manifests = gang_manifests.manifests(self.context, self.gang_spec)
         missing = [manifest for manifest in manifests if manifest["metadata"]["name"] not in self.jobs]
         for manifest in missing:
-            refusal = context.snapshot.refusals.get(manifest["metadata"]["name"])
+            refusal = self.context.snapshot.refusals.get(manifest["metadata"]["name"])
             if refusal:
                 return self._end(GangFailure.of(Reason.JOB_REFUSED, what=refusal))
-        failing = context.snapshot.failing
-        waited = (context.now - self.task_map.created_at).total_seconds()
-        if missing and failing is not None and waited > pending_seconds:
-            have, seconds = sum(pod is not None for pod, _ in self.placed), round(pending_seconds)
-            return self._end(
-                GangFailure.of(
-                    Reason.PODS_NOT_CREATED, have=have, want=len(self.placed), seconds=seconds, what=failing.message
-                )
-            )
         actions = (*map(CreateJob, missing),) if missing else (self._annotation(JOBS_CREATED_ANNOTATION),)
         return GangStep(activity="creating pods", actions=actions)
 
@@ -198,7 +238,8 @@ class _RunningGang:
             jobs=tuple(self.jobs.values()),
             task_map=self.task_map,
             started_at=started_at,
-            blockers=[*lacking, *refused],
+            lacking=lacking,
+            refused=refused,
         )
         if failure is not None and self._awaits_series_log():
             return GangStep(
@@ -227,7 +268,9 @@ class _RunningGang:
         if lacking:
             return GangStep(reason=Reason.WAITING_FOR_CAPACITY, activity="; ".join(lacking))
         pins = tuple(PinPod(pod.name, node, scheduling.pin_patch(pod, node)) for pod, node in self.gated)
-        return GangStep(activity="; ".join(refused) or "assigning pods to nodes", actions=pins)
+        is_first = PINNED_ANNOTATION not in self.task_map.annotations
+        annotations = (self._annotation(PINNED_ANNOTATION),) if is_first else ()
+        return GangStep(activity="; ".join(refused) or "assigning pods to nodes", actions=(*annotations, *pins))
 
     def _awaits_series_log(self) -> bool:
         """Return whether to wait for a series' log, which holds the trials before the failed one.

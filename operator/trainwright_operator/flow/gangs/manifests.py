@@ -37,9 +37,8 @@ class GangSpec:
     """Gang that a phase requests.
 
     Attributes:
-        pending_seconds: limit on waiting for devices, image and pod starts.
+        pending_seconds: limit on the pods' creation, and from their assignment to nodes to the start of the last one.
         run_seconds: limit on the run, from the start of the last pod.
-        deadline_seconds: limit on both together, if any.
         part_names: of a series, the result name of each trial, including the gang's own.
     """
 
@@ -47,7 +46,6 @@ class GangSpec:
     task: WorkerTask
     pending_seconds: float
     run_seconds: float
-    deadline_seconds: float | None = None
     part_names: tuple[str, ...] = ()
 
     @property

@@ -11,13 +11,13 @@ from trainwright import documents
 from trainwright.document_kind import document
 from trainwright.worker_api import WorkerReport
 from trainwright_operator.flow.gangs.worker_log import parse_strict
-from trainwright_operator.flow.reasons import ENVIRONMENTAL, Reason
+from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, ENVIRONMENTAL, Reason
 from trainwright_operator.flow.snapshot import StoredConfigMap
 
 OUTCOME_KEY: Final = "outcome.json"
 REPORT_KEY: Final = "report.json"
 LOG_KEY: Final = "log"
-_KEPT_LOG_CHARACTERS = 16_000
+KEPT_LOG_CHARACTERS: Final = 16_000
 
 
 class OutcomeState(StrEnum):
@@ -49,10 +49,15 @@ class GangOutcome:
     tried: str = ""
 
     def counts_for(self, generation: int) -> bool:
-        """Return whether the outcome holds for this generation: environmental failures end with an edit of the spec."""
-        return (
-            self.state is not OutcomeState.FAILED or self.reason not in ENVIRONMENTAL or self.generation == generation
-        )
+        """Return whether the outcome holds for this generation: environmental failures end with an edit of the spec.
+
+        Those that the cluster is to blame for never hold. Only former versions stored them as results, save for an
+        image whose name is none.
+        """
+        if self.state is not OutcomeState.FAILED or self.reason not in ENVIRONMENTAL:
+            return True
+        is_of_former_version = self.reason in ENDED_BY_CLUSTER and self.reason is not Reason.IMAGE_PULL_FAILED
+        return self.generation == generation and not is_of_former_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ def dump_result(outcome: GangOutcome, report: WorkerReport | None, log: str) -> 
     if report is not None:
         data[REPORT_KEY] = documents.dumps(report)
     if log:
-        data[LOG_KEY] = log[-_KEPT_LOG_CHARACTERS:]
+        data[LOG_KEY] = log[-KEPT_LOG_CHARACTERS:]
     return data
 
 

@@ -40,8 +40,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     The gang's own result is written last and marks all as stored; until then the pods stay, so an interrupted write is
     repeated.
     """
-    devices = sum(len(node.slots) for node in gang_spec.task.gang.nodes)
-    seconds = (context.now - started_at).total_seconds() if started_at is not None else 0.0
+    device_time = device_seconds(context, gang_spec, started_at)
     reported = dict(enumerate(reports)) or (worker_log.parse_series_parts(log) if gang_spec.part_names else {})
     every = (
         assess_report(reported[number]) if number in reported else failure
@@ -58,13 +57,19 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
             message=ending.message,
             ended_at=context.now.replace(microsecond=0),
             started_at=started_at,
-            device_seconds=max(seconds, 0.0) * devices / len(assessments),
+            device_seconds=device_time / len(assessments),
             generation=context.plan.generation,
             tried=_tried(gang_spec.task, number),
         )
         data = outcomes.dump_result(ended, reported.get(number), log if number == unlucky else "")
         maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
     return tuple(maps)
+
+
+def device_seconds(context: ReconcileContext, gang_spec: GangSpec, started_at: datetime | None) -> float:
+    """Return devices × seconds of the gang since the start of its last pod."""
+    devices = sum(len(node.slots) for node in gang_spec.task.gang.nodes)
+    return max((context.now - started_at).total_seconds(), 0.0) * devices if started_at is not None else 0.0
 
 
 def _tried(task: WorkerTask, number: int) -> str:

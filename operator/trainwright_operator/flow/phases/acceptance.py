@@ -1,11 +1,13 @@
 """Phase `Accepted`: the spec is valid, a worker image is set, and the API server admits the pods.
 
-Waits for the answer to a dry run, which the next pass has; a refusal ends the plan.
+Waits for the answer to a dry run, which the next pass has. A template that the API server calls invalid ends the plan;
+where the cluster lacks the CRD, or forbids the job (a quota, missing rights, a policy), the dry run is repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 
 from trainwright import documents
 from trainwright.layer import Dtype
@@ -25,6 +27,9 @@ _PROBE = GangSpec(
     run_seconds=60,
 )
 """Gang with a Master and a Worker, rendered for the dry run and never created."""
+_REPEATED = (Reason.PYTORCHJOB_MISSING, Reason.JOB_REFUSED)
+_REPEAT_SECONDS = 30
+"""Interval of dry runs while the cluster lacks something."""
 
 
 def check_spec(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -45,18 +50,34 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Failed(explain(Reason.SPEC_INVALID, what=error))
     if not context.plan.image:
         return Failed(explain(Reason.WORKER_IMAGE_MISSING))
+    return _try_template(context, findings)
+
+
+def _try_template(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Ask the API server for a dry run of a job with the plan's pod template."""
     manifest = manifests(context, _PROBE)[0]
     key = hashlib.sha256(f"{context.plan.generation} {manifest}".encode()).hexdigest()
     tried = context.snapshot.dry_run
-    if tried is None or tried.key != key:
+    if tried is None or not tried.key.startswith(key):
         return Waiting(actions=(DryRunJob(key, manifest),), live_gangs=_current_gangs(context))
-    if tried.reason:
-        return Failed(explain(Reason(tried.reason), what=tried.message))
-    return Done(findings, explain(Reason.ACCEPTED))
+    if not tried.reason:
+        return Done(findings, explain(Reason.ACCEPTED))
+    explanation = explain(Reason(tried.reason), what=tried.message)
+    if explanation.reason not in _REPEATED:
+        return Failed(explanation)
+    period = int(context.now.timestamp() / _REPEAT_SECONDS)
+    current = f"{key} {period}"
+    return Waiting(
+        explanation,
+        actions=() if tried.key == current else (DryRunJob(current, manifest),),
+        live_gangs=_current_gangs(context),
+        is_lacking=True,
+        again_at=datetime.fromtimestamp((period + 1) * _REPEAT_SECONDS, UTC),
+    )
 
 
 def discard_transient_failures(context: ReconcileContext, findings: Findings) -> PhaseResult:
-    """Delete environmental failures of former generations, so that their gangs run again."""
+    """Delete environmental failures of former generations and versions, so that their gangs run again."""
     discards = []
     for stored in context.snapshot.stored:
         if stored.role != StoredRole.RESULT or stored.terminating or not context.names.owns(stored.name):

@@ -1,12 +1,13 @@
 """Phase `NodesDiscovered`: the devices to use, frozen for the whole plan, and why other nodes are excluded.
 
-Waits only until its document is stored; too few devices end the plan.
+Waits for usable nodes, and a bounded while for nodes that are about to be: not ready, or without devices at the moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from trainwright import documents
@@ -25,12 +26,15 @@ from trainwright_operator.flow.device_types import (
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
 from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.patience import waiting_since
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.scheduling import first_untolerated_taint
-from trainwright_operator.flow.snapshot import NodeFacts, Snapshot
+from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Snapshot
 
 _MAX_NAMED = 5
+_SETTLING_TIME = timedelta(seconds=120)
+"""Time for a node to become ready, or for its device plugin to start; a dead node must not hold plans up for long."""
 _MAX_SHOWN = 256
 """Limit for clusters with thousands of nodes; excluded nodes with devices come first."""
 
@@ -45,7 +49,14 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
         if not found.nodes:
             unknown = [node for node in found.excluded if node.type_unknown]
             reason = Reason.UNKNOWN_ACCELERATOR if unknown else Reason.NO_USABLE_NODES
-            return Failed(explain(reason, what=_describe_excluded(found.excluded)), status=status)
+            return Waiting(explain(reason, what=_describe_excluded(found.excluded)), status=status, is_lacking=True)
+        late = find_late_nodes(context.snapshot, spec.devices, spec.worker.pod_template.spec)
+        since = waiting_since(context, Reason.WAITING_FOR_NODES)
+        if late and (since is None or context.now - since < _SETTLING_TIME):
+            explanation = explain(
+                Reason.WAITING_FOR_NODES, seconds=round(_SETTLING_TIME.total_seconds()), what=_listed(late)
+            )
+            return Waiting(explanation, status=status, is_lacking=True)
         data = {DOCUMENT_KEY: documents.dumps(found)}
         return Waiting(status=status, actions=(CreateConfigMap(context.names.discovery, StoredRole.DOCUMENT, data),))
     cluster = kept.status()
@@ -98,6 +109,30 @@ def inspect_nodes(
     return DiscoveredDevices(tuple(nodes), accelerators, tuple(excluded[:_MAX_SHOWN]), tuple(places))
 
 
+def find_late_nodes(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any]) -> list[str]:
+    """Describe the nodes that would be usable if they were ready and offered their devices.
+
+    A node that restarts is not ready for a moment; one whose device plugin restarts offers no devices.
+    """
+    slices: dict[str, list[SliceDevice]] = {}
+    for device in snapshot.slice_devices:
+        slices.setdefault(device.node, []).append(device)
+    late = []
+    for facts in sorted(snapshot.nodes, key=lambda node: node.name):
+        devices = facts.devices(wanted.resource_name)
+        if facts.ready and devices:
+            continue
+        allocatable = {**facts.allocatable, wanted.resource_name: str(devices or 1)}
+        healthy = replace(facts, ready=True, allocatable=allocatable)
+        try:
+            _inspect_node(healthy, replace(snapshot, slice_devices=tuple(slices.get(facts.name, ()))), wanted)
+            _check_taints(healthy, pod_spec, wanted.resource_name)
+        except NodeUnusable:
+            continue
+        late.append(f"{facts.name}, which {'has no devices yet' if facts.ready else 'is not ready'}")
+    return late
+
+
 def _inspect_node(node: NodeFacts, snapshot: Snapshot, wanted: DevicesSpec) -> DeviceType:
     if node.devices(wanted.resource_name) == 0:
         raise NodeUnusable(f"it has no {wanted.resource_name}")
@@ -143,9 +178,12 @@ def _describe_excluded(excluded: tuple[Excluded, ...]) -> str:
     if not excluded:
         return "the cluster has no nodes"
     ordered = sorted(excluded, key=lambda node: not node.type_unknown)
-    told = "; ".join(f"{node.name}: {node.reason}" for node in ordered[:_MAX_NAMED])
-    more = len(excluded) - _MAX_NAMED
-    return told + (f"; and {more} more" if more > 0 else "")
+    return _listed([f"{node.name}: {node.reason}" for node in ordered])
+
+
+def _listed(sentences: Sequence[str]) -> str:
+    more = len(sentences) - _MAX_NAMED
+    return "; ".join(sentences[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 PHASE = PlanPhase(ConditionType.NODES_DISCOVERED, (discover, check_prices))

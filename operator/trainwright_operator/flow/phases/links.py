@@ -2,7 +2,7 @@
 
 With many nodes, or names too long for a report of all links, a first gang measures samples of every link kind; a
 follow-up gang measures more links of the kinds whose samples are inconsistent. Waits for the gangs; each fails after
-`links.deadlineSeconds` of waiting and running together.
+`links.deadlineSeconds` of running, and is tried again where the cluster ended it.
 """
 
 from __future__ import annotations
@@ -79,10 +79,12 @@ def _measure(context: ReconcileContext, gang: GangSpec) -> LinkReport | Waiting 
     step = advance(context, gang)
     if step.result is None:
         return Waiting(
-            explain(step.reason, what=step.activity),
+            step.explanation,
             actions=step.actions,
             progress=step.progress or Progress(0, 1, f"measurement: {step.activity}"),
-            live_gangs=frozenset({gang.name}),
+            live_gangs=frozenset({gang.name} if step.is_live else ()),
+            is_lacking=step.is_lacking,
+            again_at=step.again_at,
         )
     outcome, report = step.result.outcome, step.result.report
     if outcome.state is not OutcomeState.SUCCEEDED or not isinstance(report, LinkReport):
@@ -106,7 +108,7 @@ def main_gang(context: ReconcileContext, discovery: DiscoveredDevices, *, is_sam
         overlap=spec.overlap and not discovery.emulations(),
         overlap_dtype=model.dtype,
     )
-    return GangSpec(GANG, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
+    return GangSpec(GANG, task, pending_seconds=seconds, run_seconds=seconds)
 
 
 def follow_up_gang(
@@ -117,7 +119,7 @@ def follow_up_gang(
     places = _places(discovery, wanted, insides=inconsistent.intra_nodes)
     seconds = context.spec.links.deadline_seconds
     task = LinkTask(discovery.make_gang(places, run_seconds=seconds), pairs=inconsistent.pairs)
-    return GangSpec(FOLLOW_UP_GANG, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
+    return GangSpec(FOLLOW_UP_GANG, task, pending_seconds=seconds, run_seconds=seconds)
 
 
 def _places(

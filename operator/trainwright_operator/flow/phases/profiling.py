@@ -1,7 +1,7 @@
 """Phase `Profiled`: every distinct layer on every accelerator at every tensor degree that a plan may use.
 
-Waits for one gang per accelerator and tensor degree; each fails after `profiling.deadlineSeconds` of waiting and running
-together.
+Waits for one gang per accelerator and tensor degree; each fails after `profiling.deadlineSeconds` of running, and is tried
+again where the cluster ended it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, stored_
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
+from trainwright_operator.flow.gangs.retries import find_retry
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.reasons import Explanation, Reason, explain
+from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 
 MAX_CONCURRENT_PROFILES: Final = 2
 """Limit on concurrent runs: more would barely save time and would occupy devices that others could use."""
@@ -90,31 +91,40 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
 def _advance_runs(
     context: ReconcileContext, discovery: DiscoveredDevices, open_runs: list[OpenRun], *, total: int
 ) -> Waiting:
-    """Advance the running profiles and start new ones up to the limit, each on the least used node."""
+    """Advance the running profiles and start new ones up to the limit, each on the least used node.
+
+    Those that wait for their next attempt take the place of none that may start.
+    """
     tasks = {one.gang: context.snapshot.find(context.names.task(one.gang)) for one in open_runs}
     begun = [one for one in open_runs if tasks[one.gang] is not None]
-    new = [one for one in open_runs if tasks[one.gang] is None]
+    early = {one.gang: retry for one in open_runs if tasks[one.gang] is None
+             and (retry := find_retry(context, one.gang)) is not None and context.now < retry.due_at}  # fmt: skip
+    new = [one for one in open_runs if tasks[one.gang] is None and one.gang not in early]
     new = new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]
     texts = (stored.data.get(TASK_FILE, "") for stored in tasks.values() if stored is not None)
     # Started runs keep their nodes, pinned or not.
     runs_by_node = Counter(parse_strict(text, ProfilingTask, "order").gang.nodes[0].name for text in texts)
-    steps: list[tuple[RequiredProfile, GangStep]] = []
+    steps: list[tuple[OpenRun, GangStep]] = []
     for one in (*begun, *new):
         node = _least_used_node(context, discovery, one.run.accelerator, runs_by_node)
         if tasks[one.gang] is None:
             runs_by_node[node] += 1
-        steps.append((one.run, advance(context, _wanted_gang(context, discovery, one, node))))
+        steps.append((one, advance(context, _wanted_gang(context, discovery, one, node))))
+    steps.extend((one, GangStep.of_retry(early[one.gang])) for one in open_runs if one.gang in early)
     done = total - len(open_runs)
     running = "; ".join(
-        f"{run.accelerator} at tensor degree {run.tensor_degree}: {step.activity}" for run, step in steps
+        f"{one.run.accelerator} at tensor degree {one.run.tensor_degree}: {step.activity}" for one, step in steps
     )
-    waits = all(step.reason is Reason.WAITING_FOR_CAPACITY for _, step in steps)
-    reason = Reason.WAITING_FOR_CAPACITY if waits else Reason.RUNNING
+    pauses = [step.again_at for _, step in steps if step.again_at is not None]
+    is_lacking = all(step.is_lacking for _, step in steps)
+    what = f"{done} of {total} profiles measured; {running}"
     return Waiting(
-        explain(reason, what=f"{done} of {total} profiles measured; {running}"),
+        explain_wait(steps[0][1].reason, what) if is_lacking else explain(Reason.RUNNING, what=what),
         actions=tuple(action for _, step in steps for action in step.actions),
         progress=Progress(done, total, "profiles"),
-        live_gangs=frozenset(one.gang for one in (*begun, *new)),
+        live_gangs=frozenset(one.gang for one, step in steps if step.is_live),
+        is_lacking=is_lacking,
+        again_at=min(pauses) if len(pauses) == len(steps) else None,
     )
 
 
@@ -141,7 +151,7 @@ def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, one: O
         warmup_iterations=limits.warmup_iterations,
         iterations=limits.iterations,
     )
-    return GangSpec(one.gang, task, pending_seconds=seconds, run_seconds=seconds, deadline_seconds=seconds)
+    return GangSpec(one.gang, task, pending_seconds=seconds, run_seconds=seconds)
 
 
 def _store_profiles(context: ReconcileContext, findings: Findings, profiles: Mapping[Dtype, Profiles]) -> PhaseResult:

@@ -1,8 +1,8 @@
 """Phase `TrialsCompleted`: plans trained and timed one after another for some iterations.
 
-Waits for the gang of the present trial; it fails after `trials.pendingDeadlineSeconds` without a start or
-`trials.runDeadlineSeconds` of running, which ends the trial alone. No further trial begins after more than
-`trials.maxFailed` failures, or once `trials.maxDeviceHours` are spent.
+Waits for the gang of the present trial; it fails after `trials.runDeadlineSeconds` of running, which ends the trial alone.
+A trial whose gang the cluster ended is tried again; until that is due the others go on. No further trial begins after
+more than `trials.maxFailed` failures, once `trials.maxDeviceHours` are spent, or once `waitDeadlineSeconds` are over.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
+from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.number_formats import model_from_spec
+from trainwright_operator.flow.patience import explain_exhaustion
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
-from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_schedule import TrialAttempts, TrialResult, TrialTurn, next_trials
@@ -55,11 +57,22 @@ class TrialUsage:
 
 @dataclass(frozen=True, slots=True)
 class ActiveGang:
-    """Gang in progress with its trials, or the reason to start no further one although trials remain."""
+    """Gang in progress with its trials, or the reason to start no further one although trials remain.
+
+    Attributes:
+        retry: the next attempt at the trial, which nothing may be started before.
+    """
 
     trials: tuple[PlannedTrial, ...] = ()
     gang_spec: GangSpec | None = None
     stop_reason: Reason | None = None
+    retry: Retry | None = None
+
+    def advance(self, context: ReconcileContext) -> GangStep | None:
+        """Return the next step of the gang, or None where trials are over."""
+        if self.retry is not None:
+            return GangStep.of_retry(self.retry)
+        return advance(context, self.gang_spec) if self.gang_spec is not None else None
 
 
 def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -73,13 +86,26 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Waiting(actions=tuple(DeleteConfigMap(context.names.result(name)) for name in foreign))
     turns = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
     active = _select_gang(context, findings, turns, attempts)
-    step = advance(context, active.gang_spec) if active.gang_spec is not None else None
+    step = active.advance(context)
+    exhaustion = _exhaustion(context, step) if step is not None else None
+    if exhaustion is not None:
+        active, step = ActiveGang(stop_reason=exhaustion.reason), None
     entries = _TrialEntries(context, findings.links.cluster, attempts, active, step)
     tried = tuple(entries.of(turn) for turn in turns)
-    if active.gang_spec is not None and step is not None:
-        return _in_progress(active.gang_spec, step, tried)
+    if step is not None:
+        return _in_progress(active, step, tried)
+    if exhaustion is not None:
+        return _give_up(findings, tried, exhaustion)
     used_hours = TrialUsage.of(attempts.values()).device_seconds / 3600.0
     return _finish(context, findings, tried, active.stop_reason, used_hours=used_hours)
+
+
+def _exhaustion(context: ReconcileContext, step: GangStep) -> Explanation | None:
+    """Return why no more is waited for, if `spec.waitDeadlineSeconds` is over while the trials wait."""
+    failing = context.snapshot.failing
+    if failing is not None:
+        return explain_exhaustion(context, explain(Reason.REQUEST_FAILED, what=failing.message))
+    return explain_exhaustion(context, step.explanation) if step.is_lacking else None
 
 
 def _trial_results(attempts: Mapping[str, TrialAttempts]) -> dict[str, TrialResult]:
@@ -97,6 +123,7 @@ def _select_gang(
     spent = TrialUsage.of(attempts.values())
     coming = [turn.trial for turn in turns if turn.is_worth_it and attempts[turn.trial.name].final is None]
     trials = trial_gangs.active_series(context, findings.planned)
+    retry: Retry | None = None
     if not trials and not coming:
         return ActiveGang()
     if spent.failed > limits.max_failed:
@@ -104,14 +131,23 @@ def _select_gang(
     if trials:
         # Exclude the series' own trials: if its end was interrupted, some of their results are already stored.
         own = {trial.name for trial in trials}
-        spent = TrialUsage.of(one for name, one in attempts.items() if name not in own)
+        spent = TrialUsage.of(replace(one, ended=()) if name in own else one for name, one in attempts.items())
     else:
-        trials = trial_gangs.group_next_trials(context, discovery, coming, attempts)
+        running = [trial for trial in coming if attempts[trial.name].is_running_alone]
+        due = [trial for trial in coming if attempts[trial.name].is_due(context.now)]
+        paused = [(one, trial) for trial in coming if (one := attempts[trial.name].last_lost) is not None]
+        if running or due:
+            trials = trial_gangs.group_next_trials(context, discovery, running[:1] or due, attempts)
+        else:
+            retry, first = min(paused, key=lambda pair: pair[0].due_at)
+            trials = (first,)
         while len(trials) > 1 and not spent.run_seconds(trials, limits):
             trials = trials[:-1]
     seconds = spent.run_seconds(trials, limits)
     if not seconds:
         return ActiveGang(stop_reason=Reason.DEVICE_HOURS_EXHAUSTED)
+    if retry is not None:
+        return ActiveGang(trials, retry=retry)
     if len(trials) > 1:
         return ActiveGang(trials, trial_gangs.series_gang(context, discovery, trials, seconds))
     gang = attempts[trials[0].name].next_attempt
@@ -136,28 +172,43 @@ class _TrialEntries:
         if last is None and self.step is not None and trial in self.active.trials:
             others = tuple(other.name for other in self.active.trials if other != trial)
             return trial_status.in_progress(trial, self.step, others)
+        lost = attempts.last_lost
         if skip_reason is not None:
             last = last or attempts.void_attempt
         if last is not None:
             result_map = self.context.names.result(last.gang)
             model = model_from_spec(self.context.spec, trial.dtype)
             return trial_status.ended(trial, last.result, result_map, model, self.cluster)
+        if lost is not None and skip_reason is None:
+            return trial_status.waiting(trial, lost)
         former = attempts.ended[-1].result if attempts.ended else None
-        return trial_status.pending_or_skipped(trial, skip_reason, former)
+        return trial_status.pending_or_skipped(trial, skip_reason, former, lost)
 
 
-def _in_progress(gang_spec: GangSpec, step: GangStep, tried: Sequence[TriedPlan]) -> Waiting:
+def _in_progress(active: ActiveGang, step: GangStep, tried: Sequence[TriedPlan]) -> Waiting:
     done = sum(plan.status.state.is_final for plan in tried)
-    current = next(plan.status for plan in tried if not plan.status.state.is_final)
+    unfinished = [plan for plan in tried if not plan.status.state.is_final]
+    current = next((plan for plan in unfinished if plan.planned in active.trials), unfinished[0]).status
     what = f"{done} of {len(tried)} trials finished; {current.name}: {current.message or 'starting'}"
-    waits = current.reason == Reason.WAITING_FOR_CAPACITY
+    gang_spec = active.gang_spec
     return Waiting(
-        explain(Reason.WAITING_FOR_CAPACITY if waits else Reason.RUNNING, what=what),
+        explain_wait(step.reason, what) if step.is_lacking else explain(Reason.RUNNING, what=what),
         Progress(done, len(tried), f"trials ({current.name} {current.message or ''})"),
-        frozenset({gang_spec.name}),
+        frozenset({gang_spec.name} if gang_spec is not None and step.is_live else ()),
+        step.is_lacking,
+        step.again_at,
         status=_status(tried),
         actions=step.actions,
     )
+
+
+def _give_up(findings: Findings, tried: tuple[TriedPlan, ...], exhaustion: Explanation) -> Done | Failed:
+    """Answer with the trials measured so far, if any, once no more is waited for."""
+    measured = tuple((plan.seconds, plan.planned) for plan in tried if plan.seconds is not None)
+    if not measured:
+        return Failed(exhaustion, status=_status(tried))
+    sentence = f"{len(measured)} of {len(tried)} trials were measured; {exhaustion.message}"
+    return Done(replace(findings, measured=measured), Explanation(exhaustion.reason, sentence), status=_status(tried))
 
 
 def _finish(

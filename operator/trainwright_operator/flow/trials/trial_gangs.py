@@ -12,6 +12,7 @@ from trainwright.timeline import FEWEST_MOMENTS
 from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask, TrialTask
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.lifecycle import is_under_way
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
@@ -76,7 +77,7 @@ def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[Pl
     for first in planned.trials:
         gang = first.name + SERIES_SUFFIX
         task_map = context.snapshot.find(context.names.task(gang))
-        if task_map is None or context.snapshot.find(context.names.result(gang)) is not None:
+        if task_map is None or not is_under_way(context, gang):
             continue
         try:
             task: TrialSeriesTask = parse_strict(task_map.data.get(TASK_FILE, ""), TrialSeriesTask, task_map.name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from trainwright.plan import Plan
 from trainwright.trial_selection import Rule, StoppingDecision, TrialPosterior, propose
-from trainwright_operator.flow.gangs.lifecycle import stored_result
+from trainwright_operator.flow.gangs.lifecycle import is_under_way, stored_result
 from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
+from trainwright_operator.flow.gangs.retries import Retry, find_retry
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials, Role, plan_digest
 
@@ -35,19 +37,22 @@ class TrialAttempts:
 
     Attributes:
         is_running_alone: whether an attempt without other trials is running.
+        lost: last attempts that the cluster ended, of each gang of the trial.
     """
 
     trial: str
     ended: tuple[Attempt, ...] = ()
     is_running_alone: bool = False
+    lost: tuple[Retry, ...] = ()
 
     @classmethod
     def of(cls, context: ReconcileContext, trial: str) -> TrialAttempts:
         """Read the attempts at a trial from the stored ConfigMaps."""
         results = ((kind, stored_result(context, trial + kind)) for kind in _ATTEMPTS)
         ended = tuple(Attempt(trial + kind, kind, result) for kind, result in results if result is not None)
-        orders = (context.snapshot.find(context.names.task(trial + kind)) for kind in (SINGLE_SUFFIX, RETRY_SUFFIX))
-        return cls(trial, ended, any(order is not None for order in orders))
+        alone = any(is_under_way(context, trial + kind) for kind in (SINGLE_SUFFIX, RETRY_SUFFIX))
+        retries = (find_retry(context, trial + kind) for kind in _ATTEMPTS)
+        return cls(trial, ended, alone, tuple(one for one in retries if one is not None))
 
     def results_of_other_plans(self, plan: Plan) -> list[str]:
         """Return names of results measured for a different plan, chosen by a search of another version."""
@@ -84,8 +89,18 @@ class TrialAttempts:
 
     @property
     def device_seconds(self) -> float:
-        """Return device seconds of all attempts."""
-        return sum(attempt.result.outcome.device_seconds for attempt in self.ended)
+        """Return device seconds of all attempts, those that the cluster ended included."""
+        ended = sum(attempt.result.outcome.device_seconds for attempt in self.ended)
+        return ended + sum(one.lost.device_seconds for one in self.lost)
+
+    @property
+    def last_lost(self) -> Retry | None:
+        """Return the last attempt that the cluster ended, which the next one waits for."""
+        return max(self.lost, key=lambda one: one.due_at, default=None)
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether no back-off holds the next attempt up."""
+        return all(one.due_at <= now for one in self.lost)
 
 
 @dataclass(frozen=True, slots=True)

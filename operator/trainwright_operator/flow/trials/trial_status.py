@@ -13,6 +13,7 @@ from trainwright_operator.api.status import ConfigMapReference, TrialRole, Trial
 from trainwright_operator.flow.gangs.lifecycle import GangStep
 from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
 from trainwright_operator.flow.gangs.results import is_measured
+from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_schedule import TrialResult
@@ -30,16 +31,24 @@ class TriedPlan:
 
 
 def pending_or_skipped(
-    trial: PlannedTrial, skip_reason: Reason | None, series_result: GangResult | None = None
+    trial: PlannedTrial, skip_reason: Reason | None, series_result: GangResult | None = None, lost: Retry | None = None
 ) -> TriedPlan:
-    """Return the entry of a waiting or, with `skip_reason`, skipped trial; `series_result`: its failed series."""
+    """Return the entry of a waiting or, with `skip_reason`, skipped trial.
+
+    `series_result`: its failed series; `lost`: its last attempt, if the cluster ended it.
+    """
     if skip_reason is None:
         return TriedPlan(trial, _status(trial, TrialState.PENDING))
-    sentence = "not started"
+    sentence = "not started" if lost is None else f"not measured: {lost.lost.reason}: {lost.lost.message}"
     if series_result is not None:
         outcome = series_result.outcome
         sentence = f"not repeated alone; its series ended with {outcome.reason}: {outcome.message}"
     return TriedPlan(trial, _status(trial, TrialState.SKIPPED, skip_reason, sentence))
+
+
+def waiting(trial: PlannedTrial, retry: Retry) -> TriedPlan:
+    """Return the entry of a trial that waits for its next attempt, after one that the cluster ended."""
+    return TriedPlan(trial, _status(trial, TrialState.PENDING, retry.lost.reason, retry.sentence))
 
 
 def in_progress(trial: PlannedTrial, step: GangStep, others: tuple[str, ...]) -> TriedPlan:

@@ -1,0 +1,95 @@
+"""Waiting for what the cluster lacks: its account in the status, its limit, and when to look again.
+
+The account counts the seconds in which a plan waited, over all waits since the last edit of the spec. It is read from
+the status, so it goes on after a restart of the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from trainwright_operator.api.status import WaitingStatus
+from trainwright_operator.flow.phase import Failed, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.reasons import Explanation, Reason, explain
+from trainwright_operator.flow.snapshot import PlanFacts
+
+LONGEST_LOOK_SECONDS: Final = 60.0
+"""Longest time until the next look at the cluster, since no event tells of freed devices, new nodes or a raised quota."""
+_SHORTEST_LOOK_SECONDS = 2.0
+_LOOK_SHARE = 0.1
+"""Share of the time waited so far after which to look again: a long wait needs few looks."""
+
+
+def waiting_since(context: ReconcileContext, reason: Reason) -> datetime | None:
+    """Return since when the plan has waited for this reason, or None where it does not."""
+    known = _account(context.plan)
+    return known.since if known is not None and known.reason == reason else None
+
+
+def waited_seconds(plan: PlanFacts, now: datetime) -> float:
+    """Return how long the plan has waited since the last edit of its spec, over all waits."""
+    known = _account(plan)
+    if known is None:
+        return 0.0
+    present = (now - known.since).total_seconds() if known.since is not None else 0.0
+    return known.earlier_seconds + max(present, 0.0)
+
+
+def explain_exhaustion(context: ReconcileContext, last: Explanation) -> Explanation | None:
+    """Return that `spec.waitDeadlineSeconds` is over, or None while it is not; `last`: what is waited for."""
+    limit, waited = context.spec.wait_deadline_seconds, waited_seconds(context.plan, context.now)
+    if limit is None or waited < limit:
+        return None
+    what = f"{last.reason}: {last.message}"
+    return explain(Reason.WAIT_DEADLINE_EXCEEDED, seconds=round(waited), limit=limit, what=what)
+
+
+def with_limit(context: ReconcileContext, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Return the steps, the last one failed if it waits and the limit of all waits is over."""
+    *done, (condition, last) = steps
+    if not isinstance(last, Waiting) or not last.is_lacking or last.explanation is None:
+        return tuple(steps)
+    exhaustion = explain_exhaustion(context, last.explanation)
+    if exhaustion is None:
+        return tuple(steps)
+    without_actions = [Step(kind, replace(former, actions=())) for kind, former in done]
+    return (*without_actions, Step(condition, Failed(exhaustion, status=last.status)))
+
+
+def waiting_status(context: ReconcileContext, last: Step) -> WaitingStatus | None:
+    """Return the account after this reconciliation, or None where the plan never waited."""
+    result = last.result
+    if isinstance(result, Waiting) and result.is_lacking and result.explanation is not None:
+        reason, known = result.explanation.reason, _account(context.plan)
+        if known is not None and known.reason == reason:
+            return known.model_copy(update={"next_try": _whole(result.again_at)})
+        earlier = round(waited_seconds(context.plan, context.now))
+        return WaitingStatus(reason=reason.value, since=context.now, next_try=result.again_at, earlier_seconds=earlier)
+    waited = round(waited_seconds(context.plan, context.now))
+    return WaitingStatus(earlier_seconds=waited) if waited else None
+
+
+def seconds_until_next_look(plan: PlanFacts, now: datetime) -> float | None:
+    """Return seconds until a waiting plan is to be looked at again, or None where it does not wait."""
+    known = _account(plan)
+    if known is None or known.since is None:
+        return None
+    if known.next_try is not None and known.next_try > now:
+        seconds = (known.next_try - now).total_seconds()
+    else:
+        seconds = _LOOK_SHARE * (now - known.since).total_seconds()
+    if plan.spec is not None and plan.spec.wait_deadline_seconds is not None:
+        seconds = min(seconds, plan.spec.wait_deadline_seconds - waited_seconds(plan, now))
+    return min(max(seconds, _SHORTEST_LOOK_SECONDS), LONGEST_LOOK_SECONDS)
+
+
+def _account(plan: PlanFacts) -> WaitingStatus | None:
+    """Return the account as of the last reconciliation; an edit of the spec begins another."""
+    return plan.status.waiting if plan.status.observed_generation == plan.generation else None
+
+
+def _whole(time: datetime | None) -> datetime | None:
+    return time.replace(microsecond=0) if time is not None else None
