@@ -51,7 +51,7 @@ def test_gang_waits_for_busy_devices_as_long_as_it_takes_in_the_same_pods(gang: 
     until_gang(world, gang)
     world.others = EVERYWHERE
     before = dict(world.jobs)
-    wait(world, hours=30)
+    wait(world, hours=30, step_seconds=600)
     assert told(world, gang) == ("Unknown", "WaitingForCapacity")
     assert {name for name, job in world.jobs.items() if job.gang == gang} <= set(before)
     world.others = {}
@@ -135,6 +135,7 @@ def test_dry_run_is_repeated_until_the_cluster_admits_jobs(reason: str) -> None:
         asked += sum(isinstance(action, DryRunJob) for action in world.step())
     found = world.condition("Accepted")
     assert (found.status, found.reason) == ("Unknown", reason)
+    assert [event.type for event in world.events if event.reason == reason] == ["Warning"]
     assert 18 <= asked <= 24, "one every half minute"
     world.template_error = ("", "")
     succeeds(world)

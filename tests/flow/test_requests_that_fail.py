@@ -18,6 +18,7 @@ from trainwright_operator.flow.actions import (
     SetStatus,
     StoredRole,
 )
+from trainwright_operator.flow.snapshot import DryRun
 from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.search_pool import SearchPool
@@ -70,6 +71,20 @@ class Refusing:
     async def patch(self, path: str, body: Any, content_type: str) -> Any:
         assert path.endswith("/status")
         self.statuses += 1
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(403, "JobRefused"), (404, "PyTorchJobCRDMissing"), (422, "PodTemplateInvalid")]
+)
+def test_dry_run_tells_what_is_refused_from_what_is_invalid(status: int, reason: str) -> None:
+    class Answering(Refusing):
+        async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+            raise ApiError(status, "exceeded quota: count/pytorchjobs")
+
+    memory = ReadCache()
+    applier = Applier(cast(Api, Answering()), SearchPool())
+    asyncio.run(applier.apply(World().snapshot().plan, [DryRunJob("key", {"kind": "PyTorchJob"})], memory))
+    assert memory.dry_run == DryRun("key", reason, "exceeded quota: count/pytorchjobs")
 
 
 def test_status_is_written_when_an_earlier_action_fails() -> None:

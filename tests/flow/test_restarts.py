@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_tests import examples
 
+from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
+
 NAMED = {"BestTrialSelected", "AllTrialsFailed", "Crashed", "MetricsUnavailable"}
 
 
@@ -60,10 +62,13 @@ def test_actions_are_idempotent() -> None:
     raise AssertionError("no end")
 
 
-HARMS = ("nothing", "delete a job", "fail a pod", "lose a pod", "hide the image", "restart", "occupy", "free", "mute")
+HARMS = (
+    "nothing", "delete a job", "fail a pod", "lose a pod", "evict", "hide the image", "restart", "occupy", "free", "mute",
+    "refuse jobs", "admit jobs", "break the webhook", "edit", "suspend",
+)  # fmt: skip
 
 
-def harm(world: World, what: str) -> None:
+def harm(world: World, what: str) -> None:  # noqa: C901, PLR0912 - one case per harm
     pod = next(iter(world.pods.values()), None)
     if what == "restart":
         world.restart()
@@ -71,10 +76,21 @@ def harm(world: World, what: str) -> None:
         world.others = {"n1": 1}
     elif what == "free":
         world.others = {}
+    elif what == "refuse jobs":
+        world.refuse_jobs = "exceeded quota: gpus"
+    elif what == "admit jobs":
+        world.refuse_jobs = ""
+    elif what == "break the webhook":
+        world.fails = {CreateConfigMap: "webhook is down"}
+    elif what in ("edit", "suspend"):
+        world.spec = world.spec.model_copy(update={"suspend": what == "suspend"})
+        world.generation += 1
     elif what == "mute":
         world.log = lambda order: "nothing to say\n"
     elif what == "delete a job" and world.jobs:
         world.delete_job(next(iter(world.jobs)))
+    elif pod is not None and what == "evict":
+        world.pods[pod.name] = replace(pod, phase="Failed", reason="Evicted", containers=())
     elif pod is not None and what == "lose a pod":
         del world.pods[pod.name]
     elif pod is not None and pod.containers and what == "fail a pod":
@@ -93,13 +109,18 @@ def test_every_scenario_ends_with_a_reason_and_no_running_jobs(story: list[tuple
         for _ in range(steps):
             world.step()
         harm(world, what)
-    world.others = {}  # for devices it would wait for ever
+    # What lacks is waited for, so it comes back at the end.
+    world.others, world.refuse_jobs, world.fails = {}, "", {}
+    if world.spec.suspend:
+        harm(world, "edit")
     world.run(steps=3000)
     world.step()
     world.step()
     assert world.condition("Succeeded").reason in NAMED
     assert world.jobs == {}
     assert world.decide() == []
+    lost = [stored.gang for stored in world.stored.values() if stored.role == StoredRole.ATTEMPT]
+    assert len(lost) == len(set(lost)), "of each gang only the last lost attempt is kept"
     for trial in world.status.trials:
         assert trial.state.is_final
         assert trial.reason

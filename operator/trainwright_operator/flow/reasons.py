@@ -92,6 +92,14 @@ ENDED_BY_CLUSTER: Final = ENVIRONMENTAL - {Reason.PLACEMENT_NOT_MET, Reason.DEAD
 """Environmental failures that pass without an edit: the gang is tried again with back-off. A deadline of the run and a
 misplaced pod would only fail again."""
 
+LACKS: Final = ENDED_BY_CLUSTER | {
+    Reason.REQUEST_FAILED,
+    Reason.PYTORCHJOB_MISSING,
+    Reason.NO_USABLE_NODES,
+    Reason.UNKNOWN_ACCELERATOR,
+}
+"""Reasons of waits that somebody may have to end; devices in use and late nodes come by themselves."""
+
 MESSAGES: Final[dict[Reason, str]] = {
     Reason.NOT_STARTED: "waiting for the previous phases",
     Reason.IN_PROGRESS: "{what}",

@@ -10,7 +10,7 @@ from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
 from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import EmitEvent, EventType, SetStatus
 from trainwright_operator.flow.phase import Done, Failed, ReconcileContext, Step, Waiting
-from trainwright_operator.flow.reasons import Explanation, Reason, explain
+from trainwright_operator.flow.reasons import LACKS, Explanation, Reason, explain
 from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 
 _ConditionStatus = Literal["True", "False", "Unknown"]
@@ -140,6 +140,7 @@ def _events(context: ReconcileContext, conditions: Sequence[Condition]) -> list[
             and (condition.type is ConditionType.SUCCEEDED or condition.reason == Reason.SUSPENDED)
         ):
             continue
-        kind = EventType.WARNING if condition.status == "False" else EventType.NORMAL
+        is_warning = condition.status == "False" or condition.reason in LACKS
+        kind = EventType.WARNING if is_warning else EventType.NORMAL
         events.append(EmitEvent(kind, condition.reason, f"{condition.type}: {condition.message}"))
     return events
