@@ -326,6 +326,9 @@ class TrainingPlanSpec(ApiModel):
     """Measuring the best candidates for real."""
     worker: WorkerSpec = WorkerSpec()
     """The pods that measure and train."""
+    priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
+    """Plans that want the same nodes get them in the order of priority, the highest first; among equals, first come, first
+    served. What runs already is not stopped for it."""
     suspend: bool = False
     """Stop all work and free the devices; what was measured is kept, and false goes on from there."""
     wait_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None

@@ -252,6 +252,8 @@ class TrainingPlanStatus(StatusModel):
     """How far the present phase is; absent when nothing is under way."""
     waiting: WaitingStatus | None = None
     """What the plan waits for, and how long it has waited; absent where it never did."""
+    queue_position: Annotated[int, Field(ge=1)] | None = None
+    """Place among the gangs that wait for the same nodes, 1 being the next to start; absent when nothing waits for nodes."""
     cluster: ClusterStatus | None = None
     """What discovery found."""
     links: LinksStatus | None = None

@@ -36,6 +36,7 @@ _FIRST_DTYPE: Final = "float32"
 _PLAN_PART_LENGTH: Final = 26
 _IDENTITY_LENGTH: Final = 8
 _NON_IDENTITY_FIELDS: Any = {
+    "priority": True,
     "suspend": True,
     "ttl_seconds_after_finished": True,
     "wait_deadline_seconds": True,

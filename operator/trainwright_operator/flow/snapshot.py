@@ -190,6 +190,25 @@ class PlannerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class GangClaim:
+    """Devices that a gang of a plan holds and waits for.
+
+    Attributes:
+        since: creation of its task.
+        held: devices of its placed pods that have not ended, by node.
+        wanted: devices that its gated pods wait for, by node.
+    """
+
+    plan_uid: str
+    gang: str
+    priority: int
+    since: datetime
+    resource_name: str
+    held: Mapping[str, int]
+    wanted: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Observed state at one moment.
 
@@ -197,6 +216,8 @@ class Snapshot:
         used_devices: devices of bound or pinned pods that have not ended, by node, over all plans.
         refusals: API server's message by name of each refused PyTorchJob or pin of a pod.
         failing: None where the last reconciliation applied all actions.
+        other_claims: claims of the other plans' gangs.
+        claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.
     """
 
     plan: PlanFacts
@@ -210,6 +231,8 @@ class Snapshot:
     dry_run: DryRun | None = None
     planner: PlannerFacts = PlannerFacts()
     failing: RequestFailure | None = None
+    other_claims: tuple[GangClaim, ...] = ()
+    claims_known: bool = True
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

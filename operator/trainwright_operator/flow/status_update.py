@@ -9,7 +9,8 @@ from trainwright_operator.api.conditions import PHASE_CONDITIONS, Condition, Con
 from trainwright_operator.api.status import Phase, Progress, TrainingPlanStatus
 from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import EmitEvent, EventType, SetStatus
-from trainwright_operator.flow.phase import Done, Failed, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.phase import Done, Failed, PhaseResult, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.placement_queue import queue_position
 from trainwright_operator.flow.reasons import LACKS, Explanation, Reason, explain
 from trainwright_operator.flow.trials.trial_status import skipped_by_failure
 
@@ -58,6 +59,7 @@ def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanSta
             "conditions": conditions,
             "progress": _progress(steps[-1]),
             "waiting": patience.waiting_status(context, steps[-1]),
+            "queue_position": _queue_position(context, last),
         }
     )
 
@@ -113,6 +115,13 @@ def _progress(last: Step) -> Progress | None:
     return Progress(
         phase=_PHASE_OF_CONDITION[last.condition], what=progress.what[:_MAX_WHAT], done=done, total=progress.total
     )
+
+
+def _queue_position(context: ReconcileContext, last: PhaseResult) -> int | None:
+    explanation = last.explanation if isinstance(last, Waiting) else None
+    if explanation is None or explanation.reason is not Reason.WAITING_FOR_CAPACITY:
+        return None
+    return queue_position(context.snapshot)
 
 
 def _phase(conditions: Sequence[Condition]) -> Phase:

@@ -16,6 +16,7 @@ from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client
 from trainwright_operator.kube.apply import Applier
+from trainwright_operator.kube.claim_registry import ClaimRegistry
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.search_pool import SearchPool
@@ -51,6 +52,8 @@ class Reconciler:
         self._names: dict[str, tuple[str, str]] = {}
         self._generations: dict[tuple[str, str], int] = {}
         self._placement = asyncio.Lock()
+        self._claims = ClaimRegistry()
+        self._claims = ClaimRegistry()
         self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
         self._stopping = False
 
@@ -88,6 +91,7 @@ class Reconciler:
                 self._wake_changed(namespace, items)
                 self._metrics.record_listing()
                 self._liveness.record_success()
+            self._claims.expect(self._tasks)
             await asyncio.sleep(RESYNC_SECONDS)
 
     def _wake_changed(self, namespace: str, items: Sequence[dict[str, Any]]) -> None:
@@ -133,6 +137,7 @@ class Reconciler:
                     level = logging.DEBUG if str(error) == told else logging.WARNING
                     logger.log(level, "plan %s/%s: %s; retrying in %.1f s", *key, error, pause)
                     told = str(error)
+                self._wake_next(key, uid)
                 await self._pause(key, pause)
         except Exception:
             # A defect: the next re-sync restarts the plan's task, and the process continues for the others.
@@ -146,9 +151,17 @@ class Reconciler:
         self._names.pop(uid, None)
         self._generations.pop(key, None)
         self._searches.discard(uid)
+        self._claims.forget(uid)
+        self._wake_next(key, uid)
         self._metrics.forget(*key)
         if self._wake_events.pop(key).is_set():
             asyncio.get_running_loop().call_soon(self.wake, *key)
+
+    def _wake_next(self, key: tuple[str, str], uid: str) -> None:
+        """Wake the other plans that are next in the queue, if this one released a node."""
+        self._claims.record_pass(key)
+        for waiting in self._claims.plans_to_wake() - {uid}:
+            self.wake_owner(waiting)
 
     async def _pause(self, key: tuple[str, str], seconds: float) -> None:
         try:
@@ -171,9 +184,9 @@ class Reconciler:
                     # placement.
                     facts = self._searches.facts(plan.uid)
                     snapshot = await self._snapshot_reader.snapshot(plan, memory, facts, known_pods=snapshot.pods)
-                    pause = await self._decide_and_apply(snapshot, memory)
+                    pause = await self._decide_and_apply(self._claims.with_claims(snapshot), memory)
             else:
-                pause = await self._decide_and_apply(snapshot, memory)
+                pause = await self._decide_and_apply(self._claims.with_claims(snapshot), memory)
         except ApiError:
             self._metrics.record_reconcile_error()
             if memory.failing is failing:
@@ -192,6 +205,7 @@ class Reconciler:
             await self._applier.apply(plan, actions, memory)
         finally:
             if any(isinstance(action, PinPod) for action in actions):
+                self._claims.record_placement(plan.uid)
                 self._snapshot_reader.node_cache.invalidate()
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._metrics.record_status(plan, status)

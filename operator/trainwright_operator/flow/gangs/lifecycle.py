@@ -29,6 +29,7 @@ from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.placement_queue import gangs_ahead
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
@@ -178,17 +179,7 @@ class _RunningGang:
     @cached_property
     def placed(self) -> tuple[tuple[PodFacts | None, str], ...]:
         """Return each expected pod (None where missing) with its node, in job order."""
-        placed: list[tuple[PodFacts | None, str]] = []
-        for shape in self.shapes:
-            pods = {
-                node.name: pod
-                for pod in self.pods
-                if pod.job == shape.job
-                and not pod.terminating
-                and (node := gang_manifests.node_of_pod(shape, pod)) is not None
-            }
-            placed.extend((pods.get(node.name), node.name) for node in shape.nodes)
-        return tuple(placed)
+        return tuple(one for shape in self.shapes for one in gang_manifests.assigned_pods(shape, self.pods))
 
     @cached_property
     def gated(self) -> tuple[tuple[PodFacts, str], ...]:
@@ -265,6 +256,14 @@ class _RunningGang:
         if not self.gated:
             ready = sum(bool(pod.containers and pod.containers[0].running_since) for pod in pods)
             return GangStep(activity=f"{ready} of {len(pods)} pods running")
+        ahead = gangs_ahead(self.context.snapshot, self.gang_spec.name)
+        if ahead:
+            lacking = [
+                f"{ahead} {'gang is' if ahead == 1 else 'gangs are'} before it in the queue for its nodes",
+                *lacking,
+            ]
+        elif not self.context.snapshot.claims_known:
+            lacking = ["the operator has just started and reads the other plans first", *lacking]
         if lacking:
             return GangStep(reason=Reason.WAITING_FOR_CAPACITY, activity="; ".join(lacking))
         pins = tuple(PinPod(pod.name, node, scheduling.pin_patch(pod, node)) for pod, node in self.gated)

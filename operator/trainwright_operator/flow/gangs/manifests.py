@@ -88,10 +88,14 @@ def job_shapes(names: Names, gang_name: str, gang: Gang) -> tuple[JobShape, ...]
     )
 
 
-def node_of_pod(shape: JobShape, pod: PodFacts) -> GangNode | None:
-    """Return the pod's node, or None for an unexpected pod."""
-    place = pod.index if pod.role == MASTER else pod.index + 1
-    return shape.nodes[place] if 0 <= place < len(shape.nodes) else None
+def assigned_pods(shape: JobShape, gang_pods: Iterable[PodFacts]) -> tuple[tuple[PodFacts | None, str], ...]:
+    """Return each expected pod of the job (None where missing) with its node, in job order."""
+    pods = {}
+    for pod in gang_pods:
+        place = pod.index if pod.role == MASTER else pod.index + 1
+        if pod.job == shape.job and not pod.terminating and 0 <= place < len(shape.nodes):
+            pods[shape.nodes[place].name] = pod
+    return tuple((pods.get(node.name), node.name) for node in shape.nodes)
 
 
 def owner_reference(plan: PlanFacts) -> dict[str, Any]:

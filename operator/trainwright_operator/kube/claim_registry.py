@@ -1,0 +1,75 @@
+"""Claims of all plans' gangs on nodes, as of each plan's last reconciliation; rebuilt after a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from trainwright_operator.flow.placement_queue import gang_claims, next_in_line
+from trainwright_operator.flow.snapshot import GangClaim, Snapshot
+
+PlanKey = tuple[str, str]
+_FIRST_READING_SECONDS: Final = 60.0
+"""Patience with plans that cannot be read after a start: the others must not wait for them."""
+
+
+class ClaimRegistry:
+    """Claims by plan."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, tuple[GangClaim, ...]] = {}
+        self._unread: set[PlanKey] | None = None
+        self._started = time.monotonic()
+        self._has_released = False
+
+    def expect(self, plans: Iterable[PlanKey]) -> None:
+        """Note the plans that exist at the operator's start; later calls change nothing."""
+        if self._unread is None:
+            self._unread = set(plans)
+
+    def record_pass(self, plan: PlanKey) -> None:
+        """Note that the plan was read, or that this failed."""
+        if self._unread:
+            self._unread.discard(plan)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all plans were read since the start."""
+        return self._unread == set() or time.monotonic() - self._started > _FIRST_READING_SECONDS
+
+    def with_claims(self, snapshot: Snapshot) -> Snapshot:
+        """Store the claims of the snapshot's plan and return the snapshot with those of all others."""
+        uid = snapshot.plan.uid
+        self._replace(uid, gang_claims(snapshot))
+        others = tuple(claim for other, claims in self._claims.items() if other != uid for claim in claims)
+        return replace(snapshot, other_claims=others, claims_known=self.is_complete)
+
+    def record_placement(self, uid: str) -> None:
+        """Note that all pods of the plan's waiting gangs were placed; its next reconciliation corrects what failed."""
+        self._claims[uid] = tuple(
+            replace(claim, held={**claim.wanted, **claim.held}, wanted={}) for claim in self._claims.get(uid, ())
+        )
+
+    def forget(self, uid: str) -> None:
+        """Drop the claims of a plan."""
+        self._replace(uid, ())
+
+    def plans_to_wake(self) -> set[str]:
+        """Return the plans whose gangs are the next for all of their nodes, if a node was released since the last call."""
+        if not self._has_released:
+            return set()
+        self._has_released = False
+        return {claim.plan_uid for claim in next_in_line(one for claims in self._claims.values() for one in claims)}
+
+    def _replace(self, uid: str, claims: tuple[GangClaim, ...]) -> None:
+        before = self._claims.pop(uid, ())
+        self._has_released |= not _nodes(before) <= _nodes(claims)
+        if claims:
+            self._claims[uid] = claims
+
+
+def _nodes(claims: Iterable[GangClaim]) -> set[tuple[str, str]]:
+    """Return the nodes that each gang holds or waits for."""
+    return {(claim.gang, node) for claim in claims for node in (*claim.held, *claim.wanted)}
