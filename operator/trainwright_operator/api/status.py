@@ -271,5 +271,8 @@ class TrainingPlanStatus(StatusModel):
     are tried: each whole, with its predicted seconds and bytes of memory. Further candidates are not kept."""
     trials: Annotated[tuple[TrialStatus, ...], Field(json_schema_extra=_keyed_by_name(64))] = ()
     """Plans that are measured for real, in the order in which they are tried."""
+    failed_version: Annotated[str, Field(max_length=64)] | None = None
+    """Version of the operator that a defect of its own stopped at this plan (reason InternalError); another version takes the
+    plan up again."""
     winner: Winner | None = None
     """The answer: the fastest plan, or the cheapest where search.objective is Cost."""

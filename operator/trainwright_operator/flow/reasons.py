@@ -12,6 +12,7 @@ class Reason(StrEnum):
     NOT_STARTED = "NotStarted"
     IN_PROGRESS = "InProgress"
     REQUEST_FAILED = "RequestFailed"
+    INTERNAL_ERROR = "InternalError"
     SUSPENDED = "Suspended"
     NOT_SUSPENDED = "NotSuspended"
     # Accepted
@@ -104,6 +105,10 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.NOT_STARTED: "waiting for the previous phases",
     Reason.IN_PROGRESS: "{what}",
     Reason.REQUEST_FAILED: "requests to the API server fail: {what}",
+    Reason.INTERNAL_ERROR: (
+        "a defect of the operator (version {version}) stopped this plan; its pods were deleted; report it, and edit the spec or "
+        "install another version to go on: {what}"
+    ),
     Reason.SUSPENDED: "spec.suspend is true: nothing runs; measurements are kept",
     Reason.NOT_SUSPENDED: "spec.suspend is false",
     Reason.ACCEPTED: "the spec is valid",

@@ -65,6 +65,21 @@ def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
     )
 
 
+def bare_plan_facts(resource: dict[str, Any]) -> PlanFacts:
+    """Convert a TrainingPlan without reading its spec and status, which may be what breaks the reconciliation."""
+    meta = resource["metadata"]
+    return PlanFacts(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 1),
+        created_at=datetime.now(UTC),
+        spec=None,
+        status=TrainingPlanStatus(),
+        image="",
+    )
+
+
 def parse_time(text: str) -> datetime:
     """Parse an API timestamp."""
     return datetime.fromisoformat(text).astimezone(UTC)

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainwright_operator.flow.actions import Action, EmitEvent, PinPod, SetStatus
-from trainwright_operator.flow.decide import decide, is_finished, requeue_after_seconds
+from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, decide, is_finished, requeue_after_seconds
+from trainwright_operator.flow.quarantine import is_quarantined, released
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client
@@ -19,6 +20,7 @@ from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.claim_registry import ClaimRegistry
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.health import Liveness
+from trainwright_operator.kube.isolation import BREAKS_BEFORE_QUARANTINE, VERSION, isolate
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics
@@ -116,14 +118,14 @@ class Reconciler:
         """Reconcile until the plan is gone."""
         memory = ReadCache()
         uid = told = ""
-        failures = 0
+        failures = breaks = 0
         try:
             while True:
                 self._wake_events[key].clear()
                 try:
                     async with self._passes:
                         plan, pause = await self._reconcile_once(key, memory)
-                    failures, told = 0, ""
+                    failures, breaks, told = 0, 0, ""
                     if plan is None or (uid and plan.uid != uid):
                         if plan is not None:
                             self._wake_events[key].set()
@@ -137,14 +139,29 @@ class Reconciler:
                     level = logging.DEBUG if str(error) == told else logging.WARNING
                     logger.log(level, "plan %s/%s: %s; retrying in %.1f s", *key, error, pause)
                     told = str(error)
+                except Exception as error:  # noqa: BLE001 - the process continues for the other plans
+                    breaks += 1
+                    pause = await self._record_break(key, error, breaks)
                 self._wake_next(key, uid)
                 await self._pause(key, pause)
-        except Exception:
-            # A defect: the next re-sync restarts the plan's task, and the process continues for the others.
-            logger.exception("plan %s/%s: reconciliation failed", *key)
-            self._metrics.record_reconcile_error()
         finally:
             self._forget(key, uid)
+
+    async def _record_break(self, key: tuple[str, str], error: Exception, breaks: int) -> float:
+        """Record a reconciliation that broke, and quarantine the plan after several in a row. Return the requeue delay."""
+        logger.error("plan %s/%s: reconciliation failed", *key, exc_info=error)
+        self._metrics.record_reconcile_error()
+        if breaks < BREAKS_BEFORE_QUARANTINE:
+            return 2.0**breaks
+        try:
+            plan = await isolate(self._api, self._applier, key, error)
+        except ApiError as refusal:
+            logger.warning("plan %s/%s: cannot be quarantined: %s", *key, refusal)
+            return _MAX_BACKOFF_SECONDS
+        if plan is not None:
+            self._searches.discard(plan.uid)
+            self._claims.forget(plan.uid)
+        return 0.0
 
     def _forget(self, key: tuple[str, str], uid: str) -> None:
         self._tasks.pop(key, None)
@@ -177,6 +194,10 @@ class Reconciler:
             plan = await self._snapshot_reader.plan(*key)
             if plan is None:
                 return None, 0.0
+            plan = released(plan, VERSION)
+            if is_quarantined(plan):
+                self._metrics.record_status(plan, plan.status)
+                return plan, IDLE_REQUEUE_SECONDS
             snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
             if any(is_gated(pod) for pod in snapshot.pods):
                 async with self._placement:

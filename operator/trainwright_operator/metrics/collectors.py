@@ -44,12 +44,14 @@ class PlanSample:
         conditions: type and status of each.
         phase: the pending condition, its reason, and its start in Unix time.
         profiled: accelerators, and when they were profiled in Unix time.
+        is_quarantined: whether it ended with `InternalError`.
     """
 
     figures: Mapping[str, float]
     conditions: tuple[tuple[str, str], ...]
     phase: tuple[str, str, float] | None
     profiled: tuple[tuple[str, ...], float]
+    is_quarantined: bool
 
     @classmethod
     def of(cls, plan: PlanFacts, status: TrainingPlanStatus) -> PlanSample:
@@ -65,6 +67,7 @@ class PlanSample:
             tuple((condition.type.value, condition.status) for condition in status.conditions),
             _phase(plan, known),
             (names, profiled.last_transition_time.timestamp() if profiled is not None else 0.0),
+            status.failed_version is not None,
         )
 
 
@@ -111,6 +114,7 @@ class PlanCollector(Collector):
         yield _conditions(standings)
         yield _phases(standings)
         yield _profiles(standings)
+        yield _internal_errors(standings)
 
 
 def _figures(standings: Mapping[Key, PlanSample]) -> Iterator[Metric]:
@@ -146,6 +150,14 @@ def _profiles(standings: Mapping[Key, PlanSample]) -> Metric:
     family = _family("trainwright_profile_age_seconds")
     for name, moment in newest.items():
         family.add_metric([name], max(time.time() - moment, 0.0))
+    return family
+
+
+def _internal_errors(standings: Mapping[Key, PlanSample]) -> Metric:
+    family = _family("trainwright_plan_internal_error")
+    for key, standing in standings.items():
+        if standing.is_quarantined:
+            family.add_metric(key, 1.0)
     return family
 
 

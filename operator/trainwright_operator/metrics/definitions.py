@@ -47,6 +47,9 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
         "reason: that condition's.",
         (*_PLAN, "phase", "reason"),
     ),
+    "trainwright_plan_internal_error": MetricDefinition(
+        Kind.GAUGE, "1 for each plan that a defect of the operator stopped (reason InternalError).", _PLAN
+    ),
     "trainwright_profile_age_seconds": MetricDefinition(
         Kind.GAUGE, "Seconds since an accelerator was last profiled by a plan that still exists.", ("accelerator",)
     ),

@@ -1,0 +1,56 @@
+"""Application of a quarantine: reads no more of the plan's children than their names, since any of it may be the cause."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Final
+
+from trainwright_operator.flow.actions import DeleteConfigMap, DeleteJob, StoredRole
+from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
+from trainwright_operator.flow.quarantine import quarantine
+from trainwright_operator.flow.snapshot import PlanFacts
+from trainwright_operator.kube import client, object_facts
+from trainwright_operator.kube.apply import Applier
+from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.snapshot_reader import ReadCache
+
+logger = logging.getLogger(__name__)
+
+VERSION: Final = version("trainwright")
+BREAKS_BEFORE_QUARANTINE: Final = 3
+"""Broken reconciliations in a row before a plan is quarantined: one or two may come from a state that passes."""
+
+
+async def isolate(api: Api, applier: Applier, key: tuple[str, str], error: BaseException) -> PlanFacts | None:
+    """Quarantine a plan and return it, or None where it is gone. Raise ApiError if that fails."""
+    try:
+        resource = await api.get(client.plan_path(*key))
+    except ApiError as missing:
+        if missing.is_missing:
+            return None
+        raise
+    try:
+        plan = object_facts.plan_facts(resource, "")
+    except Exception:
+        logger.exception("plan %s/%s: cannot be read", *key)
+        plan = object_facts.bare_plan_facts(resource)
+    selector = f"{PLAN_UID_LABEL}={plan.uid}"
+    tasks = f"{selector},{ROLE_LABEL}={StoredRole.TASK}"
+    actions = [
+        *map(DeleteConfigMap, await _names(api, client.core_path("configmaps", plan.namespace), tasks)),
+        *map(DeleteJob, await _names(api, client.jobs_path(plan.namespace), selector)),
+        *quarantine(plan, error, VERSION, datetime.now(UTC)),
+    ]
+    await applier.apply(plan, actions, ReadCache())
+    return plan
+
+
+async def _names(api: Api, path: str, selector: str) -> list[str]:
+    try:
+        return [item["metadata"]["name"] for item in await api.list(path, labelSelector=selector)]
+    except ApiError as error:
+        if error.is_missing:
+            return []  # no PyTorchJob in this cluster
+        raise

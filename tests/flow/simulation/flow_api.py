@@ -1,0 +1,56 @@
+"""API server in memory: objects by path, for tests of the edges that need no watch and no admission."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright_operator.kube.client import ApiError
+
+
+class MemoryApi:
+    """Requests by path on stored objects; `refused`: status of the answer to every request, if any."""
+
+    def __init__(self, objects: dict[str, dict[str, Any]]) -> None:
+        self.objects = objects
+        self.refused = 0
+        self.writes: list[tuple[str, str]] = []
+
+    def with_own_thread(self, name: str) -> MemoryApi:
+        return self
+
+    async def get(self, path: str, **query: str) -> Any:
+        return self._find(path)
+
+    async def list(self, path: str, labelSelector: str = "", **query: str) -> list[dict[str, Any]]:  # noqa: N803
+        self._check()
+        wanted = dict(part.split("=") for part in labelSelector.split(",") if part)
+        inside = [one for name, one in self.objects.items() if name.rsplit("/", 1)[0] == path]
+        return [one for one in inside if wanted.items() <= one["metadata"].get("labels", {}).items()]
+
+    async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+        self._check()
+        name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{len(self.objects)}"
+        self.writes.append(("create", f"{path}/{name}"))
+        self.objects[f"{path}/{name}"] = body
+        return body
+
+    async def patch(self, path: str, body: Any, content_type: str) -> Any:
+        target = self._find(path.removesuffix("/status"))
+        self.writes.append(("patch", path))
+        target["status"] = next(part["value"] for part in body if part["path"] == "/status")
+        return target
+
+    async def delete(self, path: str, **query: str) -> None:
+        self._check()
+        self.writes.append(("delete", path))
+        self.objects.pop(path, None)
+
+    def _find(self, path: str) -> dict[str, Any]:
+        self._check()
+        if path not in self.objects:
+            raise ApiError(404, f"{path} not found")
+        return self.objects[path]
+
+    def _check(self) -> None:
+        if self.refused:
+            raise ApiError(self.refused, "refused by the test")

@@ -1,0 +1,166 @@
+"""Plans over which a pass breaks: they end with `InternalError`, hold no devices and keep their metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from flow_api import MemoryApi
+from prometheus_client import CollectorRegistry
+
+from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
+from trainwright_operator.flow.quarantine import is_quarantined, released
+from trainwright_operator.kube import isolation, object_facts, reconciler
+from trainwright_operator.kube.health import Liveness
+from trainwright_operator.kube.reconciler import Reconciler
+from trainwright_operator.metrics import Metrics
+from trainwright_operator.settings import Settings
+
+PLAN = "/apis/trainwright.dev/v1alpha1/namespaces/default/trainingplans/demo"
+JOB = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs/demo-links"
+MAPS = "/api/v1/namespaces/default/configmaps"
+KEY = ("default", "demo")
+
+
+def metadata(name: str, **labels: str) -> dict[str, Any]:
+    labels = {PLAN_UID_LABEL: "uid-1"} | ({ROLE_LABEL: labels["role"]} if labels else {})
+    return {"name": name, "namespace": "default", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}
+
+
+def objects() -> dict[str, dict[str, Any]]:
+    gpt = {"layers": 2, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}
+    plan = {
+        "metadata": metadata("demo") | {"uid": "uid-1", "generation": 3},
+        "spec": {"model": {"gpt": gpt}, "training": {"globalBatchSize": 8}},
+        "status": {"observedGeneration": 3},
+    }
+    return {
+        PLAN: plan,
+        JOB: {"metadata": metadata("demo-links")},
+        f"{MAPS}/demo-links-order": {"metadata": metadata("demo-links-order", role="order")},
+        f"{MAPS}/demo-discovery": {"metadata": metadata("demo-discovery", role="document")},
+    }
+
+
+class World:
+    """Reconciler of one plan whose passes break."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, api: MemoryApi | None = None) -> None:
+        self.api = api or MemoryApi(objects())
+        self.registry = CollectorRegistry()
+        self.passes = 0
+        self.metric_at_rest: float | None = None
+        monkeypatch.setattr(reconciler, "decide", self.decide)
+        monkeypatch.setattr(Reconciler, "_pause", self.pause)
+        self.reconciler = Reconciler(self.api, Settings(), Metrics(self.registry), Liveness())  # type: ignore[arg-type]
+        self.paused = asyncio.Event()
+
+    def decide(self, *_: Any) -> list[Any]:
+        self.passes += 1
+        raise KeyError("memory")
+
+    async def pause(self, key: tuple[str, str], seconds: float) -> None:
+        """Go on at once after short pauses; end at the long one of a plan at rest."""
+        if seconds > 60 or self.passes > 9:
+            labels = {"namespace": "default", "name": "demo"}
+            self.metric_at_rest = self.registry.get_sample_value("trainwright_plan_internal_error", labels)
+            self.paused.set()
+            await asyncio.Event().wait()
+
+    def run(self) -> None:
+        """Run passes until the plan rests."""
+
+        async def run() -> None:
+            self.reconciler.wake(*KEY)
+            await asyncio.wait_for(self.paused.wait(), 20)
+
+        asyncio.run(run())
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        conditions = self.api.objects[PLAN]["status"]["conditions"]
+        return next(one for one in conditions if one["type"] == "Succeeded")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_plan_is_quarantined_after_three_broken_passes_with_its_gangs_deleted(world: World):
+    world.run()
+    assert world.passes == 3
+    assert (world.answer["status"], world.answer["reason"]) == ("False", "InternalError")
+    assert "KeyError: 'memory'" in world.answer["message"]
+    assert JOB not in world.api.objects
+    assert f"{MAPS}/demo-links-order" not in world.api.objects
+    assert f"{MAPS}/demo-discovery" in world.api.objects  # measurements are kept
+    assert world.metric_at_rest == 1
+    assert world.registry.get_sample_value("trainwright_reconcile_errors_total") == 3
+
+
+def test_quarantine_survives_a_restart_of_the_same_version(world: World, monkeypatch: pytest.MonkeyPatch):
+    world.run()
+    again = World(monkeypatch, world.api)
+    again.run()
+    assert again.passes == 0
+
+
+@pytest.mark.parametrize("change", ["edit", "version"])
+def test_quarantined_plan_is_taken_up_again_after_an_edit_or_by_another_version(world: World, change: str):
+    world.run()
+    plan = object_facts.plan_facts(world.api.objects[PLAN], "worker:1")
+    assert is_quarantined(released(plan, isolation.VERSION))
+    if change == "edit":
+        world.api.objects[PLAN]["metadata"]["generation"] = 4
+        plan = object_facts.plan_facts(world.api.objects[PLAN], "worker:1")
+    assert not is_quarantined(released(plan, isolation.VERSION if change == "edit" else "another"))
+
+
+def test_plan_that_cannot_even_be_read_is_quarantined(world: World, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise RecursionError("spec")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(object_facts, "plan_facts", fail)
+
+        async def breaks() -> None:
+            try:
+                fail()
+            except RecursionError as error:
+                await world.reconciler._record_break(KEY, error, 3)
+
+        asyncio.run(breaks())
+    assert world.answer["reason"] == "InternalError"
+    assert "RecursionError: spec" in world.answer["message"]
+
+
+def test_message_names_the_place_in_the_operator(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reconciler, "decide", lambda snapshot, now: object_facts.parse_time(None))  # type: ignore[arg-type]
+    monkeypatch.setattr(Reconciler, "_pause", world.pause)
+    world.run()
+    assert "(in trainwright_operator/kube/object_facts.py, line" in world.answer["message"]
+
+
+def test_one_broken_pass_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch):
+    def once(*_: Any) -> list[Any]:
+        world.passes += 1
+        if world.passes % 3:
+            raise KeyError("memory")
+        return []
+
+    monkeypatch.setattr(reconciler, "decide", once)
+    world.run()
+    assert "conditions" not in world.api.objects[PLAN]["status"]
+
+
+def test_quarantine_that_the_api_server_refuses_is_tried_again(world: World):
+    async def refuse() -> float:
+        world.api.refused = 500
+        return await world.reconciler._record_break(KEY, KeyError("memory"), 3)
+
+    assert asyncio.run(refuse()) == reconciler._MAX_BACKOFF_SECONDS
+    world.api.refused = 0
+    world.run()
+    assert world.answer["reason"] == "InternalError"
