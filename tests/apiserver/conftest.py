@@ -57,6 +57,7 @@ class ApiServer:
 
     url: str
     kubeconfig: Path
+    audit_log: Path
 
     def try_kubectl(
         self, *arguments: str, document: Any = None, piped: str | None = None
@@ -195,6 +196,10 @@ def _start(folder: Path, running: ExitStack) -> ApiServer:
     tokens = folder / "tokens.csv"
     with tokens.open("w", newline="") as stream:
         csv.writer(stream).writerow([token, "admin", "admin", "system:masters"])
+    policy, audit_log = folder / "audit-policy.yaml", folder / "audit.log"
+    rules = [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}]
+    stages = {"omitStages": ["RequestReceived"]}
+    policy.write_text(json.dumps({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules, **stages}))
     log = folder / "kube-apiserver.log"
     server = running.enter_context(
         _program(
@@ -206,10 +211,11 @@ def _start(folder: Path, running: ExitStack) -> ApiServer:
             *("--service-account-key-file", key, "--service-account-signing-key-file", key),
             # Service accounts are made by a controller that does not run here; loopback is no address of an endpoint.
             *("--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none"),
+            *("--audit-policy-file", policy, "--audit-log-path", audit_log),
         )
     )
     url = f"https://127.0.0.1:{secure_port}"
-    api = ApiServer(url=url, kubeconfig=folder / "kubeconfig")
+    api = ApiServer(url=url, kubeconfig=folder / "kubeconfig", audit_log=audit_log)
     # Its self-signed serving certificate is its own authority.
     authority = folder / "certificates" / "apiserver.crt"
     api.kubeconfig.write_text(json.dumps(_kubeconfig(url, authority, token)))

@@ -11,19 +11,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from local_cluster.binaries import TRAINING_OPERATOR
 from local_cluster.paths import Folders, default_cache
+from trainwright_operator.kube.lease import DURATION_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")
@@ -210,6 +214,118 @@ def test_one_operator_works_at_a_time_and_the_next_takes_over(equipped_api_serve
             assert second.wait(timeout=15) == 0, second_log.read_text()
             assert time.monotonic() - started < 10
             assert holder() == ""
+
+
+class Gateway:
+    """Way to the API server that can be cut off: a TCP proxy on loopback."""
+
+    def __init__(self, target: str) -> None:
+        self.target = urlsplit(target)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.is_open = threading.Event()
+        self.is_open.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def kubeconfig(self, api: Any, folder: Path) -> Path:
+        """Write the API server's kubeconfig with the gateway's address."""
+        config = folder / "gateway.kubeconfig"
+        port = self.listener.getsockname()[1]
+        config.write_text(api.kubeconfig.read_text().replace(f":{self.target.port}", f":{port}"))
+        return config
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self.listener.accept()
+            far = socket.create_connection((self.target.hostname, self.target.port))
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                self.is_open.wait()
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+def writes_by_operator(api: Any, namespace: str) -> list[tuple[str, str]]:
+    """Return the time and the operator of each write in a namespace, leases left out."""
+    found = []
+    for line in api.audit_log.read_text().splitlines():
+        event = json.loads(line)
+        place = event.get("objectRef", {})
+        is_ours = place.get("namespace") == namespace and event["userAgent"].startswith("trainwright-operator/")
+        if is_ours and place.get("resource") != "leases" and event["responseStatus"]["code"] < 300:
+            found.append((event["stageTimestamp"], event["userAgent"]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("trouble", ["frozen", pytest.param("cut off", marks=pytest.mark.slow)])
+def test_two_operators_never_write_in_turns(
+    equipped_api_server, namespace, training_plan, tmp_path, trouble: str
+) -> None:
+    """The holder stops for longer than its lease while plans are created, then goes on."""
+    api = equipped_api_server
+    gateway = Gateway(api.url)
+    way = gateway.kubeconfig(api, tmp_path)
+    with operator(api, namespace, tmp_path, kubeconfig=way) as (first, _, first_log):
+        api.create(training_plan("one"))
+        until("a job for the links", 40, lambda: jobs(api, namespace))
+        with operator(api, namespace, tmp_path) as (_, _, second_log):
+            until("the second one to wait", 30, lambda: "waiting for lease" in second_log.read_text())
+            api.create(training_plan("two"))
+            if trouble == "frozen":
+                first.send_signal(signal.SIGSTOP)
+            else:
+                gateway.is_open.clear()
+            stopped = time.monotonic()
+            until("the second one to take over", 30, lambda: "acquired lease" in second_log.read_text())
+            assert time.monotonic() - stopped < DURATION_SECONDS + 5
+            api.create(training_plan("three"))
+            until(
+                "the second one to write", 30, lambda: len({who for _, who in writes_by_operator(api, namespace)}) == 2
+            )
+            first.send_signal(signal.SIGCONT)
+            gateway.is_open.set()
+            assert first.wait(timeout=20) == 70, first_log.read_text()
+            until("jobs of all plans", 40, lambda: len(jobs(api, namespace)) == 3)
+    writers = [who for _, who in writes_by_operator(api, namespace)]
+    changes = sum(before != after for before, after in pairwise(writers))
+    assert changes == 1, writers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seconds", [5, 30, 300])
+def test_operator_is_at_work_again_soon_after_the_api_server_was_away(
+    equipped_api_server, namespace, training_plan, tmp_path, seconds: int
+) -> None:
+    """A supervisor restarts the operator as a kubelet would; after 10 s away it has ended, since it lost its lease."""
+    api = equipped_api_server
+    gateway = Gateway(api.url)
+    way = gateway.kubeconfig(api, tmp_path)
+    api.create(training_plan("before"))
+    back = threading.Event()
+
+    def supervise() -> None:
+        while not back.is_set():
+            with operator(api, namespace, tmp_path, kubeconfig=way) as (process, _, _):
+                while process.poll() is None and not back.wait(0.2):
+                    pass
+            back.wait(10)
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    try:
+        until("a job for the links", 60, lambda: jobs(api, namespace))
+        gateway.is_open.clear()
+        api.create(training_plan("meanwhile"))
+        time.sleep(seconds)
+        gateway.is_open.set()
+        until("jobs of both plans", 30, lambda: len(jobs(api, namespace)) == 2)
+    finally:
+        back.set()
+        supervisor.join()
 
 
 def roles_of(helm_template: Any, home: str, *namespaces: str) -> list[dict[str, Any]]:

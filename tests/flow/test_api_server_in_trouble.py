@@ -26,11 +26,12 @@ from prometheus_client import CollectorRegistry
 
 from trainwright_operator.kube import client as client_module
 from trainwright_operator.kube import watch as watch_module
-from trainwright_operator.kube.client import ApiError, connect
+from trainwright_operator.kube.client import ApiError, connect, connect_for_lease
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.lease import Lease
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.kube.watch import KopfWatch, watch_forever
+from trainwright_operator.kube.write_guard import WriteGuard
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
@@ -94,7 +95,9 @@ async def end_of_watch(
     """Call `meanwhile` once path `begun` was listed and watched, then expect the watch and its thread to end."""
     others = set(threading.enumerate())
     settings = Settings(namespaces=namespaces)
-    watch = KopfWatch(Reconciler(connect(), settings, Metrics(CollectorRegistry()), Liveness()), settings)
+    watch = KopfWatch(
+        Reconciler(connect(WriteGuard(), "me"), settings, Metrics(CollectorRegistry()), Liveness()), settings
+    )
     watch.start()
     await until_asked(server, begun)
     meanwhile(watch)
@@ -160,7 +163,7 @@ def test_watch_continues_when_a_readable_namespace_is_deleted(server, impatient)
 @asynccontextmanager
 async def watching(*namespaces: str) -> AsyncIterator[asyncio.Task[None]]:
     """Run an operator's watch of these namespaces, and stop it afterwards."""
-    api, settings = connect(), Settings(namespaces=namespaces)
+    api, settings = connect(WriteGuard(), "me"), Settings(namespaces=namespaces)
     reconciler = Reconciler(api, settings, Metrics(CollectorRegistry()), Liveness())
     task = asyncio.create_task(watch_forever(api, reconciler, settings))
     try:
@@ -228,23 +231,15 @@ def test_stopped_watch_ends_without_an_error(server) -> None:
     asyncio.run(end_of_watch(server, "/apis/trainwright.dev/v1alpha1/trainingplans", (), KopfWatch.stop))
 
 
-def test_lease_is_renewed_while_all_other_threads_wait(server) -> None:
-    async def story() -> str:
-        api, over = connect(), threading.Event()
-        threads = ThreadPoolExecutor(1)
-        asyncio.get_running_loop().set_default_executor(threads)
-        waiting = asyncio.create_task(asyncio.to_thread(over.wait))
-        await asyncio.sleep(0.1)
-        try:
-            return await asyncio.wait_for(
-                Lease(api, Settings(identity="me"), Liveness())._acquire_or_renew(), WITHIN_SECONDS
-            )
-        finally:
-            over.set()
-            await waiting
-
-    assert asyncio.run(story()) == "me"
+def test_lease_is_held_without_any_event_loop(server) -> None:
+    acquired, guard = threading.Event(), WriteGuard()
+    settings = Settings(identity="me")
+    lease = Lease(connect_for_lease("me"), settings, guard, pulse=Liveness(), acquired=acquired.set, lost=pytest.fail)
+    lease.start()
+    assert acquired.wait(WITHIN_SECONDS)
     assert server.lease["spec"]["holderIdentity"] == "me"
+    assert guard.seconds_left > 0
+    lease.stop()
 
 
 def test_logs_of_dead_nodes_time_out_without_blocking_other_requests(server, monkeypatch) -> None:
@@ -252,7 +247,7 @@ def test_logs_of_dead_nodes_time_out_without_blocking_other_requests(server, mon
     log = "/api/v1/namespaces/team-a/pods/worker-0/log"
 
     async def story() -> list[BaseException | str]:
-        api = connect()
+        api = connect(WriteGuard(), "me")
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         logs = asyncio.gather(*(api.get_text(log) for _ in range(8)), return_exceptions=True)
         await asyncio.sleep(0.2)

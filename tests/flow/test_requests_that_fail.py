@@ -65,7 +65,7 @@ class Refusing:
     async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
         raise ApiError(500, f"no {body['kind']} today")
 
-    async def delete(self, path: str) -> None:
+    async def delete(self, path: str, uid: str = "") -> None:
         raise AssertionError("nothing else is done after a failure")
 
     async def patch(self, path: str, body: Any, content_type: str) -> Any:
@@ -95,16 +95,16 @@ def test_status_is_written_when_an_earlier_action_fails() -> None:
         DeleteConfigMap("other"),
         SetStatus(TrainingPlanStatus()),
     ]
-    plan = World().snapshot().plan
+    snapshot = World().snapshot()
 
     since = []
     for number in (1, 2):
         with pytest.raises(ApiError, match="no ConfigMap today"):
-            asyncio.run(applier.apply(plan, todo, memory))
+            asyncio.run(applier.apply(snapshot, todo, memory))
         assert api.statuses == number
         assert memory.failing is not None
         assert memory.failing.message == "no ConfigMap today"
         since.append(memory.failing.since)
     assert since[0] == since[1]
-    asyncio.run(applier.apply(plan, todo[2:], memory))
+    asyncio.run(applier.apply(snapshot, todo[2:], memory))
     assert memory.failing is None

@@ -17,13 +17,14 @@ def is_gated(pod: PodFacts) -> bool:
 
 
 def pin_patch(pod: PodFacts, node: str) -> tuple[dict[str, Any], ...]:
-    """Return the patch that pins a pod: test our gate, add the affinity to the node, remove the gate.
+    """Return the patch that pins a pod: test its uid and our gate, add the affinity to the node, remove the gate.
 
     The API server only lets a gated pod's affinity become narrower. Terms are alternatives, so each gets the
     matchFields.
     """
     gate = f"/spec/schedulingGates/{pod.gates.index(PLACEMENT_GATE)}"
     return (
+        *([{"op": "test", "path": "/metadata/uid", "value": pod.uid}] if pod.uid else []),
         {"op": "test", "path": gate, "value": {"name": PLACEMENT_GATE}},
         *_affinity(pod, node),
         {"op": "remove", "path": gate},

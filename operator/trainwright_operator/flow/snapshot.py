@@ -31,6 +31,7 @@ class PlanFacts:
     image: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     spec_error: str = ""
+    resource_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class PodFacts:
     containers: tuple[ContainerFacts, ...] = ()
     log: str | None = None
     missing_maps: tuple[str, ...] = ()
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class JobFacts:
     failed_at: datetime | None = None
     message: str = ""
     terminating: bool = False
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,8 @@ class StoredConfigMap:
     data: Mapping[str, str]
     annotations: Mapping[str, str] = field(default_factory=dict)
     terminating: bool = False
+    uid: str = ""
+    resource_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

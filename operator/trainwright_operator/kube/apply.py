@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from trainwright_operator.flow.actions import EmitEvent
 from trainwright_operator.flow.gangs.manifests import child_labels, owner_reference
 from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
-from trainwright_operator.flow.snapshot import DryRun, PlanFacts, RequestFailure
+from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
 from trainwright_operator.kube import client
 from trainwright_operator.kube.client import JSON_PATCH, MERGE_PATCH, Api, ApiError
 from trainwright_operator.kube.search_pool import SearchPool
@@ -57,8 +57,8 @@ class Applier:
         self._api = api
         self._searches = searches
 
-    async def apply(self, plan: PlanFacts, actions: Sequence[a.Action], memory: ReadCache) -> None:
-        """Apply all actions in order.
+    async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> None:
+        """Apply all actions in order, to no other objects than those of the snapshot.
 
         After a failure, apply only status and Events, so that users see the plan's progress.
 
@@ -69,8 +69,10 @@ class Applier:
             if failure is not None and not isinstance(action, a.SetStatus | a.EmitEvent):
                 continue
             try:
-                await self._apply(plan, action, memory)
+                await self._apply(snapshot, action, memory)
             except ApiError as error:
+                if isinstance(action, a.SetStatus | a.AnnotateConfigMap) and error.is_conflict:
+                    raise  # somebody changed the object meanwhile: the next reconciliation decides anew
                 failure = failure or error
                 if isinstance(action, a.SetStatus):
                     break  # no Events for an unwritten status
@@ -81,22 +83,24 @@ class Applier:
         memory.failing = RequestFailure(str(failure), since)
         raise failure
 
-    async def _apply(self, plan: PlanFacts, action: a.Action, memory: ReadCache) -> None:  # noqa: C901 - a line an action
-        namespace = plan.namespace
+    async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901 - a line an action
+        plan, namespace = snapshot.plan, snapshot.plan.namespace
         match action:
             case a.CreateConfigMap():
                 if action.role is a.StoredRole.TASK:
                     memory.refusals.clear()  # a new task is a new attempt
                 await self._create(plan, client.core_path("configmaps", namespace), _config_map(plan, action))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
-                body = {"metadata": {"annotations": dict(annotations)}}
+                version = next((one.resource_version for one in snapshot.stored if one.name == name), "")
+                known = {"resourceVersion": version} if version else {}
+                body = {"metadata": {"annotations": dict(annotations), **known}}
                 await self._api.patch(f"{client.core_path('configmaps', namespace)}/{name}", body, MERGE_PATCH)
             case a.DeleteConfigMap(name=name):
-                await self._api.delete(f"{client.core_path('configmaps', namespace)}/{name}")
+                await self._delete(client.core_path("configmaps", namespace), name, snapshot.stored)
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.DeleteJob(name=name):
-                await self._api.delete(f"{client.jobs_path(namespace)}/{name}")
+                await self._delete(client.jobs_path(namespace), name, snapshot.jobs)
             case a.PinPod(name=name, patch=patch):
                 await self._pin(namespace, name, patch, memory)
             case a.DryRunJob(key=key, manifest=manifest):
@@ -108,7 +112,10 @@ class Applier:
             case a.EmitEvent():
                 await self._emit(plan, action)
             case a.DeletePlan():
-                await self._api.delete(client.plan_path(namespace, plan.name))
+                await self._api.delete(client.plan_path(namespace, plan.name), uid=plan.uid)
+
+    async def _delete(self, path: str, name: str, known: Iterable[JobFacts | StoredConfigMap]) -> None:
+        await self._api.delete(f"{path}/{name}", uid=next((one.uid for one in known if one.name == name), ""))
 
     async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> None:
         """Create a child. An existing one is accepted if this plan owns it, possibly from before a restart."""
@@ -161,9 +168,11 @@ class Applier:
         return DryRun(key)
 
     async def _set_status(self, plan: PlanFacts, status: dict[str, Any]) -> None:
-        """Write the whole status at once; the uid test protects another plan of the same name."""
+        """Write the whole status at once, unless the plan was changed or replaced since it was read."""
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": plan.uid},
+            # Not a test, whose failure would be a 422: an older version than the stored one is a conflict.
+            {"op": "add", "path": "/metadata/resourceVersion", "value": plan.resource_version},
             {"op": "add", "path": "/status", "value": status},
         ]
         await self._api.patch(f"{client.plan_path(plan.namespace, plan.name)}/status", patch, JSON_PATCH)

@@ -10,9 +10,10 @@ import asyncio
 import builtins
 import json
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any, Final
 
 import urllib3
@@ -21,12 +22,15 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from trainwright_operator.api import GROUP, PLURAL, VERSION
+from trainwright_operator.kube.write_guard import NotLeading, WriteGuard
 
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 _TIMEOUT_SECONDS = (5.0, 30.0)
 _LOG_TIMEOUT_SECONDS = (5.0, 5.0)
 """Log timeout, short because the API server waits long for a dead node's kubelet. The next reconciliation retries."""
+_LEASE_TIMEOUT_SECONDS = (2.0, 3.0)
+"""Timeout of a renewal: two attempts fit into the time for which the last one lasts."""
 _LOG_THREADS = 16
 _PAGE = 500
 
@@ -52,11 +56,26 @@ class ApiError(Exception):
         return 400 <= self.status < 500 and self.status not in (401, 404, 408, 409, 429)
 
 
-def connect() -> Api:
-    """Return an API client for this pod's service account, else for the kube config's current context."""
-    once = _configuration()
-    once.retries = False
-    return Api(ApiClient(_configuration()), ApiClient(once))
+def connect(guard: WriteGuard, identity: str) -> Api:
+    """Return an API client for this pod's service account, else for the kube config's current context.
+
+    The API server's audit log tells the operators of one cluster apart by their identity.
+    """
+    return Api(_client(identity), _client(identity, retries=False), guard)
+
+
+def connect_for_lease(identity: str) -> TimedClient:
+    """Return a client with connections of its own and short timeouts, for renewals."""
+    return TimedClient(_client(identity, retries=False), _LEASE_TIMEOUT_SECONDS)
+
+
+def _client(identity: str, *, retries: bool = True) -> ApiClient:
+    configuration = _configuration()
+    if not retries:
+        configuration.retries = False
+    made = ApiClient(configuration)
+    made.user_agent = f"trainwright-operator/{version('trainwright')} ({identity})"
+    return made
 
 
 def _configuration() -> Configuration:
@@ -71,25 +90,21 @@ def _configuration() -> Configuration:
 class Api:
     """Requests by path, each in a thread; log requests have their own threads, so that dead nodes block nothing else.
 
-    `once`: a client without retries; `threads`: executor of all other requests, by default the event loop's.
+    `once`: a client without retries, for logs and for writes, which the guard checks one by one.
     """
 
-    def __init__(self, client: ApiClient, once: ApiClient, threads: Executor | None = None) -> None:
+    def __init__(self, client: ApiClient, once: ApiClient, guard: WriteGuard) -> None:
         self._client = client
         self._no_retry_client = once
-        self._threads = threads
+        self._guard = guard
         self._log_threads = ThreadPoolExecutor(_LOG_THREADS, thread_name_prefix="log")
-
-    def with_own_thread(self, name: str) -> Api:
-        """Return a client with a thread of its own, for requests that must never wait for others."""
-        return Api(self._client, self._no_retry_client, ThreadPoolExecutor(1, thread_name_prefix=name))
 
     async def get(self, path: str, **query: str) -> Any:
         return json.loads(await self._request("GET", path, query=query))
 
     async def get_text(self, path: str, **query: str) -> str:
         """Read a pod's log with a short timeout and no retry."""
-        read = partial(_TimedClient(self._no_retry_client, _LOG_TIMEOUT_SECONDS).request, "GET", path, None, query)
+        read = partial(TimedClient(self._no_retry_client, _LOG_TIMEOUT_SECONDS).request, "GET", path, None, query)
         data = await asyncio.get_running_loop().run_in_executor(self._log_threads, read)
         return data.decode(errors="replace")
 
@@ -116,12 +131,13 @@ class Api:
     async def patch(self, path: str, body: Any, content_type: str) -> Any:
         return json.loads(await self._request("PATCH", path, body=body, content_type=content_type))
 
-    async def delete(self, path: str) -> None:
-        """Delete an object with all dependents; a missing one is no error."""
+    async def delete(self, path: str, uid: str = "") -> None:
+        """Delete an object with all dependents; a missing one, or another of that name, is no error."""
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
         try:
-            await self._request("DELETE", path, body={"propagationPolicy": "Background"})
+            await self._request("DELETE", path, body=options | ({"preconditions": {"uid": uid}} if uid else {}))
         except ApiError as error:
-            if not error.is_missing:
+            if not error.is_missing and not (uid and error.is_conflict):
                 raise
 
     async def _request(
@@ -133,13 +149,26 @@ class Api:
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        way = _TimedClient(self._client, _TIMEOUT_SECONDS)
-        ask = partial(way.request, method, path, body, query or {}, content_type)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        send = self._read if method == "GET" else self._write
+        ask = partial(send, method, path, body, query or {}, content_type)
+        return await asyncio.get_running_loop().run_in_executor(None, ask)
+
+    def _read(self, *request: Any) -> bytes:
+        return TimedClient(self._client, _TIMEOUT_SECONDS).request(*request)
+
+    def _write(self, *request: Any) -> bytes:
+        """Send a write within the time that the lease leaves. It is checked here, in the thread that sends."""
+        connect_seconds, read_seconds = _TIMEOUT_SECONDS
+        try:
+            with self._guard.write() as left:
+                timeouts = (min(connect_seconds, left / 2), min(read_seconds, left / 2))
+                return TimedClient(self._no_retry_client, timeouts).request(*request)
+        except NotLeading as error:
+            raise ApiError(0, f"not sent: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class _TimedClient:
+class TimedClient:
     """API client with seconds of timeout for connecting and for each read."""
 
     client: ApiClient

@@ -1,6 +1,6 @@
-"""Health endpoint /healthz: whether the operator recently reached the API server.
+"""Health endpoint /healthz: whether the operator recently got something done.
 
-kopf's own endpoint does not check that.
+kopf's own endpoint does not check that. A renewed lease is no sign of it: a thread of its own renews the lease.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Final
 
 STALE_SECONDS: Final = 120.0
 """Four missed re-syncs."""
+_CONNECTION_SECONDS: Final = 5.0
+"""Time for a request: each connection has a thread, and clients that send nothing must not pile up."""
 
 
 class Liveness:
-    """Time of the last success: a reconciliation, a listing of all plans, or a lease renewed or awaited."""
+    """Time of the last success: a reconciliation, a listing of all plans, or a lease awaited."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -32,6 +34,8 @@ def serve(port: int, pulse: Liveness) -> ThreadingHTTPServer:
     """Serve health checks in a separate thread, so that a blocked event loop differs from a slow one."""
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = _CONNECTION_SECONDS
+
         def do_GET(self) -> None:
             age = pulse.age_seconds
             healthy = self.path == "/healthz" and age < STALE_SECONDS

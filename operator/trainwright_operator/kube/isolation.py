@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Final
 
-from trainwright_operator.flow.actions import DeleteConfigMap, DeleteJob, StoredRole
+from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
 from trainwright_operator.flow.quarantine import quarantine
-from trainwright_operator.flow.snapshot import PlanFacts
+from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import Api, ApiError
@@ -37,20 +37,20 @@ async def isolate(api: Api, applier: Applier, key: tuple[str, str], error: BaseE
         logger.exception("plan %s/%s: cannot be read", *key)
         plan = object_facts.bare_plan_facts(resource)
     selector = f"{PLAN_UID_LABEL}={plan.uid}"
-    tasks = f"{selector},{ROLE_LABEL}={StoredRole.TASK}"
-    actions = [
-        *map(DeleteConfigMap, await _names(api, client.core_path("configmaps", plan.namespace), tasks)),
-        *map(DeleteJob, await _names(api, client.jobs_path(plan.namespace), selector)),
-        *quarantine(plan, error, VERSION, datetime.now(UTC)),
-    ]
-    await applier.apply(plan, actions, ReadCache())
+    maps = client.core_path("configmaps", plan.namespace)
+    await _delete_all(api, maps, f"{selector},{ROLE_LABEL}={StoredRole.TASK}")
+    await _delete_all(api, client.jobs_path(plan.namespace), selector)
+    actions = quarantine(plan, error, VERSION, datetime.now(UTC))
+    await applier.apply(Snapshot(plan), actions, ReadCache())
     return plan
 
 
-async def _names(api: Api, path: str, selector: str) -> list[str]:
+async def _delete_all(api: Api, path: str, selector: str) -> None:
     try:
-        return [item["metadata"]["name"] for item in await api.list(path, labelSelector=selector)]
+        found = await api.list(path, labelSelector=selector)
     except ApiError as error:
         if error.is_missing:
-            return []  # no PyTorchJob in this cluster
+            return  # no PyTorchJob in this cluster
         raise
+    for item in found:
+        await api.delete(f"{path}/{item['metadata']['name']}", uid=item["metadata"].get("uid", ""))

@@ -8,16 +8,19 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from kubernetes.config import ConfigException
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from trainwright_operator.kube import health
-from trainwright_operator.kube.client import connect
+from trainwright_operator.kube.client import connect, connect_for_lease
 from trainwright_operator.kube.lease import Lease
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.kube.watch import watch_forever
+from trainwright_operator.kube.write_guard import WriteGuard
 from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
@@ -49,31 +52,38 @@ def _log(level: str) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    pulse = health.Liveness()
+    pulse, guard = health.Liveness(), WriteGuard()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = Metrics(registry)
-    api = connect()
+    api = connect(guard, settings.identity)
     start_http_server(settings.metrics_port, registry=registry)
     health.serve(settings.health_port, pulse)
-    stop = asyncio.Event()
+    stop, acquired = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     stopping = asyncio.create_task(stop.wait())
 
-    lease = Lease(api, settings, pulse)
-    waiting = asyncio.create_task(lease.acquire())
+    lease = Lease(
+        connect_for_lease(settings.identity),
+        settings,
+        guard,
+        pulse=pulse,
+        acquired=lambda: _call(loop, acquired.set),
+        lost=lambda error: _exit_now("lease", error),
+    )
+    lease.start()
+    waiting = asyncio.create_task(acquired.wait())
     await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if waiting.done() and waiting.exception() is not None:
-        _exit_now("acquire lease", waiting.exception())
-    if stop.is_set():
+    if not acquired.is_set():
         waiting.cancel()
-        return
+        await asyncio.to_thread(lease.stop)
+        if not acquired.is_set():
+            return
     metrics.leads()
     reconciler = Reconciler(api, settings, metrics, pulse)
     work = {
-        asyncio.create_task(lease.keep(), name="lease"),
         asyncio.create_task(reconciler.resync(), name="re-sync"),
         asyncio.create_task(watch_forever(api, reconciler, settings), name="watch"),
     }
@@ -86,7 +96,22 @@ async def _run(settings: Settings) -> None:
     for task in work:
         task.cancel()
     await asyncio.wait(work, timeout=_STOP_SECONDS)
-    await lease.release()
+    await asyncio.to_thread(_hand_over, lease, guard)
+
+
+def _hand_over(lease: Lease, guard: WriteGuard) -> None:
+    """Release the lease once no write is under way; otherwise it expires, after the last of them has ended."""
+    has_ended = guard.close()
+    lease.stop()
+    if has_ended:
+        lease.release()
+    else:
+        logger.warning("writes are still under way; the lease is left to expire")
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop was closed by a termination signal
+        loop.call_soon_threadsafe(function)
 
 
 def _exit_now(what: str, error: BaseException | None) -> NoReturn:

@@ -62,6 +62,7 @@ def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
         image=(spec.worker.image if spec else None) or default_image,
         annotations=meta.get("annotations") or {},
         spec_error=spec_error,
+        resource_version=meta.get("resourceVersion", ""),
     )
 
 
@@ -146,6 +147,7 @@ def job_facts(job: dict[str, Any]) -> JobFacts:
         failed_at=parse_time(failed.get("lastTransitionTime") or meta["creationTimestamp"]) if failed else None,
         message=(failed or {}).get("message", ""),
         terminating="deletionTimestamp" in meta,
+        uid=meta.get("uid", ""),
     )
 
 
@@ -175,6 +177,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         started_at=_optional_time(status.get("startTime")),
         terminating="deletionTimestamp" in meta,
         containers=_containers(status),
+        uid=meta.get("uid", ""),
     )
 
 
@@ -221,6 +224,8 @@ def stored_config_map(config_map: dict[str, Any]) -> StoredConfigMap:
         data=config_map.get("data") or {},
         annotations=meta.get("annotations") or {},
         terminating="deletionTimestamp" in meta,
+        uid=meta.get("uid", ""),
+        resource_version=meta.get("resourceVersion", ""),
     )
 
 

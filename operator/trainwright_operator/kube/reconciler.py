@@ -223,7 +223,7 @@ class Reconciler:
         actions = decide(snapshot, now)
         _log(plan, actions)
         try:
-            await self._applier.apply(plan, actions, memory)
+            await self._applier.apply(snapshot, actions, memory)
         finally:
             if any(isinstance(action, PinPod) for action in actions):
                 self._claims.record_placement(plan.uid)

@@ -15,9 +15,6 @@ class MemoryApi:
         self.refused = 0
         self.writes: list[tuple[str, str]] = []
 
-    def with_own_thread(self, name: str) -> MemoryApi:
-        return self
-
     async def get(self, path: str, **query: str) -> Any:
         return self._find(path)
 
