@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from local_cluster.binaries import Binaries
+from local_cluster.binaries import TRAINING_OPERATOR, Binaries
 from local_cluster.paths import Folders, default_cache
 
 ROOT = Path(__file__).resolve().parents[2]
-BINARIES = Binaries(Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright"))
+FOLDERS = Folders(project=ROOT, cache=default_cache(), cluster_name="trainwright")
+BINARIES = Binaries(FOLDERS)
 START_DEADLINE_SECONDS = 90.0
 ESTABLISHED_WITHIN_SECONDS = 30
 
@@ -82,6 +84,14 @@ class ApiServer:
         done = self.try_kubectl("create", "--dry-run=server", document=document)
         assert done.returncode != 0, f"accepted: {json.dumps(document)}"
         return done.stderr
+
+
+def pytorch_job_definition() -> dict[str, Any]:
+    """Return the definition of PyTorchJob as the training operator installs it."""
+    manifests = yaml.safe_load_all((TRAINING_OPERATOR.build_folder(FOLDERS) / "manifests.yaml").read_text())
+    found: dict[str, Any] = next(m for m in manifests if m["metadata"]["name"] == "pytorchjobs.kubeflow.org")
+    found.pop("status", None)
+    return found
 
 
 def start(folder: Path, running: ExitStack) -> ApiServer:

@@ -1,0 +1,319 @@
+"""Cost of the operator with many plans and many nodes: CPU, memory, requests and delays, on a real API server.
+
+`python benchmarks/soak [--plans 1000] [--nodes 5000] [--write]`. No kubelet and no training operator run: nodes and pods
+are objects whose status this program writes, so only the operator's own cost is measured. Times depend on the machine;
+the API server and etcd share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import real_api_server
+from real_api_server import ApiServer
+from rich.console import Console
+from rich.table import Table
+
+from trainwright_operator.api import API_VERSION, KIND, crd
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "soak.csv"
+NAMESPACE = "soak"
+EMULATION = {"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}
+CHUNK = 250
+"""Objects of one kubectl command."""
+WINDOW_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure with its aim."""
+
+    what: str
+    value: float
+    unit: str
+    aim: str
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Operator process with its metrics port."""
+
+    process: subprocess.Popen[bytes]
+    metrics_port: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Return CPU seconds of the process and its ended children."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the largest resident memory so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
+
+
+def main() -> None:
+    """Run the scenarios and print their figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plans", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    wanted = parser.parse_args()
+    figures: list[Figure] = []
+    for scenario in (lambda: many_plans(wanted.plans), one_running_plan, lambda: many_nodes(wanted.nodes)):
+        figures.extend(scenario())
+        show(figures)
+    if wanted.write:
+        with RESULTS.open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["figure", "value", "unit", "aim"])
+            rows.writerows([one.what, f"{one.value:.4g}", one.unit, one.aim] for one in figures)
+
+
+def show(figures: list[Figure]) -> None:
+    """Print the figures so far."""
+    table = Table("figure", "value", "aim", title="Cost of the operator")
+    for one in figures:
+        table.add_row(one.what, f"{one.value:.4g} {one.unit}", one.aim)
+    Console(width=110).print(table)
+
+
+def many_plans(count: int) -> Iterator[Figure]:
+    """Apply plans at once, let them wait for their pods, then suspend them."""
+    with cluster(nodes=2) as api, operator(api) as running:
+        began, cpu = time.monotonic(), running.cpu_seconds
+        for first in range(0, count, CHUNK):
+            api.kubectl("create", document=[plan(f"plan-{n}") for n in range(first, min(first + CHUNK, count))])
+        applied = time.monotonic() - began
+        until("a job for each plan", 1200, lambda: objects(api, "kubeflow.org/v1", "pytorchjobs") >= count)
+        what = f"{count} plans at once"
+        yield Figure(f"{what}: all applied", applied, "s", "")
+        yield Figure(f"{what}: each has its first job", time.monotonic() - began, "s", "60 s")
+        yield Figure(f"{what}: CPU until then", running.cpu_seconds - cpu, "s", "25 s")
+        yield Figure(
+            f"{what}: wait of a pass, p99", quantile(running, "trainwright_reconcile_wait_seconds", 0.99), "s", "5 s"
+        )
+        time.sleep(30)
+        cores, requests = rates(api, running)
+        yield Figure(f"{count} plans waiting for pods", cores, "cores", "0.2 cores")
+        yield Figure("requests of a waiting plan", requests / count, "a minute", "15 a minute")
+        yield Figure(f"{count} plans: largest memory", running.peak_bytes / 1e6, "MB", "250 MB")
+        names = [f"trainingplan/plan-{number}" for number in range(count)]
+        for first in range(0, count, CHUNK):
+            merge = ["--type=merge", "--patch", '{"spec":{"suspend":true}}']
+            api.kubectl("patch", "--namespace", NAMESPACE, *names[first : first + CHUNK], *merge)
+        until("no job", 1200, lambda: objects(api, "kubeflow.org/v1", "pytorchjobs") == 0)
+        time.sleep(30)
+        cores, requests = rates(api, running)
+        yield Figure(f"{count} plans at rest", cores, "cores", "0.02 cores")
+        yield Figure("largest memory at the end", running.peak_bytes / 1e6, "MB", "250 MB")
+
+
+def one_running_plan() -> Iterator[Figure]:
+    """Let a plan's first gang run."""
+    with cluster(nodes=2) as api, operator(api) as running:
+        api.kubectl("create", document=plan("plan"))
+        until("a job", 60, lambda: objects(api, "kubeflow.org/v1", "pytorchjobs") == 1)
+        (job,) = api.get("pytorchjobs", "--namespace", NAMESPACE)["items"]
+        names = make_pods(api, job)
+        until("placement", 60, lambda: not any(gates(api)))
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        for name in names:
+            state = {"running": {"startedAt": now}}
+            container = {
+                "name": "pytorch",
+                "image": "x",
+                "imageID": "",
+                "ready": True,
+                "restartCount": 0,
+                "state": state,
+            }
+            status = {"phase": "Running", "startTime": now, "containerStatuses": [container]}
+            patch_status(api, "pod", name, status)
+        time.sleep(15)
+        cores, requests = rates(api, running)
+        yield Figure("requests of a plan whose gang runs", requests, "a minute", "15 a minute")
+        yield Figure("a plan whose gang runs", cores, "cores", "")
+
+
+def many_nodes(count: int) -> Iterator[Figure]:
+    """Discover many nodes, of which a plan takes as many as it may."""
+    with cluster(nodes=count) as api, operator(api) as running:
+        cpu = running.cpu_seconds
+        began = time.monotonic()
+        api.kubectl("create", document=plan("plan", {"devices": {"max": 4096}}))
+        until("discovery", 300, lambda: condition(api, "NodesDiscovered") == "True")
+        yield Figure(f"{count} nodes discovered", time.monotonic() - began, "s", "5 s")
+        yield Figure(f"{count} nodes: CPU", running.cpu_seconds - cpu, "s", "")
+        yield Figure(f"{count} nodes: largest memory", running.peak_bytes / 1e6, "MB", "250 MB")
+        status = api.get("trainingplan", "plan", "--namespace", NAMESPACE)["status"]
+        yield Figure(f"{count} nodes: status", len(json.dumps(status)) / 1e3, "kB", "100 kB")
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[ApiServer]:
+    """Start an API server with the definitions, a namespace and nodes of two emulated devices each."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        api = real_api_server.start(folder, stack)
+        api.kubectl("create", document=[crd.crd_manifest(), real_api_server.pytorch_job_definition()])
+        for name in ("trainingplans.trainwright.dev", "pytorchjobs.kubeflow.org"):
+            api.establish(f"crd/{name}")
+        api.kubectl("create", "namespace", NAMESPACE)
+        for first in range(0, nodes, CHUNK):
+            api.kubectl("create", document=[node(n) for n in range(first, min(first + CHUNK, nodes))])
+        yield api
+
+
+@contextmanager
+def operator(api: ApiServer) -> Iterator[Operator]:
+    """Run the operator and wait until it holds its lease."""
+    ports = [free_port(), free_port()]
+    environment = os.environ | {
+        "KUBECONFIG": str(api.kubeconfig),
+        "TRAINWRIGHT_WORKER_IMAGE": "worker:test",
+        "TRAINWRIGHT_WATCH_NAMESPACES": NAMESPACE,
+        "TRAINWRIGHT_LEASE_NAMESPACE": NAMESPACE,
+        "TRAINWRIGHT_METRICS_PORT": str(ports[0]),
+        "TRAINWRIGHT_HEALTH_PORT": str(ports[1]),
+        "TRAINWRIGHT_LOG_LEVEL": "error",
+    }
+    process = subprocess.Popen([sys.executable, "-m", "trainwright_operator"], env=environment)
+    try:
+        until("the lease", 60, lambda: objects(api, "coordination.k8s.io/v1", "leases") == 1)
+        time.sleep(3)
+        yield Operator(process, ports[0])
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def plan(name: str, further: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a small TrainingPlan."""
+    sizes = {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}
+    spec = {"model": {"gpt": sizes}, "training": {"globalBatchSize": 8}} | (further or {})
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+
+
+def node(number: int) -> dict[str, Any]:
+    """Return a node with two emulated devices and labels as many as clouds set."""
+    labels = {f"example.com/label-{index}": "value" for index in range(20)}
+    labels |= {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
+    devices = {"nvidia.com/gpu": "2", "cpu": "8", "memory": "64Gi"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": f"node-{number:04}",
+            "labels": labels,
+            "annotations": {"trainwright.dev/emulation": json.dumps(EMULATION)},
+        },
+        "status": {"capacity": devices, "allocatable": devices, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def make_pods(api: ApiServer, job: dict[str, Any]) -> list[str]:
+    """Create the pods that the training operator would create for a PyTorchJob."""
+    names = []
+    for role, replicas in job["spec"]["pytorchReplicaSpecs"].items():
+        for index in range(replicas["replicas"]):
+            template = json.loads(json.dumps(replicas["template"]))
+            names.append(f"{job['metadata']['name']}-{role.lower()}-{index}")
+            template["metadata"] |= {"name": names[-1], "namespace": NAMESPACE}
+            template["metadata"]["labels"] |= {
+                "training.kubeflow.org/job-name": job["metadata"]["name"],
+                "training.kubeflow.org/replica-type": role.lower(),
+                "training.kubeflow.org/replica-index": str(index),
+            }
+            api.create({"apiVersion": "v1", "kind": "Pod", **template})
+    return names
+
+
+def patch_status(api: ApiServer, kind: str, name: str, status: dict[str, Any]) -> None:
+    """Write an object's status."""
+    where = ["--namespace", NAMESPACE, "--subresource", "status"]
+    api.kubectl("patch", kind, name, *where, "--type=merge", "--patch", json.dumps({"status": status}))
+
+
+def gates(api: ApiServer) -> list[Any]:
+    """Return the scheduling gates of each pod."""
+    return [pod["spec"].get("schedulingGates") for pod in api.get("pods", "--namespace", NAMESPACE)["items"]]
+
+
+def condition(api: ApiServer, kind: str) -> str:
+    """Return the status of a condition of the plan."""
+    conditions = api.get("trainingplan", "plan", "--namespace", NAMESPACE).get("status", {}).get("conditions", [])
+    return next((str(one["status"]) for one in conditions if one["type"] == kind), "Unknown")
+
+
+def objects(api: ApiServer, version: str, kind: str) -> int:
+    """Count the objects of a kind in the namespace, without reading them."""
+    page = json.loads(api.kubectl("get", "--raw", f"/apis/{version}/namespaces/{NAMESPACE}/{kind}?limit=1"))
+    return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0))
+
+
+def rates(api: ApiServer, running: Operator) -> tuple[float, float]:
+    """Return the operator's cores, and the API server's requests a minute, over a while in which nothing else asks."""
+    cpu, requests, began = running.cpu_seconds, request_count(api), time.monotonic()
+    time.sleep(WINDOW_SECONDS)
+    seconds = time.monotonic() - began
+    return (running.cpu_seconds - cpu) / seconds, (request_count(api) - requests) / seconds * 60
+
+
+def request_count(api: ApiServer) -> float:
+    """Return the number of requests so far, without watches, leases and logs."""
+    kinds = "trainingplans|pods|pytorchjobs|configmaps|nodes|events|resourceslices"
+    total = 0.0
+    for line in api.kubectl("get", "--raw", "/metrics").splitlines():
+        is_request = line.startswith("apiserver_request_total{") and not re.search(
+            'verb="WATCH"|subresource="log"', line
+        )
+        if is_request and re.search(rf'resource="({kinds})"', line):
+            total += float(line.rsplit(" ", 1)[1])
+    return total
+
+
+def quantile(running: Operator, metric: str, share: float) -> float:
+    """Return the upper bound of the histogram's bucket that holds the quantile; nan where there is no such metric."""
+    with socket.create_connection(("127.0.0.1", running.metrics_port)) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        text = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
+    buckets = [(float(edge), float(count)) for edge, count in re.findall(rf'{metric}_bucket{{le="(.+?)"}} (\S+)', text)]
+    return next((edge for edge, count in buckets if count >= share * buckets[-1][1]), float("nan"))
+
+
+def until(what: str, seconds: float, reached: Callable[[], bool]) -> None:
+    """Wait for something; fail after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.5)
+
+
+def free_port() -> int:
+    """Return a free port of loopback."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()
