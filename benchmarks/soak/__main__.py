@@ -299,7 +299,7 @@ def quantile(running: Operator, metric: str, share: float) -> float:
 
 
 def until(what: str, seconds: float, reached: Callable[[], bool]) -> None:
-    """Wait for something; fail after so many seconds."""
+    """Wait for something; fail when it takes longer."""
     deadline = time.monotonic() + seconds
     while not reached():
         if time.monotonic() > deadline:

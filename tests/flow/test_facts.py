@@ -104,10 +104,10 @@ def test_pod_lists_missing_config_maps_until_it_runs() -> None:
         {"name": "notes", "configMap": {"name": "notes", "optional": True}},
     ]
     raw["status"]["phase"] = "Pending"
-    assert object_facts.required_config_maps(raw) == ("p-order", "encoder")
-    assert object_facts.required_config_maps(raw | {"status": {"phase": "Running"}}) == ()
+    assert object_facts.pod_facts(raw).required_maps == ("p-order", "encoder")
+    assert object_facts.pod_facts(raw | {"status": {"phase": "Running"}}).required_maps == ()
     del raw["spec"]["nodeName"]
-    assert object_facts.required_config_maps(raw) == ()
+    assert object_facts.pod_facts(raw).required_maps == ()
 
 
 def test_resource_slices_yield_devices_with_product_and_memory() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from flow_api import Lists
 from flow_reports import parts_of
 from flow_world import World
 
@@ -28,7 +29,7 @@ MANY = 500
 CREATED = {"creationTimestamp": "2026-01-01T00:00:00Z"}
 
 
-class Kubelet:
+class Kubelet(Lists):
     """API server for a namespace with one pod, whose log it returns like a kubelet."""
 
     def __init__(self, order: TrialSeriesTask | TrialTask, phase: str, log: str) -> None:

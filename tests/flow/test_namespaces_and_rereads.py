@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from flow_api import Lists
 from flow_world import World
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +24,7 @@ from trainwright_operator.settings import Settings
 WITHIN_SECONDS = 15.0
 
 
-class Partly:
+class Partly(Lists):
     """API server with one plan in `team-b`, and no access to `gone` nor to all namespaces at once."""
 
     def __init__(self, refused: tuple[str, ...] = ("gone",), status: int = 403) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import pytest
+from flow_api import Lists
 
 from trainwright_operator.kube import node_cache as node_cache_module
 from trainwright_operator.kube.client import Api, ApiError
@@ -16,7 +17,7 @@ GPU = "nvidia.com/gpu"
 WITHIN_SECONDS = 15.0
 
 
-class Cluster:
+class Cluster(Lists):
     """Cluster with one node `alpha`; each read finds one more device occupied and calls `meanwhile`."""
 
     def __init__(self) -> None:
@@ -27,11 +28,11 @@ class Cluster:
         self.meanwhile: Callable[[], None] = lambda: None
         self.failing = False
 
-    async def list(self, _path: str) -> list[dict[str, Any]]:
-        self.nodes_read += 1
-        return [{"metadata": {"name": "alpha"}}]
-
     async def pages(self, path: str, **_query: str) -> AsyncIterator[list[dict[str, Any]]]:
+        if path.endswith("/nodes"):
+            self.nodes_read += 1
+            yield [{"metadata": {"name": "alpha"}}]
+            return
         self.paths.append(path)
         if self.refuses_all and path == "/api/v1/pods":
             raise ApiError(403, "pods is forbidden")

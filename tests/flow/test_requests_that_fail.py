@@ -83,7 +83,7 @@ def test_dry_run_tells_what_is_refused_from_what_is_invalid(status: int, reason:
 
     memory = ReadCache()
     applier = Applier(cast(Api, Answering()), SearchPool())
-    asyncio.run(applier.apply(World().snapshot().plan, [DryRunJob("key", {"kind": "PyTorchJob"})], memory))
+    asyncio.run(applier.apply(World().snapshot(), [DryRunJob("key", {"kind": "PyTorchJob"})], memory))
     assert memory.dry_run == DryRun("key", reason, "exceeded quota: count/pytorchjobs")
 
 

@@ -23,8 +23,11 @@ from trainwright_operator.flow.status_update import status_actions
 from trainwright_operator.flow.suspension import suspend
 
 PHASES: Final = tuple(one.PHASE for one in (acceptance, discovery, links, profiling, planning, trials, result))
-ACTIVE_REQUEUE_SECONDS = 2.0
-"""Requeue delay while something is in progress: about as often as a gang's progress changes."""
+ACTIVE_REQUEUE_SECONDS = 5.0
+"""Requeue delay while a gang runs: its progress is read from its log, of which no event tells."""
+_START_LOOK_SHARE = 0.2
+"""Share of a starting gang's age after which to look again: events tell of its pods, but not of deadlines."""
+_LONGEST_START_LOOK_SECONDS = 60.0
 IDLE_REQUEUE_SECONDS = 600.0
 """Requeue delay otherwise. The re-sync finds a changed spec or a deleted plan at the latest."""
 
@@ -62,7 +65,15 @@ def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
     if plan.spec is None or (plan.spec.suspend and not snapshot.jobs):
         return IDLE_REQUEUE_SECONDS
     seconds = patience.seconds_until_next_look(plan, now)
-    return ACTIVE_REQUEUE_SECONDS if seconds is None else seconds
+    return _seconds_until_change(snapshot, now) if seconds is None else seconds
+
+
+def _seconds_until_change(snapshot: Snapshot, now: datetime) -> float:
+    """Return seconds until a gang that starts or runs is to be looked at, without an event of its pods."""
+    if not snapshot.jobs or any(pod.phase == "Running" for pod in snapshot.pods):
+        return ACTIVE_REQUEUE_SECONDS
+    age = (now - max(job.created_at for job in snapshot.jobs)).total_seconds()
+    return min(max(_START_LOOK_SHARE * age, ACTIVE_REQUEUE_SECONDS), _LONGEST_START_LOOK_SECONDS)
 
 
 def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:

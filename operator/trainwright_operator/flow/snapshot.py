@@ -101,6 +101,8 @@ class PodFacts:
         node: bound node; empty before binding.
         log: end of the log; None where it was not read.
         missing_maps: mounted ConfigMaps that do not exist, while the pod does not start.
+        required_maps: ConfigMaps that the pod needs to start, while it is bound and has not started.
+        reports: whether its log holds the gang's report.
     """
 
     name: str
@@ -120,6 +122,8 @@ class PodFacts:
     containers: tuple[ContainerFacts, ...] = ()
     log: str | None = None
     missing_maps: tuple[str, ...] = ()
+    required_maps: tuple[str, ...] = ()
+    reports: bool = False
     uid: str = ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,9 @@ _LEASE_TIMEOUT_SECONDS = (2.0, 3.0)
 """Timeout of a renewal: two attempts fit into the time for which the last one lasts."""
 _LOG_THREADS = 16
 _PAGE = 500
+_JSON: Final = "application/json"
+_ANY: Final = {"Accept": "*/*"}
+_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class ApiError(Exception):
@@ -104,20 +107,40 @@ class Api:
 
     async def get_text(self, path: str, **query: str) -> str:
         """Read a pod's log with a short timeout and no retry."""
-        read = partial(TimedClient(self._no_retry_client, _LOG_TIMEOUT_SECONDS).request, "GET", path, None, query)
+        read = partial(TimedClient(self._no_retry_client, _LOG_TIMEOUT_SECONDS).request, "GET", path, None, query, _ANY)
         data = await asyncio.get_running_loop().run_in_executor(self._log_threads, read)
         return data.decode(errors="replace")
 
-    async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
+    async def list(self, path: str, **query: str) -> builtins.list[dict[str, Any]]:
         """List all items."""
-        return [item async for page in self.pages(path, **query) for item in page]
+        return (await self.list_with_version(path, **query))[0]
+
+    async def list_with_version(self, path: str, **query: str) -> tuple[builtins.list[dict[str, Any]], str]:
+        """List all items, and return the resource version of the list too."""
+        items: builtins.list[dict[str, Any]] = []
+        version = ""
+        async for page in self._pages(path, query):
+            items += page.get("items") or []
+            version = str(page.get("metadata", {}).get("resourceVersion", ""))
+        return items, version
+
+    async def list_metadata(self, path: str) -> builtins.list[dict[str, Any]]:
+        """List the metadata of all items."""
+        return [item async for page in self._pages(path, {}, {"Accept": _METADATA}) for item in page.get("items") or []]
 
     async def pages(self, path: str, **query: str) -> AsyncIterator[builtins.list[dict[str, Any]]]:
         """Iterate over all items by page, for lists too large for memory."""
+        async for page in self._pages(path, query):
+            yield page.get("items") or []
+
+    async def _pages(
+        self, path: str, query: dict[str, str], headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
         token = ""
         while True:
-            page = await self.get(path, limit=str(_PAGE), **({"continue": token} if token else {}), **query)
-            yield page.get("items") or []
+            asked = {"limit": str(_PAGE), **({"continue": token} if token else {}), **query}
+            page = json.loads(await self._request("GET", path, query=asked, headers=headers))
+            yield page
             token = page.get("metadata", {}).get("continue") or ""
             if not token:
                 return
@@ -129,7 +152,7 @@ class Api:
         return json.loads(await self._request("PUT", path, body=body))
 
     async def patch(self, path: str, body: Any, content_type: str) -> Any:
-        return json.loads(await self._request("PATCH", path, body=body, content_type=content_type))
+        return json.loads(await self._request("PATCH", path, body=body, headers={"Content-Type": content_type}))
 
     async def delete(self, path: str, uid: str = "") -> None:
         """Delete an object with all dependents; a missing one, or another of that name, is no error."""
@@ -147,10 +170,10 @@ class Api:
         *,
         body: Any = None,
         query: dict[str, str] | None = None,
-        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         send = self._read if method == "GET" else self._write
-        ask = partial(send, method, path, body, query or {}, content_type)
+        ask = partial(send, method, path, body, query or {}, headers)
         return await asyncio.get_running_loop().run_in_executor(None, ask)
 
     def _read(self, *request: Any) -> bytes:
@@ -175,15 +198,13 @@ class TimedClient:
     timeout: tuple[float, float]
 
     def request(
-        self, method: str, path: str, body: Any, query: dict[str, str], content_type: str = "application/json"
+        self, method: str, path: str, body: Any, query: dict[str, str], headers: Mapping[str, str] | None = None
     ) -> bytes:
         """Send a request and wait for its response in this thread."""
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        if method == "GET" and path.endswith("/log"):
-            headers["Accept"] = "*/*"
+        given = {"Accept": _JSON, "Content-Type": _JSON} | dict(headers or {})
         try:
             prepared = self.client.param_serialize(
-                method, path, query_params=list(query.items()), header_params=headers, body=body,
+                method, path, query_params=list(query.items()), header_params=given, body=body,
                 auth_settings=["BearerToken"],
             )  # fmt: skip
             response = self.client.call_api(*prepared, _request_timeout=self.timeout)

@@ -29,6 +29,12 @@ class _CachedUsage(NamedTuple):
     occupied: NodeUsage
 
 
+async def list_nodes(api: Api) -> tuple[NodeFacts, ...]:
+    """List all nodes with one page of objects in memory at a time: each has up to 40 kB, most of them images' names."""
+    pages = api.pages(client.core_path("nodes"))
+    return tuple([object_facts.node_facts(node) async for page in pages for node in page])
+
+
 class NodeCache:
     """Cache of the cluster's nodes and pods, with one reading at a time.
 
@@ -55,10 +61,8 @@ class NodeCache:
             if found is not None and clock() < found.until:
                 return found.occupied
             began, forgotten = clock(), self._forgotten
-            nodes, held = await asyncio.gather(
-                self._api.list(client.core_path("nodes")), self._used_devices(resource_name)
-            )
-            occupied = NodeUsage(tuple(object_facts.node_facts(node) for node in nodes), held)
+            nodes, held = await asyncio.gather(list_nodes(self._api), self._used_devices(resource_name))
+            occupied = NodeUsage(nodes, held)
             if self._forgotten == forgotten:
                 ended = clock()
                 self._cached[resource_name] = _CachedUsage(

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
-from trainwright_operator.flow.names import GANG_LABEL, ROLE_LABEL
+from trainwright_operator.flow.names import GANG_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
 from trainwright_operator.flow.scheduling import pinned_node
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
@@ -177,11 +177,13 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         started_at=_optional_time(status.get("startTime")),
         terminating="deletionTimestamp" in meta,
         containers=_containers(status),
+        required_maps=_required_config_maps(pod),
+        reports=RENDEZVOUS_LABEL in labels,
         uid=meta.get("uid", ""),
     )
 
 
-def required_config_maps(pod: dict[str, Any]) -> tuple[str, ...]:
+def _required_config_maps(pod: dict[str, Any]) -> tuple[str, ...]:
     """Return the ConfigMaps that a bound pending pod requires to start."""
     spec = pod["spec"]
     if not spec.get("nodeName") or (pod.get("status") or {}).get("phase", "Pending") != "Pending":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from trainwright_operator.flow.actions import Action, EmitEvent, PinPod, SetStatus
+from trainwright_operator.flow.actions import Action, DeletePlan, EmitEvent, PinPod, SetStatus
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, decide, is_finished, requeue_after_seconds
 from trainwright_operator.flow.quarantine import is_quarantined, released
 from trainwright_operator.flow.scheduling import is_gated
@@ -21,6 +21,7 @@ from trainwright_operator.kube.claim_registry import ClaimRegistry
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.isolation import BREAKS_BEFORE_QUARANTINE, VERSION, isolate
+from trainwright_operator.kube.object_cache import PlanKey, WatchEvent
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
 from trainwright_operator.metrics import Metrics
@@ -33,6 +34,10 @@ RESYNC_SECONDS = 30.0
 health check."""
 _IMMEDIATE_REQUEUE_SECONDS = 0.2
 """Requeue delay after a reconciliation with actions: most steps need no waiting."""
+_DEBOUNCE_SECONDS = 0.2
+"""Events of a gang's pods come together; one reconciliation is enough for them."""
+_KEEP_STORED_SECONDS = 15.0
+"""Requeue delay above which a plan's ConfigMaps are not kept in memory."""
 _MAX_BACKOFF_SECONDS = 30.0
 _PASSES_AT_ONCE = 8
 
@@ -46,13 +51,13 @@ class Reconciler:
         self._metrics = metrics
         self._liveness = pulse
         self._snapshot_reader = SnapshotReader(api, settings)
-        self._searches = SearchPool(settings.concurrent_searches)
+        self._searches = SearchPool(settings.concurrent_searches, self.wake_owner)
         metrics.observe_searches(self._searches.running, self._searches.waiting)
         self._applier = Applier(api, self._searches)
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._wake_events: dict[tuple[str, str], asyncio.Event] = {}
-        self._names: dict[str, tuple[str, str]] = {}
-        self._generations: dict[tuple[str, str], int] = {}
+        self._tasks: dict[PlanKey, asyncio.Task[None]] = {}
+        self._wake_events: dict[PlanKey, asyncio.Event] = {}
+        self._names: dict[str, PlanKey] = {}
+        self._generations: dict[PlanKey, int] = {}
         self._placement = asyncio.Lock()
         self._claims = ClaimRegistry()
         self._claims = ClaimRegistry()
@@ -68,6 +73,21 @@ class Reconciler:
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._run_plan(key), name=f"plan {namespace}/{name}")
 
+    def observe(self, event: WatchEvent) -> None:
+        """Keep what the watch tells of a plan or of its child, and requeue the plan."""
+        cache = self._snapshot_reader.cache
+        if event.is_listing:
+            cache.forget_all()
+        if isinstance(event.found, PlanFacts):
+            cache.observe_plan(event.found, deleted=event.deleted)
+            key = event.found.namespace, event.found.name
+            # A change of the status alone is this operator's own.
+            if event.deleted or self._generations.get(key) != event.found.generation:
+                self.wake(*key)
+        else:
+            cache.observe_child(event.owner, event.found, event.version, deleted=event.deleted)
+            self.wake_owner(event.owner)
+
     def wake_owner(self, uid: str) -> None:
         """Requeue the plan with that uid, if it is known."""
         if uid in self._names:
@@ -80,7 +100,7 @@ class Reconciler:
             for namespace in self._settings.namespaces or ("",):
                 # Handle failures by namespace: a deleted one must not hide the others' plans.
                 try:
-                    items = await self._api.list(client.plans_path(namespace))
+                    items = await self._api.list_metadata(client.plans_path(namespace))
                 except ApiError as error:
                     if told.get(namespace) != error.status:
                         logger.warning("listing the plans of %s failed: %s", namespace or "all namespaces", error)
@@ -101,9 +121,11 @@ class Reconciler:
         listed = {(one["metadata"]["namespace"], one["metadata"]["name"]): one["metadata"] for one in items}
         for key, meta in listed.items():
             if key not in self._tasks or self._generations.get(key) not in (None, meta.get("generation")):
+                self._snapshot_reader.cache.forget_plan(key)
                 self.wake(*key)
         for key in set(self._tasks).difference(listed):
             if namespace in ("", key[0]):
+                self._snapshot_reader.cache.forget_plan(key)
                 self.wake(*key)
 
     async def stop(self) -> None:
@@ -114,7 +136,7 @@ class Reconciler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_plan(self, key: tuple[str, str]) -> None:
+    async def _run_plan(self, key: PlanKey) -> None:
         """Reconcile until the plan is gone."""
         memory = ReadCache()
         uid = told = ""
@@ -123,8 +145,7 @@ class Reconciler:
             while True:
                 self._wake_events[key].clear()
                 try:
-                    async with self._passes:
-                        plan, pause = await self._reconcile_once(key, memory)
+                    plan, pause = await self._reconcile_once(key, memory)
                     failures, breaks, told = 0, 0, ""
                     if plan is None or (uid and plan.uid != uid):
                         if plan is not None:
@@ -135,7 +156,7 @@ class Reconciler:
                     self._generations[key] = plan.generation
                 except ApiError as error:
                     failures += 1
-                    pause = min(2.0**failures, _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+                    pause = min(2.0 ** min(failures, 10), _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                     level = logging.DEBUG if str(error) == told else logging.WARNING
                     logger.log(level, "plan %s/%s: %s; retrying in %.1f s", *key, error, pause)
                     told = str(error)
@@ -147,7 +168,7 @@ class Reconciler:
         finally:
             self._forget(key, uid)
 
-    async def _record_break(self, key: tuple[str, str], error: Exception, breaks: int) -> float:
+    async def _record_break(self, key: PlanKey, error: Exception, breaks: int) -> float:
         """Record a reconciliation that broke, and quarantine the plan after several in a row. Return the requeue delay."""
         logger.error("plan %s/%s: reconciliation failed", *key, exc_info=error)
         self._metrics.record_reconcile_error()
@@ -163,61 +184,79 @@ class Reconciler:
             self._claims.forget(plan.uid)
         return 0.0
 
-    def _forget(self, key: tuple[str, str], uid: str) -> None:
+    def _forget(self, key: PlanKey, uid: str) -> None:
         self._tasks.pop(key, None)
         self._names.pop(uid, None)
         self._generations.pop(key, None)
         self._searches.discard(uid)
         self._claims.forget(uid)
+        self._snapshot_reader.cache.forget_plan(key)
+        self._snapshot_reader.cache.forget_children(uid)
         self._wake_next(key, uid)
         self._metrics.forget(*key)
         if self._wake_events.pop(key).is_set():
             asyncio.get_running_loop().call_soon(self.wake, *key)
 
-    def _wake_next(self, key: tuple[str, str], uid: str) -> None:
+    def _wake_next(self, key: PlanKey, uid: str) -> None:
         """Wake the other plans that are next in the queue, if this one released a node."""
         self._claims.record_pass(key)
         for waiting in self._claims.plans_to_wake() - {uid}:
             self.wake_owner(waiting)
 
-    async def _pause(self, key: tuple[str, str], seconds: float) -> None:
+    async def _pause(self, key: PlanKey, seconds: float) -> None:
+        """Wait for an event, then for those that come with it; or until the requeue delay is over."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake_events[key].wait()
+                await asyncio.sleep(_DEBOUNCE_SECONDS)
         except TimeoutError:
             return
 
-    async def _reconcile_once(self, key: tuple[str, str], memory: ReadCache) -> tuple[PlanFacts | None, float]:
+    async def _reconcile_once(self, key: PlanKey, memory: ReadCache) -> tuple[PlanFacts | None, float]:
         """Reconcile once and return the plan as read, and seconds until the next reconciliation without an event."""
-        started, failing = time.monotonic(), memory.failing
+        due, failing = time.monotonic(), memory.failing
+        cache = self._snapshot_reader.cache
+        plan = None
         try:
-            plan = await self._snapshot_reader.plan(*key)
-            if plan is None:
-                return None, 0.0
-            plan = released(plan, VERSION)
-            if is_quarantined(plan):
-                self._metrics.record_status(plan, plan.status)
-                return plan, IDLE_REQUEUE_SECONDS
-            snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
-            if any(is_gated(pod) for pod in snapshot.pods):
-                async with self._placement:
+            async with self._passes:
+                started = time.monotonic()
+                self._metrics.record_wait(started - due)
+                plan = await self._snapshot_reader.plan(*key)
+                if plan is None:
+                    return None, 0.0
+                plan = released(plan, VERSION)
+                if is_quarantined(plan):
+                    self._metrics.record_status(plan, plan.status)
+                    return plan, IDLE_REQUEUE_SECONDS
+                snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
+                is_placing = any(is_gated(pod) for pod in snapshot.pods)
+                if not is_placing:
+                    pause = await self._decide_and_apply(snapshot, memory)
+            if is_placing:
+                # The lock before the slot: plans that wait for it must not keep the others from theirs.
+                async with self._placement, self._passes:
                     # Read again under the lock: two plans must never see the same devices as free. Logs do not affect
                     # placement.
                     facts = self._searches.facts(plan.uid)
                     snapshot = await self._snapshot_reader.snapshot(plan, memory, facts, known_pods=snapshot.pods)
-                    pause = await self._decide_and_apply(self._claims.with_claims(snapshot), memory)
-            else:
-                pause = await self._decide_and_apply(self._claims.with_claims(snapshot), memory)
-        except ApiError:
-            self._metrics.record_reconcile_error()
-            if memory.failing is failing:
-                memory.failing = None  # the snapshot failed, so refusals are unknown
+                    pause = await self._decide_and_apply(snapshot, memory)
+        except BaseException as error:
+            cache.forget_plan(key)
+            if plan is not None:
+                cache.forget_children(plan.uid)
+            if isinstance(error, ApiError):
+                self._metrics.record_reconcile_error()
+                if memory.failing is failing:
+                    memory.failing = None  # the snapshot failed, so refusals are unknown
             raise
+        if pause > _KEEP_STORED_SECONDS:
+            cache.drop_stored(plan.uid)
         self._metrics.record_reconcile(time.monotonic() - started)
         self._liveness.record_success()
         return plan, pause
 
     async def _decide_and_apply(self, snapshot: Snapshot, memory: ReadCache) -> float:
+        snapshot = self._claims.with_claims(snapshot)
         now = datetime.now(UTC)
         plan = snapshot.plan
         actions = decide(snapshot, now)
@@ -228,6 +267,11 @@ class Reconciler:
             if any(isinstance(action, PinPod) for action in actions):
                 self._claims.record_placement(plan.uid)
                 self._snapshot_reader.node_cache.invalidate()
+        cache = self._snapshot_reader.cache
+        if any(isinstance(action, SetStatus | DeletePlan) for action in actions):
+            cache.forget_plan((plan.namespace, plan.name))
+        if any(not isinstance(action, SetStatus | EmitEvent) for action in actions):
+            cache.forget_children(plan.uid)
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._metrics.record_status(plan, status)
         if is_finished(snapshot):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
@@ -19,9 +20,13 @@ _MAX_WORDS = 500
 
 
 class SearchPool:
-    """At most one search for each plan, `concurrent` at a time; answers are stored until discarded."""
+    """At most one search for each plan, `concurrent` at a time; answers are stored until discarded.
 
-    def __init__(self, concurrent: int = 1) -> None:
+    `on_change` is called with a plan's uid when its search starts to run and when it ends.
+    """
+
+    def __init__(self, concurrent: int = 1, on_change: Callable[[str], None] = lambda _: None) -> None:
+        self._on_change = on_change
         self._facts: dict[str, PlannerFacts] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._concurrent = concurrent
@@ -66,10 +71,12 @@ class SearchPool:
         async with self._slots:
             asked = replace(self._facts[uid], started_at=datetime.now(UTC))
             self._facts[uid] = asked
+            self._on_change(uid)
             state, text = await _run_search(request, self._concurrent)
         if self._facts.get(uid) is asked:
             answer, words = (text, "") if state is PlannerState.DONE else ("", text)
             self._facts[uid] = replace(asked, state=state, answer=answer, message=words)
+            self._on_change(uid)
 
 
 async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -11,12 +11,21 @@ from trainwright.worker_api import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.flow.decide import is_finished
 from trainwright_operator.flow.gangs.manifests import find_series_gangs
-from trainwright_operator.flow.names import PLAN_UID_LABEL, RENDEZVOUS_LABEL, Names
+from trainwright_operator.flow.names import PLAN_UID_LABEL, Names
 from trainwright_operator.flow.scheduling import is_gated
-from trainwright_operator.flow.snapshot import DryRun, PlanFacts, PlannerFacts, PodFacts, RequestFailure, Snapshot
+from trainwright_operator.flow.snapshot import (
+    DryRun,
+    PlanFacts,
+    PlannerFacts,
+    PodFacts,
+    RequestFailure,
+    Snapshot,
+    StoredConfigMap,
+)
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.node_cache import NodeCache
+from trainwright_operator.kube.node_cache import NodeCache, list_nodes
+from trainwright_operator.kube.object_cache import Children, ObjectCache, version_of
 from trainwright_operator.settings import Settings
 
 
@@ -48,16 +57,21 @@ class SnapshotReader:
     """Reader of snapshots.
 
     Attributes:
+        cache: to be told of events, and to forget what is written.
         node_cache: to be invalidated after pods are pinned.
     """
 
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api = api
         self._settings = settings
+        self.cache = ObjectCache()
         self.node_cache = NodeCache(api, settings.namespaces)
 
     async def plan(self, namespace: str, name: str) -> PlanFacts | None:
         """Return the current plan, or None where it is gone, being deleted or not readable."""
+        known = self.cache.plan((namespace, name))
+        if known is not None:
+            return known
         try:
             resource = await self._api.get(client.plan_path(namespace, name))
         except ApiError as error:
@@ -67,34 +81,55 @@ class SnapshotReader:
             raise
         if "deletionTimestamp" in resource["metadata"]:
             return None
-        return object_facts.plan_facts(resource, self._settings.worker_image)
+        plan = object_facts.plan_facts(resource, self._settings.worker_image)
+        self.cache.store_plan(plan)
+        return plan
 
     async def snapshot(
-        self, plan: PlanFacts, memory: ReadCache, planner: PlannerFacts, known_pods: Collection[PodFacts] = ()
+        self, plan: PlanFacts, memory: ReadCache, planner: PlannerFacts, known_pods: Collection[PodFacts] | None = None
     ) -> Snapshot:
-        """Read everything that a decision about this plan may depend on, reusing logs of unchanged `known_pods`."""
-        selector = f"{PLAN_UID_LABEL}={plan.uid}"
-        # Pods before jobs: a pod that is missing because its job has ended must find the job ended, too.
-        pods = await self._api.list(client.core_path("pods", plan.namespace), labelSelector=selector)
-        jobs, stored = await asyncio.gather(
-            self._jobs(plan.namespace, selector),
-            self._api.list(client.core_path("configmaps", plan.namespace), labelSelector=selector),
-        )
-        maps = tuple(object_facts.stored_config_map(config_map) for config_map in stored)
-        series = find_series_gangs(maps)
-        missing = await self._missing_maps(plan, pods, known={stored.name for stored in maps})
-        before = {pod.name: pod for pod in known_pods}
+        """Return everything that a decision about this plan may depend on.
+
+        With `known_pods` all is read anew, except for the logs of those that are unchanged.
+        """
+        children = self.cache.children(plan.uid) if known_pods is None else None
+        if children is None:
+            children = await self._list(plan)
+        elif children.stored is None:
+            children.stored = await self._stored(plan)
+        stored = children.stored or ()
+        pods = [children.pods[name] for name in sorted(children.pods)]
+        jobs = tuple(children.jobs[name] for name in sorted(children.jobs))
+        series = find_series_gangs(stored)
+        missing = await self._missing_maps(plan, pods, known={one.name for one in stored})
+        before = {pod.name: pod for pod in known_pods or ()}
         snapshot = Snapshot(
             plan=plan,
-            pods=tuple(await asyncio.gather(*(self._pod(plan, pod, series, missing, before) for pod in pods))),
-            jobs=tuple(object_facts.job_facts(job) for job in jobs),
-            stored=maps,
+            pods=tuple(await asyncio.gather(*(self._with_log(plan, pod, series, missing, before) for pod in pods))),
+            jobs=jobs,
+            stored=stored,
             refusals=dict(memory.refusals),
             dry_run=memory.dry_run,
             planner=planner,
             failing=memory.failing,
         )
         return await self._with_nodes(snapshot)
+
+    async def _list(self, plan: PlanFacts) -> Children:
+        selector = f"{PLAN_UID_LABEL}={plan.uid}"
+        # Pods before jobs: a pod that is missing because its job has ended must find the job ended, too.
+        pods, version = await self._api.list_with_version(
+            client.core_path("pods", plan.namespace), labelSelector=selector
+        )
+        jobs, stored = await asyncio.gather(self._jobs(plan.namespace, selector), self._stored(plan))
+        return self.cache.store_children(
+            plan.uid, map(object_facts.pod_facts, pods), map(object_facts.job_facts, jobs), stored, version_of(version)
+        )
+
+    async def _stored(self, plan: PlanFacts) -> tuple[StoredConfigMap, ...]:
+        selector = f"{PLAN_UID_LABEL}={plan.uid}"
+        found = await self._api.list(client.core_path("configmaps", plan.namespace), labelSelector=selector)
+        return tuple(map(object_facts.stored_config_map, found))
 
     async def _jobs(self, namespace: str, selector: str) -> list[dict[str, Any]]:
         try:
@@ -111,11 +146,9 @@ class SnapshotReader:
             return snapshot
         names = Names.of(snapshot.plan.name, snapshot.plan.uid, spec)
         if snapshot.find(names.discovery) is None:
-            nodes, slices = await asyncio.gather(self._api.list(client.core_path("nodes")), self._slices())
+            nodes, slices = await asyncio.gather(list_nodes(self._api), self._slices())
             devices = tuple(device for part in slices for device in object_facts.slice_devices(part))
-            return replace(
-                snapshot, nodes=tuple(object_facts.node_facts(node) for node in nodes), slice_devices=devices
-            )
+            return replace(snapshot, nodes=nodes, slice_devices=devices)
         if not needs_node_usage(snapshot):
             return snapshot
         occupied = await self.node_cache.usage(spec.devices.resource_name)
@@ -129,9 +162,7 @@ class SnapshotReader:
                 return []  # not served or not readable; labels are next
             raise
 
-    async def _missing_maps(
-        self, plan: PlanFacts, pods: list[dict[str, Any]], known: Collection[str]
-    ) -> frozenset[str]:
+    async def _missing_maps(self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str]) -> frozenset[str]:
         """Return missing ConfigMaps that block pods. Kubelets report them only in Events, which are not read."""
 
         async def is_missing(name: str) -> bool:
@@ -141,21 +172,20 @@ class SnapshotReader:
                 return error.is_missing
             return False
 
-        names = sorted({name for pod in pods for name in object_facts.required_config_maps(pod)}.difference(known))
+        names = sorted({name for pod in pods for name in pod.required_maps}.difference(known))
         found = await asyncio.gather(*(is_missing(name) for name in names))
         return frozenset(name for name, missing in zip(names, found, strict=True) if missing)
 
-    async def _pod(
+    async def _with_log(
         self,
         plan: PlanFacts,
-        pod: dict[str, Any],
+        pod: PodFacts,
         series: Collection[str],
         missing: Collection[str],
         before: Mapping[str, PodFacts],
     ) -> PodFacts:
-        lacking = tuple(name for name in object_facts.required_config_maps(pod) if name in missing)
-        found = replace(object_facts.pod_facts(pod), missing_maps=lacking)
-        if RENDEZVOUS_LABEL not in (pod["metadata"].get("labels") or {}) or found.phase in ("Pending", "Unknown"):
+        found = replace(pod, missing_maps=tuple(name for name in pod.required_maps if name in missing))
+        if not found.reports or found.phase in ("Pending", "Unknown"):
             return found
         old = before.get(found.name)
         if old is not None and replace(found, log=old.log) == old:

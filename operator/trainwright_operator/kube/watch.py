@@ -19,7 +19,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
@@ -28,10 +28,12 @@ from typing import Any
 import kopf
 from kopf._core.engines.peering import Identity
 
-from trainwright_operator.api import GROUP, PLURAL, VERSION
+from trainwright_operator.api import GROUP, KIND, PLURAL, VERSION
 from trainwright_operator.flow.names import PLAN_UID_LABEL
-from trainwright_operator.kube import client
+from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts
+from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.object_cache import WatchEvent, version_of
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.settings import Settings
 
@@ -70,7 +72,7 @@ class KopfWatch:
 
     async def _watch(self) -> None:
         tasks = await kopf.spawn_tasks(
-            registry=_registry(self._wake),
+            registry=_registry(self._observe, self._settings.worker_image),
             settings=kopf_settings(),
             standalone=True,  # the lease replaces peering
             # Set explicitly: kopf's default is the user's name, which an image's bare user id lacks.
@@ -96,33 +98,43 @@ class KopfWatch:
         else:
             self._ended.set_exception(RuntimeError(f"{type(failure).__name__}: {failure}"))
 
-    def _wake(self, namespace: str, name: str, uid: str) -> None:
-        """Pass an event from kopf's thread to the plans' loop: a plan by name, or a child's owner by uid."""
-        if uid:
-            self._loop.call_soon_threadsafe(self._reconciler.wake_owner, uid)
-        else:
-            self._loop.call_soon_threadsafe(self._reconciler.wake, namespace, name)
+    def _observe(self, event: WatchEvent) -> None:
+        """Pass an event from kopf's thread to the plans' loop."""
+        self._loop.call_soon_threadsafe(self._reconciler.observe, event)
 
 
-def _registry(call: Callable[[str, str, str], None]) -> kopf.OperatorRegistry:
-    """Return the registry with all handlers."""
+def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf.OperatorRegistry:
+    """Return the registry with all handlers, which convert objects in the thread of the watch."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     def login(**options: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**options) or kopf.login_with_kubeconfig(**options)
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def plan_changed(namespace: str | None, name: str | None, **_: Any) -> None:
-        if namespace and name:
-            call(namespace, name, "")
+    def handle(convert: Callable[[dict[str, Any]], PlanFacts | PodFacts | JobFacts]) -> Callable[..., Any]:
+        async def changed(body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's name
+            meta = body["metadata"]
+            observe(
+                WatchEvent(
+                    found=convert(dict(body)),
+                    owner=(meta.get("labels") or {}).get(PLAN_UID_LABEL, ""),
+                    version=version_of(meta.get("resourceVersion", "")),
+                    deleted=type == "DELETED" or (body.get("kind") == KIND and "deletionTimestamp" in meta),
+                    is_listing=type is None,
+                )
+            )
 
-    async def child_changed(labels: Mapping[str, str], **_: Any) -> None:
-        call("", "", labels[PLAN_UID_LABEL])
+        return changed
+
+    def plan_facts(body: dict[str, Any]) -> PlanFacts:
+        return object_facts.plan_facts(body, default_image)
 
     present = {PLAN_UID_LABEL: kopf.PRESENT}
-    kopf.on.event("kubeflow.org", "v1", "pytorchjobs", labels=present, id="job", registry=registry)(child_changed)
-    kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(child_changed)
+    kopf.on.event(GROUP, VERSION, PLURAL, id="plan", registry=registry)(handle(plan_facts))
+    kopf.on.event("kubeflow.org", "v1", "pytorchjobs", labels=present, id="job", registry=registry)(
+        handle(object_facts.job_facts)
+    )
+    kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(handle(object_facts.pod_facts))
     return registry
 
 

@@ -168,6 +168,7 @@ def _family(name: str) -> GaugeMetricFamily:
 _ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _PHASE_BUCKETS = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 14400)
 _PASS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_WAIT_BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 _Ended = tuple[str, datetime | None]
@@ -186,6 +187,7 @@ class Metrics:
             "trainwright_reconcile_errors", _help("trainwright_reconcile_errors_total"), registry=registry
         )
         self._durations = _histogram("trainwright_reconcile_duration_seconds", _PASS_BUCKETS, registry)
+        self._waits = _histogram("trainwright_reconcile_wait_seconds", _WAIT_BUCKETS, registry)
         self._last: Gauge | None = None
         self._leader = _gauge("trainwright_leader", registry)
         self._searches = _gauge("trainwright_searches", registry)
@@ -218,6 +220,10 @@ class Metrics:
         self._passes.inc()
         self._durations.observe(seconds)
         self.record_listing()
+
+    def record_wait(self, seconds: float) -> None:
+        """Record how long a reconciliation waited for its turn."""
+        self._waits.observe(seconds)
 
     def record_reconcile_error(self) -> None:
         """Record a failed reconciliation."""

@@ -72,6 +72,9 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
     "trainwright_reconcile_total": MetricDefinition(Kind.COUNTER, "Passes over a plan."),
     "trainwright_reconcile_errors_total": MetricDefinition(Kind.COUNTER, "Passes that ended with an error."),
     "trainwright_reconcile_duration_seconds": MetricDefinition(Kind.HISTOGRAM, "Seconds that a pass over a plan took."),
+    "trainwright_reconcile_wait_seconds": MetricDefinition(
+        Kind.HISTOGRAM, "Seconds that a pass over a plan waited for its turn."
+    ),
     "trainwright_last_reconcile_timestamp_seconds": MetricDefinition(
         Kind.GAUGE, "When a pass, or the listing of all plans, last succeeded (Unix time); absent before the first."
     ),

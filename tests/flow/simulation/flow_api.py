@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from trainwright_operator.kube.client import ApiError
 
 
-class MemoryApi:
+class Lists:
+    """Lists of a fake API server, all from its `list`."""
+
+    async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    async def list_with_version(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
+        return await self.list(path, **query), "1"
+
+    async def list_metadata(self, path: str) -> list[dict[str, Any]]:
+        return await self.list(path)
+
+    async def pages(self, path: str, **query: str) -> AsyncIterator[list[dict[str, Any]]]:
+        yield await self.list(path, **query)
+
+
+class MemoryApi(Lists):
     """Requests by path on stored objects; `refused`: status of the answer to every request, if any."""
 
     def __init__(self, objects: dict[str, dict[str, Any]]) -> None:

@@ -1,0 +1,140 @@
+"""Plans and their jobs and pods as the watches last told, so that a pass which changes nothing reads memory.
+
+Kopf's indexes are not used: they belong to the thread of the watch and tell neither an object's version nor whether they
+are complete. Here a plan's objects are listed once, then kept up by events. They are listed anew after every write for
+the plan, after the watch listed anew (it does not tell what was deleted meanwhile), and after a while in any case. Only
+what decisions need is kept, without raw objects.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts, StoredConfigMap
+
+PlanKey = tuple[str, str]
+MAX_AGE_SECONDS: Final = 300.0
+"""Age after which a plan's objects are listed again, should events have been lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """Event of a watch.
+
+    Attributes:
+        owner: uid of the plan.
+        version: resource version of the object.
+        is_listing: whether the watch listed the object, instead of telling a change.
+    """
+
+    found: PlanFacts | PodFacts | JobFacts
+    owner: str
+    version: int
+    deleted: bool
+    is_listing: bool
+
+
+@dataclass(slots=True)
+class Children:
+    """Jobs, pods and ConfigMaps of a plan.
+
+    Attributes:
+        version: resource version of the listing; events of older objects are ignored.
+        stored: None where it was dropped to save memory.
+    """
+
+    pods: dict[str, PodFacts]
+    jobs: dict[str, JobFacts]
+    stored: tuple[StoredConfigMap, ...] | None
+    version: int
+    listed_at: float
+    versions: dict[str, int] = field(default_factory=dict)
+
+
+class ObjectCache:
+    """Plans by key, and the children of each by uid."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._plans: dict[PlanKey, tuple[PlanFacts, float]] = {}
+        self._children: dict[str, Children] = {}
+
+    def plan(self, key: PlanKey) -> PlanFacts | None:
+        """Return the plan, or None where it has to be read."""
+        found = self._plans.get(key)
+        return found[0] if found is not None and self._is_recent(found[1]) else None
+
+    def store_plan(self, plan: PlanFacts) -> None:
+        """Keep a plan that was read."""
+        self._plans[plan.namespace, plan.name] = plan, self._clock()
+
+    def forget_plan(self, key: PlanKey) -> None:
+        """Drop a plan, so that it is read again."""
+        self._plans.pop(key, None)
+
+    def children(self, uid: str) -> Children | None:
+        """Return the plan's children, or None where they have to be listed."""
+        found = self._children.get(uid)
+        return found if found is not None and self._is_recent(found.listed_at) else None
+
+    def store_children(
+        self,
+        uid: str,
+        pods: Iterable[PodFacts],
+        jobs: Iterable[JobFacts],
+        stored: tuple[StoredConfigMap, ...],
+        version: int,
+    ) -> Children:
+        """Keep children that were listed; `version`: of the oldest listing."""
+        found = Children(
+            {pod.name: pod for pod in pods}, {job.name: job for job in jobs}, stored, version, self._clock()
+        )
+        self._children[uid] = found
+        return found
+
+    def forget_children(self, uid: str) -> None:
+        """Drop a plan's children, so that they are listed again."""
+        self._children.pop(uid, None)
+
+    def drop_stored(self, uid: str) -> None:
+        """Drop the plan's ConfigMaps, which are large, while nothing of it runs."""
+        if uid in self._children:
+            self._children[uid].stored = None
+
+    def forget_all(self) -> None:
+        """Drop everything: the watch listed anew."""
+        self._plans.clear()
+        self._children.clear()
+
+    def observe_child(self, uid: str, child: PodFacts | JobFacts, version: int, *, deleted: bool) -> None:
+        """Apply an event of a pod or job, unless it is older than what is known."""
+        children = self._children.get(uid)
+        if children is None or version <= children.versions.get(child.name, children.version):
+            return
+        children.versions[child.name] = version
+        if isinstance(child, PodFacts):
+            children.pods.pop(child.name, None)
+            children.pods |= {} if deleted else {child.name: child}
+        else:
+            children.jobs.pop(child.name, None)
+            children.jobs |= {} if deleted else {child.name: child}
+
+    def observe_plan(self, plan: PlanFacts, *, deleted: bool) -> None:
+        """Apply an event of a plan that was read before, unless it is older than what is known."""
+        key = plan.namespace, plan.name
+        known = self._plans.get(key)
+        if deleted:
+            self.forget_plan(key)
+        elif known is not None and version_of(known[0].resource_version) < version_of(plan.resource_version):
+            self._plans[key] = plan, known[1]
+
+    def _is_recent(self, since: float) -> bool:
+        return self._clock() - since < MAX_AGE_SECONDS
+
+
+def version_of(text: str) -> int:
+    """Return a resource version as a number, whose order Kubernetes guarantees since 1.35 and etcd always had; else -1."""
+    return int(text) if text.isdecimal() else -1
