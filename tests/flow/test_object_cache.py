@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from flow_world import START, World
 
-from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts
+from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts, StoredConfigMap
 from trainwright_operator.kube.object_cache import MAX_AGE_SECONDS, ObjectCache
 
 KEY = ("default", "demo")
@@ -112,3 +112,14 @@ def test_plan_follows_newer_events_alone() -> None:
     assert cache.plan(KEY) == version(plan, 6)
     cache.observe_plan(version(plan, 7), deleted=True)
     assert cache.plan(KEY) is None
+
+
+def test_written_config_maps_replace_those_of_their_name(cache: ObjectCache) -> None:
+    cache.observe_stored("uid", StoredConfigMap("b", "", "document", START, {}))
+    cache.observe_stored("uid", StoredConfigMap("a", "", "document", START, {}))
+    cache.observe_stored("uid", StoredConfigMap("b", "", "document", START, {"key": "value"}))
+    found = cache.children("uid")
+    assert found is not None
+    assert [(one.name, one.data) for one in found.stored or ()] == [("a", {}), ("b", {"key": "value"})]
+    cache.remove_stored("uid", "a")
+    assert [one.name for one in found.stored or ()] == ["b"]

@@ -21,6 +21,7 @@ from trainwright_operator.flow.actions import (
 from trainwright_operator.flow.snapshot import DryRun
 from trainwright_operator.kube.apply import Applier
 from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.object_cache import ObjectCache
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache
 
@@ -71,6 +72,7 @@ class Refusing:
     async def patch(self, path: str, body: Any, content_type: str) -> Any:
         assert path.endswith("/status")
         self.statuses += 1
+        return {"metadata": {"resourceVersion": "1"}, "status": body[-1]["value"]}
 
 
 @pytest.mark.parametrize(
@@ -82,14 +84,14 @@ def test_dry_run_tells_what_is_refused_from_what_is_invalid(status: int, reason:
             raise ApiError(status, "exceeded quota: count/pytorchjobs")
 
     memory = ReadCache()
-    applier = Applier(cast(Api, Answering()), SearchPool())
+    applier = Applier(cast(Api, Answering()), SearchPool(), ObjectCache())
     asyncio.run(applier.apply(World().snapshot(), [DryRunJob("key", {"kind": "PyTorchJob"})], memory))
     assert memory.dry_run == DryRun("key", reason, "exceeded quota: count/pytorchjobs")
 
 
 def test_status_is_written_when_an_earlier_action_fails() -> None:
     api, memory = Refusing(), ReadCache()
-    applier = Applier(cast(Api, api), SearchPool())
+    applier = Applier(cast(Api, api), SearchPool(), ObjectCache())
     todo: list[Action] = [
         CreateConfigMap("order", StoredRole.TASK, {}),
         DeleteConfigMap("other"),

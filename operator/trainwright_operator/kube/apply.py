@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from trainwright_operator.api import API_VERSION, KIND
+from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import EmitEvent
 from trainwright_operator.flow.gangs.manifests import child_labels, owner_reference
 from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
-from trainwright_operator.kube import client
+from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import JSON_PATCH, MERGE_PATCH, Api, ApiError
+from trainwright_operator.kube.object_cache import ObjectCache, version_of
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache
 
@@ -51,11 +54,12 @@ logger = logging.getLogger(__name__)
 
 
 class Applier:
-    """Applier of one reconciliation's actions to the cluster."""
+    """Applier of one reconciliation's actions to the cluster. The cache learns what was written."""
 
-    def __init__(self, api: Api, searches: SearchPool) -> None:
+    def __init__(self, api: Api, searches: SearchPool, cache: ObjectCache) -> None:
         self._api = api
         self._searches = searches
+        self._cache = cache
 
     async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> None:
         """Apply all actions in order, to no other objects than those of the snapshot.
@@ -89,26 +93,31 @@ class Applier:
             case a.CreateConfigMap():
                 if action.role is a.StoredRole.TASK:
                     memory.refusals.clear()  # a new task is a new attempt
-                await self._create(plan, client.core_path("configmaps", namespace), _config_map(plan, action))
+                made = await self._create(plan, client.core_path("configmaps", namespace), _config_map(plan, action))
+                self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.AnnotateConfigMap(name=name, annotations=annotations):
                 version = next((one.resource_version for one in snapshot.stored if one.name == name), "")
                 known = {"resourceVersion": version} if version else {}
                 body = {"metadata": {"annotations": dict(annotations), **known}}
-                await self._api.patch(f"{client.core_path('configmaps', namespace)}/{name}", body, MERGE_PATCH)
+                path = f"{client.core_path('configmaps', namespace)}/{name}"
+                made = await self._api.patch(path, body, MERGE_PATCH)
+                self._cache.observe_stored(plan.uid, object_facts.stored_config_map(made))
             case a.DeleteConfigMap(name=name):
                 await self._delete(client.core_path("configmaps", namespace), name, snapshot.stored)
+                self._cache.remove_stored(plan.uid, name)
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.DeleteJob(name=name):
                 await self._delete(client.jobs_path(namespace), name, snapshot.jobs)
+                self._cache.forget_children(plan.uid)  # the job, or pods of it, may stay for a while
             case a.PinPod(name=name, patch=patch):
-                await self._pin(namespace, name, patch, memory)
+                await self._pin(plan, name, patch, memory)
             case a.DryRunJob(key=key, manifest=manifest):
                 memory.dry_run = await self._dry_run(namespace, key, dict(manifest))
             case a.StartPlanner(request=request):
                 self._searches.start(plan.uid, request)
             case a.SetStatus(status=status):
-                await self._set_status(plan, status.dump())
+                await self._set_status(plan, status)
             case a.EmitEvent():
                 await self._emit(plan, action)
             case a.DeletePlan():
@@ -117,41 +126,45 @@ class Applier:
     async def _delete(self, path: str, name: str, known: Iterable[JobFacts | StoredConfigMap]) -> None:
         await self._api.delete(f"{path}/{name}", uid=next((one.uid for one in known if one.name == name), ""))
 
-    async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> None:
-        """Create a child. An existing one is accepted if this plan owns it, possibly from before a restart."""
+    async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Create and return a child. An existing one is accepted if this plan owns it, possibly from before a restart."""
         try:
-            await self._api.create(path, body)
+            made: dict[str, Any] = await self._api.create(path, body)
         except ApiError as error:
             if not error.is_conflict:
                 raise
-            found = await self._api.get(f"{path}/{body['metadata']['name']}")
-            owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or []}
+            made = await self._api.get(f"{path}/{body['metadata']['name']}")
+            owners = {owner["uid"] for owner in made["metadata"].get("ownerReferences") or []}
             if plan.uid not in owners:
                 raise ApiError(
                     409, f"{body['metadata']['name']} already exists with another owner; delete it"
                 ) from error
+        return made
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
         name = manifest["metadata"]["name"]
         try:
-            await self._create(plan, client.jobs_path(plan.namespace), manifest)
+            made = await self._create(plan, client.jobs_path(plan.namespace), manifest)
+            self._cache.observe_child(plan.uid, object_facts.job_facts(made), _version(made), deleted=False)
             memory.refusals.pop(name, None)
         except ApiError as error:
             if not error.is_refusal and not error.is_missing:
                 raise
             memory.refusals[name] = str(error)
 
-    async def _pin(self, namespace: str, name: str, patch: Sequence[Any], memory: ReadCache) -> None:
-        path = f"{client.core_path('pods', namespace)}/{name}"
+    async def _pin(self, plan: PlanFacts, name: str, patch: Sequence[Any], memory: ReadCache) -> None:
+        path = f"{client.core_path('pods', plan.namespace)}/{name}"
         try:
-            await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
+            made = await self._api.patch(path, [dict(operation) for operation in patch], JSON_PATCH)
+            self._cache.observe_child(plan.uid, object_facts.pod_facts(made), _version(made), deleted=False)
             memory.refusals.pop(name, None)
         except ApiError as error:
             # The pod or its gate is gone, as the next reconciliation sees, or a policy forbids the pin, as the refusal
             # reports.
             if not error.is_missing and not error.is_refusal:
                 raise
-            logger.warning("pod %s/%s was not assigned to its node: %s", namespace, name, error)
+            logger.warning("pod %s/%s was not assigned to its node: %s", plan.namespace, name, error)
+            self._cache.forget_children(plan.uid)
             memory.refusals[name] = str(error)
 
     async def _dry_run(self, namespace: str, key: str, manifest: dict[str, Any]) -> DryRun:
@@ -167,15 +180,17 @@ class Applier:
             raise
         return DryRun(key)
 
-    async def _set_status(self, plan: PlanFacts, status: dict[str, Any]) -> None:
+    async def _set_status(self, plan: PlanFacts, status: TrainingPlanStatus) -> None:
         """Write the whole status at once, unless the plan was changed or replaced since it was read."""
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": plan.uid},
             # Not a test, whose failure would be a 422: an older version than the stored one is a conflict.
             {"op": "add", "path": "/metadata/resourceVersion", "value": plan.resource_version},
-            {"op": "add", "path": "/status", "value": status},
+            {"op": "add", "path": "/status", "value": status.dump()},
         ]
-        await self._api.patch(f"{client.plan_path(plan.namespace, plan.name)}/status", patch, JSON_PATCH)
+        made = await self._api.patch(f"{client.plan_path(plan.namespace, plan.name)}/status", patch, JSON_PATCH)
+        written = TrainingPlanStatus.model_validate(made["status"])
+        self._cache.store_plan(replace(plan, status=written, resource_version=made["metadata"]["resourceVersion"]))
 
     async def _emit(self, plan: PlanFacts, event: a.EmitEvent) -> None:
         """Create an Event. A failure is only logged: Events are informative."""
@@ -185,6 +200,10 @@ class Applier:
             )
         except ApiError as error:
             logger.warning("cannot create an Event: %s", error)
+
+
+def _version(resource: dict[str, Any]) -> int:
+    return version_of(resource["metadata"].get("resourceVersion", ""))
 
 
 def _config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Plans and their jobs and pods as the watches last told, so that a pass which changes nothing reads memory.
 
 Kopf's indexes are not used: they belong to the thread of the watch and tell neither an object's version nor whether they
-are complete. Here a plan's objects are listed once, then kept up by events. They are listed anew after every write for
-the plan, after the watch listed anew (it does not tell what was deleted meanwhile), and after a while in any case. Only
-what decisions need is kept, without raw objects.
+are complete. Here a plan's objects are listed once, then kept up by events and by the answers to writes. They are listed
+anew after a failure, after the deletion of a job, after the watch listed anew (it does not tell what was deleted
+meanwhile), and after a while in any case. Only what decisions need is kept, without raw objects.
 """
 
 from __future__ import annotations
@@ -121,6 +121,19 @@ class ObjectCache:
         else:
             children.jobs.pop(child.name, None)
             children.jobs |= {} if deleted else {child.name: child}
+
+    def observe_stored(self, uid: str, stored: StoredConfigMap) -> None:
+        """Keep a ConfigMap that was written."""
+        children = self._children.get(uid)
+        if children is not None and children.stored is not None:
+            others = (one for one in children.stored if one.name != stored.name)
+            children.stored = tuple(sorted((*others, stored), key=lambda one: one.name))
+
+    def remove_stored(self, uid: str, name: str) -> None:
+        """Drop a ConfigMap that was deleted."""
+        children = self._children.get(uid)
+        if children is not None and children.stored is not None:
+            children.stored = tuple(one for one in children.stored if one.name != name)
 
     def observe_plan(self, plan: PlanFacts, *, deleted: bool) -> None:
         """Apply an event of a plan that was read before, unless it is older than what is known."""

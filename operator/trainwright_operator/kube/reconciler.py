@@ -53,7 +53,7 @@ class Reconciler:
         self._snapshot_reader = SnapshotReader(api, settings)
         self._searches = SearchPool(settings.concurrent_searches, self.wake_owner)
         metrics.observe_searches(self._searches.running, self._searches.waiting)
-        self._applier = Applier(api, self._searches)
+        self._applier = Applier(api, self._searches, self._snapshot_reader.cache)
         self._tasks: dict[PlanKey, asyncio.Task[None]] = {}
         self._wake_events: dict[PlanKey, asyncio.Event] = {}
         self._names: dict[str, PlanKey] = {}
@@ -267,11 +267,8 @@ class Reconciler:
             if any(isinstance(action, PinPod) for action in actions):
                 self._claims.record_placement(plan.uid)
                 self._snapshot_reader.node_cache.invalidate()
-        cache = self._snapshot_reader.cache
-        if any(isinstance(action, SetStatus | DeletePlan) for action in actions):
-            cache.forget_plan((plan.namespace, plan.name))
-        if any(not isinstance(action, SetStatus | EmitEvent) for action in actions):
-            cache.forget_children(plan.uid)
+        if any(isinstance(action, DeletePlan) for action in actions):
+            self._snapshot_reader.cache.forget_plan((plan.namespace, plan.name))
         status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._metrics.record_status(plan, status)
         if is_finished(snapshot):

@@ -23,10 +23,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import kopf
-from kopf._core.engines.peering import Identity
 
 from trainwright_operator.api import GROUP, KIND, PLURAL, VERSION
 from trainwright_operator.flow.names import PLAN_UID_LABEL
@@ -76,7 +75,7 @@ class KopfWatch:
             settings=kopf_settings(),
             standalone=True,  # the lease replaces peering
             # Set explicitly: kopf's default is the user's name, which an image's bare user id lacks.
-            identity=Identity(self._settings.identity),
+            identity=cast("Any", self._settings.identity),  # a string, whose type kopf does not export
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
             stop_flag=asyncio.wrap_future(self._stop),

@@ -52,6 +52,7 @@ class MemoryApi(Lists):
         target = self._find(path.removesuffix("/status"))
         self.writes.append(("patch", path))
         target["status"] = next(part["value"] for part in body if part["path"] == "/status")
+        target["metadata"]["resourceVersion"] = str(len(self.writes))
         return target
 
     async def delete(self, path: str, **query: str) -> None:
