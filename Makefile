@@ -14,7 +14,7 @@ RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import N
 # Gradients of plans against one process, checkpoints, profiles, trials, torchrun, all ends of a gang.
 SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py layer_bench.py gangs.py gang_failures.py)
 
-.PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trials lint lines format cluster-up cluster-status load generate docs
+.PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trials soak lint lines format cluster-up cluster-status load generate docs
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ bench-trials: venv  ## Predictions against the clock: plans of every search trie
 
 bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algorithms (BENCH=amp: only those)
 	$(PYTHON) benchmarks $(BENCH)
+
+soak: venv programs  ## What the operator costs with 1,000 plans and with 5,000 nodes, on a real API server (10 minutes)
+	PYTHONPATH=tests/support $(PYTHON) benchmarks/soak $(if $(WRITE),--write)
 
 lint: venv  ## Types, style, direction of the imports, commit subjects
 	$(PYTHON) -m ruff check .

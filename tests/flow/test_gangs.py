@@ -97,8 +97,14 @@ def test_pods_are_gated_and_unprivileged(role: str) -> None:
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["name"] == "pytorch"
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    assert container["resources"]["limits"] == container["resources"]["requests"] == {"nvidia.com/gpu": "2"}
-    assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert container["resources"]["requests"] == {"nvidia.com/gpu": "2", "cpu": "1000m", "memory": "4Gi"}
+    assert template["metadata"]["annotations"] == {
+        "sidecar.istio.io/inject": "false",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in spec["volumes"]
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert mounts[worker_api.TASK_PATH.rpartition("/")[0]] == "order"
     assert mounts["/dev/shm"] == "shared-memory"
@@ -107,6 +113,23 @@ def test_pods_are_gated_and_unprivileged(role: str) -> None:
         worker_api.NODE_NAME_VARIABLE,
         "spec.nodeName",
     )
+
+
+@pytest.mark.parametrize(
+    ("resources", "requests"),
+    [
+        ({}, {"cpu": "500m", "memory": "2Gi"}),
+        ({"limits": {"memory": "1Gi"}}, {"cpu": "500m"}),
+        ({"limits": {"memory": "9Gi"}, "requests": {"memory": "8Gi"}}, {"cpu": "500m", "memory": "8Gi"}),
+        ({"requests": {"cpu": "4"}}, {"cpu": "4", "memory": "2Gi"}),
+        ({"limits": "all of them"}, {"cpu": "500m", "memory": "2Gi"}),
+    ],
+)
+def test_default_requests_give_way_to_what_the_user_requests_or_limits(resources, requests) -> None:
+    template = {"spec": {"containers": [{"name": "pytorch", "resources": resources}]}}
+    (job,) = render(GangNode("a", (0,), "x"), template=template)
+    container = pod_of(job)["spec"]["containers"][0]
+    assert container["resources"]["requests"] == requests | {"nvidia.com/gpu": "1"}
 
 
 def test_pod_template_is_merged_without_overriding_required_fields() -> None:

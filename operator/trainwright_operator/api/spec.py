@@ -282,7 +282,8 @@ class PodTemplate(ApiModel):
     """Parts of a pod's spec, for example tolerations, volumes, imagePullSecrets, priorityClassName, serviceAccountName,
     runtimeClassName, hostNetwork. Objects are merged field by field, lists of named things by name, other lists are
     replaced; to the tolerations one for the taint named like devices.resourceName is added. An entry of containers called `pytorch` is merged into the worker's container (env, volumeMounts,
-    resources)."""
+    resources). Without one, it requests half a core and 2Gi of memory for each device and has no limits; /dev/shm holds 1Gi
+    for each device."""
 
 
 class WorkerSpec(ApiModel):

@@ -17,6 +17,17 @@ _TASK_FOLDER, _, TASK_FILE = worker_api.TASK_PATH.rpartition("/")
 _GRACE_SECONDS = 5
 """Short, because a worker has nothing to save and the next gang waits for its devices."""
 _NON_ROOT_USER = 65532
+_CPU_MILLICORES = 500
+_MEMORY_GIB = 2
+"""Requests a device, about what a worker's process takes before it has loaded anything large: a kubelet short of memory
+evicts pods without requests first. Without limits by default, since a model's initialisation may take much more."""
+_ANNOTATIONS: Final = {
+    # A side-car would occupy the pod's ports and outlive the worker: no rendezvous, and the job never ends.
+    "sidecar.istio.io/inject": "false",
+    # A measurement cannot be moved: the cluster autoscaler and Karpenter wait for its end, which a deadline bounds.
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
 
 
 def render(  # noqa: PLR0913 - each is a different fact of the pod
@@ -34,7 +45,7 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     The user's template may override anything except the task, devices, gate and restart policy.
     """
     merged = merge(
-        {"spec": _defaults(image=image, master=master)},
+        {"spec": _defaults(image=image, master=master, devices=devices, requests=_default_requests(template, devices))},
         {"spec": template.spec},
     )
     spec = merged["spec"]
@@ -47,14 +58,13 @@ def render(  # noqa: PLR0913 - each is a different fact of the pod
     return {
         "metadata": {
             "labels": {**template.metadata.labels, **labels},
-            # A side-car would occupy the pod's ports and outlive the worker: no rendezvous, and the job never ends.
-            "annotations": {"sidecar.istio.io/inject": "false", **template.metadata.annotations},
+            "annotations": {**_ANNOTATIONS, **template.metadata.annotations},
         },
         "spec": spec,
     }
 
 
-def _defaults(*, image: str, master: str) -> dict[str, Any]:
+def _defaults(*, image: str, master: str, devices: int, requests: dict[str, str]) -> dict[str, Any]:
     return {
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "enableServiceLinks": False,
@@ -72,10 +82,23 @@ def _defaults(*, image: str, master: str) -> dict[str, Any]:
                 "command": ["python", "-m", "trainwright_worker"],
                 "args": ["--master-addr", master, "--master-port", str(RENDEZVOUS_PORT)],
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "resources": {"requests": requests},
             }
         ],
-        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+        # Its content counts as the pod's memory; unlimited, it could take half of the node's.
+        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{devices}Gi"}}],
     }
+
+
+def _default_requests(template: PodTemplate, devices: int) -> dict[str, str]:
+    """Return the default requests, except of what the user limits: the API server then requests the limit."""
+    requests = {"cpu": f"{_CPU_MILLICORES * devices}m", "memory": f"{_MEMORY_GIB * devices}Gi"}
+    containers = template.spec.get("containers")
+    given = merge({"containers": [{"name": CONTAINER}]}, {"containers": containers})["containers"]
+    worker = next((one for one in given if one["name"] == CONTAINER), {}) if _is_named(given) else {}
+    resources = worker.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    return {name: amount for name, amount in requests.items() if not isinstance(limits, Mapping) or name not in limits}
 
 
 def _required(*, task_map: str, resource_name: str, devices: int) -> dict[str, Any]:
