@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
+import copy
 from dataclasses import replace
 
 import pytest
-from flow_harm import pass_with_kills
 from flow_world import World, node, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +16,14 @@ from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 NAMED = {"BestTrialSelected", "AllTrialsFailed", "Crashed", "MetricsUnavailable"}
 
 
-def small(per_gang: int = 1) -> World:
+def small(per_gang: int = 1, fault: str = "") -> World:
     """Return a world whose plan has its answer after few passes."""
     spec = spec_of(
-        search={"planner": "Amp", "limits": {"maxTensorDegree": 1}},
+        search={"planner": "Megatron", "limits": {"maxTensorDegree": 1}},
         trials={"topK": 1, "pendingDeadlineSeconds": 60, "perGang": per_gang},
     )
-    return World(spec=spec, nodes=(node("n1", devices=1), node("n2", devices=1)))
+    annotations = {"trainwright.dev/rehearse-fault": fault} if fault else {}
+    return World(spec=spec, nodes=(node("n1", devices=1), node("n2", devices=1)), annotations=annotations)
 
 
 def winner(world: World):
@@ -31,16 +31,34 @@ def winner(world: World):
     return found.trial, found.plan, found.measured_seconds
 
 
-@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 30), marks=pytest.mark.slow)], ids=["some", "more"])
-def test_operator_finds_same_winner_when_killed_between_any_two_actions(seeds: range) -> None:
-    undisturbed = small()
+@pytest.mark.parametrize(
+    ("per_gang", "fault"),
+    [
+        pytest.param(1, "", id="one by one"),
+        pytest.param(3, "", id="series"),
+        pytest.param(1, "baseline-2=crash", id="a trial crashes"),
+        pytest.param(3, "baseline-2=crash", id="a trial of a series crashes"),
+    ],
+)
+def test_operator_finds_same_winner_when_killed_before_any_action(per_gang: int, fault: str) -> None:
+    """A kill after the last action of a pass is one before the first of the next."""
+    undisturbed = small(per_gang, fault)
     expected = winner(undisturbed)
-    for seed in seeds:
-        world = small()
-        pass_with_kills(world, random.Random(seed), likely=0.3, passes=400)
-        assert winner(world) == expected, seed
-        assert sorted(world.created) == sorted(set(world.created)), f"seed {seed}: something was made twice"
-        assert sorted(world.created) == sorted(undisturbed.created), seed
+    world, boundaries = small(per_gang, fault), 0
+    while world.succeeded == "Unknown":
+        todo = world.decide()
+        for number in range(len(todo)):
+            killed = copy.deepcopy(world)
+            killed.apply(todo[:number])
+            killed.restart()
+            assert winner(killed) == expected, todo[number]
+            assert sorted(killed.created) == sorted(undisturbed.created), todo[number]
+            assert not killed.jobs
+            assert not [one.name for one in killed.stored.values() if one.role == StoredRole.TASK]
+            boundaries += 1
+        world.apply(todo)
+        world.pass_time(2.0)
+    assert boundaries > 50
 
 
 def test_actions_are_idempotent() -> None:
