@@ -15,7 +15,8 @@ settings.register_profile("nightly", max_examples=NIGHTLY_EXAMPLES, deadline=Non
 settings.register_profile("ci", max_examples=NIGHTLY_EXAMPLES // 4, deadline=None)
 
 
-def examples(count: int, **others: Any) -> settings:
-    """Return settings with `count` examples in the profile `nightly`, and with a quarter of them in `ci`."""
+def examples(count: int, quick: int | None = None, **others: Any) -> settings:
+    """Return settings with `count` examples in the profile `nightly`, else with `quick`, by default a quarter of them."""
     share = settings().max_examples / NIGHTLY_EXAMPLES
-    return settings(max_examples=max(min(count, FEWEST_EXAMPLES), round(count * share)), **others)
+    fewer = max(min(count, FEWEST_EXAMPLES), round(count * share)) if quick is None else quick
+    return settings(max_examples=count if share == 1 else fewer, **others)

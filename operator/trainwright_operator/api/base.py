@@ -5,7 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 VALIDATIONS: Final = "x-kubernetes-validations"
@@ -65,7 +74,15 @@ The whole numbers stand in the ConfigMaps."""
 Seconds = Annotated[int, Field(ge=1, le=604_800)]
 """A deadline: at least one second, at most a week."""
 
-Text = Annotated[str, Field(max_length=1024)]
+
+def cut_to(length: int) -> BeforeValidator:
+    """Return a validator that cuts texts: messages quote what came from outside, which may be of any length."""
+    return BeforeValidator(
+        lambda text: f"{text[: length - 1]}…" if isinstance(text, str) and len(text) > length else text
+    )
+
+
+Text = Annotated[str, cut_to(1024), Field(max_length=1024)]
 Name = Annotated[str, Field(max_length=253)]
 """The name of a Kubernetes object."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainwright_operator.api.base import StatusModel, Timestamp
+from trainwright_operator.api.base import StatusModel, Timestamp, cut_to
 
 
 class ConditionType(StrEnum):
@@ -47,5 +47,5 @@ class Condition(StatusModel):
     """When the status last changed."""
     reason: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$")]
     """Why, in one CamelCase word that programs can compare."""
-    message: Annotated[str, Field(max_length=4096)] = ""
+    message: Annotated[str, cut_to(4096), Field(max_length=4096)] = ""
     """Why, in a sentence for people."""

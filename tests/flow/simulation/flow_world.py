@@ -193,6 +193,8 @@ class World:
                     self.planner = PlannerFacts(PlannerState.DONE, request.key, self.now, search(request))
                 except NoFeasiblePlan as refusal:
                     self.planner = PlannerFacts(PlannerState.INFEASIBLE, request.key, self.now, message=str(refusal))
+                except ValueError as error:  # the search process ends with its traceback
+                    self.planner = PlannerFacts(PlannerState.FAILED, request.key, self.now, message=str(error))
             case a.SetStatus(status=status):
                 self.status = status
             case a.EmitEvent():
