@@ -95,7 +95,7 @@ def _default_requests(template: PodTemplate, devices: int) -> dict[str, str]:
     requests = {"cpu": f"{_CPU_MILLICORES * devices}m", "memory": f"{_MEMORY_GIB * devices}Gi"}
     containers = template.spec.get("containers")
     given = merge({"containers": [{"name": CONTAINER}]}, {"containers": containers})["containers"]
-    worker = next((one for one in given if one["name"] == CONTAINER), {}) if _is_named(given) else {}
+    worker: Mapping[str, Any] = next((one for one in given if one["name"] == CONTAINER), {}) if _is_named(given) else {}
     resources = worker.get("resources")
     limits = resources.get("limits") if isinstance(resources, Mapping) else None
     return {name: amount for name, amount in requests.items() if not isinstance(limits, Mapping) or name not in limits}
