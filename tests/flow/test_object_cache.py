@@ -123,3 +123,20 @@ def test_written_config_maps_replace_those_of_their_name(cache: ObjectCache) -> 
     assert [(one.name, one.data) for one in found.stored or ()] == [("a", {}), ("b", {"key": "value"})]
     cache.remove_stored("uid", "a")
     assert [one.name for one in found.stored or ()] == ["b"]
+
+
+def test_event_during_a_listing_is_not_lost(cache: ObjectCache) -> None:
+    cache.begin_listing("uid")
+    cache.observe_child("uid", pod(phase="Running"), 25, deleted=False)
+    cache.observe_child("uid", pod("gone"), 15, deleted=False)
+    cache.store_children("uid", [pod()], [], (), version=20)
+    assert phases(cache) == {"a": "Running"}
+
+
+@pytest.mark.parametrize(("told", "kept"), [(4, 5), (6, 6)])
+def test_event_during_a_reading_of_the_plan_is_not_lost(told: int, kept: int) -> None:
+    cache, plan = ObjectCache(), World().snapshot().plan
+    cache.begin_reading(KEY)
+    cache.observe_plan(version(plan, told), deleted=False)
+    assert cache.store_plan(version(plan, 5)) == version(plan, kept)
+    assert cache.plan(KEY) == version(plan, kept)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts, StoredConfigMap
 
@@ -35,6 +35,12 @@ class WatchEvent:
     version: int
     deleted: bool
     is_listing: bool
+
+
+class _ChildEvent(NamedTuple):
+    child: PodFacts | JobFacts
+    version: int
+    deleted: bool
 
 
 @dataclass(slots=True)
@@ -61,15 +67,26 @@ class ObjectCache:
         self._clock = clock
         self._plans: dict[PlanKey, tuple[PlanFacts, float]] = {}
         self._children: dict[str, Children] = {}
+        self._listing: dict[str, list[_ChildEvent]] = {}
+        self._reading: dict[PlanKey, PlanFacts | None] = {}
 
     def plan(self, key: PlanKey) -> PlanFacts | None:
         """Return the plan, or None where it has to be read."""
         found = self._plans.get(key)
         return found[0] if found is not None and self._is_recent(found[1]) else None
 
-    def store_plan(self, plan: PlanFacts) -> None:
-        """Keep a plan that was read."""
-        self._plans[plan.namespace, plan.name] = plan, self._clock()
+    def begin_reading(self, key: PlanKey) -> None:
+        """Note that a plan is being read: an event meanwhile may be newer than the answer."""
+        self._reading[key] = None
+
+    def store_plan(self, plan: PlanFacts) -> PlanFacts:
+        """Keep a plan that was read or written, and return it, or what an event told meanwhile if that is newer."""
+        key = plan.namespace, plan.name
+        told = self._reading.pop(key, None)
+        if told is not None and version_of(told.resource_version) > version_of(plan.resource_version):
+            plan = told
+        self._plans[key] = plan, self._clock()
+        return plan
 
     def forget_plan(self, key: PlanKey) -> None:
         """Drop a plan, so that it is read again."""
@@ -79,6 +96,10 @@ class ObjectCache:
         """Return the plan's children, or None where they have to be listed."""
         found = self._children.get(uid)
         return found if found is not None and self._is_recent(found.listed_at) else None
+
+    def begin_listing(self, uid: str) -> None:
+        """Note that a plan's children are being listed: events meanwhile may be newer than the lists."""
+        self._listing[uid] = []
 
     def store_children(
         self,
@@ -93,6 +114,8 @@ class ObjectCache:
             {pod.name: pod for pod in pods}, {job.name: job for job in jobs}, stored, version, self._clock()
         )
         self._children[uid] = found
+        for event in self._listing.pop(uid, ()):
+            self.observe_child(uid, event.child, event.version, deleted=event.deleted)
         return found
 
     def forget_children(self, uid: str) -> None:
@@ -111,6 +134,8 @@ class ObjectCache:
 
     def observe_child(self, uid: str, child: PodFacts | JobFacts, version: int, *, deleted: bool) -> None:
         """Apply an event of a pod or job, unless it is older than what is known."""
+        if uid in self._listing:
+            self._listing[uid].append(_ChildEvent(child, version, deleted))
         children = self._children.get(uid)
         if children is None or version <= children.versions.get(child.name, children.version):
             return
@@ -138,6 +163,8 @@ class ObjectCache:
     def observe_plan(self, plan: PlanFacts, *, deleted: bool) -> None:
         """Apply an event of a plan that was read before, unless it is older than what is known."""
         key = plan.namespace, plan.name
+        if key in self._reading and not deleted:
+            self._reading[key] = plan
         known = self._plans.get(key)
         if deleted:
             self.forget_plan(key)

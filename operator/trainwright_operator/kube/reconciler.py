@@ -60,7 +60,6 @@ class Reconciler:
         self._generations: dict[PlanKey, int] = {}
         self._placement = asyncio.Lock()
         self._claims = ClaimRegistry()
-        self._claims = ClaimRegistry()
         self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
         self._stopping = False
 
@@ -179,6 +178,7 @@ class Reconciler:
         except ApiError as refusal:
             logger.warning("plan %s/%s: cannot be quarantined: %s", *key, refusal)
             return _MAX_BACKOFF_SECONDS
+        self._snapshot_reader.cache.forget_plan(key)
         if plan is not None:
             self._searches.discard(plan.uid)
             self._claims.forget(plan.uid)

@@ -72,6 +72,7 @@ class SnapshotReader:
         known = self.cache.plan((namespace, name))
         if known is not None:
             return known
+        self.cache.begin_reading((namespace, name))
         try:
             resource = await self._api.get(client.plan_path(namespace, name))
         except ApiError as error:
@@ -81,9 +82,7 @@ class SnapshotReader:
             raise
         if "deletionTimestamp" in resource["metadata"]:
             return None
-        plan = object_facts.plan_facts(resource, self._settings.worker_image)
-        self.cache.store_plan(plan)
-        return plan
+        return self.cache.store_plan(object_facts.plan_facts(resource, self._settings.worker_image))
 
     async def snapshot(
         self, plan: PlanFacts, memory: ReadCache, planner: PlannerFacts, known_pods: Collection[PodFacts] | None = None
@@ -117,6 +116,7 @@ class SnapshotReader:
 
     async def _list(self, plan: PlanFacts) -> Children:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"
+        self.cache.begin_listing(plan.uid)
         # Pods before jobs: a pod that is missing because its job has ended must find the job ended, too.
         pods, version = await self._api.list_with_version(
             client.core_path("pods", plan.namespace), labelSelector=selector
