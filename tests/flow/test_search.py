@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flow_world import World
 
+from trainwright_operator.kube import search_pool
 from trainwright_operator.search_process import EXIT_OUT_OF_MEMORY, allowed_bytes
 
 MEBIBYTE = 1 << 20
@@ -49,6 +52,23 @@ def test_searches_share_the_memory_of_their_container(
     limit.write_text(text)
     assert allowed_bytes(limit, concurrent) == allowed
     assert allowed_bytes(tmp_path / "none", concurrent) is None
+
+
+def test_search_starts_once_the_system_has_room_for_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def start(*_: str, **__: Any) -> str:
+        if len(pauses) < 7:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return "process"
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    assert asyncio.run(search_pool._start_search(1)) == "process"
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
 
 
 def test_the_planning_deadline_survives_restarts_of_the_operator() -> None:
