@@ -193,3 +193,21 @@ def test_emulated_devices_are_limited_to_the_memory_of_their_node() -> None:
     (found,) = look(node("n")).accelerators
     assert found.emulation is not None
     assert found.emulation.memory_bytes == found.memory_bytes == 16384 * 2**20
+
+
+def test_devices_max_takes_nodes_without_devices_in_use_first() -> None:
+    world = World(spec=spec_of(devices={"max": 4}), others={"n1": 1, "n3": 2})
+    world.nodes = tuple(node(f"n{number}") for number in range(1, 5))
+    world.run(until=lambda: world.condition("NodesDiscovered").status == "True")
+    assert [one.name for one in world.status.cluster.nodes] == ["n2", "n4"]
+
+
+def test_cluster_with_more_devices_than_a_plan_may_use_is_refused_at_once() -> None:
+    world = World()
+    world.nodes = tuple(node(f"n{number:04}", devices=8) for number in range(513))
+    world.run()
+    found = world.condition("NodesDiscovered")
+    assert (found.status, found.reason) == ("False", "SpecInvalid")
+    assert "4104 usable devices" in found.message
+    assert "devices.max" in found.message
+    assert world.jobs == {}

@@ -148,7 +148,12 @@ class SnapshotReader:
         if snapshot.find(names.discovery) is None:
             nodes, slices = await asyncio.gather(list_nodes(self._api), self._slices())
             devices = tuple(device for part in slices for device in object_facts.slice_devices(part))
-            return replace(snapshot, nodes=nodes, slice_devices=devices)
+            found = replace(snapshot, nodes=nodes, slice_devices=devices)
+            if spec.devices.max is None:
+                return found
+            # With a limit, discovery takes the nodes that are free.
+            occupied = await self.node_cache.usage(spec.devices.resource_name)
+            return replace(found, used_devices=occupied.devices)
         if not needs_node_usage(snapshot):
             return snapshot
         occupied = await self.node_cache.usage(spec.devices.resource_name)

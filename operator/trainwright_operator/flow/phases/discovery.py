@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainwright import documents
-from trainwright.cluster import Accelerator, Node
+from trainwright.cluster import MAX_DEVICES, Accelerator, Node
 from trainwright.measurement.link_sampling import NodeLocation
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import DevicesSpec, Objective
@@ -50,6 +50,12 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
             unknown = [node for node in found.excluded if node.type_unknown]
             reason = Reason.UNKNOWN_ACCELERATOR if unknown else Reason.NO_USABLE_NODES
             return Waiting(explain(reason, what=_describe_excluded(found.excluded)), status=status, is_lacking=True)
+        if found.device_count > MAX_DEVICES:
+            what = (
+                f"spec.devices.max: the cluster has {found.device_count} usable devices, and a plan may use at most "
+                f"{MAX_DEVICES}; create a plan with devices.max, devices.products or devices.nodeSelector"
+            )
+            return Failed(explain(Reason.SPEC_INVALID, what=what), status=status)
         late = find_late_nodes(context.snapshot, spec.devices, spec.worker.pod_template.spec)
         since = waiting_since(context, Reason.WAITING_FOR_NODES)
         if late and (since is None or context.now - since < _SETTLING_TIME):
@@ -83,15 +89,20 @@ def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
 def inspect_nodes(
     snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any], topology_labels: Sequence[str] = ()
 ) -> DiscoveredDevices:
-    """Inspect all nodes in name order; `pod_spec`: the user's part of the workers' pods."""
+    """Inspect all nodes in name order, with devices.max those without a device in use first.
+
+    `pod_spec`: the user's part of the workers' pods.
+    """
     nodes: list[Node] = []
     places: list[NodeLocation] = []
     types: dict[str, DeviceType] = {}
     excluded: list[Excluded] = []
     remaining_devices = wanted.max
-    for facts in sorted(snapshot.nodes, key=lambda node: node.name):
+    slices = _slices_by_node(snapshot)
+    used = snapshot.used_devices if wanted.max is not None else {}
+    for facts in sorted(snapshot.nodes, key=lambda node: (used.get(node.name, 0) > 0, node.name)):
         try:
-            found = _inspect_node(facts, snapshot, wanted)
+            found = _inspect_node(facts, slices.get(facts.name, ()), wanted)
             _check_taints(facts, pod_spec, wanted.resource_name)
             _check_place(facts, found, types, wanted, remaining_devices)
         except NodeUnusable as unfit:
@@ -103,10 +114,16 @@ def inspect_nodes(
         remaining_devices = remaining_devices - devices if remaining_devices is not None else None
         nodes.append(Node(facts.name, found.name, devices))
         places.append(node_location(nodes[-1], facts, topology_labels))
-    used = {node.accelerator for node in nodes}
-    accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in used)
+    present = {node.accelerator for node in nodes}
+    accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in present)
     excluded.sort(key=lambda node: not node.has_devices)
-    return DiscoveredDevices(tuple(nodes), accelerators, tuple(excluded[:_MAX_SHOWN]), tuple(places))
+    in_order = sorted(zip(nodes, places, strict=True), key=lambda pair: pair[0].name)
+    return DiscoveredDevices(
+        tuple(node for node, _ in in_order),
+        accelerators,
+        tuple(excluded[:_MAX_SHOWN]),
+        tuple(place for _, place in in_order),
+    )
 
 
 def find_late_nodes(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any]) -> list[str]:
@@ -114,10 +131,7 @@ def find_late_nodes(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[s
 
     A node that restarts is not ready for a moment; one whose device plugin restarts offers no devices.
     """
-    slices: dict[str, list[SliceDevice]] = {}
-    for device in snapshot.slice_devices:
-        slices.setdefault(device.node, []).append(device)
-    late = []
+    slices, late = _slices_by_node(snapshot), []
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
         devices = facts.devices(wanted.resource_name)
         if facts.ready and devices:
@@ -125,7 +139,7 @@ def find_late_nodes(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[s
         allocatable = {**facts.allocatable, wanted.resource_name: str(devices or 1)}
         healthy = replace(facts, ready=True, allocatable=allocatable)
         try:
-            _inspect_node(healthy, replace(snapshot, slice_devices=tuple(slices.get(facts.name, ()))), wanted)
+            _inspect_node(healthy, slices.get(facts.name, ()), wanted)
             _check_taints(healthy, pod_spec, wanted.resource_name)
         except NodeUnusable:
             continue
@@ -133,7 +147,14 @@ def find_late_nodes(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[s
     return late
 
 
-def _inspect_node(node: NodeFacts, snapshot: Snapshot, wanted: DevicesSpec) -> DeviceType:
+def _slices_by_node(snapshot: Snapshot) -> Mapping[str, Sequence[SliceDevice]]:
+    slices: dict[str, list[SliceDevice]] = {}
+    for device in snapshot.slice_devices:
+        slices.setdefault(device.node, []).append(device)
+    return slices
+
+
+def _inspect_node(node: NodeFacts, slices: Sequence[SliceDevice], wanted: DevicesSpec) -> DeviceType:
     if node.devices(wanted.resource_name) == 0:
         raise NodeUnusable(f"it has no {wanted.resource_name}")
     if not node.ready:
@@ -143,7 +164,7 @@ def _inspect_node(node: NodeFacts, snapshot: Snapshot, wanted: DevicesSpec) -> D
     for key, value in wanted.node_selector.items():
         if node.labels.get(key) != value:
             raise NodeUnusable(f"it lacks the label {key}={value} of devices.nodeSelector")
-    found = device_type(node, snapshot.slice_devices)
+    found = device_type(node, slices)
     if wanted.products and found.name not in wanted.products:
         raise NodeUnusable(f"its devices are {found.name}, which devices.products does not list")
     return found
