@@ -32,9 +32,18 @@ def test_custom_model_is_profiled_planned_tried_and_answered(workbench, module_a
     assert abs(measured[0]["predictionError"]) < 0.15, measured
 
 
-def test_missing_module_is_named(workbench, module_and_plan) -> None:
+def test_plan_waits_for_its_missing_module_and_names_it(workbench, module_and_plan) -> None:
     module, plan = module_and_plan
-    resource = workbench.wait_finished(workbench.apply(plan), seconds=90)
-    found = next(one for one in resource["status"]["conditions"] if one["type"] == "Succeeded")
-    assert found["reason"] == "ContainerNotCreated"
+    name = workbench.apply(plan)
+    workbench.wait(
+        name, "ContainerNotCreated", lambda found: _succeeded(found).get("reason") == "ContainerNotCreated", 90
+    )
+    found = _succeeded(workbench.get(name))
+    assert found["status"] == "Unknown"
     assert f"it mounts {module['metadata']['name']}, but its namespace has no ConfigMap" in found["message"]
+
+
+def _succeeded(resource: dict[str, Any]) -> dict[str, Any]:
+    """Return the condition `Succeeded`, or nothing before the first status."""
+    conditions = resource.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == "Succeeded"), {})
