@@ -126,7 +126,9 @@ def _problem(request: PlanningRequest, model: str, tables: str) -> Problem:
         ),
         optimizer=_OPTIMIZERS[request.optimizer],
         runtime=documents.loads(request.runtime, Runtime, source="runtime"),
-        preference=Preference(request.tolerance),
+        preference=Preference(
+            request.tolerance, documents.loads(request.keep, Plan, source="running plan") if request.keep else None
+        ),
     )
 
 

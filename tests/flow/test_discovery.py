@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from flow_world import EMULATION, World, node, spec_of
 
-from trainwright_operator.api.spec import DevicesSpec
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Taint
 
@@ -26,7 +25,7 @@ def labelled(**labels: str) -> NodeFacts:
 
 def look(*nodes: NodeFacts, slices: tuple[SliceDevice, ...] = (), pod_spec: Any = None, **devices: object):
     snapshot = replace(World().snapshot(), nodes=nodes, slice_devices=slices)
-    return inspect_nodes(snapshot, DevicesSpec.model_validate(devices), pod_spec or {})
+    return inspect_nodes(snapshot, spec_of(devices=devices, worker={"podTemplate": {"spec": pod_spec or {}}}))
 
 
 def test_discovery_labels_give_type_and_memory_and_allocatable_gives_count() -> None:

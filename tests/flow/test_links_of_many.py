@@ -130,4 +130,4 @@ def test_report_length_is_near_its_estimate() -> None:
 
 
 def discovered(world: World) -> DiscoveredDevices:
-    return inspect_nodes(world.snapshot(), world.spec.devices, {}, (RACK,))
+    return inspect_nodes(world.snapshot(), world.spec)

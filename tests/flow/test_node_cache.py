@@ -28,6 +28,9 @@ class Cluster(Lists):
         self.meanwhile: Callable[[], None] = lambda: None
         self.failing = False
 
+    async def list(self, path: str, **_query: str) -> list[dict[str, Any]]:
+        raise ApiError(404, f"{path}: no ResourceSlices are served")
+
     async def pages(self, path: str, **_query: str) -> AsyncIterator[list[dict[str, Any]]]:
         if path.endswith("/nodes"):
             self.nodes_read += 1
@@ -60,7 +63,7 @@ def test_waiting_plans_share_one_read() -> None:
     async def told(occupancy: NodeCache, _: Cluster) -> None:
         found = await asyncio.gather(*(occupancy.usage(GPU) for _ in range(50)))
         assert {one.devices["alpha"] for one in found} == {1}
-        assert [node.name for node in found[-1].nodes] == ["alpha"]
+        assert [node.name for node in found[-1].inventory.nodes] == ["alpha"]
 
     cluster = story(told)
     assert (cluster.nodes_read, cluster.pods_read) == (1, 1)

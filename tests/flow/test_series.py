@@ -119,7 +119,7 @@ def plan_on(*devices: Device) -> Plan:
 def test_gang_holds_the_devices_of_all_its_trials() -> None:
     world = World(nodes=(node("n1"), node("n2"), node("n3", "emulated-t4")))
     context = ReconcileContext(world.snapshot(), world.now)
-    discovery = inspect_nodes(world.snapshot(), world.spec.devices, {})
+    discovery = inspect_nodes(world.snapshot(), world.spec)
     devices = [(Device("n2", 1), Device("n1", 0)), (Device("n2", 0), Device("n3", 1))]
     trials = [
         PlannedTrial(f"candidate-{rank}", Role.CANDIDATE, False, rank, rank, 1.0, 1, "", plan_on(*used))

@@ -295,6 +295,13 @@ class WorkerSpec(ApiModel):
     """What is merged into every worker pod."""
 
 
+class Replan(StrEnum):
+    """Occasion on which a plan is made anew without an edit of its spec."""
+
+    NEVER = "Never"
+    ON_CLUSTER_CHANGE = "OnClusterChange"
+
+
 class TrainingPlanSpec(ApiModel):
     """The question: this model, trained like this, on these devices: which plan is fastest?"""
 
@@ -330,6 +337,14 @@ class TrainingPlanSpec(ApiModel):
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
     """Plans that want the same nodes get them in the order of priority, the highest first; among equals, first come, first
     served. What runs already is not stopped for it."""
+    replan: Replan = Replan.NEVER
+    """When a plan is made anew without an edit: Never, or OnClusterChange, when nodes come, go, or change their type or number
+    of devices, also after the plan succeeded. The plan before stays in status.winner until there is another, and among plans
+    that are alike the one that moves least of its state is preferred. With Never too, nodes that go while a plan is under way
+    are planned without."""
+    settling_seconds: Annotated[int, Field(ge=1, le=86_400)] = 120
+    """How long nodes have to stay gone, changed or new before that counts: nodes restart, and several come one after
+    another. A plan that begins waits as long for nodes that are not ready yet."""
     suspend: bool = False
     """Stop all work and free the devices; what was measured is kept, and false goes on from there."""
     wait_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None

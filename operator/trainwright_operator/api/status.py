@@ -103,6 +103,15 @@ class ExcludedNode(StatusModel):
     """Why it is left out, and what would bring it in."""
 
 
+class ClusterChange(StatusModel):
+    """A change of the nodes that the plan does not reckon with yet."""
+
+    what: Text
+    """Which nodes are gone, changed or new."""
+    since: Timestamp
+    """Since when it has been so. After spec.settlingSeconds the plan goes on with the nodes as they are then."""
+
+
 MOST_NODES = 1024
 """More are not shown: the API server would refuse the status."""
 
@@ -124,6 +133,11 @@ class ClusterStatus(StatusModel):
     """Types of devices."""
     excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
     """Nodes that are left out, each with the reason; the first 256 where they are more."""
+    revision: Annotated[int, Field(ge=1)] = 1
+    """How often the nodes were taken stock of: 1 at first, one more each time that nodes changed and the plan went on with
+    others."""
+    change: ClusterChange | None = None
+    """A change of the nodes that may pass; absent where they are as above."""
 
 
 class LinksStatus(StatusModel):
@@ -214,6 +228,9 @@ class Winner(StatusModel):
     """Price of training on one sample, by devices.pricesPerHour and the measured (or else predicted) seconds."""
     emulated: bool = False
     """Whether the times involve devices whose speed is emulated."""
+    revision: Annotated[int, Field(ge=1)] = 1
+    """The value of status.cluster.revision that it was found at. While that is higher, nodes have changed since, and the plan
+    is being made anew."""
     plan: Annotated[dict[str, Any], Field(json_schema_extra=opaque())]
     """The plan document, complete: save it to a file and start it again by hand."""
 

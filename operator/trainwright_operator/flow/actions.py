@@ -82,6 +82,7 @@ class PlanningRequest:
         effort: as in `SearchControl`.
         chooses_format: whether the number format is the search's choice; `model` and `profiles` are of the first of them,
             `further_models` and `further_profiles` of the others.
+        keep: plan that runs now; empty if there is none.
         budget_seconds: time after which the search returns its best plans so far.
     """
 
@@ -103,6 +104,7 @@ class PlanningRequest:
     chooses_format: bool = False
     further_models: tuple[str, ...] = ()
     further_profiles: tuple[str, ...] = ()
+    keep: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,28 @@ from typing import Final
 
 from trainwright import documents
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.spec import Replan
 from trainwright_operator.flow import patience
 from trainwright_operator.flow.actions import Action, DeleteConfigMap, DeleteJob, DeletePlan, StoredRole
 from trainwright_operator.flow.phase import Done, Failed, Findings, ReconcileContext, Step, Waiting
-from trainwright_operator.flow.phases import acceptance, discovery, links, planning, profiling, result, trials
+from trainwright_operator.flow.phases import (
+    acceptance,
+    discovery,
+    links,
+    node_changes,
+    planning,
+    profiling,
+    result,
+    trials,
+)
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import Snapshot
 from trainwright_operator.flow.status_update import status_actions
 from trainwright_operator.flow.suspension import suspend
 
-PHASES: Final = tuple(one.PHASE for one in (acceptance, discovery, links, profiling, planning, trials, result))
+PHASES: Final = tuple(
+    one.PHASE for one in (acceptance, discovery, node_changes, links, profiling, planning, trials, result)
+)
 ACTIVE_REQUEUE_SECONDS = 5.0
 """Requeue delay while a gang runs: its progress is read from its log, of which no event tells."""
 _START_LOOK_SHARE = 0.2
@@ -31,6 +43,9 @@ _LONGEST_START_LOOK_SECONDS = 60.0
 IDLE_REQUEUE_SECONDS = 600.0
 """Requeue delay otherwise. The re-sync finds a changed spec or a deleted plan at the latest."""
 
+WATCH_REQUEUE_SECONDS = 60.0
+"""Requeue delay of a plan that has its answer and is made anew when nodes change."""
+
 
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     """Return the actions to apply now, in order. Idempotent."""
@@ -38,7 +53,7 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     if is_finished(snapshot):
         seconds = _seconds_until_expiry(snapshot, now)
         expiry = [DeletePlan()] if seconds is not None and seconds <= 0 else []
-        return [*_deletions(context, frozenset()), *expiry]
+        return [*_deletions(context, frozenset()), *expiry, *node_changes.replan(context)]
     steps = suspend(context) if context.is_suspended else _run_phases(context)
     actions = [action for step in steps for action in step.result.actions]
     last = steps[-1].result
@@ -47,13 +62,17 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
 
 
 def is_finished(snapshot: Snapshot) -> bool:
-    """Return whether the plan has its answer for the current spec."""
-    return any(
+    """Return whether the plan has its answer for the current spec and the last discovery."""
+    plan = snapshot.plan
+    is_answered = any(
         condition.type is ConditionType.SUCCEEDED
         and condition.status != "Unknown"
-        and condition.observed_generation == snapshot.plan.generation
-        for condition in snapshot.plan.status.conditions
+        and condition.observed_generation == plan.generation
+        for condition in plan.status.conditions
     )
+    if not is_answered or plan.spec is None or plan.status.cluster is None:
+        return is_answered
+    return plan.status.cluster.revision == snapshot.names(plan.spec).revision
 
 
 def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
@@ -61,7 +80,9 @@ def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
     plan = snapshot.plan
     if is_finished(snapshot):
         seconds = _seconds_until_expiry(snapshot, now)
-        return IDLE_REQUEUE_SECONDS if seconds is None else min(max(seconds, 1.0), IDLE_REQUEUE_SECONDS)
+        watches = plan.spec is not None and plan.spec.replan is Replan.ON_CLUSTER_CHANGE
+        longest = WATCH_REQUEUE_SECONDS if watches else IDLE_REQUEUE_SECONDS
+        return longest if seconds is None else min(max(seconds, 1.0), longest)
     if plan.spec is None or (plan.spec.suspend and not snapshot.jobs):
         return IDLE_REQUEUE_SECONDS
     seconds = patience.seconds_until_next_look(plan, now)

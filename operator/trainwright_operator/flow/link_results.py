@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import Final
 
-from trainwright.cluster import Cluster, Link
+from trainwright.cluster import Cluster, Link, Node
 from trainwright.measurement.collective_check import (
     CollectiveCheck,
     check_collectives,
@@ -149,6 +149,22 @@ def _format_collective_check(check: CollectiveCheck) -> str:
     return (
         f"mean prediction error over {check.count} collectives {check.mean_error:.0%}, largest "
         f"({check.worst.error:+.0%}) for {worst.collective} of {worst.message_bytes} bytes on {len(worst.members)} devices"
+    )
+
+
+@lru_cache(maxsize=16)
+def report_of_nodes(report: LinkReport, nodes: tuple[Node, ...]) -> LinkReport | None:
+    """Return the part of a report that is about these nodes, or None where it lacks one of their links."""
+    names = {node.name for node in nodes}
+    links = tuple(link for link in report.links if link.source in names and link.target in names)
+    wanted = {pair for pair in product(names, repeat=2) if pair[0] != pair[1]}
+    wanted |= {(node.name, node.name) for node in nodes if node.devices > 1}
+    if not wanted <= _by_edge(links).keys():
+        return None
+    return LinkReport(
+        links,
+        tuple(one for one in report.collectives if names.issuperset(device.node for device in one.members)),
+        tuple(one for one in report.overlaps if one.node in names),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ _PLAN_PART_LENGTH: Final = 26
 _IDENTITY_LENGTH: Final = 8
 _NON_IDENTITY_FIELDS: Any = {
     "priority": True,
+    "replan": True,
+    "settling_seconds": True,
     "suspend": True,
     "ttl_seconds_after_finished": True,
     "wait_deadline_seconds": True,
@@ -58,9 +61,16 @@ _NON_IDENTITY_FIELDS: Any = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of one plan's children; `base` is short, starts with a letter and is unique for each plan and identity."""
+    """Names of one plan's children; `base` is short, starts with a letter and is unique for each plan and identity.
+
+    Attributes:
+        revision: number of the discovery that the children belong to, from 1.
+        first_base: base of the first revision, which the discoveries of all revisions are named after.
+    """
 
     base: str
+    revision: int = 1
+    first_base: str = ""
 
     @classmethod
     def of(cls, plan_name: str, plan_uid: str, spec: TrainingPlanSpec) -> Names:
@@ -72,11 +82,25 @@ class Names:
         elif spec.training.dtype == AUTO:
             asked["training"]["dtype"] = AUTO
         question = json.dumps({name: part for name, part in asked.items() if part or name not in _NON_IDENTITY_FIELDS})
-        identity = hashlib.sha256(f"{plan_uid}\n{question}".encode()).hexdigest()[:_IDENTITY_LENGTH]
+        identity = _identity(f"{plan_uid}\n{question}")
         part = re.sub(r"[^a-z0-9]+", "-", plan_name.lower()).strip("-")[:_PLAN_PART_LENGTH].strip("-")
         if not part[:1].isalpha():
             part = f"p{part}"[:_PLAN_PART_LENGTH]
-        return cls(f"{part}-{identity}")
+        base = f"{part}-{identity}"
+        return cls(base, first_base=base)
+
+    def at_revision(self, number: int) -> Names:
+        """Return the names of the children of another revision."""
+        if number == 1:
+            return Names(self.first_base, first_base=self.first_base)
+        part = self.first_base.rpartition("-")[0]
+        return Names(f"{part}-{_identity(f'{self.first_base} {number}')}", number, self.first_base)
+
+    def at_present(self, stored: Iterable[str]) -> Names:
+        """Return the names of the present revision, the last one whose discovery is among the stored ConfigMaps."""
+        prefix = f"{self.first_base}-discovery-"
+        numbers = (name.removeprefix(prefix) for name in stored if name.startswith(prefix))
+        return self.at_revision(max((int(number) for number in numbers if number.isdecimal()), default=1))
 
     def child(self, suffix: str) -> str:
         """Return the name of a child."""
@@ -107,7 +131,8 @@ class Names:
 
     @property
     def discovery(self) -> str:
-        return self.child("discovery")
+        name = f"{self.first_base}-discovery"
+        return name if self.revision == 1 else f"{name}-{self.revision}"
 
     @property
     def cluster(self) -> str:
@@ -124,3 +149,7 @@ class Names:
     def candidates(self, top_k: int) -> str:
         """Return the name of the ConfigMap with the candidates, which depend on topK."""
         return self.child(f"candidates-{top_k}")
+
+
+def _identity(question: str) -> str:
+    return hashlib.sha256(question.encode()).hexdigest()[:_IDENTITY_LENGTH]

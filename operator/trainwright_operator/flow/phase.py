@@ -52,7 +52,7 @@ class ReconcileContext:
 
     @cached_property
     def names(self) -> Names:
-        return Names.of(self.plan.name, self.plan.uid, self.spec)
+        return self.snapshot.names(self.spec)
 
     def condition(self, condition: ConditionType) -> Condition | None:
         """Return the condition as of the last reconciliation."""

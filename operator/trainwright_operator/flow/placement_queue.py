@@ -21,7 +21,6 @@ from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs.manifests import assigned_pods, job_shapes
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
-from trainwright_operator.flow.names import Names
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
 
 
@@ -30,7 +29,7 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
     plan = snapshot.plan
     if plan.spec is None:
         return ()
-    names = Names.of(plan.name, plan.uid, plan.spec)
+    names = snapshot.names(plan.spec)
     claims = []
     for stored in snapshot.stored:
         if stored.role != StoredRole.TASK or stored.terminating or not names.owns(stored.name):

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     # NodesDiscovered
     DISCOVERED = "Discovered"
     WAITING_FOR_NODES = "WaitingForNodes"
+    NODES_CHANGED = "NodesChanged"
     NO_USABLE_NODES = "NoUsableNodes"
     UNKNOWN_ACCELERATOR = "UnknownAccelerator"
     # LinksMeasured, Profiled
@@ -122,6 +123,7 @@ MESSAGES: Final[dict[Reason, str]] = {
     ),
     Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
     Reason.WAITING_FOR_NODES: "waiting up to {seconds} s for {what}",
+    Reason.NODES_CHANGED: "the plan goes on with the present nodes, since some changed: {what}",
     Reason.NO_USABLE_NODES: "no node has usable devices; {what}",
     Reason.UNKNOWN_ACCELERATOR: "no node has devices of a known type; {what}",
     Reason.MEASURED: "{links} directed links measured{further}",

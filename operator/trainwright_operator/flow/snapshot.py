@@ -10,6 +10,7 @@ from typing import Any
 
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.names import Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,11 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Observed node."""
+    """Observed node.
+
+    Attributes:
+        ready_changed_at: when it became ready, or ceased to be; None if unknown.
+    """
 
     name: str
     labels: Mapping[str, str]
@@ -54,6 +59,7 @@ class NodeFacts:
     ready: bool = True
     schedulable: bool = True
     taints: tuple[Taint, ...] = ()
+    ready_changed_at: datetime | None = None
 
     def devices(self, resource_name: str) -> int:
         """Return how many devices the node offers; 0 if the amount is missing or no whole number."""
@@ -246,6 +252,11 @@ class Snapshot:
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""
         return next((stored for stored in self.stored if stored.name == name and not stored.terminating), None)
+
+    def names(self, spec: TrainingPlanSpec) -> Names:
+        """Return the names of the plan's children in the present revision of its discovery."""
+        present = (stored.name for stored in self.stored if not stored.terminating)
+        return Names.of(self.plan.name, self.plan.uid, spec).at_present(present)
 
     def jobs_of(self, gang: str) -> tuple[JobFacts, ...]:
         return tuple(job for job in self.jobs if job.gang == gang)

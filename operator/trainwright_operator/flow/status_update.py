@@ -42,12 +42,16 @@ def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanSta
     keeps_former = context.is_suspended or steps[-1].condition is ConditionType.ACCEPTED
     before = context.plan.status if keeps_former else TrainingPlanStatus()
     updates = _updates(context, steps)
+    is_replanned = not keeps_former and _is_of_former_revision(context)
     conditions = tuple(
-        _condition(context, kind, updates.get(kind), keeps_former=keeps_former)
+        _condition(context, kind, updates.get(kind), keeps_former=keeps_former, is_replanned=is_replanned)
         for kind in (*PHASE_CONDITIONS, ConditionType.SUCCEEDED, ConditionType.SUSPENDED)
     )
     fields = {name: getattr(part, name) for part in (s.result.status for s in steps) for name in part.model_fields_set}
     last = steps[-1].result
+    if context.plan.spec is not None and context.names.revision > 1:
+        # The answer of before the nodes changed, until there is another one.
+        fields.setdefault("winner", context.plan.status.winner)
     if isinstance(last, Failed):
         trials = fields.get("trials", before.trials)
         fields["trials"] = tuple(skipped_by_failure(trial, *last.explanation) for trial in trials)
@@ -62,6 +66,12 @@ def _status(context: ReconcileContext, steps: Sequence[Step]) -> TrainingPlanSta
             "queue_position": _queue_position(context, last),
         }
     )
+
+
+def _is_of_former_revision(context: ReconcileContext) -> bool:
+    """Return whether the status was made before the nodes were discovered anew."""
+    cluster = context.plan.status.cluster
+    return cluster is not None and cluster.revision != context.names.revision
 
 
 def _updates(context: ReconcileContext, steps: Sequence[Step]) -> dict[ConditionType, _Update]:
@@ -84,7 +94,7 @@ def _updates(context: ReconcileContext, steps: Sequence[Step]) -> dict[Condition
 
 
 def _condition(
-    context: ReconcileContext, kind: ConditionType, update: _Update | None, *, keeps_former: bool
+    context: ReconcileContext, kind: ConditionType, update: _Update | None, *, keeps_former: bool, is_replanned: bool
 ) -> Condition:
     """Return the condition: as updated, else as before if still valid, else Unknown."""
     before = context.condition(kind)
@@ -92,6 +102,7 @@ def _condition(
         # Reasons of a suspension end with it, and those of waits.
         is_stale = before.reason == Reason.SUSPENDED and kind is not ConditionType.SUSPENDED
         is_stale |= kind is ConditionType.SUCCEEDED and before.status == "Unknown"
+        is_stale |= is_replanned and kind not in (ConditionType.ACCEPTED, ConditionType.SUSPENDED)
         if not is_stale and (keeps_former or before.observed_generation == context.plan.generation):
             return before
     is_answer = kind is ConditionType.SUCCEEDED

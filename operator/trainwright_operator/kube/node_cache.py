@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from trainwright_operator.flow.snapshot import NodeFacts
+from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
 
@@ -17,16 +17,33 @@ _CACHE_TIME_FACTOR: Final = 5.0
 server's load."""
 
 
+WATCH_SECONDS: Final = 30.0
+"""Age of a reading that serves plans under way, which only look for nodes that changed."""
+
+
+class NodeInventory(NamedTuple):
+    """All nodes, and the devices of all ResourceSlices."""
+
+    nodes: tuple[NodeFacts, ...] = ()
+    slice_devices: tuple[SliceDevice, ...] = ()
+
+
 class NodeUsage(NamedTuple):
     """All nodes, and the used devices of one resource by node."""
 
-    nodes: tuple[NodeFacts, ...]
+    inventory: NodeInventory
     devices: dict[str, int]
 
 
 class _CachedUsage(NamedTuple):
     until: float
     occupied: NodeUsage
+
+
+class _CachedInventory(NamedTuple):
+    read_at: float
+    seconds: float
+    inventory: NodeInventory
 
 
 async def list_nodes(api: Api) -> tuple[NodeFacts, ...]:
@@ -46,12 +63,33 @@ class NodeCache:
         self._namespaces = namespaces
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._cached: dict[str, _CachedUsage] = {}
+        self._inventory: _CachedInventory | None = None
         self._forgotten = 0
 
     def invalidate(self) -> None:
         """Drop the last reading and any reading in progress."""
         self._cached.clear()
         self._forgotten += 1
+
+    async def inventory(self, age_seconds: float = SHARED_SECONDS) -> NodeInventory:
+        """Return the nodes as read at most that long ago, or longer where a reading takes long."""
+        clock = asyncio.get_running_loop().time
+        async with self._locks[""]:
+            known, now = self._inventory, clock()
+            if known is not None and now < known.read_at + max(age_seconds, _CACHE_TIME_FACTOR * known.seconds):
+                return known.inventory
+            nodes, slices = await asyncio.gather(list_nodes(self._api), self._slices())
+            devices = tuple(device for part in slices for device in object_facts.slice_devices(part))
+            self._inventory = _CachedInventory(now, clock() - now, NodeInventory(nodes, devices))
+            return self._inventory.inventory
+
+    async def _slices(self) -> list[dict[str, Any]]:
+        try:
+            return await self._api.list(client.RESOURCE_SLICES)
+        except ApiError as error:
+            if error.is_missing or error.status == 403:
+                return []  # not served or not readable; labels are next
+            raise
 
     async def usage(self, resource_name: str) -> NodeUsage:
         """Return the current node usage, or a recent one if no pod was pinned since."""
@@ -61,8 +99,7 @@ class NodeCache:
             if found is not None and clock() < found.until:
                 return found.occupied
             began, forgotten = clock(), self._forgotten
-            nodes, held = await asyncio.gather(list_nodes(self._api), self._used_devices(resource_name))
-            occupied = NodeUsage(nodes, held)
+            occupied = NodeUsage(*await asyncio.gather(self.inventory(), self._used_devices(resource_name)))
             if self._forgotten == forgotten:
                 ended = clock()
                 self._cached[resource_name] = _CachedUsage(

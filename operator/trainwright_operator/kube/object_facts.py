@@ -92,13 +92,14 @@ def _optional_time(text: str | None) -> datetime | None:
 
 def node_facts(node: dict[str, Any]) -> NodeFacts:
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
+    ready: dict[str, Any] = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
     return NodeFacts(
         name=meta["name"],
         labels=meta.get("labels") or {},
         annotations=meta.get("annotations") or {},
         allocatable=status.get("allocatable") or {},
-        ready=ready,
+        ready=ready.get("status") == "True",
+        ready_changed_at=_optional_time(ready.get("lastTransitionTime")),
         schedulable=not spec.get("unschedulable", False),
         taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
     )

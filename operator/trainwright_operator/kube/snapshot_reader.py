@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 
 from trainwright.worker_api import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.spec import Replan
 from trainwright_operator.flow.decide import is_finished
 from trainwright_operator.flow.gangs.manifests import find_series_gangs
-from trainwright_operator.flow.names import PLAN_UID_LABEL, Names
+from trainwright_operator.flow.names import PLAN_UID_LABEL
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import (
     DryRun,
@@ -24,7 +25,7 @@ from trainwright_operator.flow.snapshot import (
 )
 from trainwright_operator.kube import client, object_facts
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.node_cache import NodeCache, list_nodes
+from trainwright_operator.kube.node_cache import SHARED_SECONDS, WATCH_SECONDS, NodeCache
 from trainwright_operator.kube.object_cache import Children, ObjectCache, version_of
 from trainwright_operator.settings import Settings
 
@@ -140,32 +141,17 @@ class SnapshotReader:
             raise
 
     async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
-        """Add nodes for discovery and placement only: clusters have thousands."""
+        """Add the nodes: as they are now for discovery and placement, else as of a while ago to see whether they changed."""
         spec = snapshot.plan.spec
-        if spec is None or spec.suspend or is_finished(snapshot):
+        if spec is None or spec.suspend or (is_finished(snapshot) and spec.replan is Replan.NEVER):
             return snapshot
-        names = Names.of(snapshot.plan.name, snapshot.plan.uid, spec)
-        if snapshot.find(names.discovery) is None:
-            nodes, slices = await asyncio.gather(list_nodes(self._api), self._slices())
-            devices = tuple(device for part in slices for device in object_facts.slice_devices(part))
-            found = replace(snapshot, nodes=nodes, slice_devices=devices)
-            if spec.devices.max is None:
-                return found
+        is_new = snapshot.find(snapshot.names(spec).discovery) is None
+        if needs_node_usage(snapshot) or (is_new and spec.devices.max is not None):
             # With a limit, discovery takes the nodes that are free.
-            occupied = await self.node_cache.usage(spec.devices.resource_name)
-            return replace(found, used_devices=occupied.devices)
-        if not needs_node_usage(snapshot):
-            return snapshot
-        occupied = await self.node_cache.usage(spec.devices.resource_name)
-        return replace(snapshot, nodes=occupied.nodes, used_devices=occupied.devices)
-
-    async def _slices(self) -> list[dict[str, Any]]:
-        try:
-            return await self._api.list(client.RESOURCE_SLICES)
-        except ApiError as error:
-            if error.is_missing or error.status == 403:
-                return []  # not served or not readable; labels are next
-            raise
+            usage = await self.node_cache.usage(spec.devices.resource_name)
+            return replace(snapshot, **usage.inventory._asdict(), used_devices=usage.devices)
+        inventory = await self.node_cache.inventory(SHARED_SECONDS if is_new else WATCH_SECONDS)
+        return replace(snapshot, **inventory._asdict())
 
     async def _missing_maps(self, plan: PlanFacts, pods: Iterable[PodFacts], known: Collection[str]) -> frozenset[str]:
         """Return missing ConfigMaps that block pods. Kubelets report them only in Events, which are not read."""

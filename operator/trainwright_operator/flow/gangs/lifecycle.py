@@ -39,6 +39,7 @@ class GangStep:
     """Step of a gang: `result` once it has ended, else its activity and the actions to apply.
 
     Attributes:
+        is_moving: whether its pods are deleted to be created for another node.
         again_at: when the next attempt is due, after one that the cluster ended; until then nothing of the gang is kept.
     """
 
@@ -49,6 +50,7 @@ class GangStep:
     started_at: datetime | None = None
     actions: tuple[Action, ...] = ()
     again_at: datetime | None = None
+    is_moving: bool = False
 
     @classmethod
     def of_retry(cls, retry: Retry) -> GangStep:
@@ -58,12 +60,12 @@ class GangStep:
     @property
     def is_live(self) -> bool:
         """Return whether the gang's task and pods are kept."""
-        return self.again_at is None
+        return self.again_at is None and not self.is_moving
 
     @property
     def is_lacking(self) -> bool:
         """Return whether the gang waits only for what the cluster lacks."""
-        return not self.is_live or self.reason is Reason.WAITING_FOR_CAPACITY
+        return self.again_at is not None or self.reason is Reason.WAITING_FOR_CAPACITY
 
     @property
     def explanation(self) -> Explanation:
@@ -73,10 +75,13 @@ class GangStep:
 
 
 def stored_result(context: ReconcileContext, gang: str) -> GangResult | None:
-    """Return the result of a finished gang, or None. A ConfigMap that was modified counts as an invalid report."""
+    """Return the result of a finished gang, or None."""
     stored = context.snapshot.find(context.names.result(gang))
-    if stored is None:
-        return None
+    return result_in(stored) if stored is not None else None
+
+
+def result_in(stored: StoredConfigMap) -> GangResult:
+    """Return the result in a ConfigMap. One that was modified counts as an invalid report."""
     try:
         return outcomes.parse_result(stored)
     except documents.DocumentError as error:
@@ -310,11 +315,12 @@ class _RunningGang:
     def _node_shortfall(self, job: str, node_name: str) -> str:
         """Describe what the node lacks for one more pod of the job, or return an empty string."""
         snapshot = self.context.snapshot
-        node = next((node for node in snapshot.nodes if node.name == node_name), None)
-        if node is None:
-            return f"node {node_name} no longer exists"
-        if not node.ready or not node.schedulable:
-            return f"node {node_name} is {'not ready' if not node.ready else 'cordoned'}"
+        problem = self._node_problem(node_name)
+        if problem:
+            return problem
+        node = next(node for node in snapshot.nodes if node.name == node_name)
+        if not node.schedulable:
+            return f"node {node_name} is cordoned"
         needed = next(shape.devices for shape in self.shapes if shape.job == job)
         free = node.devices(self.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
         return "" if free >= needed else f"node {node_name} has {max(free, 0)} of {needed} needed devices free"
@@ -330,7 +336,18 @@ class _RunningGang:
         return results.split_series_report(report, self.gang_spec)
 
     def _end(self, end: GangFailure | Sequence[WorkerReport], *, started_at: datetime | None = None) -> GangStep:
+        gone = [problem for node in self.gang_spec.task.gang.nodes if (problem := self._node_problem(node.name))]
+        if gone and isinstance(end, GangFailure) and not end.is_by_cluster and not end.is_final:
+            # Whatever the workers report, their node may be the cause.
+            end = GangFailure(Reason.POD_LOST, f"{gone[0]} while in use; how the worker ended: {end.message}")
         return _end(self.context, self.gang_spec, end, started_at=started_at, log=self._log())
+
+    def _node_problem(self, node_name: str) -> str:
+        """Return that the node is gone or not ready, or an empty string."""
+        node = next((node for node in self.context.snapshot.nodes if node.name == node_name), None)
+        if node is None:
+            return f"node {node_name} no longer exists"
+        return "" if node.ready else f"node {node_name} is not ready"
 
     def _log(self) -> str:
         return "\n".join(pod.log for pod in self.pods if pod.log)

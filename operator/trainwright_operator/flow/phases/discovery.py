@@ -5,16 +5,15 @@ Waits for usable nodes, and a bounded while for nodes that are about to be: not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
 
 from trainwright import documents
 from trainwright.cluster import MAX_DEVICES, Accelerator, Node
 from trainwright.measurement.link_sampling import NodeLocation
 from trainwright_operator.api.conditions import ConditionType
-from trainwright_operator.api.spec import DevicesSpec, Objective
+from trainwright_operator.api.spec import DevicesSpec, Objective, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.device_types import (
@@ -33,8 +32,6 @@ from trainwright_operator.flow.scheduling import first_untolerated_taint
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Snapshot
 
 _MAX_NAMED = 5
-_SETTLING_TIME = timedelta(seconds=120)
-"""Time for a node to become ready, or for its device plugin to start; a dead node must not hold plans up for long."""
 _MAX_SHOWN = 256
 """Limit for clusters with thousands of nodes; excluded nodes with devices come first."""
 
@@ -44,28 +41,27 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
     spec = context.spec
     kept = context.stored_document(context.names.discovery, DiscoveredDevices)
     if kept is None:
-        found = inspect_nodes(context.snapshot, spec.devices, spec.worker.pod_template.spec, spec.links.topology_labels)
+        found = inspect_nodes(context.snapshot, spec)
         status = TrainingPlanStatus(cluster=found.status())
         if not found.nodes:
             unknown = [node for node in found.excluded if node.type_unknown]
             reason = Reason.UNKNOWN_ACCELERATOR if unknown else Reason.NO_USABLE_NODES
-            return Waiting(explain(reason, what=_describe_excluded(found.excluded)), status=status, is_lacking=True)
+            return Waiting(explain(reason, what=describe_excluded(found.excluded)), status=status, is_lacking=True)
         if found.device_count > MAX_DEVICES:
             what = (
                 f"spec.devices.max: the cluster has {found.device_count} usable devices, and a plan may use at most "
                 f"{MAX_DEVICES}; create a plan with devices.max, devices.products or devices.nodeSelector"
             )
             return Failed(explain(Reason.SPEC_INVALID, what=what), status=status)
-        late = find_late_nodes(context.snapshot, spec.devices, spec.worker.pod_template.spec)
+        settling = timedelta(seconds=spec.settling_seconds)
+        late = find_late_nodes(context.snapshot, spec, unready_since=context.now - settling)
         since = waiting_since(context, Reason.WAITING_FOR_NODES)
-        if late and (since is None or context.now - since < _SETTLING_TIME):
-            explanation = explain(
-                Reason.WAITING_FOR_NODES, seconds=round(_SETTLING_TIME.total_seconds()), what=_listed(late)
-            )
+        if late and (since is None or context.now - since < settling):
+            explanation = explain(Reason.WAITING_FOR_NODES, seconds=spec.settling_seconds, what=listed(late))
             return Waiting(explanation, status=status, is_lacking=True)
         data = {DOCUMENT_KEY: documents.dumps(found)}
         return Waiting(status=status, actions=(CreateConfigMap(context.names.discovery, StoredRole.DOCUMENT, data),))
-    cluster = kept.status()
+    cluster = kept.status().model_copy(update={"revision": context.names.revision})
     counts = ", ".join(f"{a.devices} × {a.name}" for a in cluster.accelerators)
     return Done(
         replace(findings, discovery=kept.with_prices(spec.devices.prices_per_hour)),
@@ -86,24 +82,22 @@ def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
     return Done(findings)
 
 
-def inspect_nodes(
-    snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any], topology_labels: Sequence[str] = ()
-) -> DiscoveredDevices:
-    """Inspect all nodes in name order, with devices.max those without a device in use first.
-
-    `pod_spec`: the user's part of the workers' pods.
-    """
+def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[str] = ()) -> DiscoveredDevices:
+    """Inspect all nodes in name order; with devices.max those in `present` first, then those without a device in use."""
     nodes: list[Node] = []
     places: list[NodeLocation] = []
     types: dict[str, DeviceType] = {}
     excluded: list[Excluded] = []
+    wanted = spec.devices
     remaining_devices = wanted.max
     slices = _slices_by_node(snapshot)
     used = snapshot.used_devices if wanted.max is not None else {}
-    for facts in sorted(snapshot.nodes, key=lambda node: (used.get(node.name, 0) > 0, node.name)):
+    kept = frozenset(present) if wanted.max is not None else frozenset[str]()
+    for facts in sorted(
+        snapshot.nodes, key=lambda node: (node.name not in kept, used.get(node.name, 0) > 0, node.name)
+    ):
         try:
-            found = _inspect_node(facts, slices.get(facts.name, ()), wanted)
-            _check_taints(facts, pod_spec, wanted.resource_name)
+            found = _usable_type(facts, slices.get(facts.name, ()), spec)
             _check_place(facts, found, types, wanted, remaining_devices)
         except NodeUnusable as unfit:
             unknown, some = isinstance(unfit, DeviceTypeUnknown), facts.devices(wanted.resource_name) > 0
@@ -113,9 +107,9 @@ def inspect_nodes(
         devices = facts.devices(wanted.resource_name)
         remaining_devices = remaining_devices - devices if remaining_devices is not None else None
         nodes.append(Node(facts.name, found.name, devices))
-        places.append(node_location(nodes[-1], facts, topology_labels))
-    present = {node.accelerator for node in nodes}
-    accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in present)
+        places.append(node_location(nodes[-1], facts, spec.links.topology_labels))
+    in_use = {node.accelerator for node in nodes}
+    accelerators = tuple(Accelerator(t.name, t.memory_bytes, t.emulation) for t in types.values() if t.name in in_use)
     excluded.sort(key=lambda node: not node.has_devices)
     in_order = sorted(zip(nodes, places, strict=True), key=lambda pair: pair[0].name)
     return DiscoveredDevices(
@@ -126,25 +120,49 @@ def inspect_nodes(
     )
 
 
-def find_late_nodes(snapshot: Snapshot, wanted: DevicesSpec, pod_spec: Mapping[str, Any]) -> list[str]:
+def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since: datetime) -> list[str]:
     """Describe the nodes that would be usable if they were ready and offered their devices.
 
-    A node that restarts is not ready for a moment; one whose device plugin restarts offers no devices.
+    A node that restarts is not ready for a moment; one that has not been since before `unready_since` counts as dead.
+    One whose device plugin restarts offers no devices.
     """
     slices, late = _slices_by_node(snapshot), []
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
-        devices = facts.devices(wanted.resource_name)
-        if facts.ready and devices:
+        devices = facts.devices(spec.devices.resource_name)
+        is_dead = not facts.ready and facts.ready_changed_at is not None and facts.ready_changed_at < unready_since
+        if is_dead or (facts.ready and devices):
             continue
-        allocatable = {**facts.allocatable, wanted.resource_name: str(devices or 1)}
+        allocatable = {**facts.allocatable, spec.devices.resource_name: str(devices or 1)}
         healthy = replace(facts, ready=True, allocatable=allocatable)
         try:
-            _inspect_node(healthy, slices.get(facts.name, ()), wanted)
-            _check_taints(healthy, pod_spec, wanted.resource_name)
+            _usable_type(healthy, slices.get(facts.name, ()), spec)
         except NodeUnusable:
             continue
         late.append(f"{facts.name}, which {'has no devices yet' if facts.ready else 'is not ready'}")
     return late
+
+
+def find_lost_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, discovery: DiscoveredDevices) -> dict[str, str]:
+    """Return what is wrong with the discovered nodes that no longer offer the devices they were discovered with."""
+    present = {facts.name: facts for facts in snapshot.nodes}
+    known = {one.name: DeviceType(one.name, one.memory_bytes, one.emulation) for one in discovery.accelerators}
+    slices, lost = _slices_by_node(snapshot), dict[str, str]()
+    for node in discovery.nodes:
+        facts = present.get(node.name)
+        if facts is None:
+            lost[node.name] = "it no longer exists"
+            continue
+        try:
+            found = _usable_type(facts, slices.get(node.name, ()), spec)
+        except NodeUnusable as unfit:
+            lost[node.name] = str(unfit)
+            continue
+        devices = facts.devices(spec.devices.resource_name)
+        if (found.name, devices) != (node.accelerator, node.devices):
+            lost[node.name] = f"it has {devices} × {found.name} instead of {node.devices} × {node.accelerator}"
+        elif found != known[node.accelerator]:
+            lost[node.name] = f"the memory or device table of its {found.name} changed"
+    return lost
 
 
 def _slices_by_node(snapshot: Snapshot) -> Mapping[str, Sequence[SliceDevice]]:
@@ -154,7 +172,9 @@ def _slices_by_node(snapshot: Snapshot) -> Mapping[str, Sequence[SliceDevice]]:
     return slices
 
 
-def _inspect_node(node: NodeFacts, slices: Sequence[SliceDevice], wanted: DevicesSpec) -> DeviceType:
+def _usable_type(node: NodeFacts, slices: Sequence[SliceDevice], spec: TrainingPlanSpec) -> DeviceType:
+    """Return the type of the node's devices. Raise NodeUnusable with the reason if the plan cannot use them."""
+    wanted = spec.devices
     if node.devices(wanted.resource_name) == 0:
         raise NodeUnusable(f"it has no {wanted.resource_name}")
     if not node.ready:
@@ -167,12 +187,13 @@ def _inspect_node(node: NodeFacts, slices: Sequence[SliceDevice], wanted: Device
     found = device_type(node, slices)
     if wanted.products and found.name not in wanted.products:
         raise NodeUnusable(f"its devices are {found.name}, which devices.products does not list")
+    _check_taints(node, spec)
     return found
 
 
-def _check_taints(node: NodeFacts, pod_spec: Mapping[str, Any], resource_name: str) -> None:
+def _check_taints(node: NodeFacts, spec: TrainingPlanSpec) -> None:
     """Raise NodeUnusable if a taint repels the workers."""
-    taint = first_untolerated_taint(node, pod_spec, resource_name)
+    taint = first_untolerated_taint(node, spec.worker.pod_template.spec, spec.devices.resource_name)
     if taint is not None:
         text = f"{taint.key}={taint.value}" if taint.value else taint.key
         raise NodeUnusable(
@@ -194,15 +215,16 @@ def _check_place(
         raise NodeUnusable(f"its {devices} devices exceed devices.max {wanted.max}, of which {left} are left")
 
 
-def _describe_excluded(excluded: tuple[Excluded, ...]) -> str:
+def describe_excluded(excluded: tuple[Excluded, ...]) -> str:
     """Describe the excluded nodes, those with devices of an unknown type first."""
     if not excluded:
         return "the cluster has no nodes"
     ordered = sorted(excluded, key=lambda node: not node.type_unknown)
-    return _listed([f"{node.name}: {node.reason}" for node in ordered])
+    return listed([f"{node.name}: {node.reason}" for node in ordered])
 
 
-def _listed(sentences: Sequence[str]) -> str:
+def listed(sentences: Sequence[str]) -> str:
+    """Return the first sentences, and how many more there are."""
     more = len(sentences) - _MAX_NAMED
     return "; ".join(sentences[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
 

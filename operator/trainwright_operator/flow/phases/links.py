@@ -18,7 +18,8 @@ from trainwright.worker_api import LinkReport, LinkTask, Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.lifecycle import advance
+from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.gangs.lifecycle import advance, result_in
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.link_results import (
@@ -31,6 +32,7 @@ from trainwright_operator.flow.link_results import (
     findings_from_samples,
     fit_collective_sizes,
     intra_node_links,
+    report_of_nodes,
 )
 from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -50,7 +52,10 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
     names = [node.name for node in discovery.nodes]
     most_nodes = context.spec.links.all_pairs_up_to_nodes
     is_sampled = len(names) > most_nodes or links_bytes(all_pairs(names)) > LINK_REPORT_BUDGET_BYTES
-    report = _measure(context, main_gang(context, discovery, is_sampled=is_sampled))
+    carried = _carried_report(context, discovery)
+    if carried is not None:
+        is_sampled = False
+    report = carried or _measure(context, main_gang(context, discovery, is_sampled=is_sampled))
     if not isinstance(report, LinkReport):
         return report
     follow_up: LinkReport | Waiting | Failed | None = None
@@ -66,12 +71,25 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
             found = findings_from_samples(discovery, report, follow_up)
     except ValueError as error:
         return Failed(explain(Reason.REPORT_INVALID, what=error))
-    reference = ConfigMapReference(config_map=context.names.result(GANG))
+    reference = ConfigMapReference(config_map=measured_links_map(context))
     return Done(
         replace(findings, links=found),
         explain(Reason.MEASURED, links=found.measured, further=found.summary()),
         status=TrainingPlanStatus(links_ref=reference, links=found.status()),
     )
+
+
+def measured_links_map(context: ReconcileContext) -> str:
+    """Return the name of the ConfigMap with the links, of this revision or of one before; empty if they are not measured."""
+    names = (former_revision(context).links, context.names.result(GANG))
+    return next((name for name in names if name and context.snapshot.find(name) is not None), "")
+
+
+def _carried_report(context: ReconcileContext, discovery: DiscoveredDevices) -> LinkReport | None:
+    """Return the links that a former revision measured, if it measured all of these nodes'."""
+    stored = context.snapshot.find(former_revision(context).links)
+    report = result_in(stored).report if stored is not None else None
+    return report_of_nodes(report, discovery.nodes) if isinstance(report, LinkReport) else None
 
 
 def _measure(context: ReconcileContext, gang: GangSpec) -> LinkReport | Waiting | Failed:

@@ -22,6 +22,7 @@ from trainwright_operator.flow.actions import (
     StartPlanner,
     StoredRole,
 )
+from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.names import DOCUMENT_KEY, SEARCH_STARTED_ANNOTATION
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -80,6 +81,7 @@ def planning_request(context: ReconcileContext, findings: Findings) -> PlanningR
     models = tuple(documents.dumps(model_from_spec(spec, dtype)) for dtype, _ in further)
     tables = tuple(documents.dumps(profiles) for _, profiles in further)
     baselines = BASELINE_COUNT if spec.trials.baseline is Baseline.MEGATRON and spec.trials.top_k > 0 else 0
+    running = former_revision(context).running_plan
     question = f"{context.names.base} {spec.trials.top_k} {(*parts, *models, *tables)}"
     return PlanningRequest(
         key=hashlib.sha256(question.encode()).hexdigest(),
@@ -100,6 +102,7 @@ def planning_request(context: ReconcileContext, findings: Findings) -> PlanningR
         chooses_format=spec.training.dtype == AUTO,
         further_models=models,
         further_profiles=tables,
+        keep=documents.dumps(running) if running is not None else "",
     )
 
 

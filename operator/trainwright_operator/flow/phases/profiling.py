@@ -22,7 +22,8 @@ from trainwright_operator.api.spec import AUTO
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, stored_result
+from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, result_in
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
@@ -32,14 +33,16 @@ from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import formats_to_profile, model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
+from trainwright_operator.flow.scheduling import is_gated
+from trainwright_operator.flow.snapshot import StoredConfigMap
 
 MAX_CONCURRENT_PROFILES: Final = 2
 """Limit on concurrent runs: more would barely save time and would occupy devices that others could use."""
 _MAX_NAMED: Final = 3
 
 
-class OpenRun(NamedTuple):
-    """Profile that is not measured yet, with the name of its gang and its number format."""
+class ProfilingRun(NamedTuple):
+    """Profiling run with the name of its gang and its number format."""
 
     gang: str
     dtype: Dtype
@@ -48,24 +51,18 @@ class OpenRun(NamedTuple):
 
 def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Profile the layers, then store the profiles."""
-    limits = context.spec.search.limits
-    batch = context.spec.training.global_batch_size
-    choices = formats_to_profile(context.spec, findings.discovery)
-    needed: list[tuple[Dtype, RequiredProfile]] = []
-    for choice in choices:
-        nodes = [node for node in findings.discovery.nodes if node.accelerator in choice.accelerators]
-        model = model_from_spec(context.spec, choice.dtype)
-        runs = required_profiles(nodes, model, batch, limits.max_tensor_degree)
-        needed.extend((choice.dtype, run) for run in runs)
-    measured: dict[Dtype, list[LayerProfile]] = {choice.dtype: [] for choice in choices}
-    too_large: dict[Dtype, list[LayerTooLarge]] = {choice.dtype: [] for choice in choices}
+    needed = needed_runs(context, findings.discovery)
+    formats = dict.fromkeys(one.dtype for one in needed)
+    measured: dict[Dtype, list[LayerProfile]] = {dtype: [] for dtype in formats}
+    too_large: dict[Dtype, list[LayerTooLarge]] = {dtype: [] for dtype in formats}
     process_bytes: dict[str, int] = {}
-    open_runs: list[OpenRun] = []
-    for number, (dtype, run) in enumerate(needed, start=1):
-        gang = f"profile-{number}"
-        result = stored_result(context, gang)
+    open_runs: list[ProfilingRun] = []
+    for one in needed:
+        dtype, run = one.dtype, one.run
+        stored = context.snapshot.find(profile_map(context, findings.discovery, one))
+        result = result_in(stored) if stored is not None else None
         if result is None:
-            open_runs.append(OpenRun(gang, dtype, run))
+            open_runs.append(one)
         elif result.outcome.state is not OutcomeState.SUCCEEDED or not isinstance(result.report, ProfilingReport):
             where = f"profiling {run.accelerator} at tensor degree {run.tensor_degree}"
             return Failed(Explanation(result.outcome.reason, f"{where}: {result.outcome.message}"))
@@ -88,8 +85,26 @@ def profile(context: ReconcileContext, findings: Findings) -> PhaseResult:
     return _store_profiles(context, replace(findings, links=links), profiles)
 
 
+def needed_runs(context: ReconcileContext, discovery: DiscoveredDevices) -> list[ProfilingRun]:
+    """Return the profiling runs of every number format that may win, in order."""
+    spec = context.spec
+    needed: list[tuple[Dtype, RequiredProfile]] = []
+    for choice in formats_to_profile(spec, discovery):
+        nodes = [node for node in discovery.nodes if node.accelerator in choice.accelerators]
+        model = model_from_spec(spec, choice.dtype)
+        runs = required_profiles(nodes, model, spec.training.global_batch_size, spec.search.limits.max_tensor_degree)
+        needed.extend((choice.dtype, run) for run in runs)
+    return [ProfilingRun(f"profile-{number}", dtype, run) for number, (dtype, run) in enumerate(needed, start=1)]
+
+
+def profile_map(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun) -> str:
+    """Return the name of the ConfigMap with the run's result, of this revision or of one before."""
+    accelerator = next(known for known in discovery.accelerators if known.name == one.run.accelerator)
+    return former_revision(context).profile_map(one.dtype, accelerator, one.run) or context.names.result(one.gang)
+
+
 def _advance_runs(
-    context: ReconcileContext, discovery: DiscoveredDevices, open_runs: list[OpenRun], *, total: int
+    context: ReconcileContext, discovery: DiscoveredDevices, open_runs: list[ProfilingRun], *, total: int
 ) -> Waiting:
     """Advance the running profiles and start new ones up to the limit, each on the least used node.
 
@@ -101,13 +116,19 @@ def _advance_runs(
              and (retry := find_retry(context, one.gang)) is not None and context.now < retry.due_at}  # fmt: skip
     new = [one for one in open_runs if tasks[one.gang] is None and one.gang not in early]
     new = new[: max(MAX_CONCURRENT_PROFILES - len(begun), 0)]
-    texts = (stored.data.get(TASK_FILE, "") for stored in tasks.values() if stored is not None)
-    # Started runs keep their nodes, pinned or not.
-    runs_by_node = Counter(parse_strict(text, ProfilingTask, "order").gang.nodes[0].name for text in texts)
-    steps: list[tuple[OpenRun, GangStep]] = []
+    # Started runs keep their nodes, pinned or not, unless only another node has a free device.
+    node_of = {gang: _node_of(stored) for gang, stored in tasks.items() if stored is not None}
+    runs_by_node = Counter(node_of.values())
+    steps: list[tuple[ProfilingRun, GangStep]] = []
     for one in (*begun, *new):
-        node = _least_used_node(context, discovery, one.run.accelerator, runs_by_node)
-        if tasks[one.gang] is None:
+        node = _best_node(context, discovery, one.run.accelerator, runs_by_node)
+        if one.gang in node_of and _may_move(context, one.gang, node_of[one.gang], node):
+            # The task and its pods are deleted; the next pass creates them anew.
+            moves = f"moving to node {node}, as {node_of[one.gang]} has no free device"
+            steps.append((one, GangStep(activity=moves, is_moving=True)))
+            runs_by_node[node] += 1
+            continue
+        if one.gang not in node_of:
             runs_by_node[node] += 1
         steps.append((one, advance(context, _wanted_gang(context, discovery, one, node))))
     steps.extend((one, GangStep.of_retry(early[one.gang])) for one in open_runs if one.gang in early)
@@ -128,18 +149,38 @@ def _advance_runs(
     )
 
 
-def _least_used_node(
-    context: ReconcileContext, discovery: DiscoveredDevices, accelerator: str, taken: Counter[str]
-) -> str:
-    """Return the accelerator's node with the fewest of our profiles, then the most free devices."""
-
-    def use(name: str, devices: int) -> tuple[int, int, str]:
-        return taken[name], context.snapshot.used_devices.get(name, 0) - devices, name
-
-    return min(use(node.name, node.devices) for node in discovery.nodes if node.accelerator == accelerator)[2]
+def _node_of(task_map: StoredConfigMap) -> str:
+    """Return the node of a profiling task. Raise DocumentError if it was modified."""
+    task: ProfilingTask = parse_strict(task_map.data.get(TASK_FILE, ""), ProfilingTask, "order")
+    return task.gang.nodes[0].name
 
 
-def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, one: OpenRun, node: str) -> GangSpec:
+def _best_node(context: ReconcileContext, discovery: DiscoveredDevices, accelerator: str, taken: Counter[str]) -> str:
+    """Return the accelerator's node with a free device, the fewest of our profiles, then the most free devices."""
+
+    def order(name: str) -> tuple[bool, int, int, str]:
+        free = _free_devices(context, name)
+        return free <= 0, taken[name], -free, name
+
+    return min((node.name for node in discovery.nodes if node.accelerator == accelerator), key=order)
+
+
+def _may_move(context: ReconcileContext, gang: str, node: str, better: str) -> bool:
+    """Return whether the gang waits at a node without a free device while a better one has some."""
+    pods = context.snapshot.pods_of(gang)
+    waits = bool(pods) and all(is_gated(pod) for pod in pods)
+    return waits and _free_devices(context, node) <= 0 < _free_devices(context, better)
+
+
+def _free_devices(context: ReconcileContext, name: str) -> int:
+    """Return how many devices of a node are free; 0 where it is gone, not ready or cordoned."""
+    node = next((node for node in context.snapshot.nodes if node.name == name), None)
+    if node is None or not node.ready or not node.schedulable:
+        return 0
+    return node.devices(context.spec.devices.resource_name) - context.snapshot.used_devices.get(name, 0)
+
+
+def _wanted_gang(context: ReconcileContext, discovery: DiscoveredDevices, one: ProfilingRun, node: str) -> GangSpec:
     limits = context.spec.profiling
     seconds = limits.deadline_seconds
     task = ProfilingTask(

@@ -20,7 +20,7 @@ def select_winner(context: ReconcileContext, findings: Findings) -> Done:
     """
     discovery, best = findings.discovery, findings.planned.best
     if context.spec.trials.top_k == 0:
-        status = TrainingPlanStatus(winner=_winner(discovery, best))
+        status = TrainingPlanStatus(winner=_winner(context, discovery, best))
         return Done(findings, explain(Reason.PLANNED_ONLY, best=best.predicted_seconds), status=status)
     is_cost = context.spec.search.objective is Objective.COST
 
@@ -41,7 +41,7 @@ def select_winner(context: ReconcileContext, findings: Findings) -> Done:
         speedup=f", {speedup:.2f} × as fast as the baseline" if speedup is not None else "",
         emulated=" (emulated devices)" if discovery.emulations() else "",
     )
-    status = TrainingPlanStatus(winner=_winner(discovery, winner, seconds, speedup))
+    status = TrainingPlanStatus(winner=_winner(context, discovery, winner, seconds, speedup))
     return Done(findings, explanation, status=status)
 
 
@@ -57,7 +57,11 @@ def price_per_sample(plan: Plan, seconds: float, discovery: DiscoveredDevices) -
 
 
 def _winner(
-    discovery: DiscoveredDevices, trial: PlannedTrial, seconds: float | None = None, speedup: float | None = None
+    context: ReconcileContext,
+    discovery: DiscoveredDevices,
+    trial: PlannedTrial,
+    seconds: float | None = None,
+    speedup: float | None = None,
 ) -> Winner:
     return Winner(
         trial=trial.name if seconds is not None else None,
@@ -71,6 +75,7 @@ def _winner(
             trial.plan, trial.predicted_seconds if seconds is None else seconds, discovery
         ),
         emulated=bool(discovery.emulations()),
+        revision=context.names.revision,
         plan=documents.dump(trial.plan),
     )
 

@@ -16,6 +16,7 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState
 from trainwright_operator.flow.actions import DeleteConfigMap
+from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
@@ -41,12 +42,15 @@ class TrialUsage:
     failed: int
 
     @classmethod
-    def of(cls, attempts: Iterable[TrialAttempts]) -> TrialUsage:
-        """Sum up all finished attempts; `failed` counts final attempts without success."""
+    def of(cls, attempts: Iterable[TrialAttempts], earlier_seconds: float) -> TrialUsage:
+        """Sum up all finished attempts; `failed` counts final attempts without success.
+
+        `earlier_seconds`: device seconds before the nodes changed.
+        """
         every = tuple(attempts)
         finals = [one.final for one in every if one.final is not None]
         failed = sum(final.result.outcome.state is not OutcomeState.SUCCEEDED for final in finals)
-        return cls(sum(one.device_seconds for one in every), failed)
+        return cls(earlier_seconds + sum(one.device_seconds for one in every), failed)
 
     def run_seconds(self, trials: Sequence[PlannedTrial], limits: TrialsSpec) -> float:
         """Return the run time limit of a gang of these trials, or 0 where it is too short for each to start."""
@@ -96,8 +100,8 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return _in_progress(active, step, tried)
     if exhaustion is not None:
         return _give_up(findings, tried, exhaustion)
-    used_hours = TrialUsage.of(attempts.values()).device_seconds / 3600.0
-    return _finish(context, findings, tried, active.stop_reason, used_hours=used_hours)
+    usage = TrialUsage.of(attempts.values(), former_revision(context).device_seconds)
+    return _finish(context, findings, tried, active.stop_reason, used_hours=usage.device_seconds / 3600.0)
 
 
 def _exhaustion(context: ReconcileContext, step: GangStep) -> Explanation | None:
@@ -120,7 +124,8 @@ def _select_gang(
 ) -> ActiveGang:
     """Return the running series, else the next trial's gang, with other trials if they may join."""
     discovery, limits = findings.discovery, context.spec.trials
-    spent = TrialUsage.of(attempts.values())
+    earlier_seconds = former_revision(context).device_seconds
+    spent = TrialUsage.of(attempts.values(), earlier_seconds)
     coming = [turn.trial for turn in turns if turn.is_worth_it and attempts[turn.trial.name].final is None]
     trials = trial_gangs.active_series(context, findings.planned)
     retry: Retry | None = None
@@ -131,7 +136,8 @@ def _select_gang(
     if trials:
         # Exclude the series' own trials: if its end was interrupted, some of their results are already stored.
         own = {trial.name for trial in trials}
-        spent = TrialUsage.of(replace(one, ended=()) if name in own else one for name, one in attempts.items())
+        others = (replace(one, ended=()) if name in own else one for name, one in attempts.items())
+        spent = TrialUsage.of(others, earlier_seconds)
     else:
         running = [trial for trial in coming if attempts[trial.name].is_running_alone]
         due = [trial for trial in coming if attempts[trial.name].is_due(context.now)]

@@ -1,0 +1,117 @@
+"""Document of what is carried over when nodes changed and a plan goes on with others.
+
+It is stored with the discovery of the new revision, in one ConfigMap, so that both are there or neither. The former
+revision's other ConfigMaps are deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainwright.cluster import Accelerator
+from trainwright.document_kind import document
+from trainwright.layer import Dtype
+from trainwright.plan import Plan
+from trainwright.search import RequiredProfile
+from trainwright_operator.flow.actions import DeleteConfigMap, StoredRole
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.lifecycle import result_in
+from trainwright_operator.flow.gangs.outcome import OutcomeState
+from trainwright_operator.flow.gangs.retries import find_retry
+from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.trials.planned_trials import Role
+
+FORMER_KEY: Final = "former.json"
+_TRIAL_GANGS = tuple(role.lower() for role in Role)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile:
+    """Profiling run with the ConfigMap of its result. It holds for devices of the same memory and device table."""
+
+    config_map: str
+    dtype: Dtype
+    accelerator: Accelerator
+    run: RequiredProfile
+
+
+@document("FormerRevision")
+@dataclass(frozen=True, slots=True)
+class FormerRevision:
+    """Measurements that still hold, device time and plan of the revisions before the present one.
+
+    Attributes:
+        change: which nodes changed.
+        device_seconds: of the trials so far, which count against trials.maxDeviceHours.
+        running_plan: the last winner, if there was one.
+        profiles: profiles that were measured.
+        links: ConfigMap with the measured links, if it covers all nodes that are left; else empty.
+    """
+
+    change: str
+    device_seconds: float = 0.0
+    running_plan: Plan | None = None
+    profiles: tuple[MeasuredProfile, ...] = ()
+    links: str = ""
+
+    def profile_map(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> str:
+        """Return the ConfigMap with the result of a profiling run, or an empty string."""
+        found = (one for one in self.profiles if (one.dtype, one.accelerator, one.run) == (dtype, accelerator, run))
+        return next((one.config_map for one in found), "")
+
+    @property
+    def kept_maps(self) -> frozenset[str]:
+        """Return the ConfigMaps of former revisions that are still read."""
+        return frozenset({self.links, *(one.config_map for one in self.profiles)})
+
+
+FIRST: Final = FormerRevision("")
+"""Nothing, for the first revision."""
+
+
+def former_revision(context: ReconcileContext) -> FormerRevision:
+    """Return what former revisions left. Raise DocumentError if it was modified."""
+    stored = context.snapshot.find(context.names.discovery)
+    if stored is None or context.names.revision == 1:
+        return FIRST
+    former: FormerRevision = parse_strict(stored.data.get(FORMER_KEY, ""), FormerRevision, stored.name)
+    return former
+
+
+def trial_device_seconds(context: ReconcileContext) -> float:
+    """Return device seconds of the trials of all revisions, those that the cluster ended included."""
+    names, found = context.names, former_revision(context).device_seconds
+    owned = [one for one in context.snapshot.stored if not one.terminating and names.owns(one.name)]
+    trials = [one for one in owned if one.gang.startswith(_TRIAL_GANGS)]
+    found += sum(result_in(one).outcome.device_seconds for one in trials if one.role == StoredRole.RESULT)
+    lost = {one.gang for one in trials if one.role == StoredRole.ATTEMPT}
+    retries = (find_retry(context, gang) for gang in sorted(lost))
+    return found + sum(one.lost.device_seconds for one in retries if one is not None)
+
+
+def keep_profile(
+    context: ReconcileContext, discovery: DiscoveredDevices, config_map: str, dtype: Dtype, run: RequiredProfile
+) -> MeasuredProfile | None:
+    """Return the entry of a profiling run if that ConfigMap holds its measurement."""
+    stored = context.snapshot.find(config_map)
+    if stored is None or result_in(stored).outcome.state is not OutcomeState.SUCCEEDED:
+        return None
+    accelerator = next(one for one in discovery.accelerators if one.name == run.accelerator)
+    return MeasuredProfile(config_map, dtype, accelerator, run)
+
+
+def obsolete_maps(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
+    """Return the deletions of the ConfigMaps of former revisions, save for those that are carried over."""
+    names = context.names
+    former = [names.at_revision(number) for number in range(1, names.revision)]
+    bases, kept = {one.base for one in former}, {names.discovery}
+    if former:
+        kept |= former_revision(context).kept_maps
+    length = len(names.base)  # as long as all others
+    return tuple(
+        DeleteConfigMap(one.name)
+        for one in context.snapshot.stored
+        if one.name[:length] in bases and one.name not in kept and not one.terminating
+    )

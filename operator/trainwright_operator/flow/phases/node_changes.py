@@ -1,0 +1,124 @@
+"""Second part of the phase `NodesDiscovered`: nodes that change after they were discovered.
+
+Nodes that are gone, not usable any more or of other devices are planned without, once they have been so for
+`settlingSeconds`; with `replan: OnClusterChange` new nodes are planned with, also after the plan has its answer. Each time
+the nodes are discovered anew, and what was measured and still holds is carried over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from trainwright import documents
+from trainwright.cluster import MAX_DEVICES
+from trainwright.plan import Plan
+from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.spec import Replan
+from trainwright_operator.api.status import ClusterChange, TrainingPlanStatus
+from trainwright_operator.flow.actions import Action, CreateConfigMap, SetStatus, StoredRole
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.former_revision import (
+    FORMER_KEY,
+    FormerRevision,
+    former_revision,
+    keep_profile,
+    obsolete_maps,
+    trial_device_seconds,
+)
+from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
+from trainwright_operator.flow.phases.discovery import describe_excluded, find_lost_nodes, inspect_nodes, listed
+from trainwright_operator.flow.phases.links import measured_links_map
+from trainwright_operator.flow.phases.profiling import needed_runs, profile_map
+from trainwright_operator.flow.reasons import Reason, explain
+
+
+def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
+    """Go on while the nodes are as discovered, or changed only a moment ago; else discover them anew."""
+    before = findings.discovery
+    change = _find_change(context, before)
+    cluster = before.status().model_copy(update={"revision": context.names.revision, "change": change})
+    status = TrainingPlanStatus(cluster=cluster)
+    if change is None or not _is_settled(context, change):
+        return Done(findings, status=status, actions=obsolete_maps(context))
+    now = _present_devices(context, before)
+    if not now.nodes:
+        what = describe_excluded(now.excluded)
+        return Waiting(explain(Reason.NO_USABLE_NODES, what=what), status=status, is_lacking=True)
+    explanation = explain(Reason.NODES_CHANGED, what=change.what)
+    return Waiting(explanation, status=status, actions=(_next_discovery(context, before, now, change),))
+
+
+def replan(context: ReconcileContext) -> tuple[Action, ...]:
+    """Return the actions of a plan that has its answer: the next discovery, once a change of the nodes has settled."""
+    cluster = context.plan.status.cluster
+    if context.plan.spec is None or cluster is None:
+        return ()
+    before = context.stored_document(context.names.discovery, DiscoveredDevices)
+    if before is None or context.is_suspended:
+        return ()
+    change = _find_change(context, before) if context.spec.replan is Replan.ON_CLUSTER_CHANGE else None
+    if change is not None and _is_settled(context, change):
+        now = _present_devices(context, before)
+        return (_next_discovery(context, before, now, change),) if now.nodes else ()
+    if change == cluster.change:
+        return ()
+    changed = cluster.model_copy(update={"change": change})
+    return (SetStatus(context.plan.status.model_copy(update={"cluster": changed})),)
+
+
+def _find_change(context: ReconcileContext, before: DiscoveredDevices) -> ClusterChange | None:
+    """Return how the nodes differ from those discovered, and since when they have differed just so."""
+    spec = context.spec
+    what = [f"{name}: {reason}" for name, reason in find_lost_nodes(context.snapshot, spec, before).items()]
+    if spec.replan is Replan.ON_CLUSTER_CHANGE:
+        known = {node.name for node in before.nodes}
+        new = (node for node in _present_devices(context, before).nodes if node.name not in known)
+        what += [f"{node.name}: it is new, with {node.devices} × {node.accelerator}" for node in new]
+    if not what:
+        return None
+    former = context.plan.status.cluster.change if context.plan.status.cluster is not None else None
+    found = ClusterChange(what=listed(what), since=context.now)
+    return former if former is not None and former.what == found.what else found
+
+
+def _is_settled(context: ReconcileContext, change: ClusterChange) -> bool:
+    return context.now - change.since >= timedelta(seconds=context.spec.settling_seconds)
+
+
+def _present_devices(context: ReconcileContext, before: DiscoveredDevices) -> DiscoveredDevices:
+    """Inspect the nodes anew; of more devices than a plan may use, take those of the nodes that were discovered."""
+    known = {node.name for node in before.nodes}
+    found = inspect_nodes(context.snapshot, context.spec, known)
+    if found.device_count <= MAX_DEVICES:
+        return found
+    nodes = tuple(facts for facts in context.snapshot.nodes if facts.name in known)
+    return inspect_nodes(replace(context.snapshot, nodes=nodes), context.spec, known)
+
+
+def _next_discovery(
+    context: ReconcileContext, before: DiscoveredDevices, now: DiscoveredDevices, change: ClusterChange
+) -> CreateConfigMap:
+    """Return the creation of the next revision's discovery, with what is carried over to it."""
+    former, winner = former_revision(context), context.plan.status.winner
+    measured = (
+        keep_profile(context, before, profile_map(context, before, one), one.dtype, one.run)
+        for one in needed_runs(context, before)
+    )
+    profiles = dict.fromkeys((*former.profiles, *(one for one in measured if one is not None)))
+    # A measurement of samples is not carried over: nobody knows which kinds of links are left.
+    is_covered = {*zip(now.nodes, now.places, strict=True)} <= {*zip(before.nodes, before.places, strict=False)}
+    carried = FormerRevision(
+        change=change.what,
+        device_seconds=trial_device_seconds(context),
+        running_plan=documents.parse(winner.plan, Plan, source="status.winner.plan") if winner else former.running_plan,
+        profiles=tuple(profiles),
+        links=measured_links_map(context) if is_covered else "",
+    )
+    data = {DOCUMENT_KEY: documents.dumps(now), FORMER_KEY: documents.dumps(carried)}
+    name = context.names.at_revision(context.names.revision + 1).discovery
+    return CreateConfigMap(name, StoredRole.DOCUMENT, data)
+
+
+PHASE = PlanPhase(ConditionType.NODES_DISCOVERED, (watch_nodes,))
