@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -301,3 +302,20 @@ def test_suspended_plan_does_not_follow_the_nodes_until_it_is_resumed() -> None:
     world.run(until=lambda: world.status.cluster.revision == 2)
     world.run()
     assert world.succeeded == "True"
+
+
+def test_a_node_that_no_trial_uses_counts_only_after_the_trials() -> None:
+    nodes = tuple(node(f"n{number}", devices=1) for number in range(1, 4))
+    trials = {"topK": 1, "baseline": "None", "runDeadlineSeconds": 9000, "maxDeviceHours": 100}
+    search = {"planner": "Auto", "budgetSeconds": 1, "limits": {"maxTensorDegree": 1}}
+    one_row = {"globalBatchSize": 1, "dtype": "float32"}
+    world = World(spec=spec_of(training=one_row, trials=trials, search=search, **WATCHING), nodes=nodes)
+    until_gang(world, "candidate-1")
+    (planned,) = [one for name, one in world.stored.items() if "-candidates" in name]
+    unused = min({one.name for one in nodes} - set(re.findall(r'"node": ?"(\w+)"', planned.data["document.json"])))
+    world.run_seconds = 1000.0
+    lose(world, unused)
+    world.run()
+    assert (world.succeeded, world.status.cluster.revision) == ("True", 1)
+    wait(world, 400, 20)
+    assert world.status.cluster.revision == 2

@@ -1,12 +1,14 @@
 """Second part of the phase `NodesDiscovered`: nodes that change after they were discovered.
 
 Nodes that are gone, not usable any more or of other devices are planned without, once they have been so for
-`settlingSeconds`; with `replan: OnClusterChange` new nodes are planned with, also after the plan has its answer. Each time
-the nodes are discovered anew, and what was measured and still holds is carried over.
+`settlingSeconds`; with `replan: OnClusterChange` new nodes are planned with, also after the plan has its answer. While
+trials run, only the nodes that they use count. Each time the nodes are discovered anew, and what was measured and still
+holds is carried over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 
@@ -32,12 +34,13 @@ from trainwright_operator.flow.phases.discovery import describe_excluded, find_l
 from trainwright_operator.flow.phases.links import measured_links_map
 from trainwright_operator.flow.phases.profiling import needed_runs, profile_map
 from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 
 def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Go on while the nodes are as discovered, or changed only a moment ago; else discover them anew."""
     before = findings.discovery
-    change = _find_change(context, before)
+    change = _find_change(context, before, _nodes_of_trials(context))
     cluster = before.status().model_copy(update={"revision": context.names.revision, "change": change})
     status = TrainingPlanStatus(cluster=cluster)
     if change is None or not _is_settled(context, change):
@@ -58,7 +61,7 @@ def replan(context: ReconcileContext) -> tuple[Action, ...]:
     before = context.stored_document(context.names.discovery, DiscoveredDevices)
     if before is None or context.is_suspended:
         return ()
-    change = _find_change(context, before) if context.spec.replan is Replan.ON_CLUSTER_CHANGE else None
+    change = _find_change(context, before, None) if context.spec.replan is Replan.ON_CLUSTER_CHANGE else None
     if change is not None and _is_settled(context, change):
         now = _present_devices(context, before)
         return (_next_discovery(context, before, now, change),) if now.nodes else ()
@@ -68,11 +71,17 @@ def replan(context: ReconcileContext) -> tuple[Action, ...]:
     return (SetStatus(context.plan.status.model_copy(update={"cluster": changed})),)
 
 
-def _find_change(context: ReconcileContext, before: DiscoveredDevices) -> ClusterChange | None:
-    """Return how the nodes differ from those discovered, and since when they have differed just so."""
+def _find_change(
+    context: ReconcileContext, before: DiscoveredDevices, needed: Collection[str] | None
+) -> ClusterChange | None:
+    """Return how the nodes differ from those discovered, and since when they have differed just so.
+
+    `needed`: the only nodes whose change counts; None: all, and new ones too where the spec says so.
+    """
     spec = context.spec
-    what = [f"{name}: {reason}" for name, reason in find_lost_nodes(context.snapshot, spec, before).items()]
-    if spec.replan is Replan.ON_CLUSTER_CHANGE:
+    lost = find_lost_nodes(context.snapshot, spec, before)
+    what = [f"{name}: {reason}" for name, reason in lost.items() if needed is None or name in needed]
+    if needed is None and spec.replan is Replan.ON_CLUSTER_CHANGE:
         known = {node.name for node in before.nodes}
         new = (node for node in _present_devices(context, before).nodes if node.name not in known)
         what += [f"{node.name}: it is new, with {node.devices} × {node.accelerator}" for node in new]
@@ -81,6 +90,18 @@ def _find_change(context: ReconcileContext, before: DiscoveredDevices) -> Cluste
     former = context.plan.status.cluster.change if context.plan.status.cluster is not None else None
     found = ClusterChange(what=listed(what), since=context.now)
     return former if former is not None and former.what == found.what else found
+
+
+def _nodes_of_trials(context: ReconcileContext) -> frozenset[str] | None:
+    """Return the nodes of the planned trials, or None before there are any.
+
+    Once the search has its answer, a change of other nodes waits until the trials have ended: on a large cluster nodes
+    change so often that else no plan would get to its end.
+    """
+    planned = context.stored_document(context.names.candidates(context.spec.trials.top_k), PlannedTrials)
+    if planned is None:
+        return None
+    return frozenset(device.node for trial in planned.trials for device in trial.plan.devices)
 
 
 def _is_settled(context: ReconcileContext, change: ClusterChange) -> bool:
