@@ -33,8 +33,8 @@ def cache() -> ObjectCache:
     return cache
 
 
-def phases(cache: ObjectCache) -> dict[str, str]:
-    found = cache.children("uid")
+def phases(cache: ObjectCache, uid: str = "uid") -> dict[str, str]:
+    found = cache.children(uid)
     assert found is not None
     return {name: one.phase for name, one in found.pods.items()}
 
@@ -88,6 +88,39 @@ def test_everything_is_listed_again_after_a_while_and_when_the_watch_listed_anew
     clock.now = MAX_AGE_SECONDS
     assert cache.children("uid") is None
     assert cache.plan(KEY) is None
+
+
+def test_one_listing_drops_what_was_read_before_it_and_nothing_else() -> None:
+    clock = Clock()
+    cache = ObjectCache(clock)
+    for read_at, kind in [(0.0, PodFacts), (5.0, PodFacts), (5.2, JobFacts)]:
+        clock.now = read_at
+        cache.store_children("uid", [], [], (), version=1)
+        cache.observe_listing(kind)
+        assert cache.children("uid") is None
+        cache.store_children("uid", [], [], (), version=2)
+        for _ in range(3):
+            clock.now += 0.05
+            cache.observe_listing(kind)
+        assert cache.children("uid") is not None
+
+
+def test_new_plan_needs_no_reading_and_has_no_children() -> None:
+    cache, plan = ObjectCache(), World().snapshot().plan
+    cache.observe_plan(version(plan, 4), deleted=False, is_complete=True, is_new=True)
+    assert cache.plan(KEY) == version(plan, 4)
+    cache.observe_child(plan.uid, pod(), 5, deleted=False)
+    assert phases(cache, plan.uid) == {"a": "Pending"}
+
+
+def test_plan_that_another_process_began_with_has_unknown_children() -> None:
+    world = World()
+    world.run(until=lambda: bool(world.status.conditions))
+    cache, plan = ObjectCache(), world.snapshot().plan
+    cache.observe_plan(plan, deleted=False, is_complete=True)
+    cache.observe_plan(plan, deleted=False, is_complete=True, is_new=True)
+    assert cache.plan(KEY) == plan
+    assert cache.children(plan.uid) is None
 
 
 def test_dropped_config_maps_are_told_from_none(cache: ObjectCache) -> None:

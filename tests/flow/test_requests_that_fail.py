@@ -110,3 +110,18 @@ def test_status_is_written_when_an_earlier_action_fails() -> None:
     assert since[0] == since[1]
     asyncio.run(applier.apply(snapshot, todo[2:], memory))
     assert memory.failing is None
+
+
+def test_a_few_passes_that_change_something_leave_the_status_to_the_next_one() -> None:
+    class Accepting(Refusing):
+        async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
+            return {}
+
+    api, memory = Accepting(), ReadCache()
+    applier = Applier(cast(Api, api), SearchPool(), ObjectCache())
+    changing = [DryRunJob("key", {"kind": "PyTorchJob"}), SetStatus(TrainingPlanStatus())]
+    written = []
+    for todo in [*[changing] * 5, changing[1:], *[changing] * 2]:
+        asyncio.run(applier.apply(World().snapshot(), todo, memory))
+        written.append(api.statuses)
+    assert written == [0, 0, 0, 1, 1, 2, 2, 2]

@@ -24,6 +24,8 @@ from trainwright_operator.kube.snapshot_reader import ReadCache
 
 COMPONENT: Final = "trainwright"
 _MAX_MESSAGE = 1024
+_MAX_UNWRITTEN = 3
+"""Passes in a row that may leave their status to the next one."""
 
 
 def event_manifest(plan: PlanFacts, event: EmitEvent, now: datetime) -> dict[str, Any]:
@@ -64,28 +66,38 @@ class Applier:
     async def apply(self, snapshot: Snapshot, actions: Sequence[a.Action], memory: ReadCache) -> None:
         """Apply all actions in order, to no other objects than those of the snapshot.
 
-        After a failure, apply only status and Events, so that users see the plan's progress.
+        The next reconciliation follows at once if one of them changes something; then a few in a row leave status and
+        Events to it. After a failure, apply only status and Events, so that users see the plan's progress.
 
         Raise the first ApiError at the end: the next reconciliation decides anew.
         """
-        failure: ApiError | None = None
-        for action in actions:
-            if failure is not None and not isinstance(action, a.SetStatus | a.EmitEvent):
-                continue
-            try:
-                await self._apply(snapshot, action, memory)
-            except ApiError as error:
-                if isinstance(action, a.SetStatus | a.AnnotateConfigMap) and error.is_conflict:
-                    raise  # somebody changed the object meanwhile: the next reconciliation decides anew
-                failure = failure or error
-                if isinstance(action, a.SetStatus):
-                    break  # no Events for an unwritten status
+        changes = [action for action in actions if changes_objects(action)]
+        failure = await self._apply_until_failure(snapshot, changes, memory)
+        if changes and failure is None and memory.unwritten < _MAX_UNWRITTEN:
+            memory.unwritten += 1
+        else:
+            memory.unwritten = 0
+            reports = [action for action in actions if not changes_objects(action)]
+            unreported = await self._apply_until_failure(snapshot, reports, memory)
+            failure = failure or unreported
         if failure is None:
             memory.failing = None
             return
         since = memory.failing.since if memory.failing is not None else datetime.now(UTC)
         memory.failing = RequestFailure(str(failure), since)
         raise failure
+
+    async def _apply_until_failure(
+        self, snapshot: Snapshot, actions: Iterable[a.Action], memory: ReadCache
+    ) -> ApiError | None:
+        for action in actions:
+            try:
+                await self._apply(snapshot, action, memory)
+            except ApiError as error:
+                if isinstance(action, a.SetStatus | a.AnnotateConfigMap) and error.is_conflict:
+                    raise  # somebody changed the object meanwhile: the next reconciliation decides anew
+                return error
+        return None
 
     async def _apply(self, snapshot: Snapshot, action: a.Action, memory: ReadCache) -> None:  # noqa: C901 - a line an action
         plan, namespace = snapshot.plan, snapshot.plan.namespace
@@ -200,6 +212,11 @@ class Applier:
             )
         except ApiError as error:
             logger.warning("cannot create an Event: %s", error)
+
+
+def changes_objects(action: a.Action) -> bool:
+    """Return whether an action is more than a report of the plan's progress."""
+    return not isinstance(action, a.SetStatus | a.EmitEvent)
 
 
 def _version(resource: dict[str, Any]) -> int:

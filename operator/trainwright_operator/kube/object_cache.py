@@ -18,6 +18,8 @@ from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts, St
 PlanKey = tuple[str, str]
 MAX_AGE_SECONDS: Final = 300.0
 """Age after which a plan's objects are listed again, should events have been lost."""
+_LISTING_GAP_SECONDS: Final = 1.0
+"""Pause between events of a listing that tells two listings apart: nothing marks the begin of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class WatchEvent:
         owner: uid of the plan.
         version: resource version of the object.
         is_listing: whether the watch listed the object, instead of telling a change.
+        is_new: whether the object was created since the watch listed all objects.
     """
 
     found: PlanFacts | PodFacts | JobFacts
@@ -35,6 +38,7 @@ class WatchEvent:
     version: int
     deleted: bool
     is_listing: bool
+    is_new: bool = False
 
 
 class _ChildEvent(NamedTuple):
@@ -69,6 +73,7 @@ class ObjectCache:
         self._children: dict[str, Children] = {}
         self._listing: dict[str, list[_ChildEvent]] = {}
         self._reading: dict[PlanKey, PlanFacts | None] = {}
+        self._listed_at: dict[type[PlanFacts | PodFacts | JobFacts], float] = {}
 
     def plan(self, key: PlanKey) -> PlanFacts | None:
         """Return the plan, or None where it has to be read."""
@@ -160,8 +165,19 @@ class ObjectCache:
         if children is not None and children.stored is not None:
             children.stored = tuple(one for one in children.stored if one.name != name)
 
-    def observe_plan(self, plan: PlanFacts, *, deleted: bool) -> None:
-        """Apply an event of a plan that was read before, unless it is older than what is known."""
+    def observe_listing(self, kind: type[PlanFacts | PodFacts | JobFacts]) -> None:
+        """Drop everything at the first event of a new listing of a kind; what is read after it is newer."""
+        now = self._clock()
+        if now - self._listed_at.get(kind, -_LISTING_GAP_SECONDS) >= _LISTING_GAP_SECONDS:
+            self.forget_all()
+        self._listed_at[kind] = now
+
+    def observe_plan(self, plan: PlanFacts, *, deleted: bool, is_complete: bool = False, is_new: bool = False) -> None:
+        """Apply an event of a plan that was read before, unless it is older than what is known.
+
+        `is_complete`: whether the plan need not be read, as it was just listed or created. A new plan has no children:
+        since the watch began, nobody else may write.
+        """
         key = plan.namespace, plan.name
         if key in self._reading and not deleted:
             self._reading[key] = plan
@@ -170,6 +186,10 @@ class ObjectCache:
             self.forget_plan(key)
         elif known is not None and version_of(known[0].resource_version) < version_of(plan.resource_version):
             self._plans[key] = plan, known[1]
+        elif known is None and is_complete:
+            self._plans[key] = plan, self._clock()
+        if is_new and not plan.status.conditions and plan.uid not in self._children:
+            self.store_children(plan.uid, (), (), (), version_of(plan.resource_version))
 
     def _is_recent(self, since: float) -> bool:
         return self._clock() - since < MAX_AGE_SECONDS

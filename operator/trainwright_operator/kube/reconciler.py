@@ -16,7 +16,7 @@ from trainwright_operator.flow.quarantine import is_quarantined, released
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
 from trainwright_operator.kube import client
-from trainwright_operator.kube.apply import Applier
+from trainwright_operator.kube.apply import Applier, changes_objects
 from trainwright_operator.kube.claim_registry import ClaimRegistry
 from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.health import Liveness
@@ -76,9 +76,10 @@ class Reconciler:
         """Keep what the watch tells of a plan or of its child, and requeue the plan."""
         cache = self._snapshot_reader.cache
         if event.is_listing:
-            cache.forget_all()
+            cache.observe_listing(type(event.found))
         if isinstance(event.found, PlanFacts):
-            cache.observe_plan(event.found, deleted=event.deleted)
+            is_complete = event.is_listing or event.is_new
+            cache.observe_plan(event.found, deleted=event.deleted, is_complete=is_complete, is_new=event.is_new)
             key = event.found.namespace, event.found.name
             # A change of the status alone is this operator's own.
             if event.deleted or self._generations.get(key) != event.found.generation:
@@ -273,7 +274,7 @@ class Reconciler:
         self._metrics.record_status(plan, status)
         if is_finished(snapshot):
             self._searches.discard(plan.uid)
-        if any(not isinstance(action, SetStatus | EmitEvent) for action in actions):
+        if any(map(changes_objects, actions)):
             return _IMMEDIATE_REQUEUE_SECONDS
         return requeue_after_seconds(snapshot, now)
 

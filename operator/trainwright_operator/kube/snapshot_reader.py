@@ -47,11 +47,16 @@ tail is also read while it runs, because an interrupted series may leave no othe
 
 @dataclass(slots=True)
 class ReadCache:
-    """Cache of a plan between reconciliations, all of it rebuilt after a restart."""
+    """Cache of a plan between reconciliations, all of it rebuilt after a restart.
+
+    Attributes:
+        unwritten: number of reconciliations in a row that left their status to the next one.
+    """
 
     dry_run: DryRun | None = None
     refusals: dict[str, str] = field(default_factory=dict)
     failing: RequestFailure | None = None
+    unwritten: int = 0
 
 
 class SnapshotReader:

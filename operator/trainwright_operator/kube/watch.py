@@ -120,6 +120,7 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
                     version=version_of(meta.get("resourceVersion", "")),
                     deleted=type == "DELETED" or (body.get("kind") == KIND and "deletionTimestamp" in meta),
                     is_listing=type is None,
+                    is_new=type == "ADDED",
                 )
             )
 
