@@ -56,8 +56,8 @@ bench-trials: venv  ## Predictions against the clock: plans of every search trie
 bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algorithms (BENCH=amp: only those)
 	$(PYTHON) benchmarks $(BENCH)
 
-soak: venv programs  ## What the operator costs with 1,000 plans and with 5,000 nodes, on a real API server (10 minutes)
-	PYTHONPATH=tests/support $(PYTHON) benchmarks/soak $(if $(WRITE),--write)
+soak: venv programs  ## What the operator costs with 1,000 plans, 5,000 nodes and random changes, on a real API server (40 minutes)
+	PYTHONPATH=tests/support:tests/flow/simulation $(PYTHON) benchmarks/soak $(if $(WRITE),--write)
 
 lint: venv  ## Types, style, direction of the imports, commit subjects
 	$(PYTHON) -m ruff check .

@@ -1,7 +1,7 @@
 """Cost of the operator with many plans and many nodes: CPU, memory, requests and delays, on a real API server.
 
-`python benchmarks/soak [--plans 1000] [--nodes 5000] [--write]`. No kubelet and no training operator run: nodes and pods
-are objects whose status this program writes, so only the operator's own cost is measured. Times depend on the machine;
+`python benchmarks/soak [--plans 1000] [--nodes 5000] [--minutes 20] [--only SCENARIO] [--write]`. No kubelet and no
+training operator run: nodes and pods are objects whose status this program writes, so only the operator's own cost is measured. Times depend on the machine;
 the API server and etcd share it.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import csv
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -27,6 +28,8 @@ import real_api_server
 from real_api_server import ApiServer
 from rich.console import Console
 from rich.table import Table
+from simulated_nodes import pods_of, running_status, simulated_nodes
+from users import Users, churn, wait_for_answers
 
 from trainwright_operator.api import API_VERSION, KIND, crd
 
@@ -73,10 +76,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", type=int, default=1000)
     parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--minutes", type=float, default=20.0, help="of random changes with a kill a minute")
+    parser.add_argument("--only", choices=("plans", "running", "nodes", "changes"), help="run only one scenario")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     wanted = parser.parse_args()
+    scenarios: dict[str, Callable[[], Iterator[Figure]]] = {
+        "plans": lambda: many_plans(wanted.plans),
+        "running": one_running_plan,
+        "nodes": lambda: many_nodes(wanted.nodes),
+        "changes": lambda: many_changes(wanted.minutes),
+    }
     figures: list[Figure] = []
-    for scenario in (lambda: many_plans(wanted.plans), one_running_plan, lambda: many_nodes(wanted.nodes)):
+    for scenario in [scenarios[wanted.only]] if wanted.only else scenarios.values():
         figures.extend(scenario())
         show(figures)
     if wanted.write:
@@ -131,21 +142,12 @@ def one_running_plan() -> Iterator[Figure]:
         api.kubectl("create", document=plan("plan"))
         until("a job", 60, lambda: objects(api, "kubeflow.org/v1", "pytorchjobs") == 1)
         (job,) = api.get("pytorchjobs", "--namespace", NAMESPACE)["items"]
-        names = make_pods(api, job)
+        pods = pods_of(job)
+        api.kubectl("create", document=pods)
         until("placement", 60, lambda: not any(gates(api)))
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        for name in names:
-            state = {"running": {"startedAt": now}}
-            container = {
-                "name": "pytorch",
-                "image": "x",
-                "imageID": "",
-                "ready": True,
-                "restartCount": 0,
-                "state": state,
-            }
-            status = {"phase": "Running", "startTime": now, "containerStatuses": [container]}
-            patch_status(api, "pod", name, status)
+        for pod in pods:
+            patch_status(api, "pod", pod["metadata"]["name"], running_status(now))
         time.sleep(15)
         cores, requests = rates(api, running)
         yield Figure("requests of a plan whose gang runs", requests, "a minute", "15 a minute")
@@ -164,6 +166,41 @@ def many_nodes(count: int) -> Iterator[Figure]:
         yield Figure(f"{count} nodes: largest memory", running.peak_bytes / 1e6, "MB", "250 MB")
         status = api.get("trainingplan", "plan", "--namespace", NAMESPACE)["status"]
         yield Figure(f"{count} nodes: status", len(json.dumps(status)) / 1e3, "kB", "100 kB")
+
+
+def many_changes(minutes: float) -> Iterator[Figure]:
+    """Create, edit, suspend and delete up to 100 plans at random while the operator is killed every minute."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        api = stack.enter_context(cluster(nodes=0))
+        nodes, port = stack.enter_context(simulated_nodes(api, NAMESPACE, folder, run_seconds=2.0))
+        api.kubectl("create", document=[node(number, kubelet_port=port) for number in range(40)])
+        running = ExitStack()
+        stack.callback(running.close)
+        current = running.enter_context(operator(api))
+
+        def kill() -> None:
+            nonlocal current
+            current.process.kill()
+            running.close()
+            current = running.enter_context(operator(api))
+
+        users = Users(api, NAMESPACE, plan, most=100, chance=random.Random(26))  # noqa: S311 - no secret
+        churn(users, 60 * minutes, kill)
+        answers = wait_for_answers(users, nodes)
+        what = f"{minutes:g} minutes of changes"
+        yield Figure(f"{what}: actions", users.done.total(), "", "")
+        yield Figure(f"{what}: kills", users.done["kill"], "", "")
+        yield Figure(f"{what}: tasks that ran", len(nodes.completed), "", "")
+        yield Figure(f"{what}: tasks that ran twice", sum(n > 1 for n in nodes.completed.values()), "", "0")
+        yield Figure(f"{what}: plans with a winner", answers["True"], "", "")
+        yield Figure(f"{what}: plans without an answer", answers.total() - answers["True"], "", "0")
+        yield Figure(f"{what}: jobs after all answers", objects(api, "kubeflow.org/v1", "pytorchjobs"), "", "0")
+        users.delete_all()
+        time.sleep(30)
+        kinds = ("configmaps", "pods", "pytorchjobs", "trainingplans")
+        left = [one for kind in kinds for one in api.get(kind, "--namespace", NAMESPACE)["items"]]
+        yield Figure(f"{what}: objects left after all plans were deleted", len(left), "", "0")
 
 
 @contextmanager
@@ -211,7 +248,7 @@ def plan(name: str, further: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
 
-def node(number: int) -> dict[str, Any]:
+def node(number: int, kubelet_port: int = 0) -> dict[str, Any]:
     """Return a node with two emulated devices and labels as many as clouds set."""
     labels = {f"example.com/label-{index}": "value" for index in range(20)}
     labels |= {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
@@ -224,25 +261,14 @@ def node(number: int) -> dict[str, Any]:
             "labels": labels,
             "annotations": {"trainwright.dev/emulation": json.dumps(EMULATION)},
         },
-        "status": {"capacity": devices, "allocatable": devices, "conditions": [{"type": "Ready", "status": "True"}]},
+        "status": {
+            "capacity": devices,
+            "allocatable": devices,
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet_port}},
+        },
     }
-
-
-def make_pods(api: ApiServer, job: dict[str, Any]) -> list[str]:
-    """Create the pods that the training operator would create for a PyTorchJob."""
-    names = []
-    for role, replicas in job["spec"]["pytorchReplicaSpecs"].items():
-        for index in range(replicas["replicas"]):
-            template = json.loads(json.dumps(replicas["template"]))
-            names.append(f"{job['metadata']['name']}-{role.lower()}-{index}")
-            template["metadata"] |= {"name": names[-1], "namespace": NAMESPACE}
-            template["metadata"]["labels"] |= {
-                "training.kubeflow.org/job-name": job["metadata"]["name"],
-                "training.kubeflow.org/replica-type": role.lower(),
-                "training.kubeflow.org/replica-index": str(index),
-            }
-            api.create({"apiVersion": "v1", "kind": "Pod", **template})
-    return names
 
 
 def patch_status(api: ApiServer, kind: str, name: str, status: dict[str, Any]) -> None:
