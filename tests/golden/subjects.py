@@ -34,6 +34,7 @@ from trainwright_operator.flow.decide import decide
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.outcome import GangOutcome
 from trainwright_operator.flow.gangs.retries import LostAttempt
+from trainwright_operator.flow.gangs.worker_image import WorkerImage
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 amp_seconds = amp_model.estimate_seconds
@@ -71,6 +72,7 @@ WIRE_DOCUMENTS = (
     GangOutcome,
     LostAttempt,
     PlannedTrials,
+    WorkerImage,
 )
 """Documents that operator and worker exchange, and those that the operator stores for itself."""
 

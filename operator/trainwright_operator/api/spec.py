@@ -290,7 +290,8 @@ class WorkerSpec(ApiModel):
     """The pods that measure and train."""
 
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """The worker's image. Absent: the one that the operator was installed with."""
+    """The worker's image. Absent: the one that the operator is installed with when the plan begins to measure. All pods of a
+    plan run the same image, by the digest that the first measurement ran where nodes can pull that."""
     pod_template: PodTemplate = PodTemplate()
     """What is merged into every worker pod."""
 

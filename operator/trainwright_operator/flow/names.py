@@ -110,6 +110,11 @@ class Names:
         """Return whether a child's name has this base."""
         return name.startswith(f"{self.base}-")
 
+    def owned_in_any_revision(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the names that have the base of this revision or of one before."""
+        bases = {self.at_revision(number).base for number in range(1, self.revision + 1)}
+        return frozenset(name for name in names if name[: len(self.base)] in bases)  # all bases are of one length
+
     def job(self, gang: str, shape: int) -> str:
         """Return the PyTorchJob name of a gang's job shape; the first one hosts the rendezvous."""
         name = self.child(gang if shape == 0 else f"{gang}-s{shape}")

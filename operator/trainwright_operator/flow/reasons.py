@@ -56,6 +56,7 @@ class Reason(StrEnum):
     POD_LOST = "PodLost"
     PODS_NOT_CREATED = "PodsNotCreated"
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    IMAGE_CHANGED = "ImageChanged"
     CONTAINER_NOT_CREATED = "ContainerNotCreated"
     PLACEMENT_NOT_SCHEDULABLE = "PlacementNotSchedulable"
     PLACEMENT_NOT_MET = "PlacementNotMet"
@@ -81,6 +82,7 @@ ENVIRONMENTAL: Final = frozenset(
         Reason.TERMINATED,
         Reason.PODS_NOT_CREATED,
         Reason.IMAGE_PULL_FAILED,
+        Reason.IMAGE_CHANGED,
         Reason.CONTAINER_NOT_CREATED,
         Reason.PLACEMENT_NOT_SCHEDULABLE,
         Reason.PLACEMENT_NOT_MET,
@@ -156,6 +158,10 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.POD_LOST: "pod {what} was deleted or evicted while in use",
     Reason.PODS_NOT_CREATED: "only {have} of {want} pods were created within {seconds} s: {what}",
     Reason.IMAGE_PULL_FAILED: "pod {pod}: {what}",
+    Reason.IMAGE_CHANGED: (
+        "{what}; times of different images are not compared: restore the former image, or name the new one by its digest in "
+        "spec.worker.image to measure anew"
+    ),
     Reason.CONTAINER_NOT_CREATED: "pod {pod}: {what}",
     Reason.PLACEMENT_NOT_SCHEDULABLE: "not scheduled within {seconds} s: {what}",
     Reason.PLACEMENT_NOT_MET: "pod {pod} runs on node {node} instead of {wanted}",

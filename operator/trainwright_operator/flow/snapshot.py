@@ -83,7 +83,11 @@ class SliceDevice:
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
-    """Container of a pod: waiting (with a reason), running (since) or terminated (with an exit code)."""
+    """Container of a pod: waiting (with a reason), running (since) or terminated (with an exit code).
+
+    Attributes:
+        image_id: image that it runs, as its kubelet reports it, most often with a digest; empty if unknown.
+    """
 
     name: str
     waiting_reason: str = ""
@@ -94,6 +98,7 @@ class ContainerFacts:
     termination_reason: str = ""
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    image_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,7 @@ def _container(status: dict[str, Any]) -> ContainerFacts:
         termination_reason=ended.get("reason", ""),
         started_at=_optional_time(ended.get("startedAt")),
         finished_at=_optional_time(ended.get("finishedAt")),
+        image_id=status.get("imageID", ""),
     )
 
 

@@ -72,6 +72,8 @@ class World:
     fails: dict[type, str] = field(default_factory=dict)
     """Actions that the API server answers with an error."""
     others: dict[str, int] = field(default_factory=dict)
+    image_id: Callable[[str, str], str] = lambda node, image: ""
+    """Id that a node reports of an image."""
 
     def __post_init__(self) -> None:
         self.now = START
@@ -81,6 +83,7 @@ class World:
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
         self.masters: set[str] = set()
+        self.images: dict[str, str] = {}
         self.events: list[a.EmitEvent] = []
         self.deleted = False
         self.pods_made = 0
@@ -221,6 +224,7 @@ class World:
                 self.pods[pod] = PodFacts(
                     pod, labels[GANG_LABEL], name, role.lower(), index, self.now, gates=(PLACEMENT_GATE,)
                 )
+                self.images[pod] = template["spec"]["containers"][0]["image"]
                 self.pods_made += 1
 
     def delete_job(self, name: str) -> None:
@@ -250,8 +254,9 @@ class World:
         self.now += timedelta(seconds=seconds)
         for name, pod in list(self.pods.items()):
             if pod.phase == "Pending" and not pod.gates and not (pod.containers and pod.containers[0].waiting_reason):
-                running = ContainerFacts("pytorch", running_since=self.now)
                 where = scheduling.pinned_node(pod.affinity)
+                image_id = self.image_id(where, self.images[name])
+                running = ContainerFacts("pytorch", running_since=self.now, image_id=image_id)
                 self.pods[name] = replace(pod, phase="Running", node=where, started_at=self.now, containers=(running,))
         for job in list(self.jobs.values()):
             pods = [pod for pod in self.pods.values() if pod.gang == job.gang]

@@ -21,7 +21,7 @@ from trainwright_operator.flow.actions import (
 )
 from trainwright_operator.flow.gangs import manifests as gang_manifests
 from trainwright_operator.flow.gangs import outcome as outcomes
-from trainwright_operator.flow.gangs import results, retries, worker_log
+from trainwright_operator.flow.gangs import results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
 from trainwright_operator.flow.gangs.manifests import GangSpec, JobShape
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
@@ -122,10 +122,10 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         # Left from before the plan was suspended; the pods' task is gone.
         deletions = tuple(DeleteJob(job.name) for job in jobs if not job.terminating)
         return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
-    name, data = context.names.task(gang_spec.name), {TASK_FILE: documents.dumps(gang_spec.task)}
-    return GangStep(
-        activity="creating the task", actions=(CreateConfigMap(name, StoredRole.TASK, data, gang_spec.name),)
-    )
+    image = worker_image.image_to_run(context, gang_spec.task.gang)
+    data = {TASK_FILE: documents.dumps(gang_spec.task), worker_image.IMAGE_KEY: documents.dumps(image)}
+    creation = CreateConfigMap(context.names.task(gang_spec.name), StoredRole.TASK, data, gang_spec.name)
+    return GangStep(activity="creating the task", actions=(creation,))
 
 
 def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> tuple[Action, ...]:
@@ -207,6 +207,8 @@ class _RunningGang:
 
     def partial_results(self) -> tuple[Action, ...]:
         """Return the result of a finished gang, or of a series the trials in its log."""
+        if worker_image.describe_conflict(self.context, self.gang_spec.name):
+            return ()
         master = self.master
         found = self._parse_report(master.log) if master and master.phase == "Succeeded" and master.log else ()
         return self._end(() if isinstance(found, GangFailure) else found, started_at=self._last_start_time()).actions
@@ -223,6 +225,11 @@ class _RunningGang:
 
     def _observe_pods(self) -> GangStep:
         started_at, master = self._all_started_at(), self.master
+        conflict = worker_image.describe_conflict(self.context, self.gang_spec.name)
+        if conflict:
+            # Without the log: no trial of a series counts.
+            changed = GangFailure.of(Reason.IMAGE_CHANGED, what=conflict)
+            return _end(self.context, self.gang_spec, changed, started_at=self._last_start_time())
         if master is not None and master.phase == "Succeeded" and master.log is not None:
             # First, even after a deadline: a finished measurement counts.
             return self._end(self._parse_report(master.log), started_at=self._last_start_time())

@@ -11,6 +11,7 @@ from trainwright.worker_api import Gang, GangNode, WorkerTask
 from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.worker_image import image_of_task
 from trainwright_operator.flow.names import (
     GANG_LABEL,
     PLAN_LABEL,
@@ -135,7 +136,7 @@ def _manifest(context: ReconcileContext, gang_spec: GangSpec, shape: JobShape, *
             "replicas": count,
             "restartPolicy": "Never",
             "template": pod_template.render(
-                image=plan.image,
+                image=image_of_task(context, gang_spec.name),
                 master=f"{first_job}-{MASTER}-0",
                 task_map=context.names.task(gang_spec.name),
                 resource_name=spec.devices.resource_name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from trainwright import documents
 from trainwright.worker_api import (
     MAX_LATE_RATIO,
     TrialReport,
@@ -20,6 +21,7 @@ from trainwright_operator.flow.gangs import worker_log
 from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import GangOutcome, OutcomeState
+from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, image_that_ran
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.trials.planned_trials import plan_digest
@@ -48,6 +50,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
     )
     assessments = {number: ending for number, ending in enumerate(every) if ending is not None}
     unlucky = next((number for number, one in assessments.items() if one.state is not OutcomeState.SUCCEEDED), None)
+    image = {IMAGE_KEY: documents.dumps(image_that_ran(context, gang_spec.name))}
     maps = []
     for number in sorted(assessments, key=lambda number: gang_spec.result_names[number] == gang_spec.name):
         ending, name = assessments[number], gang_spec.result_names[number]
@@ -61,7 +64,7 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
             generation=context.plan.generation,
             tried=_tried(gang_spec.task, number),
         )
-        data = outcomes.dump_result(ended, reported.get(number), log if number == unlucky else "")
+        data = outcomes.dump_result(ended, reported.get(number), log if number == unlucky else "") | image
         maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
     return tuple(maps)
 

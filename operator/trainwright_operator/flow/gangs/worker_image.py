@@ -1,0 +1,142 @@
+"""Worker image that a plan's measurements are of: times of different images cannot be compared.
+
+The first gang takes the plan's image and every later one the same, even if the operator's default changes meanwhile. Once
+a node has reported the image's digest, later pods name it, since a tag may move.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from trainwright import documents
+from trainwright.document_kind import document
+from trainwright.worker_api import Gang
+from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.snapshot import PodFacts, StoredConfigMap
+
+IMAGE_KEY: Final = "image.json"
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_ARCHITECTURE_LABEL: Final = "kubernetes.io/arch"
+
+
+@document("WorkerImage")
+@dataclass(frozen=True, slots=True)
+class WorkerImage:
+    """Image of a gang's pods.
+
+    Attributes:
+        reference: as in the pods' spec.
+        digests: architecture of a node and the image's id there, as its kubelet reports it: digests of one tag may differ
+            between architectures.
+    """
+
+    reference: str
+    digests: tuple[tuple[str, str], ...] = ()
+
+
+def image_to_run(context: ReconcileContext, gang: Gang) -> WorkerImage:
+    """Return the image for a new gang: that of the first measurement, by its digest where nodes can pull that."""
+    known = next(chain(_images(context, StoredRole.RESULT), _images(context, StoredRole.TASK)), None)
+    reference = known.reference if known is not None else context.plan.image
+    architectures = {_architecture(context, node.name) for node in gang.nodes}
+    ids = {image_id for architecture, image_id in _measured_ids(context).items() if architecture in architectures}
+    return WorkerImage(_by_digest(reference, ids.pop()) if len(architectures) == len(ids) == 1 else reference)
+
+
+def image_of_task(context: ReconcileContext, gang_name: str) -> str:
+    """Return the image of a gang's pods: the one that its task names; without one, the plan's."""
+    task_map = context.snapshot.find(context.names.task(gang_name))
+    known = _parse(task_map) if task_map is not None else None
+    return known.reference if known is not None else context.plan.image
+
+
+def image_that_ran(context: ReconcileContext, gang_name: str) -> WorkerImage:
+    """Return the image of a gang's pods with the ids that their nodes reported."""
+    found = {_architecture(context, pod.node): image_id for pod, image_id in _running(context, gang_name)}
+    return WorkerImage(image_of_task(context, gang_name), tuple(found.items()))
+
+
+def describe_conflict(context: ReconcileContext, gang_name: str) -> str:
+    """Describe a pod that runs another image than the plan's measurements or the gang's other pods, or return nothing."""
+    expected = _measured_ids(context)
+    for pod, image_id in _running(context, gang_name):
+        known = expected.setdefault(_architecture(context, pod.node), image_id)
+        if _digest(known) != _digest(image_id):
+            return f"pod {pod.name} on node {pod.node} runs {image_id}, but another one of this plan ran {known}"
+    return ""
+
+
+def _running(context: ReconcileContext, gang_name: str) -> Iterator[tuple[PodFacts, str]]:
+    """Return the gang's pods with the id of their worker's image, where it is known."""
+    for pod in context.snapshot.pods_of(gang_name):
+        if pod.containers and pod.containers[0].image_id and not pod.terminating:
+            yield pod, pod.containers[0].image_id
+
+
+def _measured_ids(context: ReconcileContext) -> dict[str, str]:
+    """Return the image's id by architecture, as of the first measurement there."""
+    found: dict[str, str] = {}
+    for image in _images(context, StoredRole.RESULT):
+        found = {**dict(image.digests), **found}
+    return found
+
+
+def _images(context: ReconcileContext, role: StoredRole) -> Iterator[WorkerImage]:
+    """Return the images of the plan's results or tasks, oldest first, those that former revisions left included."""
+    found = [one for one in context.snapshot.stored if one.role == role and not one.terminating]
+    owned = context.names.owned_in_any_revision(one.name for one in found)
+    images = (_parse(one) for one in sorted(found, key=lambda one: (one.created_at, one.name)) if one.name in owned)
+    return (image for image in images if image is not None)
+
+
+def _parse(stored: StoredConfigMap) -> WorkerImage | None:
+    """Return the image that a ConfigMap names. Former versions stored none; one that was modified counts as none."""
+    try:
+        image: WorkerImage = parse_strict(stored.data.get(IMAGE_KEY, ""), WorkerImage, stored.name)
+    except documents.DocumentError:
+        return None
+    return image if image.reference else None
+
+
+def _architecture(context: ReconcileContext, node_name: str) -> str:
+    node = next((node for node in context.snapshot.nodes if node.name == node_name), None)
+    return node.labels.get(_ARCHITECTURE_LABEL, "") if node is not None else ""
+
+
+def _digest(image_id: str) -> str:
+    """Return the digest in an image's id, else the id itself."""
+    found = _DIGEST.search(image_id)
+    return found[0] if found is not None else image_id
+
+
+def _by_digest(reference: str, image_id: str) -> str:
+    """Return a reference with the id's digest instead of the tag, unless the id is of no repository or of another one.
+
+    An image that was loaded into a node has such an id, and cannot be pulled by it.
+    """
+    repository, digest = _repository(reference), _DIGEST.search(image_id)
+    if digest is None or "@" in reference:
+        return reference
+    is_same = _full_name(repository) == _full_name(_repository(image_id.rpartition("://")[2]))
+    return f"{repository}@{digest[0]}" if is_same else reference
+
+
+def _repository(reference: str) -> str:
+    """Return a reference without tag and digest."""
+    name = reference.partition("@")[0]
+    head, slash, last = name.rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def _full_name(repository: str) -> str:
+    """Return a repository with the registry and the folder that it has by default."""
+    first, slash, _ = repository.partition("/")
+    if not slash:
+        return f"docker.io/library/{repository}"
+    return repository if first == "localhost" or "." in first or ":" in first else f"docker.io/{repository}"
