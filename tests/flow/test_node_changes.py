@@ -319,3 +319,14 @@ def test_a_node_that_no_trial_uses_counts_only_after_the_trials() -> None:
     assert (world.succeeded, world.status.cluster.revision) == ("True", 1)
     wait(world, 400, 20)
     assert world.status.cluster.revision == 2
+
+
+def test_answered_plan_keeps_its_answer_when_its_discovery_was_modified() -> None:
+    world = World(spec=spec_of(**WATCHING))
+    world.run()
+    name = next(name for name in world.stored if name.endswith("-discovery"))
+    world.stored[name] = replace(world.stored[name], data={"document.json": "{}"})
+    lose(world, "n3")
+    wait(world, 300)
+    assert world.succeeded == "True"
+    assert world.status.winner is not None

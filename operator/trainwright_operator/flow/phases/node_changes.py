@@ -54,7 +54,17 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 
 def replan(context: ReconcileContext) -> tuple[Action, ...]:
-    """Return the actions of a plan that has its answer: the next discovery, once a change of the nodes has settled."""
+    """Return the actions of a plan that has its answer: the next discovery, once a change of the nodes has settled.
+
+    A plan whose stored documents were modified keeps its answer.
+    """
+    try:
+        return _replan(context)
+    except documents.DocumentError:
+        return ()
+
+
+def _replan(context: ReconcileContext) -> tuple[Action, ...]:
     cluster = context.plan.status.cluster
     if context.plan.spec is None or cluster is None:
         return ()
