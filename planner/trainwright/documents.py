@@ -34,8 +34,12 @@ _WORDS = {
     "dataclass_type": "expected a mapping",
     "missing": "Field required: add it",
     "unexpected_keyword_argument": "there is no such field",
+    "too_short": "expected at least one entry, got an empty list",
 }
 """Messages by pydantic's error type, where its own message is about Python."""
+
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+"""Words of a number's bound, by pydantic's name of it."""
 
 _NUMBERS = {
     "int_parsing",
@@ -140,6 +144,10 @@ def _what(error: ErrorDetails, noun: Any) -> str:
     """Say what is wrong, and what to write in its place."""
     if error["type"] in _NUMBERS:
         return expected_quantity(str(error["loc"][-1]), error["input"], whole=error["type"].startswith("int"))
+    bounds = {words: error["ctx"][name] for name, words in _BOUNDS.items() if name in error.get("ctx", {})}
+    if bounds:
+        words, bound = bounds.popitem()
+        return f"must be {words} {f'{bound:g}' if isinstance(bound, float) else bound}, got {error['input']}"
     what = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "unexpected_keyword_argument":
         name, known = str(error["loc"][-1]), _fields_at(noun, error["loc"][:-1])

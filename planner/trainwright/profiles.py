@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
+from trainwright.bounds import Bytes, Count, Ratio, Rows, Seconds
 from trainwright.document_kind import document
 
 MORE_THAN_ANY_DEVICE_BYTES: Final = 2**42
@@ -30,16 +31,16 @@ class LayerProfile:
 
     accelerator: str
     kind: str
-    tensor_degree: int
-    rows: int
-    forward_seconds: float
-    backward_seconds: float
-    update_seconds: float
-    activation_bytes: int
-    parameter_bytes: int
-    samples: int = 1
-    relative_spread: float = 0.0
-    peak_bytes: int | None = None
+    tensor_degree: Rows
+    rows: Rows
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+    update_seconds: Seconds
+    activation_bytes: Bytes
+    parameter_bytes: Bytes
+    samples: Count = 1
+    relative_spread: Ratio = 0.0
+    peak_bytes: Bytes | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.tensor_degree < 1:
@@ -60,8 +61,8 @@ class LayerTooLarge:
 
     accelerator: str
     kind: str
-    tensor_degree: int
-    rows: int
+    tensor_degree: Rows
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,90 @@ def test_progress_that_no_status_can_hold_is_ignored(done: int, total: int, what
         assert world.status.progress.text == "0/1 measurement: running"
 
     assert run_with(World(), "links", report_progress).succeeded == "True"
+
+
+def _with(kind: type, path: str, value: object) -> World:
+    """Return a world whose workers of one kind report a value, at a path of their report's document."""
+
+    def log(order: object) -> str | None:
+        if not isinstance(order, kind):
+            return None
+        *head, last = log_of(report_of(order)).splitlines()
+        document = json.loads(last.removeprefix(REPORT_MARKER))
+        *parents, field = path.split(".")
+        place = document
+        for part in parents:
+            place = place[int(part) if part.isdecimal() else part]
+        place[int(field) if field.isdecimal() else field] = value
+        return "\n".join((*head, f"{REPORT_MARKER} {json.dumps(document)}", ""))
+
+    return World(log=log)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("memory.0.peak_bytes", -1, "memory.0.peak_bytes: must be at least 0, got -1"),
+        ("memory.0.peak_bytes", 2**63, f"memory.0.peak_bytes: must be at most {2**63 - 1}, got {2**63}"),
+        ("memory.0.slot", -1, "memory.0.slot: must be at least 0, got -1"),
+        ("iteration_seconds.0", 1e-300, "iteration_seconds.0: must be at least 1e-09, got 1e-300"),
+        ("iteration_seconds.0", 0, "iteration_seconds.0: must be at least 1e-09, got 0"),
+        ("iteration_seconds.0", 1e23, "iteration_seconds.0: must be at most 1e+09, got 1e+23"),
+        ("iteration_seconds", [], "iteration_seconds: expected at least one entry, got an empty list"),
+        ("late_segments", -1, "late_segments: must be at least 0, got -1"),
+    ],
+)
+def test_trial_report_beyond_its_bounds_is_invalid(path: str, value: object, words: str) -> None:
+    world = _with(TrialTask, path, value)
+    world.run()
+    assert world.trial("candidate-1").reason == "ReportInvalid"
+    assert world.trial("candidate-1").message.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("collectives.0.members", [], "collectives.0.members: expected at least one entry, got an empty list"),
+        ("collectives.0.seconds", -1, "collectives.0.seconds: must be at least 0, got -1"),
+        ("collectives.0.message_bytes", -1, "collectives.0.message_bytes: must be at least 0, got -1"),
+    ],
+)
+def test_link_report_beyond_its_bounds_is_invalid(path: str, value: object, words: str) -> None:
+    world = _with(LinkTask, path, value)
+    world.run()
+    assert world.condition("LinksMeasured").reason == "ReportInvalid"
+    assert world.condition("LinksMeasured").message.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("process_bytes", -1, "process_bytes: must be at least 0, got -1"),
+        ("layers.0.rows", 2**40, f"layers.0.rows: must be at most {2**31}, got {2**40}"),
+        ("layers.0.peak_bytes", -1, "layers.0.peak_bytes: must be at least 0, got -1"),
+        ("layers.0.parameter_bytes", 2**70, f"layers.0.parameter_bytes: must be at most {2**63 - 1}, got {2**70}"),
+    ],
+)
+def test_profiling_report_beyond_its_bounds_is_invalid(path: str, value: object, words: str) -> None:
+    world = _with(ProfilingTask, path, value)
+    world.run()
+    assert world.condition("Profiled").reason == "ReportInvalid"
+    assert world.condition("Profiled").message.endswith(words)
+
+
+def test_report_that_grows_beyond_a_config_map_when_it_is_stored_is_invalid() -> None:
+    losses = ",".join(["1e9"] * 220_000)  # 880 kB, of which `1000000000.0` makes 2,860 kB
+
+    def log(order: object) -> str | None:
+        line = f'{REPORT_MARKER} {{"document":"TrialReport","iteration_seconds":[1],"losses":[{losses}]}}\n'
+        assert len(line) < MAX_REPORT_BYTES
+        return line if isinstance(order, TrialTask) else None
+
+    world = World(log=log)
+    world.run()
+    assert world.trial("candidate-1").reason == "ReportInvalid"
+    assert "bytes where it is stored, at most 900000 are allowed" in world.trial("candidate-1").message
+    assert max(sum(map(len, one.data.values())) for one in world.stored.values()) < 2**20
 
 
 def test_failure_that_no_status_can_hold_is_a_crash() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trainwright.bounds import Count
 from trainwright.document_kind import document
 
 
@@ -57,6 +58,6 @@ class Failure:
 class Progress:
     """Steps (rounds, layer measurements, iterations) that are done, out of `total`."""
 
-    done: int
-    total: int
+    done: Count
+    total: Count
     what: str

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from trainwright.bounds import Bytes, Count, IterationSeconds, Ratio, Seconds, Slot
 from trainwright.cluster import Device, Emulation, Link
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
@@ -100,10 +103,10 @@ class CollectiveTime:
     """
 
     collective: CollectiveKind
-    members: tuple[Device, ...]
-    message_bytes: int
-    seconds: float
-    samples: int
+    members: Annotated[tuple[Device, ...], Field(min_length=1)]
+    message_bytes: Bytes
+    seconds: Seconds
+    samples: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class Overlap:
     """Slowdown of computation during communication: its seconds over those without communication."""
 
     node: str
-    compute_slowdown_ratio: float
+    compute_slowdown_ratio: Ratio
 
 
 @document("LinksReport")
@@ -177,7 +180,7 @@ class ProfilingReport:
 
     layers: tuple[LayerProfile, ...]
     out_of_memory: tuple[LayerTooLarge, ...] = ()
-    process_bytes: int | None = None
+    process_bytes: Bytes | None = None
     kind: Literal["profile"] = "profile"
 
 
@@ -222,8 +225,8 @@ class RankMemory:
     """
 
     node: str
-    slot: int
-    peak_bytes: int
+    slot: Slot
+    peak_bytes: Bytes
 
 
 @document("TrialReport")
@@ -240,11 +243,11 @@ class TrialReport:
         timeline: None unless requested.
     """
 
-    iteration_seconds: tuple[float, ...]
+    iteration_seconds: Annotated[tuple[IterationSeconds, ...], Field(min_length=1)]
     losses: tuple[float, ...]
     memory: tuple[RankMemory, ...] = ()
-    paced_segments: int = 0
-    late_segments: int = 0
+    paced_segments: Count = 0
+    late_segments: Count = 0
     timeline: Timeline | None = None
     kind: Literal["trial"] = "trial"
 
@@ -310,5 +313,5 @@ class SeriesPart:
         number: index of its plan in the task.
     """
 
-    number: int
+    number: Count
     trial: TrialReport

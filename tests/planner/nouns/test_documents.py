@@ -232,7 +232,7 @@ def test_contradictory_cluster_or_profiles_are_refused(nouns: tuple[object, ...]
         ({**cluster, "nodes": {"node-1": 2}}, Cluster, "nodes: expected a list"),
         (doubled(cluster, "nodes", name="many", devices=10**12), Cluster, "a cluster has at most 4096 devices"),
         (doubled(profiles, "layers"), Profiles, "is profiled 2 times for 2 rows; keep one"),
-        (doubled(profiles, "layers", activation_bytes=-1), Profiles, "has a negative activation_bytes: -1"),
+        (doubled(profiles, "layers", activation_bytes=-1), Profiles, "activation_bytes: must be at least 0, got -1"),
     ):
         with pytest.raises(documents.DocumentError, match=message):
             documents.parse(bad, noun)

@@ -8,6 +8,7 @@ from datetime import datetime
 from trainwright import documents
 from trainwright.worker_api import (
     MAX_LATE_RATIO,
+    MAX_REPORT_BYTES,
     TrialReport,
     TrialSeriesReport,
     TrialSeriesTask,
@@ -64,7 +65,8 @@ def result_maps(  # noqa: PLR0913 - each is a different fact of the end
             generation=context.plan.generation,
             tried=_tried(gang_spec.task, number),
         )
-        data = outcomes.dump_result(ended, reported.get(number), log if number == unlucky else "") | image
+        report = reported.get(number) if ending.reason is not Reason.REPORT_INVALID else None
+        data = outcomes.dump_result(ended, report, log if number == unlucky else "") | image
         maps.append(CreateConfigMap(context.names.result(name), StoredRole.RESULT, data, name))
     return tuple(maps)
 
@@ -95,19 +97,14 @@ def split_series_report(report: WorkerReport, gang_spec: GangSpec) -> tuple[Work
 
 
 def assess_report(report: WorkerReport) -> GangFailure:
-    """Return whether a report's measurement counts, with the reason."""
-    if isinstance(report, TrialReport):
-        if not is_measured(report):
-            return GangFailure.of(
-                Reason.REPORT_INVALID, what="expected at least one iteration, each with a positive time"
-            )
-        if report.is_emulation_too_slow:
-            late, paced = report.late_segments, report.paced_segments
-            sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced, limit=MAX_LATE_RATIO)
-            return GangFailure(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
+    """Return whether a report's measurement counts, with the reason. One that is too large is not stored."""
+    size = len(documents.dumps(report).encode())
+    if size > MAX_REPORT_BYTES:
+        # Numbers may be longer than the worker wrote them.
+        what = f"report: {size} bytes where it is stored, at most {MAX_REPORT_BYTES} are allowed"
+        return GangFailure.of(Reason.REPORT_INVALID, what=what)
+    if isinstance(report, TrialReport) and report.is_emulation_too_slow:
+        late, paced = report.late_segments, report.paced_segments
+        sentence = message(Reason.EMULATION_TOO_SLOW, late=late, paced=paced, limit=MAX_LATE_RATIO)
+        return GangFailure(Reason.EMULATION_TOO_SLOW, sentence, OutcomeState.VOID)
     return GangFailure(Reason.MEASUREMENT_TAKEN, message(Reason.MEASUREMENT_TAKEN), OutcomeState.SUCCEEDED)
-
-
-def is_measured(report: TrialReport) -> bool:
-    """Return whether all iterations took time."""
-    return bool(report.iteration_seconds) and min(report.iteration_seconds) > 0

@@ -20,9 +20,6 @@ from trainwright.worker_api import (
     WorkerReport,
 )
 
-_MAX_STEPS = 2**63 - 1
-"""Maximum of an integer in the status."""
-
 
 def last_document(log: str, marker: str) -> str | None:
     """Return the text after the marker in the last line that starts with it, or None."""
@@ -88,7 +85,7 @@ def parse_series_parts(log: str) -> dict[int, TrialReport]:
 
 
 def parse_progress(log: str) -> Progress | None:
-    """Return the last reported progress, or None where it is missing, unreadable or does not fit into the status."""
+    """Return the last reported progress, or None where it is missing or unreadable."""
     text = last_document(log, PROGRESS_MARKER)
     if text is None or len(text) > 4096:
         return None
@@ -96,7 +93,7 @@ def parse_progress(log: str) -> Progress | None:
         parsed: Progress = parse_strict(text, Progress, "progress")
     except documents.DocumentError:
         return None
-    return parsed if parsed.done >= 0 and 0 <= parsed.total <= _MAX_STEPS else None
+    return parsed
 
 
 def parse_failure(text: str) -> Failure | None:

@@ -12,7 +12,6 @@ from trainwright.worker_api import TrialReport
 from trainwright_operator.api.status import ConfigMapReference, TrialRole, TrialState, TrialStatus
 from trainwright_operator.flow.gangs.lifecycle import GangStep
 from trainwright_operator.flow.gangs.outcome import GangResult, OutcomeState
-from trainwright_operator.flow.gangs.results import is_measured
 from trainwright_operator.flow.gangs.retries import Retry
 from trainwright_operator.flow.reasons import Reason, message
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
@@ -86,7 +85,7 @@ def ended(trial: PlannedTrial, result: GangResult, result_map: str, model: Model
     update: dict[str, object] = {"end_time": outcome.ended_at, "result_ref": ConfigMapReference(config_map=result_map)}
     if outcome.started_at is not None:
         update["start_time"] = outcome.started_at
-    if outcome.state is not OutcomeState.FAILED and isinstance(report, TrialReport) and is_measured(report):
+    if outcome.state is not OutcomeState.FAILED and isinstance(report, TrialReport):
         update |= _figures(trial, report, model, cluster)
     # Validate again, because the model rounds metric values.
     status = TrialStatus.model_validate(status.model_copy(update=update).model_dump())
@@ -97,7 +96,7 @@ def trial_result(result: GangResult) -> TrialResult:
     """Return the part of a trial's result that the schedule depends on."""
     outcome, report = result.outcome, result.report
     seconds = None
-    if outcome.state is OutcomeState.SUCCEEDED and isinstance(report, TrialReport) and is_measured(report):
+    if outcome.state is OutcomeState.SUCCEEDED and isinstance(report, TrialReport):
         seconds = median(report.iteration_seconds)
     return TrialResult(seconds, out_of_memory=outcome.reason is Reason.OUT_OF_MEMORY)
 

@@ -1,0 +1,26 @@
+"""Types of quantities in documents that pods write, with the bounds that every reader may count on.
+
+Documents are checked against them where they are read; code that makes a report is not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import Field
+
+LARGEST_INTEGER: Final = 2**63 - 1
+"""Maximum of an integer that the API server stores."""
+SHORTEST_SECONDS: Final = 1e-9
+"""Minimum of an iteration's time: no clock measures less, and rates by it stay finite."""
+LONGEST_SECONDS: Final = 1e9
+MOST_ROWS: Final = 2**31
+
+Bytes = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
+Slot = Annotated[int, Field(ge=0, le=MOST_ROWS)]
+Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+"""Rows, and degrees of parallelism."""
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
+IterationSeconds = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
+Ratio = Annotated[float, Field(ge=0, le=1e6)]
