@@ -21,6 +21,8 @@ Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 Slot = Annotated[int, Field(ge=0, le=MOST_ROWS)]
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 """Rows, and degrees of parallelism."""
+Position = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+"""Place in an order, from 1."""
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 IterationSeconds = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
 Ratio = Annotated[float, Field(ge=0, le=1e6)]

@@ -96,3 +96,20 @@ def test_a_plan_without_trials_ends_with_its_candidates(workbench, small_plan) -
         workbench.run("get", "configmap", resource["status"]["candidatesRef"]["configMap"], "--output", "json")
     )
     assert candidates["data"]
+
+
+@pytest.mark.slow
+def test_plan_goes_on_without_a_node_that_is_cordoned(workbench, small_plan) -> None:
+    name = workbench.apply(small_plan(settlingSeconds=10))
+    workbench.wait(name, "profiling", in_the_middle_of("Profiling", workbench), 180)
+    node = workbench.get(name)["status"]["cluster"]["nodes"][0]["name"]
+    workbench.run("cordon", node)
+    try:
+        resource = workbench.wait_finished(name)
+    finally:
+        workbench.run("uncordon", node)
+    assert succeeded(resource)["status"] == "True", resource["status"]["conditions"]
+    status = resource["status"]
+    assert (status["cluster"]["revision"], status["winner"]["revision"]) == (2, 2)
+    assert node not in {found["name"] for found in status["cluster"]["nodes"]}
+    assert node not in json.dumps(status["winner"]["plan"])

@@ -16,7 +16,7 @@ from property_tests import examples
 from pydantic import ValidationError
 
 from trainwright.worker_api import REPORT_MARKER, WorkerTask
-from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.spec import Replan, TrainingPlanSpec
 
 FUZZ = examples(2000, quick=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 PASSES = 12
@@ -80,6 +80,7 @@ def go_on(world: World) -> None:
 @given(st.data())
 def test_changed_config_map_never_breaks_a_pass(data: st.DataObject) -> None:
     world = copy.deepcopy(data.draw(st.sampled_from(worlds()), "world"))
+    world.spec = world.spec.model_copy(update={"replan": data.draw(st.sampled_from(Replan), "replan")})
     name = data.draw(st.sampled_from(sorted(world.stored)), "ConfigMap")
     stored = world.stored[name]
     key = data.draw(st.sampled_from(sorted(stored.data)), "key")

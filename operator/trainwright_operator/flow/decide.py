@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from pydantic import ValidationError
+
 from trainwright import documents
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
@@ -104,7 +106,7 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
     for condition, advance in ((phase.condition, advance) for phase in PHASES for advance in phase.advances):
         try:
             phase_result = advance(context, findings)
-        except documents.DocumentError as error:
+        except (documents.DocumentError, ValidationError) as error:  # the latter: of a status that shows its values
             phase_result = Failed(explain(Reason.REPORT_INVALID, what=f"a stored document was modified: {error}"))
         steps.append(Step(condition, phase_result))
         if not isinstance(phase_result, Done):

@@ -39,6 +39,14 @@ class DiscoveredDevices:
     excluded: tuple[Excluded, ...] = ()
     places: tuple[NodeLocation, ...] = ()
 
+    def __post_init__(self) -> None:
+        known = {accelerator.name for accelerator in self.accelerators}
+        unknown = sorted({node.accelerator for node in self.nodes}.difference(known))
+        if unknown:
+            raise ValueError(f"nodes: accelerator {unknown[0]} is not among accelerators")
+        if self.places and len(self.places) != len(self.nodes):
+            raise ValueError(f"places: expected one for each of the {len(self.nodes)} nodes, got {len(self.places)}")
+
     @property
     def sampling(self) -> LinkSampling:
         """Return which links are measured as samples of which others."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from trainwright.bounds import Bytes, IterationSeconds, Position
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import LayerRun, Plan
@@ -54,10 +55,10 @@ class PlannedTrial:
     name: str
     role: Role
     counts_as_baseline: bool
-    rank: int
-    overall_rank: int
-    predicted_seconds: float
-    predicted_peak_memory_bytes: int
+    rank: Position
+    overall_rank: Position
+    predicted_seconds: IterationSeconds
+    predicted_peak_memory_bytes: Bytes
     summary: str
     plan: Plan
     dtype: Dtype | None = None
