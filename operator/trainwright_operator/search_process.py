@@ -61,20 +61,20 @@ def _find(request: PlanningRequest, problems: Sequence[Problem], control: Search
     """Return the best candidates of all number formats, or of the one by name with its price if it is slow."""
     top = max(request.top_k, 1)
 
-    def find(problem: Problem) -> list[Candidate]:
-        return run(request.planner, problem, top=top, control=control)
+    def find(problem: Problem, part: SearchControl) -> list[Candidate]:
+        return run(request.planner, problem, top=top, control=part)
 
     if request.chooses_format:
         try:
-            return search_problems(problems, find, top)
+            return search_problems(problems, find, control, top)
         except NoFeasiblePlan:
             smaller = _in_float32(problems[0])
             if smaller is None:
                 raise
-            return search_problems([smaller], find, top)
+            return search_problems([smaller], find, control, top)
     (problem,) = problems
-    candidates = find(problem)
-    return FormatAnswer(problem, tuple(candidates), slow_format(problem, candidates, find))
+    candidates = find(problem, control)
+    return FormatAnswer(problem, tuple(candidates), slow_format(problem, candidates, find, control))
 
 
 def _in_float32(problem: Problem) -> Problem | None:
@@ -160,12 +160,14 @@ def _baselines(problem: Problem, count: int, *, chooses_format: bool) -> list[Ca
     if not count:
         return []
 
-    def find(one: Problem) -> list[Candidate]:
-        return run(_BASELINE_PLANNER, one, top=count)
+    def find(one: Problem, control: SearchControl) -> list[Candidate]:
+        return run(_BASELINE_PLANNER, one, top=count, control=control)
 
     try:
-        asked = replace(problem, preference=Preference())
-        return list(search_problems([asked], find, count).candidates) if chooses_format else find(asked)
+        asked, control = replace(problem, preference=Preference()), SearchControl()
+        return list(
+            search_problems([asked], find, control, count).candidates if chooses_format else find(asked, control)
+        )
     except NoFeasiblePlan:
         return []
 

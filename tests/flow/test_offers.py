@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -143,7 +142,7 @@ def test_search_answers_and_reports_when_its_budget_ends(monkeypatch: pytest.Mon
         budgets.append((budget_seconds, effort))
         return SearchControl(deadline_seconds=time.monotonic())
 
-    monkeypatch.setattr(search_process, "SearchControl", SimpleNamespace(with_budget=spent))
+    monkeypatch.setattr(SearchControl, "with_budget", spent)
     world = World(spec=spec_of(search={"planner": planner, "effort": 0.5, "budgetSeconds": 7}))
     world.run(until=lambda: world.status.candidates_ref is not None)
     assert budgets == [(7, 0.5)]

@@ -129,19 +129,23 @@ def has_enumerated(inputs: Inputs, problem: Problem, control: SearchControl) -> 
 def find_in_formats(planner: str, inputs: Inputs, problem: Problem, control: SearchControl, top: int) -> FormatAnswer:
     """Return the planner's candidates in the best number format, or in the one by name, with its price if it is slow."""
 
-    def find(one: Problem) -> list[Candidate]:
-        return find_candidates(planner, inputs, one, control, top)
+    def find(one: Problem, part: SearchControl) -> list[Candidate]:
+        return find_candidates(planner, inputs, one, part, top)
 
     if inputs.searches_format:
-        return search_formats(problem, find, top)
-    return in_named_format(planner, inputs, problem, control, find(problem))
+        return search_formats(problem, find, control, top)
+    return in_named_format(planner, inputs, problem, control, find(problem, control))
 
 
 def in_named_format(
     planner: str, inputs: Inputs, problem: Problem, control: SearchControl, candidates: Sequence[Candidate]
 ) -> FormatAnswer:
     """Return the planner's candidates in the problem's format, with its price if it is slow."""
-    slow = slow_format(problem, candidates, lambda other: find_candidates(planner, inputs, other, control, 1))
+
+    def find(other: Problem, part: SearchControl) -> list[Candidate]:
+        return find_candidates(planner, inputs, other, part, 1)
+
+    slow = slow_format(problem, candidates, find, control)
     return FormatAnswer(problem, tuple(candidates), slow)
 
 

@@ -20,9 +20,9 @@ from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of
 from trainwright.search.cost_objective import pareto_front
-from trainwright.search.problem import Candidate, NoFeasiblePlan, Objective, Problem
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Objective, Problem, SearchControl
 
-Find = Callable[[Problem], Sequence[Candidate]]
+Find = Callable[[Problem, SearchControl], Sequence[Candidate]]
 
 FLOAT32_BYTES: Final = 24
 """Bytes per parameter above which float32 may fit where a half format does not.
@@ -82,40 +82,48 @@ def without(problem: Problem, left_out: Iterable[str]) -> Problem:
     return replace(problem, limits=replace(problem.limits, spare=(*problem.limits.spare, *added)))
 
 
-def search_formats(problem: Problem, find: Find, top: int | None = None) -> FormatAnswer:
+def search_formats(problem: Problem, find: Find, control: SearchControl, top: int | None = None) -> FormatAnswer:
     """Return the best candidates over all formats that may give the fastest plan, each on its native accelerators.
 
     `problem` is in the best format of all its accelerators. Its measured profiles hold for that format alone. Raises
     NoFeasiblePlan if no plan is feasible in any format.
     """
     if problem.profiles.origin == "measured":
-        return search_problems([problem], find, top)
+        return search_problems([problem], find, control, top)
     own = problem.model.dtype
     choices = sorted(format_choices(problem.accelerators), key=lambda choice: choice.dtype is not own)
     problems = [in_format(problem, choice.dtype, choice.left_out) for choice in choices]
     if all(choice.dtype is not Dtype.FLOAT32 for choice in choices) and _is_memory_scarce(problem):
         problems.append(in_format(problem, Dtype.FLOAT32))
-    return search_problems(problems, find, top)
+    return search_problems(problems, find, control, top)
 
 
-def search_problems(problems: Sequence[Problem], find: Find, top: int | None = None) -> FormatAnswer:
+def search_problems(
+    problems: Sequence[Problem], find: Find, control: SearchControl, top: int | None = None
+) -> FormatAnswer:
     """Return the best candidates of problems in several formats, without a search where the work bound rules one out.
 
-    Raises the first problem's NoFeasiblePlan if no problem has a feasible plan.
+    Each search gets an equal share of the budget that is left. Raises the first problem's NoFeasiblePlan if no problem has
+    a feasible plan.
     """
     answers: list[FormatAnswer] = []
     refusal: NoFeasiblePlan | None = None
-    for problem in problems:
+    are_enumerated = True
+    for number, problem in enumerate(problems):
         if not all(_may_win(problem, answer) for answer in answers):
             continue
+        part = control.part(len(problems) - number)
         try:
-            found = find(problem)
+            found = find(problem, part)
         except NoFeasiblePlan as refused:
             refusal = refusal or refused
             continue
+        are_enumerated = are_enumerated and part.enumerated.is_set()
         answers.append(FormatAnswer(problem, tuple(replace(one, dtype=_label(one, problem)) for one in found)))
     if refusal is not None and not answers:
         raise refusal
+    if are_enumerated:
+        control.enumerated.set()
     best = min(answers, key=lambda answer: _value(answer.candidates[0], answer.problem))
     if best.problem.limits.objective is Objective.PARETO:
         merged = pareto_front(one for answer in answers for one in answer.candidates)
@@ -127,8 +135,13 @@ def search_problems(problems: Sequence[Problem], find: Find, top: int | None = N
     return FormatAnswer(best.problem, tuple(one for one in merged if distinct[one.plan] is one)[:top])
 
 
-def slow_format(problem: Problem, candidates: Sequence[Candidate], find: Find) -> SlowFormat | None:
-    """Return the price of the problem's format; None if all its accelerators compute it natively."""
+def slow_format(
+    problem: Problem, candidates: Sequence[Candidate], find: Find, control: SearchControl
+) -> SlowFormat | None:
+    """Return the price of the problem's format; None if all its accelerators compute it natively.
+
+    The search for it ends with the control's budget, and leaves its events alone: they tell how the candidates were found.
+    """
     dtype, names = problem.model.dtype, problem.accelerators
     emulated_on = emulating(names, dtype)
     if not emulated_on:
@@ -141,7 +154,7 @@ def slow_format(problem: Problem, candidates: Sequence[Candidate], find: Find) -
         faster = in_format(problem, native)
         if not _may_win(faster, FormatAnswer(problem, tuple(candidates))):
             return slow
-        other = find(faster)[0]
+        other = find(faster, control.apart())[0]
     except ValueError:  # no data sheet, or no feasible plan
         return slow
     return replace(slow, other=other) if _value(other, problem) < _value(best, problem) else slow
@@ -150,7 +163,7 @@ def slow_format(problem: Problem, candidates: Sequence[Candidate], find: Find) -
 def slow_format_of(problem: Problem, plan: Plan) -> SlowFormat | None:
     """Return the price of the problem's format for a given plan; None if all devices of the plan compute it natively."""
     used = problem.with_nodes(plan.nodes)
-    return slow_format(used, [candidate_of(used, plan)], lambda other: [candidate_of(other, plan)])
+    return slow_format(used, [candidate_of(used, plan)], lambda other, _: [candidate_of(other, plan)], SearchControl())
 
 
 def _label(candidate: Candidate, problem: Problem) -> Dtype:

@@ -259,6 +259,21 @@ class SearchControl:
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         return cls(seed, deadline, report, effort)
 
+    def part(self, parts: int) -> SearchControl:
+        """Return the control of the next of `parts` searches in sequence: an equal share of the time that is left.
+
+        What it leaves unspent is the others'. It sets `budget_exhausted` of both, and `enumerated` of its own.
+        """
+        deadline = self.deadline_seconds
+        if deadline is not None:
+            now = time.monotonic()
+            deadline = now + max(deadline - now, 0.0) / parts
+        return replace(self, deadline_seconds=deadline, enumerated=Event())
+
+    def apart(self) -> SearchControl:
+        """Return the control of a search whose end says nothing of this one's: same deadline, own events."""
+        return replace(self, budget_exhausted=Event(), enumerated=Event())
+
     def expired(self) -> bool:
         """Return whether the budget is spent; a search then stops."""
         if self.deadline_seconds is None or time.monotonic() < self.deadline_seconds:

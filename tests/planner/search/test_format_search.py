@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from trainwright.accelerators import best_format, cluster_of, estimate_profiles,
 from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
-from trainwright.search import Candidate, NoFeasiblePlan, Objective, Problem, run
+from trainwright.search import Candidate, NoFeasiblePlan, Objective, Problem, SearchControl, run
 from trainwright.search.format_search import in_format, search_formats, search_problems, slow_format, slow_format_of
 
 FLOAT32, FLOAT16, BFLOAT16 = Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16
@@ -30,19 +30,19 @@ def problem_in(dtype: Dtype, machines: dict[str, int], batch: int = 32) -> Probl
     return Problem(cluster, model, profiles, batch)
 
 
-def megatron(problem: Problem) -> list[Candidate]:
-    return run("megatron", problem, top=3)
+def megatron(problem: Problem, control: SearchControl | None = None) -> list[Candidate]:
+    return run("megatron", problem, top=3, control=control)
 
 
 class Counted:
     """Search that records the formats that it is asked for."""
 
-    def __init__(self, find: Callable[[Problem], list[Candidate]] = megatron) -> None:
-        self.find, self.asked = find, list[Dtype]()
+    def __init__(self) -> None:
+        self.asked = list[Dtype]()
 
-    def __call__(self, problem: Problem) -> list[Candidate]:
+    def __call__(self, problem: Problem, control: SearchControl) -> list[Candidate]:
         self.asked.append(problem.model.dtype)
-        return self.find(problem)
+        return megatron(problem, control)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_chosen_format_is_native_on_the_plan_and_no_named_one_is_faster(machines
     counts = dict.fromkeys(sorted(machines), 1)
     cluster = cluster_of(counts)
     find = Counted()
-    answer = search_formats(problem_in(best_format([one.name for one in cluster.accelerators]), counts), find, 3)
+    answer = search_formats(
+        problem_in(best_format([one.name for one in cluster.accelerators]), counts), find, SearchControl(), 3
+    )
     best = answer.candidates[0]
     assert best.dtype is not None
     assert len(find.asked) == 1
@@ -78,7 +80,7 @@ def test_chosen_format_is_native_on_the_plan_and_no_named_one_is_faster(machines
     assert best.estimate.iteration_seconds <= min(named) * (1 + 1e-9)
     # Scaled profiles are those of the other format, so the price of a slow format is what a search in it finds.
     slow = problem_in(BFLOAT16, counts)
-    price = slow_format(slow, megatron(slow), megatron)
+    price = slow_format(slow, megatron(slow), megatron, SearchControl())
     assert (price is None) == all(is_native(one.name, BFLOAT16) for one in cluster.accelerators)
     if price is not None and price.other is not None:
         assert price.other.estimate.iteration_seconds == pytest.approx(best.estimate.iteration_seconds)
@@ -87,14 +89,16 @@ def test_chosen_format_is_native_on_the_plan_and_no_named_one_is_faster(machines
 def test_plan_on_ampere_alone_is_in_bfloat16_although_the_pool_has_other_devices() -> None:
     mixed = problem_in(FLOAT16, MIXED)
     (ampere,) = (node.name for node in mixed.cluster.nodes if node.accelerator == A100)
-    answer = search_formats(mixed, lambda one: [*megatron(one.with_nodes([ampere])), *megatron(one)])
+    answer = search_formats(
+        mixed, lambda one, control: [*megatron(one.with_nodes([ampere])), *megatron(one)], SearchControl()
+    )
     assert {candidate.dtype for candidate in answer.candidates if candidate.plan.nodes == (ampere,)} == {BFLOAT16}
     assert FLOAT16 in {candidate.dtype for candidate in answer.candidates}
 
 
 def test_price_of_a_slow_format_names_the_devices_and_the_faster_plan() -> None:
     problem = problem_in(BFLOAT16, {"p3.8xlarge": 1, "g4dn.12xlarge": 1})
-    slow = slow_format(problem, found := megatron(problem), megatron)
+    slow = slow_format(problem, found := megatron(problem), megatron, SearchControl())
     assert slow is not None
     assert slow.other is not None
     assert (slow.dtype, slow.native, set(slow.emulated_on)) == (BFLOAT16, FLOAT16, {V100, T4})
@@ -107,7 +111,7 @@ def test_price_of_a_slow_format_names_the_devices_and_the_faster_plan() -> None:
 
 def test_format_that_is_native_everywhere_has_no_price() -> None:
     problem = problem_in(BFLOAT16, {"a2-highgpu-4g": 1})
-    assert slow_format(problem, megatron(problem), Counted()) is None
+    assert slow_format(problem, megatron(problem), Counted(), SearchControl()) is None
     mixed = problem_in(BFLOAT16, MIXED)
     (ampere,) = (node.name for node in mixed.cluster.nodes if node.accelerator == A100)
     assert slow_format_of(mixed, megatron(mixed.with_nodes([ampere]))[0].plan) is None
@@ -116,18 +120,23 @@ def test_format_that_is_native_everywhere_has_no_price() -> None:
 def test_second_format_is_not_searched_when_the_work_bound_rules_it_out() -> None:
     half, full = problem_in(FLOAT16, {"p3.8xlarge": 1}), problem_in(FLOAT32, {"p3.8xlarge": 1})
     find = Counted()
-    assert search_problems([half, full], find).problem is half
+    assert search_problems([half, full], find, SearchControl()).problem is half
     assert find.asked == [FLOAT16]
     find = Counted()
-    assert search_problems([full, half], find).problem is half
+    assert search_problems([full, half], find, SearchControl()).problem is half
     assert find.asked == [FLOAT32, FLOAT16]
+
+
+def problems_for(objective: Objective, *dtypes: Dtype) -> list[Problem]:
+    """Return problems of which no work bound rules one out unless the objective is time."""
+    problems = [problem_in(dtype, MIXED) for dtype in dtypes]
+    return [replace(one, limits=replace(one.limits, objective=objective)) for one in problems]
 
 
 @pytest.mark.parametrize("objective", Objective)
 def test_candidates_of_several_formats_are_merged_best_first(objective: Objective) -> None:
-    problems = [problem_in(dtype, MIXED) for dtype in (BFLOAT16, FLOAT16)]
-    problems = [replace(one, limits=replace(one.limits, objective=objective)) for one in problems]
-    answer = search_problems(problems, megatron)
+    problems = problems_for(objective, BFLOAT16, FLOAT16)
+    answer = search_problems(problems, megatron, SearchControl())
     apart = [found for problem in problems for found in megatron(problem)]
     seconds = [one.estimate.iteration_seconds for one in answer.candidates]
     prices = [one.price_per_row or 0.0 for one in answer.candidates]
@@ -138,19 +147,61 @@ def test_candidates_of_several_formats_are_merged_best_first(objective: Objectiv
         assert min(prices) == min(one.price_per_row or 0.0 for one in apart)
 
 
+def test_each_format_gets_an_equal_share_of_the_budget_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shares, spent = [100.0], list[float](), iter((1.0, 4.0, 0.0))
+    monkeypatch.setattr("trainwright.search.problem.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def find(problem: Problem, control: SearchControl) -> list[Candidate]:
+        assert control.deadline_seconds is not None
+        shares.append(control.deadline_seconds - now[0])
+        found = megatron(problem, control)
+        now[0] += next(spent)
+        return found
+
+    control = SearchControl.with_budget(9.0)
+    search_problems(problems_for(Objective.COST, *Dtype), find, control)
+    assert shares == pytest.approx([3.0, 4.0, 4.0])
+    assert not control.budget_exhausted.is_set()
+
+
+def test_answer_is_stopped_by_its_budget_when_one_format_is_and_not_when_a_price_is() -> None:
+    def stopped(problem: Problem, control: SearchControl) -> list[Candidate]:
+        control.expired()
+        return megatron(problem, control)
+
+    control = SearchControl(deadline_seconds=0.0)
+    slow = problem_in(BFLOAT16, {"p3.8xlarge": 1})
+    assert slow_format(slow, megatron(slow), stopped, control) is not None
+    assert not control.budget_exhausted.is_set()
+    search_problems([slow], stopped, control)
+    assert control.budget_exhausted.is_set()
+
+
+@pytest.mark.parametrize("enumerated", [(FLOAT16, BFLOAT16), (FLOAT16,), (BFLOAT16,), ()])
+def test_answer_is_enumerated_when_all_formats_are(enumerated: tuple[Dtype, ...]) -> None:
+    def find(problem: Problem, control: SearchControl) -> list[Candidate]:
+        if problem.model.dtype in enumerated:
+            control.enumerated.set()
+        return megatron(problem, control)
+
+    control = SearchControl()
+    search_problems(problems_for(Objective.COST, FLOAT16, BFLOAT16), find, control)
+    assert control.enumerated.is_set() == (len(enumerated) == 2)
+
+
 def test_float32_is_searched_when_memory_is_scarce_and_no_half_format_fits() -> None:
     problem = problem_in(FLOAT16, {"p3.8xlarge": 1})
 
-    def find(one: Problem) -> list[Candidate]:
+    def find(one: Problem, control: SearchControl) -> list[Candidate]:
         if one.model.dtype is not FLOAT32:
             raise NoFeasiblePlan("too large")
-        return megatron(one)
+        return megatron(one, control)
 
     with pytest.raises(NoFeasiblePlan, match="too large"):
-        search_formats(problem, find)
+        search_formats(problem, find, SearchControl())
     accelerators = tuple(replace(one, memory_bytes=10**9) for one in problem.cluster.accelerators)
     scarce = replace(problem, cluster=replace(problem.cluster, accelerators=accelerators))
-    assert search_formats(scarce, find).candidates[0].dtype is FLOAT32
+    assert search_formats(scarce, find, SearchControl()).candidates[0].dtype is FLOAT32
 
 
 def test_scaled_profiles_are_those_of_the_other_format() -> None:
@@ -169,4 +220,6 @@ def test_profiles_of_other_layers_and_accelerators_do_not_hinder_the_price() -> 
     others = (replace(layers[0], kind="of another model"), replace(layers[0], accelerator="New"))
     with_others = replace(problem, profiles=replace(problem.profiles, layers=(*layers, *others)))
     candidates = megatron(problem)
-    assert slow_format(with_others, candidates, megatron) == slow_format(problem, candidates, megatron)
+    assert slow_format(with_others, candidates, megatron, SearchControl()) == slow_format(
+        problem, candidates, megatron, SearchControl()
+    )
