@@ -19,7 +19,7 @@ from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of
-from trainwright.search.cost_objective import pareto_front
+from trainwright.search.cost_objective import pareto_front, subsampled
 from trainwright.search.problem import Candidate, NoFeasiblePlan, Objective, Problem, SearchControl
 
 Find = Callable[[Problem, SearchControl], Sequence[Candidate]]
@@ -132,7 +132,9 @@ def search_problems(
             heapq.merge(*(answer.candidates for answer in answers), key=lambda one: _value(one, best.problem))
         )
     distinct = {one.plan: one for one in reversed(merged)}  # a plan of several formats counts in its best one
-    return FormatAnswer(best.problem, tuple(one for one in merged if distinct[one.plan] is one)[:top])
+    kept = [one for one in merged if distinct[one.plan] is one]
+    is_front = best.problem.limits.objective is Objective.PARETO
+    return FormatAnswer(best.problem, tuple(subsampled(kept, top) if is_front else kept[:top]))
 
 
 def slow_format(

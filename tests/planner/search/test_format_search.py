@@ -147,6 +147,19 @@ def test_candidates_of_several_formats_are_merged_best_first(objective: Objectiv
         assert min(prices) == min(one.price_per_row or 0.0 for one in apart)
 
 
+def test_front_of_several_formats_keeps_its_cheapest_plan_when_it_is_shortened() -> None:
+    def front(problem: Problem, control: SearchControl) -> list[Candidate]:
+        return [
+            replace(one, price_per_hour=9.0 / 4**rank, estimate=replace(one.estimate, iteration_seconds=1.0 + rank))
+            for rank, one in enumerate(run("megatron", time, top=3, control=control))
+        ]
+
+    (time,) = problems_for(Objective.TIME, FLOAT16)
+    problems = problems_for(Objective.PARETO, FLOAT16, BFLOAT16)
+    found = search_problems(problems, front, SearchControl(), 2).candidates
+    assert [one.estimate.iteration_seconds for one in found] == [1.0, 3.0]
+
+
 def test_each_format_gets_an_equal_share_of_the_budget_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now, shares, spent = [100.0], list[float](), iter((1.0, 4.0, 0.0))
     monkeypatch.setattr("trainwright.search.problem.time", SimpleNamespace(monotonic=lambda: now[0]))
