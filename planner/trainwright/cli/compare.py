@@ -50,7 +50,7 @@ def compare(  # noqa: PLR0913 - one group of options each
     fastest = min(answers, key=lambda answer: answer.seconds_per_row)
     assert fastest.candidate is not None
     with show_progress(f"searching with {fastest.planner}", search) as control:
-        found = in_named_format(fastest.planner, inputs, problem, control, [fastest.candidate])
+        found = in_named_format(fastest.planner, inputs, fastest.problem, control, [fastest.candidate])
     if output is Output.JSON:
         show_json({**report.comparison_fields(answers, problem), **report.format_fields(found)})
     else:
@@ -63,7 +63,8 @@ def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOption
     with show_progress(f"searching with {planner}", search) as control:
         try:
             if inputs.searches_format:
-                candidate = find_in_formats(planner, inputs, problem, control, 1).candidates[0]
+                found = find_in_formats(planner, inputs, problem, control, 1)
+                problem, candidate = found.problem, found.candidates[0]
             else:
                 candidate = find_candidates(planner, inputs, problem, control, 1)[0]
         except NoFeasiblePlan as refusal:
@@ -71,6 +72,7 @@ def _answer(planner: str, inputs: Inputs, problem: Problem, search: SearchOption
     return report.ComparisonRow(
         planner,
         time.perf_counter() - started,
+        problem,
         candidate,
         reason,
         stopped=control.budget_exhausted.is_set(),

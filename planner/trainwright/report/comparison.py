@@ -27,12 +27,14 @@ class ComparisonRow:
     """Result of one search; without a candidate, the reason.
 
     Attributes:
+        problem: in the number format of the candidate.
         stopped: the search ended because its budget was spent.
         enumerated: the search covered every plan that `enumeration_sentence` names.
     """
 
     planner: str
     search_seconds: float
+    problem: Problem
     candidate: Candidate | None
     reason: str | None = None
     stopped: bool = False
@@ -111,11 +113,11 @@ def comparison_fields(answers: Sequence[ComparisonRow], problem: Problem) -> dic
     return {
         "baseline": None if baseline is None else baseline.planner,
         **origin_fields(problem),
-        "planners": [_fields(answer, baseline, problem) for answer in answers],
+        "planners": [_fields(answer, baseline) for answer in answers],
     }
 
 
-def _fields(answer: ComparisonRow, baseline: ComparisonRow | None, problem: Problem) -> dict[str, Any]:
+def _fields(answer: ComparisonRow, baseline: ComparisonRow | None) -> dict[str, Any]:
     candidate = answer.candidate
     head = {"planner": answer.planner, "search_seconds": answer.search_seconds, "reason": answer.reason}
     if answer.stopped:
@@ -127,8 +129,9 @@ def _fields(answer: ComparisonRow, baseline: ComparisonRow | None, problem: Prob
         "predicted_seconds": candidate.estimate.iteration_seconds,
         "relative_seconds": _relative(answer, baseline),
         "peak_memory_bytes": candidate.estimate.peak_memory_bytes,
+        **({} if candidate.dtype is None else {"dtype": candidate.dtype}),
         "price_per_row": candidate.price_per_row,
-        **work_bound_fields(candidate, problem),
+        **work_bound_fields(candidate, answer.problem),
         "plan": documents.dump(candidate.plan),
     }
 
@@ -187,20 +190,20 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
         for answer in answers
         if answer.stopped
     ]
-    told = [Text(line) for line in _distances(answers, baseline, problem)]
+    told = [Text(line) for line in _distances(answers, baseline)]
     return Group(titled(f"Planners compared{origin_words(problem)}", table, caption), *told, *refusals, *cut_short)
 
 
-def _distances(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None, problem: Problem) -> list[str]:
+def _distances(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None) -> list[str]:
     """Return the fastest plan's distance from the work bound, and what complete enumerations prove."""
     answered = [answer for answer in answers if answer.candidate is not None]
     fastest = min(answered, key=lambda answer: _relative(answer, baseline), default=None)
     found: list[str] = []
     if fastest is not None and fastest.candidate is not None:
-        found += work_bound_sentences(fastest.candidate, problem, which=f"the plan of {fastest.planner}")
+        found += work_bound_sentences(fastest.candidate, fastest.problem, which=f"the plan of {fastest.planner}")
     for answer in answered:
         if answer.enumerated and answer.candidate is not None:
-            found.append(f"{answer.planner}: {enumeration_sentence(answer.candidate.plan, problem)}")
+            found.append(f"{answer.planner}: {enumeration_sentence(answer.candidate.plan, answer.problem)}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ MODEL = """
 gpt: {layers: 4, hidden_size: 1024, heads: 8, sequence_length: 512, vocabulary_size: 8192}
 global_batch_size: 32
 """
+SHORT_MODEL = MODEL.replace("sequence_length: 512", "sequence_length: 16").replace("size: 32", "size: 4")
+"""Model whose state takes most of its memory, so that float32 fits where a half format does not."""
 NAMED = "bfloat16 is emulated on V100 and T4: "
 
 
@@ -80,6 +83,33 @@ def test_comparison_states_the_price_of_a_slow_format(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["compare", "megatron", "random", *given])
     assert shown.exit_code == 0, shown.output
     assert NAMED in words(shown)
+
+
+def scarce_files(folder: Path) -> list[str]:
+    """Return the options of a problem that has plans in float32 alone."""
+    cluster = cluster_of({"a2-highgpu-1g": 1})
+    accelerators = tuple(replace(one, memory_bytes=10**9) for one in cluster.accelerators)
+    (folder / "cluster.json").write_text(dumps(replace(cluster, accelerators=accelerators)))
+    (folder / "model.yaml").write_text(SHORT_MODEL)
+    return [f"--cluster={folder / 'cluster.json'}", f"--model={folder / 'model.yaml'}"]
+
+
+def json_of(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, [*arguments, "--output=json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_comparison_takes_the_work_bound_of_the_format_that_was_chosen(tmp_path: Path) -> None:
+    files = scarce_files(tmp_path)
+    planned = json_of("plan", "--planner=megatron", *files)
+    assert planned["dtype"] == "float32"
+    (compared,) = json_of("compare", "megatron", *files)["planners"]
+    assert (compared["dtype"], compared["work_bound_seconds"]) == ("float32", planned["work_bound_seconds"])
+    shown = CliRunner().invoke(app, ["compare", "megatron", *files])
+    times = planned["candidates"][0]["predicted_seconds"] / planned["work_bound_seconds"]
+    assert f"takes {times:.2f} times that" in words(shown)
+    assert "Number format: float32, since no plan in bfloat16 is as fast" in words(shown)
 
 
 def test_profiles_that_are_given_fix_the_format_by_the_bytes_of_their_weights(tmp_path: Path) -> None:
