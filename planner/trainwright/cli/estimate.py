@@ -15,10 +15,10 @@ from trainwright.cli.options import Inputs, read
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost import amp_model, galvatron_model
 from trainwright.cost.context import CostContext
-from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan
 from trainwright.search import Problem
-from trainwright.search.format_search import slow_format_of
+from trainwright.search.candidates import candidate_of
+from trainwright.search.format_search import FormatAnswer, plan_in_own_format, slow_format_of
 
 EXACT = "exact"
 COST_MODELS: Mapping[str, tuple[str, Callable[[Plan, CostContext], float]]] = {
@@ -53,10 +53,8 @@ def estimate(
     """Predict the time and memory of a plan. Memory and breakdown are always those of the exact replay."""
     if cost_model not in {EXACT, *COST_MODELS}:
         raise ValueError(f"unknown cost model {cost_model!r}; choose one of {', '.join((EXACT, *COST_MODELS))}")
-    problem = inputs.problem()
-    given = plan_of(plan_file, problem, inputs)
-    found = estimate_with_context(given, problem.cost_context)
-    slow = slow_format_of(problem, given)
+    answer = estimated_plan(plan_file, inputs.problem(), inputs)
+    problem, given, found = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
     title, seconds = "the exact replay", found.iteration_seconds
     if cost_model != EXACT:
         title, paper = COST_MODELS[cost_model]
@@ -70,7 +68,7 @@ def estimate(
                 "feasible": found.feasible,
                 "reason": found.reason,
                 "breakdown": asdict(found.breakdown),
-                **report.slow_format_fields(slow),
+                **report.format_fields(answer),
                 **report.origin_fields(problem),
             }
         )
@@ -78,10 +76,17 @@ def estimate(
     show(report.breakdown_table(found, given, problem))
     if cost_model != EXACT:
         show(f"{title} predicts {seconds:.4g} s")
-    if slow is not None:
-        show(report.slow_sentence(slow, problem.cluster))
+    show(*report.format_sentences(answer, given=True))
     if found.reason is not None:
         show(f"not feasible: {found.reason}")
+
+
+def estimated_plan(file: Path, problem: Problem, inputs: Inputs) -> FormatAnswer:
+    """Read a plan and estimate it in the number format of the model file; `auto` is the one that the plan would get."""
+    given = plan_of(file, problem, inputs)
+    if inputs.searches_format:
+        return plan_in_own_format(problem, given)
+    return FormatAnswer(problem, (candidate_of(problem, given),), slow_format_of(problem, given))
 
 
 def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from trainwright import documents, report
-from trainwright.cli.estimate import plan_of
+from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command, show_progress
 from trainwright.cli.options import (
     DEFAULT_PLANNER,
@@ -22,9 +22,7 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, screen, show, show_json
 from trainwright.cli.plan import distance_sentences, find_in_formats, stopped_sentences
-from trainwright.cost.estimate import estimate_with_context
 from trainwright.search import preload_search
-from trainwright.search.format_search import slow_format_of
 
 app = typer.Typer(add_completion=False)
 
@@ -58,8 +56,6 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         with show_progress(f"searching with {planner}", search) as control:
             answer = find_in_formats(planner, inputs, problem, control, 2)
         problem, candidates = answer.problem, answer.candidates
-        plan, estimate = candidates[0].plan, candidates[0].estimate
-        slow = answer.slow
         behind = [
             *report.format_sentences(answer),
             *report.runner_up(candidates),
@@ -68,14 +64,13 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             *stopped_sentences(control),
         ]
     else:
-        plan = plan_of(plan_file, problem, inputs)
-        slow = slow_format_of(problem, plan)
-        behind = [] if slow is None else [report.slow_sentence(slow, problem.cluster)]
-        estimate = estimate_with_context(plan, problem.cost_context)
+        answer = estimated_plan(plan_file, problem, inputs)
+        behind = report.format_sentences(answer, given=True)
+    problem, plan, estimate = answer.problem, answer.candidates[0].plan, answer.candidates[0].estimate
     told = report.Explanation.of(problem, plan, estimate)
     sentences = [*told.sentences(), *behind]
     if output is Output.JSON:
-        show_json({**_fields(told, sentences), **report.slow_format_fields(slow)})
+        show_json({**_fields(told, sentences), **report.format_fields(answer)})
         return
     width = screen().width
     picture = report.timeline(told.tracks, estimate.iteration_seconds, width)

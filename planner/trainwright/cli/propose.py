@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,15 +13,16 @@ from trainwright import documents
 from trainwright.calibration import Trials
 from trainwright.cli.framework import command, show_progress
 from trainwright.cli.options import DEFAULT_PLANNER, Inputs, LimitOptions, PlannerOption, SearchOptions, read
-from trainwright.cli.output import Output, OutputOption, check_writable, show, show_json, write_document
+from trainwright.cli.output import Output, OutputOption, check_writable, note, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
+from trainwright.cli.plan import find_in_formats
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.report.format_sentences import slow_format_fields, slow_sentence
 from trainwright.report.trial_proposal import proposal_fields, proposal_report
-from trainwright.search import Problem, preload_search, run
-from trainwright.search.format_search import slow_format_of
+from trainwright.search import Candidate, Problem, preload_search
+from trainwright.search.format_search import in_format, slow_format_of
 from trainwright.trial_selection import REGRET_BELOW, ModelUncertainty, Proposal, Rule, TrialHistory, propose
 
 MOST_CANDIDATES: Final = 500
@@ -31,7 +33,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True)
 class ListedCandidate:
-    """Candidate as `trainwright plan --output json` lists it; only its plan is used."""
+    """Candidate as `trainwright plan --output json` lists it; only its plan and its number format are used."""
 
     plan: Plan
     rank: int | None = None
@@ -108,13 +110,17 @@ def propose_trial(
     check_writable(choosing.write_plan)
     problem, rule = inputs.problem(limits.limits), Rule(regret_below=choosing.stop_below)
     trials: Trials | None = None if choosing.trials is None else read(choosing.trials, Trials)
+    candidates: Sequence[Candidate | ListedCandidate]
     if choosing.candidates is None:
         with show_progress(f"searching with {planner}", search) as control:
-            found = run(planner, problem, top=min(choosing.top, MOST_CANDIDATES), control=control)
-        plans = [candidate.plan for candidate in found]
+            found = find_in_formats(planner, inputs, problem, control, min(choosing.top, MOST_CANDIDATES))
+        problem, candidates = found.problem, found.candidates
     else:
         _refuse_limits(limits)
-        plans = _listed(choosing.candidates)
+        candidates = _listed(choosing.candidates)
+        if inputs.searches_format and candidates[0].dtype is not None:
+            problem = in_format(problem, candidates[0].dtype)
+    plans = _in_format_of(problem, candidates)
     _check_batches(plans, trials, problem)
     study = TrialHistory.of(plans, problem.cost_context, trials, ModelUncertainty())
     answer = propose(study.posterior, rule, study.device_seconds if choosing.per_device_second else None)
@@ -145,13 +151,22 @@ def _refuse_limits(limits: LimitOptions) -> None:
         raise ValueError(f"{named} does not apply to --candidates, which are listed already; leave one of them out")
 
 
-def _listed(file: Path) -> list[Plan]:
+def _in_format_of(problem: Problem, candidates: Sequence[Candidate | ListedCandidate]) -> list[Plan]:
+    """Return the plans in the problem's number format or one of as many bytes, with a note on the others."""
+    size = problem.model.dtype.num_bytes
+    kept = [one.plan for one in candidates if one.dtype is None or one.dtype.num_bytes == size]
+    if left := len(candidates) - len(kept):
+        note(f"{left} of {len(candidates)} candidates are in another number format than the best one, and are left out")
+    return kept
+
+
+def _listed(file: Path) -> tuple[ListedCandidate, ...]:
     listed: Candidates = read(file, Candidates)
     if not listed.candidates:
         raise documents.DocumentError(f"{file}: lists no candidate; give at least one")
     if len(listed.candidates) > MOST_CANDIDATES:
         raise documents.DocumentError(f"{file}: more than {MOST_CANDIDATES} candidates; leave the slowest out")
-    return [candidate.plan for candidate in listed.candidates]
+    return listed.candidates
 
 
 def _check_batches(plans: list[Plan], trials: Trials | None, problem: Problem) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trainwright import documents, report
 from trainwright.calibration import Trial, Trials, fit
-from trainwright.cli.estimate import plan_of
+from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
 from trainwright.cli.options import Inputs, content_of, read
 from trainwright.cli.output import (
@@ -29,10 +29,9 @@ from trainwright.cli.output import (
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
-from trainwright.cost.estimate import check_plan, estimate_with_context
+from trainwright.cost.estimate import check_plan
 from trainwright.documents import DocumentError
 from trainwright.plan import Plan
-from trainwright.search.format_search import slow_format_of
 from trainwright.throughput import throughput
 from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
 
@@ -53,7 +52,10 @@ def calibrate(
     if inputs.searches_batch:
         raise ValueError("--global-batch-size cannot be `search` for trials, which have batch sizes; leave it out")
     measured: Trials = read(trials, Trials)
-    found = fit(measured, inputs.problem().cost_context)
+    problem = inputs.problem()
+    if inputs.searches_format:
+        note(f"dtype auto: taken as {problem.model.dtype}; name it in the model file if the trials ran in another")
+    found = fit(measured, problem.cost_context)
     write_document(found.runtime, write)
     show(report.calibration_report(found), to_error=write is None)
 
@@ -140,8 +142,8 @@ def trial(
     """Show a measured trial: throughput, utilisation, error of the prediction, and a timeline of each device."""
     trace = written.trace
     check_writable(trace)
-    problem = inputs.problem()
-    plan = plan_of(plan_file, problem, inputs)
+    planned = estimated_plan(plan_file, inputs.problem(), inputs)
+    problem, plan, predicted = planned.problem, planned.candidates[0].plan, planned.candidates[0].estimate
     answer = _report_in(measured)
     _check_devices(answer, plan, measured)
     timeline = answer.timeline
@@ -150,18 +152,15 @@ def trial(
             f"{measured}: the trial recorded no timeline; set `trials.timeline: true` in the TrainingPlan"
         )
     found = throughput(answer.iteration_seconds, plan, problem.model, problem.cluster)
-    predicted = estimate_with_context(plan, problem.cost_context)
-    slow = slow_format_of(problem, plan)
     if written.append is not None:
         note(_added(written.append, plan, answer, measured, problem.cost_context))
     if trace is not None and timeline is not None:
         trace.write_text(json.dumps(report.chrome_trace(timeline)) + "\n", encoding="utf-8")
     if output is Output.JSON:
-        show_json({**report.trial_fields(found, answer, predicted, problem), **report.slow_format_fields(slow)})
+        show_json({**report.trial_fields(found, answer, predicted, problem), **report.format_fields(planned)})
         return
     show(report.trial_table(found, answer, predicted, plan, problem))
-    if slow is not None:
-        show(report.slow_sentence(slow, problem.cluster))
+    show(*report.format_sentences(planned, given=True))
     if timeline is None:
         note("the trial recorded no timeline")
         return

@@ -13,8 +13,11 @@ from trainwright.search import Candidate
 from trainwright.search.format_search import FormatAnswer, SlowFormat
 
 
-def format_sentences(answer: FormatAnswer) -> list[str]:
-    """Return a sentence on the number format of the first candidate, if it was chosen or is slow."""
+def format_sentences(answer: FormatAnswer, *, given: bool = False) -> list[str]:
+    """Return a sentence on the number format of the first candidate, if it was chosen or is slow.
+
+    `given`: the format alone was chosen, for a plan that the user gave.
+    """
     if answer.slow is not None:
         return [slow_sentence(answer.slow, answer.problem.cluster)]
     first, cluster = answer.candidates[0], answer.problem.cluster
@@ -24,7 +27,12 @@ def format_sentences(answer: FormatAnswer) -> list[str]:
     emulating = [name for name in answer.problem.accelerators if name not in used and not is_native(name, first.dtype)]
     left = f"; it leaves out {_named(emulating, cluster)}, which would emulate it" if emulating else ""
     if (fastest := best_format(used)).num_bytes < first.dtype.num_bytes:
-        return [f"Number format: {first.dtype}, since no plan in {fastest} is as fast and fits into memory{left}."]
+        why = (
+            f"this plan does not fit into memory in {fastest}"
+            if given
+            else (f"no plan in {fastest} is as fast and fits into memory")
+        )
+        return [f"Number format: {first.dtype}, since {why}{left}."]
     verb = "computes" if len(used) == 1 else "all compute"
     return [f"Number format: {first.dtype}, the fastest that {_named(used, cluster)} {verb} natively{left}."]
 

@@ -162,6 +162,19 @@ def slow_format(
     return replace(slow, other=other) if _value(other, problem) < _value(best, problem) else slow
 
 
+def plan_in_own_format(problem: Problem, plan: Plan) -> FormatAnswer:
+    """Return a plan in the format that a search would choose for it: the fastest native one of its devices, or float32.
+
+    float32 is chosen where the plan fits into memory in that format alone.
+    """
+    used = {problem.cluster.node(node).accelerator for node in plan.nodes}
+    answers = []
+    for dtype in dict.fromkeys((best_format(used), Dtype.FLOAT32)):
+        one = in_format(problem, dtype)
+        answers.append(FormatAnswer(one, (replace(candidate_of(one, plan), dtype=dtype),)))
+    return next((answer for answer in answers if answer.candidates[0].estimate.feasible), answers[0])
+
+
 def slow_format_of(problem: Problem, plan: Plan) -> SlowFormat | None:
     """Return the price of the problem's format for a given plan; None if all devices of the plan compute it natively."""
     used = problem.with_nodes(plan.nodes)

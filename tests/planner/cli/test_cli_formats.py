@@ -112,6 +112,37 @@ def test_comparison_takes_the_work_bound_of_the_format_that_was_chosen(tmp_path:
     assert "Number format: float32, since no plan in bfloat16 is as fast" in words(shown)
 
 
+def test_plan_in_float32_for_its_memory_is_estimated_in_that_format(tmp_path: Path) -> None:
+    files, plan = scarce_files(tmp_path), str(tmp_path / "plan.json")
+    (best, *_) = json_of("plan", "--planner=megatron", f"--write-plan={plan}", *files)["candidates"]
+    for command in ("estimate", "explain"):
+        found = json_of(command, f"--plan={plan}", *files)
+        assert (found["dtype"], found["feasible"], found["predicted_seconds"]) == (
+            "float32",
+            True,
+            best["predicted_seconds"],
+        )
+        shown = CliRunner().invoke(app, [command, f"--plan={plan}", *files])
+        assert "float32, since this plan does not fit into memory in bfloat16." in words(shown)
+    listed = tmp_path / "candidates.json"
+    listed.write_text(json.dumps({"candidates": [best, {**best, "dtype": "bfloat16"}]}))
+    for source in ([f"--candidates={listed}"], ["--planner=megatron", "--top=1"]):
+        proposed = CliRunner().invoke(app, ["propose", *source, *files])
+        assert proposed.exit_code == 0, proposed.output
+        assert f"{best['predicted_seconds'] * 1000:.4g} ms" in words(proposed)
+        assert ("1 of 2 candidates are in another number format" in proposed.stderr) == ("candidates" in source[0])
+
+
+def test_plan_on_the_newest_devices_of_a_pool_is_estimated_in_their_format(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "cluster.json").write_text(dumps(cluster_of({"p3.8xlarge": 1, "a2-highgpu-4g": 1})))
+    files = [f"--cluster={tmp_path / 'cluster.json'}", f"--model={tmp_path / 'model.yaml'}"]
+    plan = f"--write-plan={tmp_path / 'plan.json'}"
+    (best, *_) = json_of("plan", "--planner=megatron", "--spare=Tesla-V100-SXM2-16GB", plan, *files)["candidates"]
+    found = json_of("estimate", f"--plan={tmp_path / 'plan.json'}", *files)
+    assert (found["dtype"], found["predicted_seconds"]) == ("bfloat16", best["predicted_seconds"])
+
+
 def test_profiles_that_are_given_fix_the_format_by_the_bytes_of_their_weights(tmp_path: Path) -> None:
     for dtype, notes in (("float32", 0), ("float16", 1)):
         profiles = tmp_path / f"{dtype}.json"
