@@ -10,6 +10,7 @@ from flow_reports import report_of
 from flow_world import World, node, spec_of
 
 from trainwright import documents
+from trainwright.accelerators import FormatChoice
 from trainwright.layer import Dtype
 from trainwright.profiles import Profiles
 from trainwright.worker_api import ProfilingReport, ProfilingTask, TrialSeriesTask, TrialTask, WorkerTask
@@ -24,7 +25,9 @@ SLOW = {Dtype.FLOAT32: 4.0, Dtype.BFLOAT16: 1.0, Dtype.FLOAT16: 1.0}
 class Recorded(World):
     """World that records the worker's tasks; layers take as long as their number format does."""
 
-    def __init__(self, dtype: str, *products: str, slow: dict[Dtype, float] = SLOW, **changes: Any) -> None:
+    def __init__(
+        self, dtype: str, *products: str, slow: dict[Dtype, float] = SLOW, runs: bool = True, **changes: Any
+    ) -> None:
         self.tasks: list[WorkerTask] = []
 
         def report(task: WorkerTask) -> Any:
@@ -48,7 +51,8 @@ class Recorded(World):
             nodes=tuple(node(f"n{number}", product) for number, product in enumerate(products, 1)),
             report=report,
         )
-        self.run()
+        if runs:
+            self.run()
 
     @property
     def profiled(self) -> set[tuple[str, Dtype]]:
@@ -83,6 +87,18 @@ def test_auto_profiles_only_the_format_that_is_fastest_on_all_devices(products: 
     assert {trial.dtype for trial in world.status.trials} == {dtype}
     assert f" in {dtype}" in world.condition("Planned").message
     assert f" in {dtype}" in world.condition("Profiled").message
+
+
+def test_formats_of_a_plan_in_flight_stay_when_data_sheets_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Recorded("auto", A100, runs=False)
+    world.run(until=lambda: world.condition("NodesDiscovered").status == "True")
+
+    def changed(accelerators: tuple[str, ...]) -> tuple[FormatChoice, ...]:
+        return (FormatChoice(Dtype.FLOAT32, accelerators),)
+
+    monkeypatch.setattr("trainwright_operator.flow.number_formats.format_choices", changed)
+    world.run()
+    assert world.profiled == {(A100, Dtype.BFLOAT16)}
 
 
 def test_type_without_a_data_sheet_is_profiled_in_every_format() -> None:

@@ -22,7 +22,13 @@ from trainwright.worker_api import Progress
 GOLDEN = Path(__file__).parents[1] / "golden"
 STORED = sorted((GOLDEN / "stored_documents").glob("*.json"))
 """Objects as version 0.1.0 wrote them: ConfigMaps, a checkpoint's state, lines of workers' logs."""
-NEWER = {"dtype": [None], "slow_format": [""], "process_bytes": [None, []], "overlap_dtype": ["float32"]}
+NEWER = {
+    "dtype": [None],
+    "slow_format": [""],
+    "process_bytes": [None, []],
+    "overlap_dtype": ["float32"],
+    "formats": [[]],
+}
 """Fields that version 0.1.0 did not write, with the values that stand for their absence."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from trainwright.accelerators import FormatChoice
 from trainwright.cluster import Accelerator, Emulation, Node
 from trainwright.document_kind import document
 from trainwright.measurement.link_sampling import LinkSampling, NodeLocation
@@ -32,12 +33,15 @@ class DiscoveredDevices:
 
     Attributes:
         places: locations in node order; empty in documents of former versions.
+        formats: number formats to profile and search with `dtype: auto`, so that later data sheets do not change them;
+            empty where the spec names one, and in documents of former versions.
     """
 
     nodes: tuple[Node, ...]
     accelerators: tuple[Accelerator, ...]
     excluded: tuple[Excluded, ...] = ()
     places: tuple[NodeLocation, ...] = ()
+    formats: tuple[FormatChoice, ...] = ()
 
     def __post_init__(self) -> None:
         known = {accelerator.name for accelerator in self.accelerators}

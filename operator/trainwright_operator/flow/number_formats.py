@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainwright.accelerators import FormatChoice, format_choices
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -18,5 +20,11 @@ def formats_to_profile(spec: TrainingPlanSpec, discovery: DiscoveredDevices) -> 
     """Return the formats to profile and search, each with its accelerators; `auto` names those that may win."""
     accelerators = tuple(dict.fromkeys(node.accelerator for node in discovery.nodes))
     if spec.training.dtype == AUTO:
-        return format_choices(accelerators)
+        return discovery.formats or format_choices(accelerators)
     return (FormatChoice(Dtype(spec.training.dtype), accelerators),)
+
+
+def with_formats(discovery: DiscoveredDevices, spec: TrainingPlanSpec) -> DiscoveredDevices:
+    """Return the discovery with the formats that `auto` names on its devices."""
+    is_open = spec.training.dtype == AUTO
+    return replace(discovery, formats=formats_to_profile(spec, discovery)) if is_open else discovery

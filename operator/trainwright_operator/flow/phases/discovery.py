@@ -25,6 +25,7 @@ from trainwright_operator.flow.device_types import (
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
 from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.patience import waiting_since
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
@@ -59,7 +60,7 @@ def discover(context: ReconcileContext, findings: Findings) -> PhaseResult:
         if late and (since is None or context.now - since < settling):
             explanation = explain(Reason.WAITING_FOR_NODES, seconds=spec.settling_seconds, what=listed(late))
             return Waiting(explanation, status=status, is_lacking=True)
-        data = {DOCUMENT_KEY: documents.dumps(found)}
+        data = {DOCUMENT_KEY: documents.dumps(with_formats(found, spec))}
         return Waiting(status=status, actions=(CreateConfigMap(context.names.discovery, StoredRole.DOCUMENT, data),))
     cluster = kept.status().model_copy(update={"revision": context.names.revision})
     counts = ", ".join(f"{a.devices} × {a.name}" for a in cluster.accelerators)
