@@ -23,11 +23,13 @@ class Attention(StrEnum):
     """Implementation of attention, which determines what it saves for the backward.
 
     FUSED never writes the scores (sequence × sequence for each head) to memory; STORED writes and saves them, as
-    runtimes did before fused kernels.
+    runtimes did before fused kernels. MATH is PyTorch's kernel where no fused one takes the number format: it converts
+    queries, keys and values to float32, and saves them and the scores in it.
     """
 
     FUSED = "fused"
     STORED = "stored"
+    MATH = "math"
 
 
 class OperatorKind(StrEnum):
@@ -67,6 +69,7 @@ class Operator:
         saved_elements_per_row: elements in the model's dtype that autograd saves because of this operator; a tensor
             that two operators save counts at one of them. Split where the input is.
         saved_bytes_per_row: saved in other formats (indices, masks, float32 statistics).
+        saved_elements_per_micro_batch: saved once for all rows of a micro-batch (score biases), split as well.
     """
 
     name: str
@@ -79,10 +82,17 @@ class Operator:
     saved_elements_per_row: float = 0.0
     saved_bytes_per_row: float = 0.0
     split: Split = Split.NONE
+    saved_elements_per_micro_batch: float = 0.0
 
     def saved_bytes(self, dtype: Dtype, tensor: int) -> float:
         """Return bytes saved for the backward, per row, on one of `tensor` ranks."""
-        kept = self.saved_elements_per_row * dtype.num_bytes + self.saved_bytes_per_row
+        return self._share(self.saved_elements_per_row * dtype.num_bytes + self.saved_bytes_per_row, tensor)
+
+    def saved_bytes_once(self, dtype: Dtype, tensor: int) -> float:
+        """Return bytes saved for the backward, per micro-batch, besides those per row, on one of `tensor` ranks."""
+        return self._share(self.saved_elements_per_micro_batch * dtype.num_bytes, tensor)
+
+    def _share(self, kept: float, tensor: int) -> float:
         return kept / tensor if self.split in {Split.ROW, Split.WHOLE} else kept
 
 
@@ -165,6 +175,12 @@ class LayerKind:
         """Return what one rank saves of a row's forward for its backward, including the layer's input."""
         degree = tensor_degree if self.is_tensor_parallel else 1
         return sum(operator.saved_bytes(dtype, degree) for operator in self.operators)
+
+    def saved_bytes(self, dtype: Dtype, tensor_degree: int, rows: int) -> float:
+        """Return what one rank saves of a forward of `rows` rows for its backward, including the layer's input."""
+        degree = tensor_degree if self.is_tensor_parallel else 1
+        once = sum(operator.saved_bytes_once(dtype, degree) for operator in self.operators)
+        return rows * self.saved_bytes_per_row(dtype, degree) + once
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ NEWER = {
     "process_bytes": [None, []],
     "overlap_dtype": ["float32"],
     "formats": [[]],
+    "saved_elements_per_micro_batch": [0.0],
 }
 """Fields that version 0.1.0 did not write, with the values that stand for their absence."""
 

@@ -67,19 +67,37 @@ def test_layer_saved_bytes_are_the_same_channels_last(
 
 @pytest.mark.parametrize(("family", "index", "degree"), LAYERS)
 def test_layer_saved_bytes_equal_the_planners_count(family, index: int, degree: int) -> None:
+    kind = Model.of(family).kind_of(index)
+    expected = kind.saved_bytes_per_row(Dtype.FLOAT32, degree) + beside(family, kind.name)
+    few, many = (_kept(family, index, degree, rows) for rows in (FEW, MANY))
+    assert (many - few) / (MANY - FEW) == expected
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [(family, kind) for family in FAMILIES if isinstance(family, Swin | T5) for kind in ("encoder", "decoder",
+     "block_0", "block_1") if kind in Model.of(family).layers],
+)  # fmt: skip
+def test_biases_of_scores_are_saved_once_for_all_rows(family, name: str, degree: int) -> None:
     model = Model.of(family)
-    layers = make_family_layers(model)
+    per_row = model.kind(name).saved_bytes_per_row(Dtype.FLOAT32, degree)
+    # Windows are shifted in every second block alone, so a kind's count is the mean over its layers.
+    found = [
+        _kept(family, index, degree, FEW) - FEW * per_row for index, kind in enumerate(model.layers) if kind == name
+    ]
+    assert min(found) > 0
+    expected = model.kind(name).saved_bytes(Dtype.FLOAT32, degree, FEW) - FEW * per_row
+    assert sum(found) / len(found) == expected
+
+
+def _kept(family, index: int, degree: int, rows: int) -> int:
+    layers = make_family_layers(Model.of(family))
     layer = layers.make(index, seed=1, shard=TensorShard(0, degree), shared={})
     if isinstance(family, Swin | T5) and hasattr(layer, "position_biases"):
         # torch's fused CPU attention takes no biases that require a gradient; the GPU kernels do, and store the same.
         layer.position_biases.requires_grad_(False)
-    found = []
-    for rows in (FEW, MANY):
-        shapes = layers.boundary(index - 1) if index else ()
-        boundary = layer.lay_out(tuple(torch.randn(rows, *shape) for shape in shapes))
-        boundary = tuple(tensor.requires_grad_() for tensor in boundary)
-        data = layers.rows(layer.reads, seed=1, iteration=0, first=0, count=rows)
-        found.append(kept(layer, boundary, data))
-    kind = model.kind_of(index)
-    expected = kind.saved_bytes_per_row(Dtype.FLOAT32, degree) + beside(family, kind.name)
-    assert (found[1] - found[0]) / (MANY - FEW) == expected
+    shapes = layers.boundary(index - 1) if index else ()
+    boundary = layer.lay_out(tuple(torch.randn(rows, *shape) for shape in shapes))
+    boundary = tuple(tensor.requires_grad_() for tensor in boundary)
+    return kept(layer, boundary, layers.rows(layer.reads, seed=1, iteration=0, first=0, count=rows))

@@ -157,6 +157,10 @@ class DataSheet:
         }[dtype]
         return (in_format or self.float32_flops_per_second).value
 
+    def has_fused_attention(self, dtype: Dtype) -> bool:
+        """Return whether some kernel of PyTorch's fused attention, besides `math`, takes a format: native ones alone."""
+        return dtype in self.generation_sheet.formats.values
+
     def uses_matrix_units(self, dtype: Dtype, *, tensor_float32: bool = False) -> bool:
         """Return True if matrix products run on tensor (matrix) cores, not on the general units."""
         if self.generation == "pascal":

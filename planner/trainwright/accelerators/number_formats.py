@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Final
 
 from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
-from trainwright.accelerators.roofline import Roof, layer_seconds
+from trainwright.accelerators.roofline import estimate_kind
 from trainwright.cluster import EMULATED_PREFIX
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -111,17 +111,15 @@ def _place(layer: LayerProfile) -> tuple[str, str, int]:
 def _scaled(layers: list[LayerProfile], model: Model, dtype: Dtype) -> Iterable[LayerProfile]:
     """Scale the profiles of one kind on one accelerator at one tensor degree."""
     accelerator, name, degree = _place(layers[0])
-    kind, sheet, rows = model.kind(name), data_sheet(accelerator), [layer.rows for layer in layers]
+    rows = [layer.rows for layer in layers]
     old, new = (
-        layer_seconds(kind, Roof.of(sheet, one, tensor_float32=False), [degree], rows) for one in (model.dtype, dtype)
+        estimate_kind(name, replace(model, dtype=one), accelerator, degree, rows) for one in (model.dtype, dtype)
     )
-    kept = kind.saved_bytes_per_row(model.dtype, degree)
-    memory = kind.saved_bytes_per_row(dtype, degree) / kept if kept else 1.0
-    for number, layer in enumerate(layers):
+    for layer, before, after in zip(layers, old, new, strict=True):
         yield replace(
             layer,
-            forward_seconds=layer.forward_seconds * float(new.forward[0, number] / old.forward[0, number]),
-            backward_seconds=layer.backward_seconds * float(new.backward[0, number] / old.backward[0, number]),
-            activation_bytes=round(layer.activation_bytes * memory),
+            forward_seconds=layer.forward_seconds * (after.forward_seconds / before.forward_seconds),
+            backward_seconds=layer.backward_seconds * (after.backward_seconds / before.backward_seconds),
+            activation_bytes=round(layer.activation_bytes * after.activation_bytes / max(before.activation_bytes, 1)),
             parameter_bytes=layer.parameter_bytes * dtype.num_bytes // model.dtype.num_bytes,
         )

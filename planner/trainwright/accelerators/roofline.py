@@ -25,7 +25,7 @@ from trainwright.accelerators.efficiency import (
     SOFTMAX_KERNELS,
     TILES,
 )
-from trainwright.layer import Dtype, LayerKind, Operator, OperatorKind, Split
+from trainwright.layer import Attention, Dtype, LayerKind, Operator, OperatorKind, Split
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.training import Optimizer
@@ -194,10 +194,32 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
     found: list[LayerProfile] = []
     for accelerator in dict.fromkeys(accelerators):
         roof = Roof.of(data_sheet(accelerator), model.dtype, tensor_float32=tensor_float32)
-        for kind in model.kinds:
+        for kind in _kinds_on(accelerator, model):
             degrees = sorted(set(tensor_degrees)) if kind.is_tensor_parallel else [1]
             found += _kind_profiles(kind, model.dtype, accelerator, roof, degrees, sorted(set(rows)), optimizer)
     return Profiles(tuple(found), origin="estimated")
+
+
+def estimate_kind(name: str, model: Model, accelerator: str, degree: int, rows: Sequence[int]) -> list[LayerProfile]:
+    """Estimate the profiles of one layer kind at one tensor degree, in the order of the rows.
+
+    Raises ValueError for an accelerator without a data sheet.
+    """
+    kind = next(kind for kind in _kinds_on(accelerator, model) if kind.name == name)
+    roof = Roof.of(data_sheet(accelerator), model.dtype, tensor_float32=False)
+    return _kind_profiles(kind, model.dtype, accelerator, roof, [degree], rows, "adam")
+
+
+def _kinds_on(accelerator: str, model: Model) -> tuple[LayerKind, ...]:
+    """Return the model's kinds with the attention that PyTorch has for its number format on an accelerator."""
+    if data_sheet(accelerator).has_fused_attention(model.dtype):
+        return model.kinds
+    without = Model.of(model.family, model.dtype, Attention.MATH)
+    return tuple(without.kind(kind.name) if _is_fused(kind) else kind for kind in model.kinds)
+
+
+def _is_fused(kind: LayerKind) -> bool:
+    return any(operator.kind is OperatorKind.ATTENTION for operator in kind.operators)
 
 
 def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Sequence[int]) -> OperatorSeconds:
@@ -241,7 +263,7 @@ def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
             forward_seconds=float(seconds.forward[i, j]),
             backward_seconds=float(seconds.backward[i, j]),
             update_seconds=update_seconds(kind.parameters_at(degree), roof, optimizer),
-            activation_bytes=round(row * kind.saved_bytes_per_row(dtype, degree)),
+            activation_bytes=round(kind.saved_bytes(dtype, degree, row)),
             parameter_bytes=kind.parameters_at(degree) * dtype.num_bytes,
         )
         for i, degree in enumerate(degrees)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright.families.operators import (
+    FLOAT32_BYTES,
     STATISTIC_BYTES,
     all_reduced_segment,
     convolution,
@@ -44,20 +45,28 @@ class AttentionShape:
         """Return self-attention in which every head has its own keys and values."""
         return cls(positions, positions, span or positions, heads, width, width)
 
-    def operators(self, attention: Attention, *, drops: bool = False) -> tuple[Operator, ...]:
+    def operators(self, attention: Attention, *, drops: bool = False, biases: float = 0.0) -> tuple[Operator, ...]:
         """Return the operators from queries, keys and values to the context, all split by a tensor degree.
 
-        Scale, mask and bias of the scores are part of the softmax. A bias table is looked up once per micro-batch,
-        regardless of its rows, and is left out. Dropout of the softmax saves nothing in fused attention: the kernel
-        draws the same numbers again.
+        Scale, mask and bias of the scores are part of the softmax. Dropout of the softmax saves nothing in fused
+        attention: the kernel draws the same numbers again.
+
+        Args:
+            attention: implementation.
+            drops: whether the softmax has dropout.
+            biases: learned biases of scores, equal for all rows. Fused attention saves them once per micro-batch, others
+                do not. Not counted: their gradient for each row, which the backward of one block at a time holds.
         """
-        return (self._fused(),) if attention is Attention.FUSED else self._stored(drops=drops)
+        if attention is Attention.FUSED:
+            return (self._fused(biases),)
+        stored = self._stored(drops=drops)
+        return tuple(map(_saved_in_float32, stored)) if attention is Attention.MATH else stored
 
     @property
     def _flops(self) -> float:
         return 4.0 * self.queries * self.span * self.width
 
-    def _fused(self) -> Operator:
+    def _fused(self, biases: float) -> Operator:
         read = self.queries * self.width + 2 * self.keys * self.key_width
         return Operator(
             name="attention",
@@ -69,6 +78,7 @@ class AttentionShape:
             saved_elements_per_row=read,
             saved_bytes_per_row=STATISTIC_BYTES * self.heads * self.queries,  # sums of exponentials
             split=Split.WHOLE,
+            saved_elements_per_micro_batch=biases,
         )
 
     def _stored(self, *, drops: bool) -> tuple[Operator, ...]:
@@ -109,6 +119,11 @@ class AttentionShape:
         )
 
 
+def _saved_in_float32(operator: Operator) -> Operator:
+    saved = operator.saved_elements_per_row * FLOAT32_BYTES + operator.saved_bytes_per_row
+    return replace(operator, saved_elements_per_row=0.0, saved_bytes_per_row=saved)
+
+
 def attention_segment(positions: int, hidden: int, heads: int, attention: Attention, *, drops: bool = False) -> Segment:
     """Return GPT-2's normalisation, self-attention and residual; a tensor degree splits the heads."""
     return all_reduced_segment(
@@ -121,7 +136,7 @@ def attention_segment(positions: int, hidden: int, heads: int, attention: Attent
 
 
 def attention_branch(
-    heads: AttentionShape, attention: Attention, *, bias: bool = True, drops: bool = False
+    heads: AttentionShape, attention: Attention, *, bias: bool = True, drops: bool = False, score_biases: float = 0.0
 ) -> tuple[Operator, ...]:
     """Return self-attention from the normalised positions to its output, whose bias belongs to the residual."""
     return (
@@ -133,7 +148,7 @@ def attention_branch(
             bias=bias,
             split=Split.COLUMN,
         ),
-        *heads.operators(attention, drops=drops),
+        *heads.operators(attention, drops=drops, biases=score_biases),
         matmul("attention_output", heads.queries, heads.width, heads.width, bias=False, split=Split.ROW),
     )
 

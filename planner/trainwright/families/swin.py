@@ -147,7 +147,7 @@ class Swin:
                 all_reduced_segment(
                     layer_norm("attention_normalisation", positions, hidden),
                     element_wise("into_windows", positions, hidden),
-                    *attention_branch(shape, attention),
+                    *attention_branch(shape, attention, score_biases=self._score_biases(stage)),
                     position_biases((2 * self.window_size - 1) ** 2 * heads, split=Split.WHOLE),
                     element_wise("out_of_windows", positions, hidden),
                     residual("attention_residual", positions, hidden, bias=True),
@@ -157,6 +157,16 @@ class Swin:
             ),
             output_elements_per_row=positions * hidden,
         )
+
+    def _score_biases(self, stage: int) -> float:
+        """Return the biases of scores in a block, the mean over the stage's blocks.
+
+        All windows share heads × window² × window² of them. Every second block shifts its windows if there are several:
+        there each has its own, since pairs of patches from opposite edges of the image are masked.
+        """
+        window, blocks = self._window(stage), self.layers[stage]
+        windows = (self._side(stage) // window) ** 2
+        return self._heads[stage] * window**4 * (1 + (windows - 1) * (blocks // 2) / blocks)
 
     def _merge(self, stage: int) -> LayerKind:
         """Return the concatenation of four neighbours, a normalisation and a product that halves their joint width."""

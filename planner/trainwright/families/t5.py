@@ -157,7 +157,11 @@ class T5:
         return all_reduced_segment(
             rms_norm("attention_normalisation", tokens, hidden),
             *attention_branch(
-                AttentionShape.of_itself(tokens, hidden, self.heads), attention, bias=False, drops=self.dropout
+                AttentionShape.of_itself(tokens, hidden, self.heads),
+                attention,
+                bias=False,
+                drops=self.dropout,
+                score_biases=self.heads * tokens**2,
             ),
             # Every rank has the full table, which stages share as well.
             position_biases(self.position_buckets * self.heads, split=Split.NONE),

@@ -223,9 +223,7 @@ def _profile(kind: LayerKind, measurement: Measurement, model: Model, accelerato
         forward_seconds=_median([layer.forward_seconds for layer in layers]),
         backward_seconds=_median([layer.backward_seconds for layer in layers]),
         update_seconds=_median([layer.update_seconds for layer in layers]),
-        activation_bytes=round(
-            _median(activations) if activations else rows * kind.saved_bytes_per_row(model.dtype, tensor)
-        ),
+        activation_bytes=round(_median(activations) if activations else kind.saved_bytes(model.dtype, tensor, rows)),
         parameter_bytes=round(_median(weights) if weights else kind.parameters_at(tensor) * model.dtype.num_bytes),
         samples=measurement.samples * len(layers),
         relative_spread=(high - low) / middle if middle > 0 else 0.0,

@@ -17,7 +17,7 @@ from trainwright.accelerators.efficiency import EFFICIENCIES, INNER_OVERHEAD, TI
 from trainwright.accelerators.roofline import Roof, layer_seconds
 from trainwright.accelerators.scaling_curves import SLOWEST_RATIO
 from trainwright.documents import dumps, loads
-from trainwright.families import Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 from trainwright.profiles import Profiles
@@ -188,6 +188,34 @@ def test_bytes_come_from_the_layer():
         cost = profiles.cost("T4", "block", tensor, 3)
         assert cost.parameter_bytes == 2 * kind.parameters_at(tensor)
         assert cost.activation_bytes == pytest.approx(3 * kind.saved_bytes_per_row(Dtype.FLOAT16, tensor), abs=1)
+
+
+def test_bytes_have_the_scores_where_no_fused_kernel_takes_the_format():
+    family = Gpt(2, 64, 4, 128, 100)
+    scores = {}
+    for dtype in Dtype:
+        fused = Model.of(family, dtype)
+        for name in ("T4", "A100"):
+            found = estimate_profiles(fused, [name], tensor_degrees=[1, 2], rows=[3])
+            scores[name, dtype] = [
+                found.cost(name, "block", tensor, 3).activation_bytes
+                - 3 * fused.kind("block").saved_bytes_per_row(dtype, tensor)
+                for tensor in (1, 2)
+            ]
+    (of_one, of_two) = scores.pop(("T4", Dtype.BFLOAT16))
+    assert of_one == 2 * of_two > 3 * 4 * 128**2 * 4
+    assert all(more == [0, 0] for more in scores.values())
+
+
+def test_bytes_have_the_biases_of_scores_once_per_micro_batch():
+    model = Model.of(T5(1, 64, 4, 128, 100, decoder_sequence_length=32), Dtype.FLOAT16)
+    profiles = estimate_profiles(model, ["T4"], tensor_degrees=[1, 2], rows=[1, 8])
+    for name, tokens in (("encoder", 128), ("decoder", 32)):
+        for tensor in (1, 2):
+            for rows in (1, 5, 8):
+                per_row = model.kind(name).saved_bytes_per_row(Dtype.FLOAT16, tensor)
+                kept = profiles.cost("T4", name, tensor, rows).activation_bytes
+                assert kept == pytest.approx(rows * per_row + 2 * 4 * tokens**2 / tensor, abs=1)
 
 
 def test_estimated_profiles_are_marked_and_round_trip():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_models import reference
 from torch_models.measure import measure
 from torch_models.parts import Reference
 
 from trainwright.families import T5, Bert, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
+from trainwright.families.blocks import AttentionShape
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 
@@ -69,3 +72,23 @@ def test_fused_attention_stores_what_the_cpu_kernel_stores(family, name: str) ->
     measured = measure(Reference(layer.module.to_empty(device="cpu"), layer.inputs), "cpu", torch.float32)
     assert counted.saved_bytes_per_row(Dtype.FLOAT32) == measured.saved_bytes
     assert counted.forward_flops_per_row == kind_of(family, name, Attention.STORED).forward_flops_per_row
+
+
+@pytest.mark.parametrize("shape", [AttentionShape.of_itself(24, 32, 4), AttentionShape(6, 24, 24, 4, 32, 16)])
+@pytest.mark.parametrize("dtype", Dtype)
+def test_unfused_kernel_stores_scores_in_float32(shape: AttentionShape, dtype: Dtype) -> None:
+    size, groups = shape.width // shape.heads, shape.heads * shape.key_width // shape.width
+
+    class Unfused(torch.nn.Module):
+        def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel([SDPBackend.MATH]):
+                return functional.scaled_dot_product_attention(query, key, value, enable_gqa=groups < shape.heads)
+
+    def inputs(rows: int, device: str, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
+        sizes = [(shape.heads, shape.queries), (groups, shape.keys), (groups, shape.keys)]
+        return tuple(torch.randn(rows, *one, size, dtype=kind, device=device, requires_grad=True) for one in sizes)
+
+    operators = shape.operators(Attention.MATH)
+    measured = measure(Reference(Unfused(), inputs), "cpu", getattr(torch, dtype))
+    assert sum(one.saved_bytes(dtype, 1) for one in operators) == measured.saved_bytes
+    assert sum(one.forward_flops_per_row for one in operators) == measured.flops

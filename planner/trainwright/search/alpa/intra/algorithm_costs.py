@@ -76,7 +76,7 @@ class LayerCompute:
 
     def activation_ratio(self, rows: int) -> float:
         """Return profiled over counted bytes that the layer saves for the backward."""
-        counted_bytes = self.kind.saved_bytes_per_row(self.context.model.dtype, self.min_profiled_degree) * rows
+        counted_bytes = self.kind.saved_bytes(self.context.model.dtype, self.min_profiled_degree, rows)
         profiled_bytes = max(
             self._cost(name, self.min_profiled_degree, rows).activation_bytes for name in self.accelerators
         )
