@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flow_world import EMULATION, World, node, spec_of
 
-from trainwright_operator.flow.phases.discovery import inspect_nodes
+from trainwright_operator.flow.phases.discovery import find_late_nodes, inspect_nodes
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice, Taint
 
 GPU = {"nvidia.com/gpu": "4"}
@@ -74,7 +74,22 @@ def test_cloud_labels_are_used_last_with_the_reported_memory(
         (labelled(**{"nvidia.com/gpu.product": "Tesla-T4-SHARED"}), "time-sliced"),
         (labelled(**{"nvidia.com/gpu.replicas": "4"}), "time-sliced"),
         (labelled(**{"nvidia.com/gpu.product": "NVIDIA-A100-MIG-1g.5gb"}), "MIG"),
-        (labelled(**{"nvidia.com/mig.strategy": "mixed"}), "MIG"),
+        (
+            replace(labelled(), allocatable={"nvidia.com/mig-1g.5gb": "7"}),
+            "nvidia.com/gpu; nvidia.com/mig-1g.5gb are MIG",
+        ),
+        (
+            NodeFacts(
+                "n",
+                {
+                    "cloud.google.com/gke-accelerator": "nvidia-tesla-a100",
+                    "cloud.google.com/gke-gpu-partition-size": "1g.5gb",
+                },
+                {},
+                GPU,
+            ),
+            "MIG instances",
+        ),
         (labelled(**{"nvidia.com/gpu.memory": "lots"}), "nvidia.com/gpu.memory"),
         (bare(), "unknown device type"),
         (bare(**{"node.kubernetes.io__instance-type": "m5.large"}), "unknown device type"),
@@ -86,6 +101,18 @@ def test_unusable_node_is_listed_with_the_reason(facts: NodeFacts, words: str) -
     found = look(facts)
     assert found.nodes == ()
     assert words in found.excluded[0].reason
+
+
+def test_only_whole_devices_of_a_node_with_mig_instances_are_used() -> None:
+    instances = {"nvidia.com/mig-1g.5gb": "7", **GPU}
+    mixed = replace(labelled(**{"nvidia.com/mig.strategy": "mixed"}), allocatable=instances)
+    assert [node.devices for node in look(mixed).nodes] == [4]
+    found = look(mixed, resourceName="nvidia.com/mig-1g.5gb")
+    assert found.nodes == ()
+    assert "MIG instances, which plans cannot use" in found.excluded[0].reason
+    split = replace(mixed, allocatable={"nvidia.com/mig-1g.5gb": "7"})
+    snapshot = replace(World().snapshot(), nodes=(split,))
+    assert find_late_nodes(snapshot, spec_of(), unready_since=World().now) == []
 
 
 def test_status_lists_at_most_as_many_nodes_as_the_schema_allows() -> None:

@@ -118,7 +118,9 @@ def test_resource_slices_yield_devices_with_product_and_memory() -> None:
     }
     raw = {"spec": {"nodeName": "n", "driver": "gpu.nvidia.com", "devices": [device, {"name": "nic-0"}]}}
     (found,) = object_facts.slice_devices(raw)
-    assert (found.product, found.memory_bytes) == ("NVIDIA H200", 141 * 2**30)
+    assert (found.product, found.memory_bytes, found.problem) == ("NVIDIA H200", 141 * 2**30, "")
+    device["attributes"] |= {"type": {"string": "mig"}, "profile": {"string": "1g.18gb"}}
+    assert "MIG instances" in object_facts.slice_devices(raw)[0].problem
 
 
 def test_spec_of_another_version_becomes_an_error_message() -> None:

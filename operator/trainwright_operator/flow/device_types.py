@@ -10,6 +10,7 @@ from typing import Final
 
 from trainwright import documents
 from trainwright.accelerators import data_sheet, has_data_sheet, machines
+from trainwright.accelerators.data_sheets import MIG_PART
 from trainwright.cluster import EMULATED_PREFIX, Emulation, Node
 from trainwright.measurement.link_sampling import NodeLocation
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
@@ -73,12 +74,34 @@ class DeviceType:
     emulation: Emulation | None = None
 
 
+MIG_UNUSABLE: Final = "its devices are MIG instances, which plans cannot use: they have no peer-to-peer transfers; disable MIG on the node"
+_MIG_RESOURCE: Final = "/mig-"
+"""Part of the resource of MIG instances with the strategy `mixed`; whole GPUs of the node stay `nvidia.com/gpu`."""
+
+
 class NodeUnusable(ValueError):  # noqa: N818 - an answer in words
     """Reason why a node cannot be used, and what would make it usable."""
 
 
 class DeviceTypeUnknown(NodeUnusable):
     """Node with an unknown device type."""
+
+
+def count_devices(node: NodeFacts, resource_name: str) -> int:
+    """Return how many whole devices the node offers. Raise NodeUnusable where there is none."""
+    devices = node.devices(resource_name)
+    if _MIG_RESOURCE in resource_name and devices:
+        raise NodeUnusable(MIG_UNUSABLE)
+    if devices == 0:
+        instances = mig_instances(node)
+        also = f"; {MIG_UNUSABLE.replace('its devices', ', '.join(instances), 1)}" if instances else ""
+        raise NodeUnusable(f"it has no {resource_name}{also}")
+    return devices
+
+
+def mig_instances(node: NodeFacts) -> list[str]:
+    """Return the resources under which the node offers MIG instances."""
+    return [name for name in node.allocatable if _MIG_RESOURCE in name and node.devices(name)]
 
 
 def device_type(node: NodeFacts, slices: Sequence[SliceDevice]) -> DeviceType:
@@ -114,8 +137,8 @@ def _from_discovery_labels(node: NodeFacts) -> DeviceType | None:
     replicas = node.labels.get("nvidia.com/gpu.replicas", "1")
     if product.endswith("-SHARED") or replicas not in ("0", "1"):
         raise NodeUnusable("its devices are time-sliced, so several pods would share one; disable sharing")
-    if "-MIG-" in product or node.labels.get("nvidia.com/mig.strategy") == "mixed":
-        raise NodeUnusable("its devices are split into MIG instances; disable MIG")
+    if MIG_PART in product:
+        raise NodeUnusable(MIG_UNUSABLE)
     memory = node.labels.get("nvidia.com/gpu.memory", "")
     if not memory.isdecimal() or int(memory) == 0:
         raise DeviceTypeUnknown("its label nvidia.com/gpu.memory (in MiB) is missing or not a number")
@@ -128,6 +151,8 @@ def _from_cloud_labels(node: NodeFacts) -> DeviceType | None:
     The memory is the data sheet's: runtimes report up to a tenth less than clouds sell.
     """
     labels = node.labels
+    if labels.get("cloud.google.com/gke-gpu-partition-size"):
+        raise NodeUnusable(MIG_UNUSABLE)
     gke = labels.get("cloud.google.com/gke-accelerator")
     if gke in _GKE_ACCELERATORS:
         return _by_sheet(_GKE_ACCELERATORS[gke])

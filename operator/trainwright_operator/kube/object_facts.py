@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.device_types import MIG_UNUSABLE
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
 from trainwright_operator.flow.names import GANG_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
 from trainwright_operator.flow.scheduling import pinned_node
@@ -114,6 +115,8 @@ def slice_devices(resource_slice: dict[str, Any]) -> list[SliceDevice]:
         memory = ((device.get("capacity") or {}).get("memory") or {}).get("value")
         if product and memory and spec.get("nodeName"):
             amount, problem = _memory(memory)
+            if ((device.get("attributes") or {}).get("type") or {}).get("string") == "mig":
+                problem = MIG_UNUSABLE
             found.append(SliceDevice(spec["nodeName"], product, amount, problem))
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import yaml
 
@@ -17,6 +17,8 @@ from trainwright.layer import Dtype
 T = TypeVar("T")
 
 MOST_NAMES_SHOWN = 3
+MIG_PART: Final = "-MIG-"
+"""Part of a product label that names a MIG instance, as in `NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`."""
 
 
 def plain(name: str) -> str:
@@ -203,4 +205,9 @@ def data_sheet(accelerator: str) -> DataSheet:
 
     Raises ValueError with the nearest known names.
     """
+    if MIG_PART in accelerator.upper():
+        raise ValueError(
+            f"no data sheet for accelerator {accelerator!r}: it is a MIG instance, a part of a GPU's multiprocessors and "
+            "memory; data sheets describe whole GPUs"
+        )
     return find(accelerator, _by_name(), "accelerator")

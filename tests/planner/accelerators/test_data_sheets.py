@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from trainwright.accelerators import data_sheet, data_sheets
+from trainwright.accelerators import data_sheet, data_sheets, has_data_sheet
 from trainwright.accelerators.data_sheets import DataSheet, Figure, plain, sheet_file
 from trainwright.layer import Dtype
 
@@ -192,3 +192,10 @@ def test_unknown_accelerator_is_refused_with_the_nearest():
 def test_accelerator_name_like_no_other_is_refused_with_all():
     with pytest.raises(ValueError, match=r"'~'.*AMD-Instinct-MI250X.*Tesla-V100-SXM2-32GB"):
         data_sheet("~")
+
+
+def test_mig_instance_is_not_taken_for_a_whole_device() -> None:
+    name = "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"
+    assert not has_data_sheet(name)
+    with pytest.raises(ValueError, match="it is a MIG instance, a part of a GPU's multiprocessors and memory"):
+        data_sheet(name)

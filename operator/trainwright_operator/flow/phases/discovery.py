@@ -20,7 +20,9 @@ from trainwright_operator.flow.device_types import (
     DeviceType,
     DeviceTypeUnknown,
     NodeUnusable,
+    count_devices,
     device_type,
+    mig_instances,
     node_location,
 )
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices, Excluded
@@ -131,7 +133,8 @@ def find_late_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, *, unready_since
     for facts in sorted(snapshot.nodes, key=lambda node: node.name):
         devices = facts.devices(spec.devices.resource_name)
         is_dead = not facts.ready and facts.ready_changed_at is not None and facts.ready_changed_at < unready_since
-        if is_dead or (facts.ready and devices):
+        has_only_instances = not devices and bool(mig_instances(facts))
+        if is_dead or has_only_instances or (facts.ready and devices):
             continue
         allocatable = {**facts.allocatable, spec.devices.resource_name: str(devices or 1)}
         healthy = replace(facts, ready=True, allocatable=allocatable)
@@ -176,8 +179,7 @@ def _slices_by_node(snapshot: Snapshot) -> Mapping[str, Sequence[SliceDevice]]:
 def _usable_type(node: NodeFacts, slices: Sequence[SliceDevice], spec: TrainingPlanSpec) -> DeviceType:
     """Return the type of the node's devices. Raise NodeUnusable with the reason if the plan cannot use them."""
     wanted = spec.devices
-    if node.devices(wanted.resource_name) == 0:
-        raise NodeUnusable(f"it has no {wanted.resource_name}")
+    count_devices(node, wanted.resource_name)
     if not node.ready:
         raise NodeUnusable("it is not ready")
     if not node.schedulable:
