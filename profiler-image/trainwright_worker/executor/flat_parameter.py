@@ -195,14 +195,10 @@ class FlatParameter:
         """Accumulate or drop the gradients that a backward left in the parameters; no-op if autograd accumulates in place."""
         if self.accumulates_in_place:
             return
-        views, gradients = [], []
         for weight, view in zip(self.weights, self._gradient_views, strict=True):
             gradient, weight.parameter.grad = weight.parameter.grad, None
             if gradient is not None and contributes:
-                views.append(view)
-                gradients.append(gradient)
-        if gradients:
-            torch._foreach_add_(views, gradients)
+                view.add_(gradient)
 
     def release_full_gradients(self) -> None:
         """Free the unsharded gradients, unless they persist."""
