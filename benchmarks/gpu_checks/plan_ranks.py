@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
@@ -22,8 +22,10 @@ from trainwright.families import Llama
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Schedule, Sharding, Stage, split_rows
 from trainwright.profiles import Profiles
+from trainwright.report.iteration_chart import Activity
+from trainwright.report.measured_timeline import spans
 from trainwright.runtime import Runtime
-from trainwright.timeline import Action
+from trainwright.timeline import Moment
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups
@@ -137,12 +139,16 @@ class RankBench:
         for _ in range(1 if self.hardware.small else ITERATIONS):
             executor.recorder.begin()
             executor.run_iteration(batch)
-            moments = executor.recorder.end()
-            lengths = [one.length_microseconds for one in moments if one.action in {Action.FORWARD, Action.BACKWARD}]
-            seconds.append(sum(lengths) / 1e6)
+            seconds.append(computing_seconds(executor.recorder.end()))
         resident = [*executor.optimizer.resident_tensors, *batch.tensors]
         peak = measure_peak_bytes(partial(executor.run_iteration, batch), resident, device) - held
         return peak, sorted(seconds)[len(seconds) // 2]
+
+
+def computing_seconds(moments: Sequence[Moment]) -> float:
+    """Return the seconds of a rank's forwards and backwards, without gathers of weights, which the fake group copies."""
+    passes = {Activity.FORWARD, Activity.BACKWARD}
+    return sum(span.end - span.start for span in spans(moments) if span.activity in passes)
 
 
 def compute_seconds(plan: Plan, rank: int, model: Model, profiles: Profiles, accelerator: str) -> float:

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from gpu_checks import __main__ as program
-from gpu_checks import family_layers
+from gpu_checks import family_layers, plan_ranks
 from gpu_checks.findings import Finding, Verdict, judged, predicted
 from gpu_checks.hardware import Hardware
 from gpu_checks.running import Subject, find_within
 from trainwright.families import Llama
 from trainwright.layer import Dtype
+from trainwright.timeline import Action, Moment
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("planner", "profiler-image", "benchmarks", "tests/worker/oracles")
@@ -66,6 +67,13 @@ def test_layers_have_the_cpus_gradients_when_the_device_is_the_cpu(tmp_path: Pat
 )
 def test_prediction_fails_when_it_is_beyond_its_limit(error: float, verdict: str) -> None:
     assert predicted("plan", ("1 s", "1.04 s"), error, aim=0.05, limit=0.10).verdict_text == verdict
+
+
+def test_compute_of_a_rank_leaves_out_the_gathers_within() -> None:
+    """The fake process group copies a gathered weight, once for each of its ranks."""
+    passes = (Moment(Action.FORWARD, 0, 0, 100), Moment(Action.GATHER, -1, 0, 30), Moment(Action.TENSOR_SUM, -1, 50, 10))
+    after = (Moment(Action.BACKWARD, 0, 100, 200), Moment(Action.GRADIENTS, -1, 250, 20), Moment(Action.UPDATE, -1, 300, 9))
+    assert plan_ranks.computing_seconds((*passes, *after)) == pytest.approx(250e-6)
 
 
 def test_check_goes_on_when_a_subject_raises() -> None:
