@@ -16,7 +16,7 @@ from trainwright.worker_api import FailureReason
 from trainwright_worker import trial
 from trainwright_worker.device import DeviceProgress, read_value
 from trainwright_worker.executor.process_groups import ProcessGroups
-from trainwright_worker.gang import report_writer
+from trainwright_worker.gang import report_writer, termination
 from trainwright_worker.gang.rank_assignment import RankAssignment, gang_devices
 from trainwright_worker.gang.termination import TerminationReporter
 from trainwright_worker.gang.watchdog import Watchdog, is_waiting
@@ -94,6 +94,23 @@ def test_status_of_a_rank_names_the_action_of_its_device(
 ) -> None:
     reporter.watchdog.describe_device = describe
     assert reporter._rank_status(FailureReason.HANG).doing == doing
+
+
+def never() -> str:
+    threading.Event().wait()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("describe", "waits"), [(lambda: "its device is at: forward 0", True), (never, True), (lambda: "", False)]
+)
+def test_rank_waits_when_its_device_lags_or_does_not_answer(
+    reporter: TerminationReporter, monkeypatch: pytest.MonkeyPatch, describe: Callable[[], str], waits: bool
+) -> None:
+    """The launch of a kernel blocks the process, wherever it is, once a thousand earlier ones wait for the device."""
+    monkeypatch.setattr(termination, "_DEVICE_QUERY_SECONDS", 0.01)
+    reporter.watchdog.describe_device = describe
+    assert reporter._rank_status(FailureReason.PEER_LOST).waits is waits
 
 
 def test_process_that_reads_a_value_waits() -> None:

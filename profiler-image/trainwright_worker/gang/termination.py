@@ -124,13 +124,16 @@ class TerminationReporter:
         """Return this process's status, without its failure."""
         node = self.assignment.device.node if self.assignment else os.environ.get(NODE_NAME_VARIABLE, "")
         rank, slot = (self.assignment.rank, self.assignment.device.slot) if self.assignment else (-1, 0)
-        doing, seconds, place = "starting", 0.0, ""
+        doing, seconds, place, is_device_behind = "starting", 0.0, "", False
         if self.watchdog is not None:
             doing, seconds, place = self.watchdog.doing, self.watchdog.seconds_since_beat, self.watchdog.plan_position
-            if device := run_with_timeout(_DEVICE_QUERY_SECONDS, self.watchdog.describe_device):
-                doing = f"{doing} ({device})"
+            device = run_with_timeout(_DEVICE_QUERY_SECONDS, self.watchdog.describe_device)
+            is_device_behind = device != ""  # a launch that blocks the process can block the query, too
+            doing = f"{doing} ({device})" if device else doing
         is_main = threading.current_thread() is threading.main_thread()
-        waits = is_waiting() or (reason is FailureReason.HANG and is_main)  # the back end timed out
+        # A process that is ahead of its device ends up blocked by a full launch queue, in any call. The main thread reports
+        # a hang if the back end timed out.
+        waits = is_waiting() or is_device_behind or (reason is FailureReason.HANG and is_main)
         return RankStatus(rank, node, slot, place, doing, seconds, waits)
 
     def log(self, text: str) -> None:
