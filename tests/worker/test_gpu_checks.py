@@ -71,8 +71,16 @@ def test_prediction_fails_when_it_is_beyond_its_limit(error: float, verdict: str
 
 def test_compute_of_a_rank_leaves_out_the_gathers_within() -> None:
     """The fake process group copies a gathered weight, once for each of its ranks."""
-    passes = (Moment(Action.FORWARD, 0, 0, 100), Moment(Action.GATHER, -1, 0, 30), Moment(Action.TENSOR_SUM, -1, 50, 10))
-    after = (Moment(Action.BACKWARD, 0, 100, 200), Moment(Action.GRADIENTS, -1, 250, 20), Moment(Action.UPDATE, -1, 300, 9))
+    passes = (
+        Moment(Action.FORWARD, 0, 0, 100),
+        Moment(Action.GATHER, -1, 0, 30),
+        Moment(Action.TENSOR_SUM, -1, 50, 10),
+    )
+    after = (
+        Moment(Action.BACKWARD, 0, 100, 200),
+        Moment(Action.GRADIENTS, -1, 250, 20),
+        Moment(Action.UPDATE, -1, 300, 9),
+    )
     assert plan_ranks.computing_seconds((*passes, *after)) == pytest.approx(250e-6)
 
 
