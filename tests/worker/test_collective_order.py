@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -175,6 +176,23 @@ def test_groups_end_when_the_next_plan_does_not_need_them() -> None:
         groups.prepare((kept, added))
         assert [record.groups[event.group] for event in record.events if isinstance(event, Close)] == [ended.ranks]
         assert groups.group_of(kept.ranks) is group
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch is built without NCCL")
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_pairs_get_few_thread_blocks_of_nccl(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    blocks: list[tuple[int, ...]] = []
+
+    def new_group(ranks: list[int], timeout: timedelta, pg_options: Any) -> None:
+        del ranks, timeout
+        blocks.append((pg_options.config.max_ctas,) if pg_options else ())
+
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    with recording(0, WORLD):
+        ProcessGroups(TIMEOUT).prepare([GroupKey(purpose, (0, 1)) for purpose in Purpose])
+    few = (8,) if backend == "nccl" else ()
+    assert blocks == [(), few, few, ()]
 
 
 def test_benchmarks_of_links_keep_one_order(monkeypatch: pytest.MonkeyPatch) -> None:

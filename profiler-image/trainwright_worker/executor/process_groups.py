@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -47,6 +48,21 @@ class GroupKey:
     ranks: Ranks
 
 
+_PAIR_BLOCKS = 8
+"""Maximum thread blocks, each with its buffers, of a message between two ranks. NCCL takes two a link of NVLink, 36 for an
+H100 (`src/graph/paths.cc`), and a receive that is posted ahead holds them, of 132 multiprocessors, until its message comes;
+without NVLink it takes two or few more."""
+
+
+def backend_options(purpose: Purpose) -> Any:  # a CPU's torch has no such type
+    """Return the default back end's options for a group of this purpose; None for its defaults."""
+    if dist.get_backend() != "nccl" or purpose not in {Purpose.BOUNDARIES, Purpose.BOUNDARY_GRADIENTS}:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = _PAIR_BLOCKS
+    return options
+
+
 class ProcessGroups:
     """Process groups of one process.
 
@@ -71,7 +87,8 @@ class ProcessGroups:
             dist.destroy_process_group(self._groups.pop(key))
         for key in needed:
             if key not in self._groups and not self._is_world(key):
-                self._groups[key] = dist.new_group(list(key.ranks), timeout=self._timeout)
+                options = backend_options(key.purpose)
+                self._groups[key] = dist.new_group(list(key.ranks), timeout=self._timeout, pg_options=options)
 
     def _is_world(self, key: GroupKey) -> bool:
         return key.purpose is Purpose.COLLECTIVES and key.ranks == self._all_ranks
