@@ -12,7 +12,7 @@ from trainwright import documents
 from trainwright.accelerators import data_sheet, has_data_sheet, machines
 from trainwright.accelerators.data_sheets import MIG_PART
 from trainwright.cluster import EMULATED_PREFIX, Emulation, Node
-from trainwright.measurement.link_sampling import NodeLocation
+from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.flow.names import EMULATION_ANNOTATION
 from trainwright_operator.flow.snapshot import NodeFacts, SliceDevice
 

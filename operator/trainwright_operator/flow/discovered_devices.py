@@ -10,7 +10,8 @@ from functools import lru_cache
 from trainwright.accelerators import FormatChoice
 from trainwright.cluster import Accelerator, Emulation, Node
 from trainwright.document_kind import document
-from trainwright.measurement.link_sampling import LinkSampling, NodeLocation
+from trainwright.measurement.link_kinds import NodeLocation
+from trainwright.measurement.link_sampling import LinkSampling
 from trainwright.worker_api import Gang, GangNode
 from trainwright_operator.api.status import MOST_NODES, AcceleratorStatus, ClusterStatus, ExcludedNode, NodeStatus
 from trainwright_operator.flow.device_types import location_without_labels

@@ -15,9 +15,9 @@ from trainwright.measurement.collective_check import (
     measured_runtime,
     overlap_slowdown,
 )
+from trainwright.measurement.link_kinds import Pair
 from trainwright.measurement.link_sampling import (
     LinkSampling,
-    Pair,
     further_pairs,
     heterogeneous_kinds,
     heterogeneous_machines,

@@ -8,170 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations_with_replacement, islice
+from itertools import islice
 
 from trainwright.cluster import Link, Node
+from trainwright.measurement.link_kinds import SAMPLES, LinkKind, NodeGroups, NodeLocation, Pair, link_kinds
 
-Pair = tuple[str, str]
-
-SAMPLES = 2
-"""Pairs measured per kind; a single one would allow no check."""
 TOLERANCE = 0.25
 """Maximum difference in bandwidth within a kind, relative to the slower link."""
-MOST_GROUPS = 16
-"""Maximum number of node groups up to which the links between two groups are a kind of their own."""
-MOST_MACHINES = 5
-"""Maximum number of machine types that distinguish kinds among more groups; beyond it only the check does."""
 MOST_FURTHER_PAIRS = 1200
 """Maximum number of further pairs measured for kinds that are not uniform; fewer if long node names fill the report."""
 LINK_BYTES = 155
 """Approximate bytes of a link in a report, without the names of its ends."""
-_LOOKED_THROUGH = 256
-"""Number of a kind's pairs from which its sample is chosen."""
-_GOLDEN_RATIO = 0.6180339887498949
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLocation:
-    """Location of a node, as far as its labels say.
-
-    Attributes:
-        machine: equal for nodes with equally many devices of one type in machines of one type.
-        topology: from the widest place to the narrowest, for example a zone and a rack in it.
-    """
-
-    machine: str
-    topology: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "/".join(part or "?" for part in (*self.topology, self.machine))
-
-    def shared_levels(self, other: NodeLocation) -> int:
-        """Count the topology levels that both share, from the widest."""
-        pairs = zip(self.topology, other.topology, strict=False)
-        return next((depth for depth, (own, its) in enumerate(pairs) if own != its), len(self.topology))
-
-
-@dataclass(frozen=True, slots=True)
-class LinkBlock:
-    """Links between the nodes of two groups, or within one group, which is then on both sides."""
-
-    ones: tuple[str, ...]
-    others: tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of pairs."""
-        count = len(self.ones)
-        return count * (count - 1) // 2 if self.ones == self.others else count * len(self.others)
-
-    def pairs(self) -> Iterator[Pair]:
-        """Iterate over the undirected pairs; every prefix is spread over all nodes and distances."""
-        return _pairs_within(self.ones) if self.ones == self.others else _pairs_between(self.ones, self.others)
-
-
-@dataclass(frozen=True)
-class LinkKind:
-    """Links that should be uniform.
-
-    Attributes:
-        name: for people.
-        blocks: without common pairs.
-    """
-
-    name: str
-    blocks: tuple[LinkBlock, ...]
-
-    @cached_property
-    def size(self) -> int:
-        """Number of pairs."""
-        return sum(block.size for block in self.blocks)
-
-    def pairs(self) -> Iterator[Pair]:
-        """Yield all undirected pairs, alternating between the blocks.
-
-        500 nodes have 125,000 pairs, so take only those needed.
-        """
-        turn = [block.pairs() for block in self.blocks]
-        while turn:
-            left = []
-            for pairs in turn:
-                for pair in islice(pairs, 1):
-                    left.append(pairs)
-                    yield pair
-            turn = left
-
-    @cached_property
-    def sample(self) -> tuple[Pair, ...]:
-        """Pairs to measure, without a common node if possible, since one bad NIC would spoil both.
-
-        A kind of several blocks has twice as many.
-        """
-        wanted = SAMPLES * min(len(self.blocks), 2)
-        seen = tuple(islice(self.pairs(), _LOOKED_THROUGH))
-        chosen: list[Pair] = []
-        for pair in seen:
-            if len(chosen) < wanted and not any(set(pair) & set(other) for other in chosen):
-                chosen.append(pair)
-        chosen += [pair for pair in seen if pair not in chosen][: wanted - len(chosen)]
-        return tuple(chosen)
-
-
-def link_kinds(places: Mapping[str, NodeLocation]) -> tuple[LinkKind, ...]:
-    """Group the links between nodes into kinds.
-
-    Up to `MOST_GROUPS` groups, the links between each two groups (and within each) are a kind. With more, a kind is all
-    links between two machine types that share equally many topology levels: in one rack, in one zone but in two racks,
-    in two zones.
-    """
-    members: dict[NodeLocation, list[str]] = defaultdict(list)
-    for node, place in places.items():
-        members[place].append(node)
-    groups = {place: tuple(nodes) for place, nodes in members.items()}
-    found: dict[str, list[LinkBlock]] = defaultdict(list)
-    machines = len({place.machine for place in groups})
-    for one, other in combinations_with_replacement(groups, 2):
-        block = LinkBlock(groups[one], groups[other])
-        if block.size:
-            found[_name(one, other, groups=len(groups), machines=machines)].append(block)
-    return tuple(
-        LinkKind(name, tuple(blocks[number] for number in _spread_evenly(range(len(blocks)))))
-        for name, blocks in found.items()
-    )
-
-
-def _name(one: NodeLocation, other: NodeLocation, *, groups: int, machines: int) -> str:
-    if groups <= MOST_GROUPS:
-        return f"among {one}" if one == other else f"between {one} and {other}"
-    kinds = sorted({one.machine, other.machine}) if machines <= MOST_MACHINES else ["all nodes"]
-    return f"between {' and '.join(kinds)} with {one.shared_levels(other)} of {len(one.topology)} places in common"
-
-
-def _pairs_within(nodes: Sequence[str]) -> Iterator[Pair]:
-    """Yield two neighbours first, then nodes half of the list apart, then short and long distances mixed.
-
-    Node names tend to follow locations, so near and far neighbours differ in their links if any do.
-    """
-    count = len(nodes)
-    if count > 1:
-        yield nodes[0], nodes[1]
-    for distance in dict.fromkeys((count // 2, 1, *_spread_evenly(range(1, count)))):
-        for first in range(1 if distance == 1 else 0, count - distance):
-            yield nodes[first], nodes[first + distance]
-
-
-def _spread_evenly(numbers: Iterable[int]) -> list[int]:
-    """Order the numbers so that every prefix is spread evenly (multiples of the golden ratio are)."""
-    return sorted(numbers, key=lambda number: number * _GOLDEN_RATIO % 1)
-
-
-def _pairs_between(nodes: Sequence[str], others: Sequence[str]) -> Iterator[Pair]:
-    for shift in range(len(others)):
-        for place, node in enumerate(nodes):
-            yield node, others[(place + shift) % len(others)]
 
 
 def have_similar_bandwidth(links: Iterable[Link], tolerance: float = TOLERANCE) -> bool:
@@ -258,17 +108,21 @@ class LinkSampling:
     places: tuple[NodeLocation, ...]
 
     @cached_property
+    def groups(self) -> NodeGroups:
+        return NodeGroups.of({node.name: place for node, place in zip(self.nodes, self.places, strict=True)})
+
+    @cached_property
     def kinds(self) -> tuple[LinkKind, ...]:
-        return link_kinds({node.name: place for node, place in zip(self.nodes, self.places, strict=True)})
+        return link_kinds(self.groups)
 
     @cached_property
     def machines(self) -> dict[str, tuple[str, ...]]:
         """Nodes of several devices by machine type."""
-        found: dict[str, tuple[str, ...]] = {}
+        found = defaultdict[str, list[str]](list)
         for node, place in zip(self.nodes, self.places, strict=True):
             if node.devices > 1:
-                found[place.machine] = (*found.get(place.machine, ()), node.name)
-        return found
+                found[place.machine].append(node.name)
+        return {machine: tuple(names) for machine, names in found.items()}
 
     @property
     def first_pairs(self) -> tuple[Pair, ...]:

@@ -8,14 +8,15 @@ from the ports of their two ends are listed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Accelerator, Cluster, Link, Port
-from trainwright.measurement.link_sampling import LinkKind, LinkSampling, Pair, have_similar_bandwidth, sampled_links
+from trainwright.measurement.link_kinds import NodeGroups, Pair
+from trainwright.measurement.link_sampling import LinkSampling, have_similar_bandwidth, sampled_links
 
 MOST_BYTES = 950_000
 """Approximate maximum size of the cluster's document, which must fit into one ConfigMap (1 MiB)."""
@@ -27,6 +28,8 @@ _LATENCY_TOLERANCE = 1.0
 """Relative difference from its ports' latency up to which a link is not listed: latency is noisier and matters less."""
 
 _Array = NDArray[np.float64]
+_Edge = tuple[int, int, Link]
+"""Measured link with the numbers of its ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +62,18 @@ def sampled_cluster(
     strangers = {end for edge in measured for end in edge} - {node.name for node in nodes}
     if strangers:
         raise ValueError(f"a link of {min(strangers)} was measured, which is not among the nodes")
-    table = _LinkTable.of([node.name for node in nodes], sampling.kinds, measured)
-    fast, slow = table.ports(fastest=True), table.ports(fastest=False)
-    ports = min(fast, slow, key=lambda ports: int(table.erring(ports).sum()))
-    erring = table.erring(ports)
-    is_cautious = table.bytes_with(erring) > most_bytes
-    if is_cautious:
-        ports, erring = slow, np.zeros_like(erring)
+    table = _LinkTable.of(sampling, measured)
+    fast, slow = table.ports()
+    chosen = min((table.listing(fast), table.listing(slow)), key=lambda listing: listing.links)
+    is_cautious = chosen.bytes > most_bytes
+    ports = slow if is_cautious else chosen.ports
+    links = () if is_cautious else tuple(table.erring_links(ports))
     inside = _inside(sampling.machines, measured)
     carded = tuple(
         replace(node, network=port, inside=inside.get(node.name))
         for node, port in zip(nodes, ports.as_ports(), strict=True)
     )
-    return SampledCluster(Cluster(accelerators, carded, table.listed(erring)), is_cautious)
+    return SampledCluster(Cluster(accelerators, carded, links), is_cautious)
 
 
 @dataclass(frozen=True)
@@ -86,101 +88,126 @@ class _Ports:
 
 
 @dataclass(frozen=True)
+class _Listing:
+    """Number of the links that differ from these ports, and the approximate size of the document that lists them."""
+
+    ports: _Ports
+    links: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class _LinkTable:
-    """Known figures of the links between nodes, `[source, target]`; NaN within a node."""
+    """Figures of the links between nodes, made row by row: all those of 4,096 nodes would take 270 MB.
+
+    Attributes:
+        groups_of: `[node]` group.
+        rates: `[kind, node]` bandwidth; a link without figures of its own has the lower of its ends'.
+        latencies: `[kind]` latency of these links.
+        own: links with figures of their own, by source: target, bandwidth, latency.
+    """
 
     names: Sequence[str]
-    bandwidth: _Array
-    latency: _Array
+    groups: NodeGroups
+    groups_of: NDArray[np.intp]
+    rates: _Array
+    latencies: _Array
+    own: Mapping[int, Sequence[tuple[int, float, float]]]
 
     @classmethod
-    def of(cls, names: Sequence[str], kinds: Sequence[LinkKind], measured: Mapping[Pair, Link]) -> _LinkTable:
-        table = cls(names, *(np.full((len(names), len(names)), np.nan) for _ in range(2)))
+    def of(cls, sampling: LinkSampling, measured: Mapping[Pair, Link]) -> _LinkTable:
+        groups, names = sampling.groups, [node.name for node in sampling.nodes]
         number = {name: index for index, name in enumerate(names)}
-        alike = [kind for kind in kinds if have_similar_bandwidth(sampled_links(kind, measured))]
-        for kind in alike:
+        rates, latencies = np.full((groups.kind_count, len(names)), np.nan), np.full(groups.kind_count, np.nan)
+        mixed: dict[int, list[_Edge]] = {}
+        for kind in sampling.kinds:
             links = sampled_links(kind, measured)
-            rate = min(link.bandwidth_bytes_per_second for link in links)
-            table._fill(kind, number, np.full(len(names), rate), max(link.latency_seconds for link in links))
+            if have_similar_bandwidth(links):
+                rates[kind.number] = min(link.bandwidth_bytes_per_second for link in links)
+                latencies[kind.number] = max(link.latency_seconds for link in links)
+            else:
+                mixed[kind.number] = []
+        own = defaultdict[int, list[tuple[int, float, float]]](list)
         for (source, target), link in measured.items():
-            edge = number[source], number[target]
-            if source != target and np.isnan(table.bandwidth[edge]):
-                table.bandwidth[edge], table.latency[edge] = link.bandwidth_bytes_per_second, link.latency_seconds
-        for kind in kinds:
-            if kind not in alike:
-                table._fill(kind, number, *table._medians(kind, number))
-        for figures in (table.bandwidth, table.latency):
-            np.fill_diagonal(figures, np.nan)
-        return table
+            known = mixed.get(groups.kind_between(source, target)) if source != target else None
+            if known is not None:
+                known.append((number[source], number[target], link))
+                figures = link.bandwidth_bytes_per_second, link.latency_seconds
+                own[number[source]].append((number[target], *figures))
+        for kind_number, edges in mixed.items():
+            rates[kind_number] = _median_rates(edges, len(names))
+            latencies[kind_number] = np.median([link.latency_seconds for _, _, link in edges])
+        groups_of = np.array([groups.number_of[name] for name in names])
+        return cls(names, groups, groups_of, rates, latencies, own)
 
-    def _fill(self, kind: LinkKind, number: Mapping[str, int], rates: _Array, latency: float) -> None:
-        """Set the kind's unknown links to the lower of their ends' rates."""
-        for block in kind.blocks:
-            sides = [np.array([number[name] for name in side]) for side in (block.ones, block.others)]
-            for side, other in (sides, reversed(sides)):
-                edges = np.ix_(side, other)
-                unknown = np.isnan(self.bandwidth[edges])
-                slower = np.minimum.outer(rates[side], rates[other])
-                self.bandwidth[edges] = np.where(unknown, slower, self.bandwidth[edges])
-                self.latency[edges] = np.where(unknown, latency, self.latency[edges])
+    def rows(self) -> Iterator[tuple[int, _Array, _Array]]:
+        """Yield each source with `[target]` bandwidth and `[target]` latency; NaN to itself."""
+        targets = np.arange(len(self.names))
+        former, kinds = -1, targets
+        for source, group in enumerate(self.groups_of):
+            if group != former:
+                former, kinds = group, self.groups.kinds_from(group)[self.groups_of]
+            bandwidth = np.minimum(self.rates[kinds, source], self.rates[kinds, targets])
+            latency = self.latencies[kinds]
+            for target, *figures in self.own.get(source, ()):
+                bandwidth[target], latency[target] = figures
+            bandwidth[source] = latency[source] = np.nan
+            yield source, bandwidth, latency
 
-    def _medians(self, kind: LinkKind, number: Mapping[str, int]) -> tuple[_Array, float]:
-        """Return `[node]` medians of the kind's known bandwidths (of all of them elsewhere), and the median latency."""
-        at: defaultdict[int, list[float]] = defaultdict(list)
-        latencies = []
-        for block in kind.blocks:
-            sides = [np.array([number[name] for name in side]) for side in (block.ones, block.others)]
-            for side, other in (sides, reversed(sides)):
-                known = np.argwhere(~np.isnan(self.bandwidth[np.ix_(side, other)]))
-                for source, target in zip(side[known[:, 0]], other[known[:, 1]], strict=True):
-                    rate = float(self.bandwidth[source, target])
-                    at[int(source)].append(rate)
-                    at[int(target)].append(rate)
-                    latencies.append(float(self.latency[source, target]))
-        rates = np.full(len(self.names), np.median([rate for seen in at.values() for rate in seen]))
-        for node, seen in at.items():
-            rates[node] = np.median(seen)
-        return rates, float(np.median(latencies))
+    def ports(self) -> tuple[_Ports, _Ports]:
+        """Return a port for every node like its fastest links, from it and to it, and one like its slowest."""
+        fast, slow = (_Ports(*(np.full(len(self.names), np.nan) for _ in range(2))) for _ in range(2))
+        for source, bandwidth, latency in self.rows():
+            for known, fold, figures in (
+                (fast.bandwidth, np.fmax, bandwidth),
+                (fast.latency, np.fmin, latency),
+                (slow.bandwidth, np.fmin, bandwidth),
+                (slow.latency, np.fmax, latency),
+            ):
+                fold(known, figures, out=known)
+                known[source] = fold(known[source], fold.reduce(figures))
+        return fast, slow
 
-    def ports(self, *, fastest: bool) -> _Ports:
-        """Return a port for every node, like its fastest links or like its slowest."""
-        if fastest:
-            return _Ports(_over_links(self.bandwidth, np.fmax), _over_links(self.latency, np.fmin))
-        return _Ports(_over_links(self.bandwidth, np.fmin), _over_links(self.latency, np.fmax))
+    def listing(self, ports: _Ports) -> _Listing:
+        """Return what listing the links that differ from the ports of their ends takes."""
+        name_bytes = np.array([len(name) for name in self.names])
+        links, size = 0, len(self.names) * _NODE_BYTES + int(name_bytes.sum())
+        for source, targets, _, _ in self._erring(ports):
+            links += len(targets)
+            size += len(targets) * (_LINK_BYTES + int(name_bytes[source])) + int(name_bytes[targets].sum())
+        return _Listing(ports, links, size)
 
-    def erring(self, ports: _Ports) -> NDArray[np.bool_]:
-        """Return `[source, target]`: True where a link differs from the ports of its ends."""
-        rate = np.minimum.outer(ports.bandwidth, ports.bandwidth)
-        latency = np.maximum.outer(ports.latency, ports.latency)
-        return _apart(self.bandwidth, rate, _RATE_TOLERANCE) | _apart(self.latency, latency, _LATENCY_TOLERANCE)
+    def erring_links(self, ports: _Ports) -> Iterator[Link]:
+        """Yield the links that differ from the ports of their ends."""
+        for source, targets, bandwidth, latency in self._erring(ports):
+            for target in targets:
+                figures = _rounded(latency[target]), _rounded(bandwidth[target])
+                yield Link(self.names[source], self.names[target], *figures)
 
-    def bytes_with(self, listed: NDArray[np.bool_]) -> int:
-        """Return the approximate size of the document that lists these links."""
-        names = np.array([len(name) for name in self.names])
-        links = listed.sum() * _LINK_BYTES + (listed * np.add.outer(names, names)).sum()
-        return int(links + len(names) * _NODE_BYTES + names.sum())
+    def _erring(self, ports: _Ports) -> Iterator[tuple[int, NDArray[np.intp], _Array, _Array]]:
+        """Yield each source, the targets of the links that differ from the ports of their ends, and its row."""
+        for source, bandwidth, latency in self.rows():
+            rate = np.minimum(ports.bandwidth, ports.bandwidth[source])
+            delay = np.maximum(ports.latency, ports.latency[source])
+            apart = _apart(bandwidth, rate, _RATE_TOLERANCE) | _apart(latency, delay, _LATENCY_TOLERANCE)
+            yield source, np.flatnonzero(apart), bandwidth, latency
 
-    def listed(self, chosen: NDArray[np.bool_]) -> tuple[Link, ...]:
-        return tuple(
-            Link(
-                self.names[source],
-                self.names[target],
-                _rounded(self.latency[source, target]),
-                _rounded(self.bandwidth[source, target]),
-            )
-            for source, target in np.argwhere(chosen)
-        )
+
+def _median_rates(edges: Sequence[_Edge], count: int) -> _Array:
+    """Return `[node]` the median bandwidth of a node's links, or of all links where it has none."""
+    at = defaultdict[int, list[float]](list)
+    for source, target, link in edges:
+        at[source].append(link.bandwidth_bytes_per_second)
+        at[target].append(link.bandwidth_bytes_per_second)
+    rates = np.full(count, np.median([link.bandwidth_bytes_per_second for _, _, link in edges]))
+    for node, seen in at.items():
+        rates[node] = np.median(seen)
+    return rates
 
 
 def _rounded(value: float) -> float:
     """Round to five digits: more than a measurement holds, and short enough for thousands of links."""
     return float(f"{value:.5g}")
-
-
-def _over_links(table: _Array, fold: np.ufunc) -> _Array:
-    """Fold all links from and to a node into `[node]`."""
-    found: _Array = fold(fold.reduce(table, axis=0), fold.reduce(table, axis=1))
-    return found
 
 
 def _apart(table: _Array, said: _Array, tolerance: float) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, islice, pairwise
+from itertools import combinations, combinations_with_replacement, islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -11,17 +11,22 @@ from hypothesis import strategies as st
 from trainwright.cluster import Link, Node
 from trainwright.families import Gpt, WideResnet
 from trainwright.layer import Dtype
+from trainwright.measurement import link_kinds as sorting
 from trainwright.measurement.collective_check import LARGEST_STEP, MOST_BYTES, collective_sizes
-from trainwright.measurement.link_sampling import (
+from trainwright.measurement.link_kinds import (
     MOST_GROUPS,
+    MOST_MACHINES,
     SAMPLES,
-    LinkSampling,
+    LinkKind,
+    NodeGroups,
     NodeLocation,
+)
+from trainwright.measurement.link_sampling import (
+    LinkSampling,
     further_pairs,
     have_similar_bandwidth,
     heterogeneous_kinds,
     heterogeneous_machines,
-    link_kinds,
     links_bytes,
     take_within,
 )
@@ -44,6 +49,48 @@ def in_racks(nodes: int, per_rack: int, machines: int = 1) -> dict[str, NodeLoca
     }
 
 
+def link_kinds(places: dict[str, NodeLocation]) -> tuple[LinkKind, ...]:
+    return sorting.link_kinds(NodeGroups.of(places))
+
+
+def shared_levels(one: NodeLocation, other: NodeLocation) -> int:
+    alike = (own == its for own, its in zip(one.topology, other.topology, strict=True))
+    return next((level for level, same in enumerate(alike) if not same), len(one.topology))
+
+
+def spread_evenly(numbers) -> list[int]:
+    return sorted(numbers, key=lambda number: number * 0.6180339887498949 % 1)
+
+
+def pairs_of_block(ones: list[str], others: list[str]) -> list[tuple[str, str]]:
+    """Return all pairs of two groups, or within one, in the order in which they are to be measured."""
+    if ones != others:
+        shifts = range(len(others))
+        return [(one, others[(at + shift) % len(others)]) for shift in shifts for at, one in enumerate(ones)]
+    pairs = [(ones[0], ones[1])]
+    for distance in (len(ones) // 2, 1, *spread_evenly(range(1, len(ones)))):
+        pairs += [(one, other) for one, other in zip(ones, ones[distance:], strict=False)]
+    return list(dict.fromkeys(pairs))
+
+
+def pairs_by_kind(places: dict[str, NodeLocation]) -> dict[object, list[tuple[str, str]]]:
+    """Return the kinds in order, each with all of its pairs in the order in which they are to be measured."""
+    groups = {place: [node for node in places if places[node] == place] for place in places.values()}
+    machines = {place.machine for place in groups}
+    blocks: dict[object, list[list[tuple[str, str]]]] = {}
+    for one, other in combinations_with_replacement(groups, 2):
+        types = frozenset((one.machine, other.machine)) if len(machines) <= MOST_MACHINES else None
+        kind = (one, other) if len(groups) <= MOST_GROUPS else (types, shared_levels(one, other))
+        if one != other or len(groups[one]) > 1:
+            blocks.setdefault(kind, []).append(pairs_of_block(groups[one], groups[other]))
+    found = {}
+    for kind, every in blocks.items():
+        turns = [every[number] for number in spread_evenly(range(len(every)))]
+        longest = max(map(len, turns))
+        found[kind] = [pairs[turn] for turn in range(longest) for pairs in turns if turn < len(pairs)]
+    return found
+
+
 def unordered(pairs) -> list[tuple[str, str]]:
     return sorted(tuple(sorted(pair)) for pair in pairs)
 
@@ -60,9 +107,33 @@ def test_every_pair_has_exactly_one_kind(found: list[NodeLocation]) -> None:
         assert kind.size == len(list(kind.pairs()))
         assert set(kind.sample) <= set(kind.pairs())
         assert len(set(kind.sample)) == len(kind.sample) >= min(kind.size, SAMPLES)
-        assert len({nodes[a].shared_levels(nodes[b]) for a, b in kind.pairs()}) == 1
+        assert len({shared_levels(nodes[a], nodes[b]) for a, b in kind.pairs()}) == 1
         assert len({tuple(sorted((nodes[a].machine, nodes[b].machine))) for a, b in kind.pairs()}) == 1
     assert len({kind.name for kind in kinds}) == len(kinds)
+
+
+many_places = st.builds(
+    NodeLocation, st.sampled_from("abcdefg"), st.tuples(st.sampled_from("xyz"), st.sampled_from("1234567"))
+)
+
+
+@given(
+    st.one_of(
+        st.lists(places, min_size=1, max_size=60),
+        st.lists(many_places, min_size=MOST_GROUPS, max_size=60),
+        st.lists(many_places.map(lambda place: NodeLocation(place.machine)), min_size=1, max_size=20),
+    )
+)
+def test_pairs_of_kinds_keep_their_order(found: list[NodeLocation]) -> None:
+    nodes = {f"node-{number}": place for number, place in enumerate(found)}
+    assert [list(kind.pairs()) for kind in link_kinds(nodes)] == list(pairs_by_kind(nodes).values())
+
+
+def test_blocks_are_spread_evenly_when_they_are_more_than_are_sorted_at_once() -> None:
+    nodes = in_racks(128, 1)
+    found = [list(kind.pairs()) for kind in link_kinds(nodes)]
+    assert max(map(len, found)) > 7000
+    assert found == list(pairs_by_kind(nodes).values())
 
 
 def test_samples_of_a_kind_share_no_node() -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import statistics
+import tracemalloc
 from collections.abc import Callable
 from itertools import permutations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainwright import documents
 from trainwright.cluster import Accelerator, Cluster, Link, Node
 from trainwright.cost.network import node_classes
-from trainwright.measurement.link_sampling import LinkSampling, NodeLocation, Pair, further_pairs, heterogeneous_kinds
+from trainwright.measurement.link_kinds import NodeLocation, Pair
+from trainwright.measurement.link_sampling import (
+    LinkSampling,
+    further_pairs,
+    have_similar_bandwidth,
+    heterogeneous_kinds,
+    sampled_links,
+)
 from trainwright.measurement.sampled_cluster import SampledCluster, sampled_cluster
 
 Rate = Callable[[int, int], float]
@@ -44,6 +55,78 @@ def built(sampling: LinkSampling, rate: Rate, most_bytes: float = 1e6) -> Sample
 def rates(cluster: Cluster) -> dict[tuple[int, int], float]:
     names = [node.name for node in cluster.nodes]
     return {(int(a[1:]), int(b[1:])): cluster.link(a, b).bandwidth_bytes_per_second for a, b in permutations(names, 2)}
+
+
+def known_links(sampling: LinkSampling, measured: dict[Pair, Link]) -> dict[Pair, tuple[float, float]]:
+    """Return the bandwidth and latency of each link, one by one."""
+    found: dict[Pair, tuple[float, float]] = {}
+    for kind in sampling.kinds:
+        edges = [edge for a, b in kind.pairs() for edge in ((a, b), (b, a))]
+        sample, own = sampled_links(kind, measured), {edge: measured[edge] for edge in edges if edge in measured}
+        if have_similar_bandwidth(sample):
+            slowest = min(link.bandwidth_bytes_per_second for link in sample)
+            found |= dict.fromkeys(edges, (slowest, max(link.latency_seconds for link in sample)))
+            continue
+        all_rates = [link.bandwidth_bytes_per_second for link in own.values()]
+        latency = statistics.median(link.latency_seconds for link in own.values())
+
+        def median(node: str, own=own, all_rates=all_rates) -> float:
+            return statistics.median(
+                [link.bandwidth_bytes_per_second for edge, link in own.items() if node in edge] or all_rates
+            )
+
+        found |= {edge: (min(map(median, edge)), latency) for edge in edges}
+        found |= {edge: (link.bandwidth_bytes_per_second, link.latency_seconds) for edge, link in own.items()}
+    return found
+
+
+racks = st.tuples(st.sampled_from("abcdefg"), st.sampled_from("xyz"), st.sampled_from("1234"))
+
+
+@given(
+    places=st.one_of(st.lists(racks, min_size=2, max_size=12), st.lists(racks, min_size=24, max_size=40)),
+    few_machines=st.booleans(),
+    spread=st.sampled_from([0, 0.05, 1]),
+    most=st.sampled_from([10, 1000]),
+)
+def test_links_are_those_of_their_kind_or_their_own(places, *, few_machines: bool, spread: float, most: int) -> None:
+    nodes = tuple(Node(f"n{number:03}", "t4", 1) for number in range(len(places)))
+    where = tuple(NodeLocation("m" if few_machines else place[0], place[1:]) for place in places)
+    sampling = LinkSampling(nodes, where)
+
+    def both(pairs) -> dict[Pair, Link]:
+        edges = [edge for a, b in pairs for edge in ((a, b), (b, a))]
+        ends = {edge: (int(edge[0][1:]), int(edge[1][1:])) for edge in edges}
+        return {
+            edge: Link(*edge, 1e-5 * (1 + (a * 5 + b) % 7), 1e9 * (1 + (a * 7 + b * 3) % 5 * spread))
+            for edge, (a, b) in ends.items()
+        }
+
+    measured = both(sampling.first_pairs)
+    measured |= both(further_pairs(heterogeneous_kinds(sampling.kinds, measured), most=most))
+    cluster = sampled_cluster(T4, sampling, measured).cluster
+    expected = known_links(sampling, measured)
+    assert len(expected) == len(nodes) * (len(nodes) - 1)
+    for edge, (rate, latency) in expected.items():
+        link = cluster.link(*edge)
+        # Links that are not listed are as the ports of their ends say, within the tolerance.
+        is_listed = link in cluster.links
+        most_apart = (1 if is_listed else 2) + 1e-4
+        assert link.bandwidth_bytes_per_second == pytest.approx(rate, rel=1e-4 if is_listed else 0.1 + 1e-4)
+        assert 1 / most_apart <= link.latency_seconds / latency <= most_apart
+
+
+def test_cluster_of_thousands_of_locations_needs_little_memory() -> None:
+    """Half a million pairs of racks: an object or a matrix of all would take a hundred megabytes."""
+    sampling = sampling_of(1024, lambda number: f"rack-{number}", devices=1)
+    tracemalloc.start()
+    try:
+        found = built(sampling, lambda a, b: 1e9 + 1e9 * ((a * 7 + b) % 3))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.cluster.nodes) == 1024
+    assert peak < 14e6
 
 
 def test_identical_nodes_need_only_ports_and_are_interchangeable() -> None:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from trainwright import documents
 from trainwright.cluster import MAX_DEVICES, Accelerator, Node
-from trainwright.measurement.link_sampling import NodeLocation
+from trainwright.measurement.link_kinds import NodeLocation
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import DevicesSpec, Objective, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
