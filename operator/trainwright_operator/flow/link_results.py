@@ -155,6 +155,8 @@ def _format_collective_check(check: CollectiveCheck) -> str:
 @lru_cache(maxsize=16)
 def report_of_nodes(report: LinkReport, nodes: tuple[Node, ...]) -> LinkReport | None:
     """Return the part of a report that is about these nodes, or None where it lacks one of their links."""
+    if len(nodes) * (len(nodes) - 1) > len(report.links):
+        return None
     names = {node.name for node in nodes}
     links = tuple(link for link in report.links if link.source in names and link.target in names)
     wanted = {pair for pair in product(names, repeat=2) if pair[0] != pair[1]}

@@ -20,7 +20,7 @@ from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.link_results import LinkFindings
 from trainwright_operator.flow.names import DOCUMENT_KEY, Names
 from trainwright_operator.flow.reasons import Explanation
-from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
+from trainwright_operator.flow.snapshot import NodeFacts, PlanFacts, Snapshot
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
 
 T = TypeVar("T")
@@ -53,6 +53,11 @@ class ReconcileContext:
     @cached_property
     def names(self) -> Names:
         return self.snapshot.names(self.spec)
+
+    @cached_property
+    def nodes(self) -> dict[str, NodeFacts]:
+        """Return the observed nodes by name."""
+        return {node.name: node for node in self.snapshot.nodes}
 
     def condition(self, condition: ConditionType) -> Condition | None:
         """Return the condition as of the last reconciliation."""

@@ -29,8 +29,8 @@ def last_document(log: str, marker: str) -> str | None:
     return None
 
 
-_CACHED_CHARACTERS = 2**16
-"""Longest text whose document is kept: each pass reads the stored documents of its plan again."""
+_LONG_CHARACTERS = 2**16
+"""Length from which few documents are kept: each pass reads the stored documents of its plan again."""
 
 
 def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: str = "") -> Any:
@@ -38,7 +38,7 @@ def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: s
 
     `ignored_field`: a field to drop.
     """
-    parse = _parse_cached if len(text) <= _CACHED_CHARACTERS else _parse
+    parse = _parse_short if len(text) <= _LONG_CHARACTERS else _parse_long
     return parse(text, document_type, source, ignored_field)
 
 
@@ -55,7 +55,7 @@ def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> An
     return documents.parse(data, document_type, source=source)
 
 
-_parse_cached = lru_cache(maxsize=128)(_parse)
+_parse_short, _parse_long = lru_cache(maxsize=128)(_parse), lru_cache(maxsize=4)(_parse)
 
 
 def parse_report(log: str) -> WorkerReport | None:

@@ -174,7 +174,7 @@ def _may_move(context: ReconcileContext, gang: str, node: str, better: str) -> b
 
 def _free_devices(context: ReconcileContext, name: str) -> int:
     """Return how many devices of a node are free; 0 where it is gone, not ready or cordoned."""
-    node = next((node for node in context.snapshot.nodes if node.name == name), None)
+    node = context.nodes.get(name)
     if node is None or not node.ready or not node.schedulable:
         return 0
     return node.devices(context.spec.devices.resource_name) - context.snapshot.used_devices.get(name, 0)
