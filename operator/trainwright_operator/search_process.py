@@ -9,13 +9,11 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, zip_longest
-from pathlib import Path
 from typing import Final
 
 from trainwright import documents
@@ -31,6 +29,7 @@ from trainwright.training import Optimizer
 from trainwright.trial_selection import TrialHistory
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials, Role, Uncertainty
+from trainwright_operator.memory_limit import allowed_bytes, limit_memory
 
 _BASELINE_PLANNER = "megatron"
 MAX_PLANS_BYTES: Final = 900_000
@@ -223,7 +222,6 @@ def _value(candidate: Candidate, objective: Objective) -> float:
 
 EXIT_INFEASIBLE: Final = 3
 EXIT_OUT_OF_MEMORY: Final = 4
-CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _SHARE: Final = 0.6
 """Share of the container's memory for all searches; the rest is for the operator and the processes' start."""
 _NICENESS = 10
@@ -234,7 +232,7 @@ def main(concurrent: int) -> int:
     """Answer one request; `concurrent`: the number of searches that share the memory."""
     os.nice(_NICENESS)
     gc.freeze()  # what imports made stays: collections need not walk through it
-    allowed = allowed_bytes(CONTAINER_LIMIT, concurrent)
+    allowed = allowed_bytes(_SHARE / concurrent)
     if allowed is not None:
         limit_memory(allowed)
     request = PlanningRequest(**json.load(sys.stdin))
@@ -253,29 +251,6 @@ def main(concurrent: int) -> int:
         return EXIT_OUT_OF_MEMORY
     sys.stdout.write(answer)
     return 0
-
-
-def allowed_bytes(container_limit: Path, concurrent: int) -> int | None:
-    """Return bytes of the container's memory for each of `concurrent` searches, or None without a limit."""
-    try:
-        text = container_limit.read_text().strip()
-    except OSError:
-        return None  # no control groups of version 2: there the kernel ends the process that takes most, alone
-    return int(int(text) * _SHARE / concurrent) if text.isdecimal() else None
-
-
-def limit_memory(allowed: int) -> None:
-    """Limit this process to `allowed` bytes more than its present address space.
-
-    With cgroup v2, running out of memory kills the whole container, and the restarted operator would start the search
-    again forever. With the limit only the search ends.
-    """
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + allowed
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 if __name__ == "__main__":

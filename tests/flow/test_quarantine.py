@@ -10,8 +10,8 @@ from flow_api import MemoryApi
 from prometheus_client import CollectorRegistry
 
 from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
-from trainwright_operator.flow.quarantine import is_quarantined, released
-from trainwright_operator.kube import isolation, object_facts, reconciler
+from trainwright_operator.flow.quarantine import DecisionError, is_quarantined, released
+from trainwright_operator.kube import decision_runner, isolation, object_facts, reconciler
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.reconciler import Reconciler
 from trainwright_operator.metrics import Metrics
@@ -98,6 +98,17 @@ def test_plan_is_quarantined_after_three_broken_passes_with_its_gangs_deleted(wo
     assert f"{MAPS}/demo-discovery" in world.api.objects  # measurements are kept
     assert world.metric_at_rest == 1
     assert world.registry.get_sample_value("trainwright_reconcile_errors_total") == 3
+
+
+def test_large_plan_over_which_its_process_breaks_is_quarantined(world: World, monkeypatch: pytest.MonkeyPatch):
+    async def decide_apart(*_: Any) -> list[Any]:
+        raise DecisionError("KeyError: 'links' (in trainwright/measurement/link_kinds.py, line 7, of)")
+
+    monkeypatch.setattr(decision_runner, "LARGE_BYTES", 0)
+    monkeypatch.setattr(decision_runner.DecisionRunner, "decide", decide_apart)
+    world.run()
+    assert world.passes == 0
+    assert ": KeyError: 'links' (in trainwright/measurement/link_kinds.py, line 7, of)" in world.answer["message"]
 
 
 def test_quarantine_survives_a_restart_of_the_same_version(world: World, monkeypatch: pytest.MonkeyPatch):

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from flow_world import World
 
-from trainwright_operator.kube import search_pool
-from trainwright_operator.search_process import EXIT_OUT_OF_MEMORY, allowed_bytes
+from trainwright_operator import memory_limit
+from trainwright_operator.kube import child_process
+from trainwright_operator.search_process import EXIT_OUT_OF_MEMORY
 
 MEBIBYTE = 1 << 20
 HUNGRY = """
 import io, sys
 from pathlib import Path
-from trainwright_operator import search_process
-search_process.CONTAINER_LIMIT = Path(sys.argv[1])
+from trainwright_operator import memory_limit, search_process
+memory_limit.CONTAINER_LIMIT = Path(sys.argv[1])
 search_process.PlanningRequest = lambda **_: None
 search_process.search = lambda request: str(bytearray(int(sys.argv[2])))
 sys.stdin = io.StringIO("{}")
@@ -42,16 +43,16 @@ def test_search_exits_with_a_message_when_it_exceeds_its_memory_limit(tmp_path: 
     assert search(limit, MEBIBYTE).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "concurrent", "allowed"), [("max\n", 1, None), ("1000\n", 1, 600), ("1000\n", 3, 200)]
-)
-def test_searches_share_the_memory_of_their_container(
-    tmp_path: Path, text: str, concurrent: int, allowed: int | None
+@pytest.mark.parametrize(("text", "allowed"), [("max\n", None), ("1000\n", 200)])
+def test_processes_share_the_memory_of_their_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, allowed: int | None
 ) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text(text)
-    assert allowed_bytes(limit, concurrent) == allowed
-    assert allowed_bytes(tmp_path / "none", concurrent) is None
+    monkeypatch.setattr(memory_limit, "CONTAINER_LIMIT", limit)
+    assert memory_limit.allowed_bytes(0.2) == allowed
+    limit.unlink()
+    assert memory_limit.allowed_bytes(0.2) is None
 
 
 def test_search_starts_once_the_system_has_room_for_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def test_search_starts_once_the_system_has_room_for_its_process(monkeypatch: pyt
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     monkeypatch.setattr(asyncio, "sleep", pause)
-    assert asyncio.run(search_pool._start_search(1)) == "process"
+    assert asyncio.run(child_process.start_module("module")) == "process"
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
 
 

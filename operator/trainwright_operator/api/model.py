@@ -59,6 +59,7 @@ def _derived(noun: type[Any]) -> type[DerivedModel]:
             definitions[field.name] = (_constrained(types[field.name]), default)
     model: type[DerivedModel] = create_model(f"{noun.__name__}Spec", __base__=DerivedModel, **definitions)
     model.noun = noun
+    globals()[model.__name__] = model  # pickle looks classes up by name
     return model
 
 

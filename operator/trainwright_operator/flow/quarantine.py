@@ -20,6 +20,10 @@ from trainwright_operator.flow.snapshot import PlanFacts
 PACKAGES: Final = ("trainwright_operator", "trainwright")
 
 
+class DecisionError(RuntimeError):
+    """Error of a decision in another process, with its place, in words."""
+
+
 def is_quarantined(plan: PlanFacts) -> bool:
     """Return whether the plan's present spec ended with `InternalError`."""
     return any(
@@ -40,7 +44,7 @@ def released(plan: PlanFacts, version: str) -> PlanFacts:
 
 def quarantine(plan: PlanFacts, error: BaseException, version: str, now: datetime) -> list[Action]:
     """Return the actions that end the plan with `InternalError`."""
-    reason, words = explain(Reason.INTERNAL_ERROR, what=_describe(error), version=version)
+    reason, words = explain(Reason.INTERNAL_ERROR, what=describe(error), version=version)
     condition = Condition(
         type=ConditionType.SUCCEEDED,
         status="False",
@@ -62,8 +66,10 @@ def quarantine(plan: PlanFacts, error: BaseException, version: str, now: datetim
     return [SetStatus(status), EmitEvent(EventType.WARNING, reason.value, words)]
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Return the error's type and message, and the place in our code where it was raised."""
+    if isinstance(error, DecisionError):
+        return str(error)
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if set(Path(frame.filename).parts) & {*PACKAGES}
     ]

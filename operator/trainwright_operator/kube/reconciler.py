@@ -19,6 +19,7 @@ from trainwright_operator.kube import client
 from trainwright_operator.kube.apply import Applier, changes_objects
 from trainwright_operator.kube.claim_registry import ClaimRegistry
 from trainwright_operator.kube.client import Api, ApiError
+from trainwright_operator.kube.decision_runner import DecisionRunner, is_large
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.isolation import BREAKS_BEFORE_QUARANTINE, VERSION, isolate
 from trainwright_operator.kube.object_cache import PlanKey, WatchEvent
@@ -53,6 +54,7 @@ class Reconciler:
         self._snapshot_reader = SnapshotReader(api, settings)
         self._searches = SearchPool(settings.concurrent_searches, self.wake_owner)
         metrics.observe_searches(self._searches.running, self._searches.waiting)
+        self._decisions = DecisionRunner()
         self._applier = Applier(api, self._searches, self._snapshot_reader.cache)
         self._tasks: dict[PlanKey, asyncio.Task[None]] = {}
         self._wake_events: dict[PlanKey, asyncio.Event] = {}
@@ -135,6 +137,7 @@ class Reconciler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._decisions.stop()
 
     async def _run_plan(self, key: PlanKey) -> None:
         """Reconcile until the plan is gone."""
@@ -260,7 +263,10 @@ class Reconciler:
         snapshot = self._claims.with_claims(snapshot)
         now = datetime.now(UTC)
         plan = snapshot.plan
-        actions = decide(snapshot, now)
+        if is_large(snapshot):
+            actions = await self._decisions.decide(snapshot, now)
+        else:
+            actions = decide(snapshot, now)
         _log(plan, actions)
         try:
             await self._applier.apply(snapshot, actions, memory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -13,11 +12,11 @@ from datetime import UTC, datetime
 from trainwright_operator.flow.actions import PlanningRequest
 from trainwright_operator.flow.phases.planning import SEARCH_DEADLINE_SECONDS
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
+from trainwright_operator.kube.child_process import start_module
 from trainwright_operator.search_process import EXIT_INFEASIBLE
 
 logger = logging.getLogger(__name__)
 _MAX_WORDS = 500
-_LONGEST_PAUSE_SECONDS = 30.0
 
 
 class SearchPool:
@@ -82,7 +81,7 @@ class SearchPool:
 
 async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[PlannerState, str]:
     """Return the state in which the search ended, with its answer or error message."""
-    process = await _start_search(concurrent)
+    process = await start_module("trainwright_operator.search_process", str(concurrent))
     try:
         async with asyncio.timeout(SEARCH_DEADLINE_SECONDS):
             output, errors = await process.communicate(json.dumps(asdict(request)).encode())
@@ -99,23 +98,3 @@ async def _run_search(request: PlanningRequest, concurrent: int) -> tuple[Planne
     logger.error("the search exited with code %s:\n%s", process.returncode, errors.decode(errors="replace"))
     last = errors.decode(errors="replace").strip().rsplit("\n", 1)[-1]
     return PlannerState.FAILED, f"exit code {process.returncode}: {last}"[:_MAX_WORDS]
-
-
-async def _start_search(concurrent: int) -> asyncio.subprocess.Process:
-    """Start the search process, retrying while the system has no memory or process number for it."""
-    pause = 1.0
-    while True:
-        try:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "trainwright_operator.search_process",
-                str(concurrent),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as error:
-            logger.warning("the search process cannot be started, retrying in %.0f s: %s", pause, error)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,73 @@
+"""Decisions on large plans in a process of their own, so that the loop stays free for watches and other plans."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from datetime import datetime
+from typing import Final
+
+from trainwright_operator.decision_process import LENGTH_BYTES, DecisionRequest, packed_nodes
+from trainwright_operator.flow.actions import Action
+from trainwright_operator.flow.quarantine import DecisionError
+from trainwright_operator.flow.snapshot import NodeFacts, Snapshot
+from trainwright_operator.kube.child_process import start_module
+
+LARGE_BYTES: Final = 200_000
+"""Size of a plan's stored documents from which it is large: the discovery of 1,300 nodes, whose links take 0.1 s."""
+_DEADLINE_SECONDS: Final = 300.0
+
+
+def is_large(snapshot: Snapshot) -> bool:
+    """Return whether a decision may hold the loop for too long."""
+    return sum(len(text) for one in snapshot.stored for text in one.data.values()) >= LARGE_BYTES
+
+
+class DecisionRunner:
+    """Process that starts with the first large plan, and anew after it ended."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._nodes: tuple[NodeFacts, ...] | None = None
+        self._packed = b""
+
+    async def decide(self, snapshot: Snapshot, now: datetime) -> list[Action]:
+        """Return the actions as `flow.decide` does. Raise DecisionError where that raises, or the process ends."""
+        async with self._turn:
+            if self._nodes is not snapshot.nodes:
+                self._nodes, self._packed = snapshot.nodes, packed_nodes(snapshot)
+            try:
+                async with asyncio.timeout(_DEADLINE_SECONDS):
+                    answer = await self._ask(DecisionRequest.of(snapshot, self._packed, now))
+            except (OSError, EOFError) as error:
+                await self.stop()
+                raise DecisionError(
+                    "the process that decides on large plans ended or did not answer, perhaps for lack of memory; raise "
+                    "the operator's memory limit (resources.limits.memory), or use fewer nodes with devices.max"
+                ) from error
+            except BaseException:
+                await self.stop()  # its answer would be taken for that to the next request
+                raise
+        if isinstance(answer, str):
+            raise DecisionError(answer)
+        return answer
+
+    async def _ask(self, request: DecisionRequest) -> list[Action] | str:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await start_module("trainwright_operator.decision_process", errors=None)
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        requests.write(pickle.dumps(request))
+        await requests.drain()
+        length = int.from_bytes(await answers.readexactly(LENGTH_BYTES), "big")
+        answer: list[Action] | str = pickle.loads(await answers.readexactly(length))  # noqa: S301 - from our process
+        return answer
+
+    async def stop(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
