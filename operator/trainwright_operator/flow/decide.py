@@ -17,8 +17,16 @@ from trainwright import documents
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
 from trainwright_operator.flow import patience
-from trainwright_operator.flow.actions import Action, DeleteConfigMap, DeleteJob, DeletePlan, StoredRole
-from trainwright_operator.flow.phase import Done, Failed, Findings, ReconcileContext, Step, Waiting
+from trainwright_operator.flow.actions import (
+    Action,
+    CreateConfigMap,
+    DeleteConfigMap,
+    DeleteJob,
+    DeletePlan,
+    StoredRole,
+)
+from trainwright_operator.flow.config_map_data import MAX_BYTES, ConfigMapData
+from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.phases import (
     acceptance,
     discovery,
@@ -108,11 +116,21 @@ def _run_phases(context: ReconcileContext) -> tuple[Step, ...]:
             phase_result = advance(context, findings)
         except (documents.DocumentError, ValidationError) as error:  # the latter: of a status that shows its values
             phase_result = Failed(explain(Reason.REPORT_INVALID, what=f"a stored document was modified: {error}"))
+        phase_result = _refuse_large(phase_result)
         steps.append(Step(condition, phase_result))
         if not isinstance(phase_result, Done):
             break
         findings = phase_result.findings
     return patience.with_limit(context, _with_request_failure(context, steps))
+
+
+def _refuse_large(found: PhaseResult) -> PhaseResult:
+    """Fail where the API server would refuse a ConfigMap for its size, again and again."""
+    for creation in found.actions:
+        if isinstance(creation, CreateConfigMap) and (size := ConfigMapData.of(creation).bytes) > MAX_BYTES:
+            words = explain(Reason.DOCUMENT_TOO_LARGE, name=creation.name, size=size, limit=MAX_BYTES)
+            return Failed(words, status=found.status)
+    return found
 
 
 def _with_request_failure(context: ReconcileContext, steps: Sequence[Step]) -> tuple[Step, ...]:

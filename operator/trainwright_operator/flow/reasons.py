@@ -13,6 +13,7 @@ class Reason(StrEnum):
     IN_PROGRESS = "InProgress"
     REQUEST_FAILED = "RequestFailed"
     INTERNAL_ERROR = "InternalError"
+    DOCUMENT_TOO_LARGE = "DocumentTooLarge"
     SUSPENDED = "Suspended"
     NOT_SUSPENDED = "NotSuspended"
     # Accepted
@@ -111,6 +112,10 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.INTERNAL_ERROR: (
         "a defect of the operator (version {version}) stopped this plan; its pods were deleted; report it, and edit the spec or "
         "install another version to go on: {what}"
+    ),
+    Reason.DOCUMENT_TOO_LARGE: (
+        "ConfigMap {name} would have {size} bytes, and at most {limit} fit; use fewer devices with devices.max, "
+        "devices.products or devices.nodeSelector"
     ),
     Reason.SUSPENDED: "spec.suspend is true: nothing runs; measurements are kept",
     Reason.NOT_SUSPENDED: "spec.suspend is false",

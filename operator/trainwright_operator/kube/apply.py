@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from trainwright_operator.api import API_VERSION, KIND
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import EmitEvent
+from trainwright_operator.flow.config_map_data import ConfigMapData
 from trainwright_operator.flow.gangs.manifests import child_labels, owner_reference
 from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
@@ -224,6 +226,8 @@ def _version(resource: dict[str, Any]) -> int:
 
 
 def _config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
+    stored = ConfigMapData.of(action)
+    binary = {key: b64encode(content).decode() for key, content in stored.compressed.items()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -233,5 +237,6 @@ def _config_map(plan: PlanFacts, action: a.CreateConfigMap) -> dict[str, Any]:
             "labels": child_labels(plan, action.gang) | {ROLE_LABEL: action.role.value},
             "ownerReferences": [owner_reference(plan)],
         },
-        "data": dict(action.data),
+        "data": dict(stored.texts),
+        **({"binaryData": binary} if binary else {}),
     }

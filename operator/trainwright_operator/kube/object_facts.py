@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from base64 import b64decode
 from datetime import UTC, datetime
 from fractions import Fraction
 from math import ceil
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.config_map_data import ConfigMapData
 from trainwright_operator.flow.device_types import MIG_UNUSABLE
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
 from trainwright_operator.flow.names import GANG_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
@@ -223,12 +225,13 @@ def _container(status: dict[str, Any]) -> ContainerFacts:
 def stored_config_map(config_map: dict[str, Any]) -> StoredConfigMap:
     meta = config_map["metadata"]
     labels = meta.get("labels") or {}
+    compressed = {key: b64decode(text) for key, text in (config_map.get("binaryData") or {}).items()}
     return StoredConfigMap(
         name=meta["name"],
         gang=labels.get(GANG_LABEL, ""),
         role=labels.get(ROLE_LABEL, ""),
         created_at=parse_time(meta["creationTimestamp"]),
-        data=config_map.get("data") or {},
+        data=ConfigMapData(config_map.get("data") or {}, compressed).read(),
         annotations=meta.get("annotations") or {},
         terminating="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),

@@ -18,8 +18,8 @@ from trainwright.cluster import Accelerator, Cluster, Link, Port
 from trainwright.measurement.link_kinds import NodeGroups, Pair
 from trainwright.measurement.link_sampling import LinkSampling, have_similar_bandwidth, sampled_links
 
-MOST_BYTES = 950_000
-"""Approximate maximum size of the cluster's document, which must fit into one ConfigMap (1 MiB)."""
+MOST_BYTES = 6_500_000
+"""Approximate maximum size of the cluster's document, which compressed must fit into one ConfigMap (1 MiB)."""
 _NODE_BYTES, _LINK_BYTES = 330, 145
 """Approximate bytes of a node and of a link in the document, without their names."""
 _RATE_TOLERANCE = 0.1
