@@ -13,7 +13,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainwright.document_kind import kind_of
+from trainwright.document_kind import KINDS, kind_of
 from trainwright.quantity import expected_quantity
 
 VERSION = "trainwright.dev/v1alpha1"
@@ -26,7 +26,15 @@ MAX_YAML_VALUES = 1_000_000
 
 
 class DocumentError(ValueError):
-    """Document that cannot be used; the message is one sentence for its author."""
+    """Document that cannot be used; the message is one sentence for its author.
+
+    Attributes:
+        needs_newer_version: whether it holds a kind, a field or a word that only a newer version can know.
+    """
+
+    def __init__(self, sentence: str, *, needs_newer_version: bool = False) -> None:
+        super().__init__(sentence)
+        self.needs_newer_version = needs_newer_version
 
 
 _WORDS = {
@@ -40,6 +48,9 @@ _WORDS = {
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 """Words of a number's bound, by pydantic's name of it."""
+
+_UNKNOWN_HERE = {"unexpected_keyword_argument", "enum", "literal_error"}
+"""Pydantic's error types for what a newer version may have added."""
 
 _NUMBERS = {
     "int_parsing",
@@ -100,7 +111,8 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
     body = {**(absent or {}), **{key: value for key, value in data.items() if key not in ("apiVersion", "document")}}
     version = data.get("apiVersion", VERSION)
     if version != VERSION:
-        raise DocumentError(f"{source}: expected apiVersion {VERSION!r}, got {_shown(version)}")
+        sentence = f"{source}: expected apiVersion {VERSION!r}, got {_shown(version)}"
+        raise DocumentError(sentence, needs_newer_version=isinstance(version, str))
     if data.get("kind") == "TrainingPlan":
         raise DocumentError(
             f"{source}: expected a document of the planner, got a TrainingPlan, which the operator reads; "
@@ -114,7 +126,9 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
         )
     document = data.get("document", next(iter(kinds)))
     if not isinstance(document, str) or document not in kinds:
-        raise DocumentError(f"{source}: expected a document of kind {' or '.join(kinds)}, got {_shown(document)}")
+        sentence = f"{source}: expected a document of kind {' or '.join(kinds)}, got {_shown(document)}"
+        is_unknown = isinstance(document, str) and document not in KINDS.values()
+        raise DocumentError(sentence, needs_newer_version=is_unknown)
     found = _validated(body, kinds[document], source)
     _refuse_large_numbers(found, source)
     return found
@@ -125,10 +139,12 @@ def _validated(body: dict[Any, Any], noun: Any, source: str) -> Any:
         _refuse_large_numbers(body, source)
         return adapter(noun).validate_python({key: _strip_document_headers(value) for key, value in body.items()})
     except ValidationError as error:
-        first = _most_specific_error(error.errors(include_url=False))
+        errors = error.errors(include_url=False)
+        first = _most_specific_error(errors)
         where, what = ".".join(_plain(part) for part in first["loc"]), _what(first, noun)
         told = what if not where or what.startswith(f"{where}.") else f"{where}: {what}"
-        raise DocumentError(f"{source}: {told}") from None
+        is_unknown = any(one["type"] in _UNKNOWN_HERE and isinstance(one["loc"][-1], str) for one in errors)
+        raise DocumentError(f"{source}: {told}", needs_newer_version=is_unknown) from None
     except RecursionError:
         raise DocumentError(f"{source}: nested too deeply; flatten it") from None
     except (ArithmeticError, MemoryError) as error:

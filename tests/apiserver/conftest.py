@@ -73,13 +73,13 @@ def namespace(api_server: ApiServer) -> str:
 
 
 @pytest.fixture
-def training_plan(namespace: str) -> Callable[..., dict[str, Any]]:
-    """Return a builder of minimal TrainingPlans in the test's namespace: `training_plan("name", {"trials.topK": 0})`.
+def training_plan_of() -> Callable[..., dict[str, Any]]:
+    """Return a builder of minimal TrainingPlans: `training_plan_of("namespace", "name", {"trials.topK": 0})`.
 
     A value of `...` leaves the field out.
     """
 
-    def build(name: str = "tiny", changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    def build(namespace: str, name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
         spec: dict[str, Any] = {
             "model": {"gpt": {"layers": 2, "hiddenSize": 8, "heads": 2, "sequenceLength": 4, "vocabularySize": 16}},
             "training": {"globalBatchSize": 4},
@@ -99,5 +99,15 @@ def training_plan(namespace: str) -> Callable[..., dict[str, Any]]:
             "metadata": {"name": name, "namespace": namespace},
             "spec": spec,
         }
+
+    return build
+
+
+@pytest.fixture
+def training_plan(namespace: str, training_plan_of: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return a builder of minimal TrainingPlans in the test's namespace: `training_plan("name", {"trials.topK": 0})`."""
+
+    def build(name: str = "tiny", changes: dict[str, Any] | None = None) -> dict[str, Any]:
+        return training_plan_of(namespace, name, changes)
 
     return build

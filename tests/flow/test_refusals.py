@@ -32,12 +32,3 @@ def test_plan_fails_when_no_worker_image_is_set() -> None:
     world = World(image="")
     world.run()
     assert world.condition("Accepted").reason == "WorkerImageMissing"
-
-
-def test_unreadable_spec_is_rejected() -> None:
-    world = World(spec_error="spec.model: Field required")
-    world.step()
-    world.step()
-    assert world.condition("Accepted").reason == "SpecInvalid"
-    assert world.succeeded == "False"
-    assert "spec.model: Field required" in world.condition("Succeeded").message

@@ -144,10 +144,9 @@ def operator_killed_on_the_way(watch: Watch) -> None:
 
 
 def refused(watch: Watch) -> None:
-    """Fail before any pod: spec, image, template, memory. Wait before any pod: CRD, quota, nodes."""
+    """Fail before any pod: image, template, memory. Wait before any pod: CRD, quota, nodes."""
     tiny = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "1"}
     worlds = (
-        World(spec_error="spec.model: Field required"),
         World(image=""),
         World(template_error=("PodTemplateInvalid", "spec.tolerations: expected list")),
         World(nodes=(node("n1", labels=tiny), node("n2", labels=tiny))),

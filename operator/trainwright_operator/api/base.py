@@ -35,9 +35,9 @@ class ApiModel(BaseModel):
 
 
 class StatusModel(ApiModel):
-    """A part of the status. Unknown fields are left out: another version of the operator may have written them."""
+    """A part of the status. Unknown fields are kept as they are: a newer version of the operator may have written them."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     def dump(self) -> dict[str, Any]:
         """Return the model as plain JSON data without None values."""

@@ -7,6 +7,7 @@ found in the cluster (a ConfigMap with the result), so a restarted operator cont
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -14,6 +15,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from trainwright import documents
+from trainwright.worker_api import WorkerTask
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
 from trainwright_operator.flow import patience
@@ -23,9 +25,13 @@ from trainwright_operator.flow.actions import (
     DeleteConfigMap,
     DeleteJob,
     DeletePlan,
+    EmitEvent,
+    EventType,
     StoredRole,
 )
 from trainwright_operator.flow.config_map_data import MAX_BYTES, ConfigMapData
+from trainwright_operator.flow.gangs.pod_template import TASK_FILE
+from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.phases import (
     acceptance,
@@ -38,7 +44,7 @@ from trainwright_operator.flow.phases import (
     trials,
 )
 from trainwright_operator.flow.reasons import Reason, explain
-from trainwright_operator.flow.snapshot import Snapshot
+from trainwright_operator.flow.snapshot import Snapshot, StoredConfigMap
 from trainwright_operator.flow.status_update import status_actions
 from trainwright_operator.flow.suspension import suspend
 
@@ -60,6 +66,19 @@ WATCH_REQUEUE_SECONDS = 60.0
 def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     """Return the actions to apply now, in order. Idempotent."""
     context = ReconcileContext(snapshot, now)
+    plan = context.plan
+    if plan.hidden_fields:
+        return [] if is_finished(snapshot) else [_warn_of_hidden_fields(plan.hidden_fields)]
+    if plan.spec is None:
+        return _wait_for_newer_version(context, plan.spec_error)
+    try:
+        return _decide(context)
+    except NeedsNewerVersion as error:
+        return _wait_for_newer_version(context, str(error))
+
+
+def _decide(context: ReconcileContext) -> list[Action]:
+    snapshot, now = context.snapshot, context.now
     if is_finished(snapshot):
         seconds = _seconds_until_expiry(snapshot, now)
         expiry = [DeletePlan()] if seconds is not None and seconds <= 0 else []
@@ -69,6 +88,24 @@ def decide(snapshot: Snapshot, now: datetime) -> list[Action]:
     last = steps[-1].result
     live_gangs = last.live_gangs if isinstance(last, Waiting) else frozenset[str]()
     return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps)]
+
+
+def _wait_for_newer_version(context: ReconcileContext, what: str) -> list[Action]:
+    """Return the status of a plan that this version cannot read. Nothing is deleted, and an answer stays."""
+    if is_finished(context.snapshot):
+        return []
+    waiting = Waiting(explain(Reason.NEEDS_NEWER_VERSION, what=what))
+    steps = [Step(condition, waiting) for condition in (ConditionType.SUCCEEDED, ConditionType.ACCEPTED)]
+    return [*status_actions(context, steps)]
+
+
+def _warn_of_hidden_fields(fields: Sequence[str]) -> EmitEvent:
+    """Return an Event: the status cannot be written without erasing these fields."""
+    what = (
+        f"{', '.join(fields)}: hidden by an older definition of the resource, and erased by the next write; install the "
+        "newer version again"
+    )
+    return EmitEvent(EventType.WARNING, *explain(Reason.NEEDS_NEWER_VERSION, what=what))
 
 
 def is_finished(snapshot: Snapshot) -> bool:
@@ -93,7 +130,7 @@ def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:
         watches = plan.spec is not None and plan.spec.replan is Replan.ON_CLUSTER_CHANGE
         longest = WATCH_REQUEUE_SECONDS if watches else IDLE_REQUEUE_SECONDS
         return longest if seconds is None else min(max(seconds, 1.0), longest)
-    if plan.spec is None or (plan.spec.suspend and not snapshot.jobs):
+    if plan.spec is None or plan.hidden_fields or (plan.spec.suspend and not snapshot.jobs):
         return IDLE_REQUEUE_SECONDS
     seconds = patience.seconds_until_next_look(plan, now)
     return _seconds_until_change(snapshot, now) if seconds is None else seconds
@@ -146,7 +183,8 @@ def _with_request_failure(context: ReconcileContext, steps: Sequence[Step]) -> t
 def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Action]:
     """Return the deletions of tasks and jobs of gangs that are not live.
 
-    Tasks go first, so that a restarted gang never meets its former pods.
+    Tasks go first, so that a restarted gang never meets its former pods. Raise NeedsNewerVersion where a newer version's
+    gang would be deleted, unless the plan is suspended.
     """
 
     def is_live(name: str, gang: str) -> bool:
@@ -154,10 +192,19 @@ def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Ac
 
     stored, jobs = context.snapshot.stored, context.snapshot.jobs
     tasks = [one for one in stored if one.role == StoredRole.TASK and not one.terminating]
+    for one in tasks:
+        if not context.is_suspended and context.names.owns(one.name) and one.gang not in live_gangs:
+            _refuse_newer_task(one)
     return [
         *(DeleteConfigMap(one.name) for one in tasks if not is_live(one.name, one.gang)),
         *(DeleteJob(one.name) for one in jobs if not one.terminating and not is_live(one.name, one.gang)),
     ]
+
+
+def _refuse_newer_task(task: StoredConfigMap) -> None:
+    """Raise NeedsNewerVersion for a task that a newer version stored: its gang is not this version's to delete."""
+    with suppress(documents.DocumentError):
+        parse_strict(task.data.get(TASK_FILE, ""), WorkerTask, task.name)
 
 
 def _seconds_until_expiry(snapshot: Snapshot, now: datetime) -> float | None:

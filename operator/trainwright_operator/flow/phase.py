@@ -42,7 +42,7 @@ class ReconcileContext:
 
     @cached_property
     def spec(self) -> TrainingPlanSpec:
-        """Return the spec. Only `check_spec` runs without a valid one."""
+        """Return the spec. No phase runs without a readable one."""
         assert self.plan.spec is not None
         return self.plan.spec
 

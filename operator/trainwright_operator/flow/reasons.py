@@ -16,6 +16,7 @@ class Reason(StrEnum):
     DOCUMENT_TOO_LARGE = "DocumentTooLarge"
     SUSPENDED = "Suspended"
     NOT_SUSPENDED = "NotSuspended"
+    NEEDS_NEWER_VERSION = "NeedsNewerVersion"
     # Accepted
     ACCEPTED = "Accepted"
     SPEC_INVALID = "SpecInvalid"
@@ -98,6 +99,7 @@ ENDED_BY_CLUSTER: Final = ENVIRONMENTAL - {Reason.PLACEMENT_NOT_MET, Reason.DEAD
 misplaced pod would only fail again."""
 
 LACKS: Final = ENDED_BY_CLUSTER | {
+    Reason.NEEDS_NEWER_VERSION,
     Reason.REQUEST_FAILED,
     Reason.PYTORCHJOB_MISSING,
     Reason.NO_USABLE_NODES,
@@ -119,6 +121,9 @@ MESSAGES: Final[dict[Reason, str]] = {
     ),
     Reason.SUSPENDED: "spec.suspend is true: nothing runs; measurements are kept",
     Reason.NOT_SUSPENDED: "spec.suspend is false",
+    Reason.NEEDS_NEWER_VERSION: (
+        "only a newer version of the operator can read this plan, which waits for it with its pods and measurements: {what}"
+    ),
     Reason.ACCEPTED: "the spec is valid",
     Reason.SPEC_INVALID: "{what}",
     Reason.WORKER_IMAGE_MISSING: "spec.worker.image: no worker image, and the operator has no default; set one of them",

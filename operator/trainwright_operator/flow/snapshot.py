@@ -18,7 +18,9 @@ class PlanFacts:
     """Observed TrainingPlan.
 
     Attributes:
-        spec: None where it is invalid, with the reason in `spec_error`.
+        spec: None where this version cannot read it, with the reason in `spec_error`.
+        hidden_fields: fields of the stored spec that neither the definition of the resource nor this version knows. The
+            API server shows them to nobody, and erases them at the next write, that of a status included.
         image: the plan's worker image, else the operator's default; empty where neither is set.
     """
 
@@ -32,6 +34,7 @@ class PlanFacts:
     image: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     spec_error: str = ""
+    hidden_fields: tuple[str, ...] = ()
     resource_version: str = ""
 
 

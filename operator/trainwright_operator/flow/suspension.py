@@ -13,7 +13,7 @@ from trainwright_operator.flow.actions import Action, StoredRole
 from trainwright_operator.flow.gangs.lifecycle import partial_results
 from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.phase import Done, Findings, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import StoredConfigMap
@@ -46,10 +46,9 @@ def _partial_results(context: ReconcileContext) -> Iterator[Action]:
             continue
         try:
             gang_spec = _gang_of_task(context, stored)
-        except documents.DocumentError:
-            continue  # its task was modified; the measurement is repeated
-        if gang_spec is not None:
-            yield from partial_results(context, gang_spec)
+            yield from partial_results(context, gang_spec) if gang_spec is not None else ()
+        except (documents.DocumentError, NeedsNewerVersion):
+            continue  # its task was modified, or is of a newer version; the measurement is repeated
 
 
 def _gang_of_task(context: ReconcileContext, stored: StoredConfigMap) -> GangSpec | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from base64 import b64decode
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from math import ceil
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
@@ -41,7 +42,7 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,2})|([a-zA-
 
 
 def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
-    """Convert a TrainingPlan; an invalid spec (from another API version) becomes `spec_error`."""
+    """Convert a TrainingPlan. A spec that this version cannot read, since the definition is newer, becomes `spec_error`."""
     meta = resource["metadata"]
     spec, spec_error = None, ""
     try:
@@ -49,11 +50,6 @@ def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         spec_error = f"spec.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    try:
-        status = TrainingPlanStatus.model_validate(resource.get("status") or {})
-    except ValidationError:
-        # Written by another program or version: rebuild it from the cluster.
-        status = TrainingPlanStatus()
     return PlanFacts(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -61,12 +57,66 @@ def plan_facts(resource: dict[str, Any], default_image: str) -> PlanFacts:
         generation=meta.get("generation", 1),
         created_at=parse_time(meta["creationTimestamp"]),
         spec=spec,
-        status=status,
+        status=_readable_status(resource.get("status") or {}),
         image=(spec.worker.image if spec else None) or default_image,
         annotations=meta.get("annotations") or {},
         spec_error=spec_error,
+        hidden_fields=hidden_fields(resource),
         resource_version=meta.get("resourceVersion", ""),
     )
+
+
+def _readable_status(status: dict[str, Any]) -> TrainingPlanStatus:
+    """Convert a status without the fields and entries that this version cannot read; they are rebuilt from the cluster."""
+    kept = dict(status)
+    try:
+        return TrainingPlanStatus.model_validate(kept)
+    except ValidationError as error:
+        unreadable = {one["loc"][:2] for one in error.errors(include_url=False)}
+    for field in {str(place[0]) for place in unreadable}:
+        value = kept.pop(field, None)
+        numbers = {place[1] for place in unreadable if place[0] == field and len(place) > 1}
+        if isinstance(value, list) and all(isinstance(number, int) for number in numbers):
+            kept[field] = [entry for number, entry in enumerate(value) if number not in numbers]
+    try:
+        return TrainingPlanStatus.model_validate(kept)
+    except ValidationError:
+        return TrainingPlanStatus()
+
+
+def hidden_fields(resource: dict[str, Any]) -> tuple[str, ...]:
+    """Return the fields of the spec that somebody set and the API server does not show: its definition is older than they.
+
+    Only `managedFields` still tells of them.
+    """
+    entries = resource["metadata"].get("managedFields") or []
+    specs = [(entry.get("fieldsV1") or {}).get("f:spec") or {} for entry in entries if not entry.get("subresource")]
+    found = (path for spec in specs for path in _unknown_fields(spec, TrainingPlanSpec, "spec"))
+    shown = resource.get("spec") or {}
+    return tuple(sorted({path for path in found if not _has(shown, path.split(".")[1:])}))
+
+
+def _unknown_fields(managed: dict[str, Any], model: type[BaseModel], place: str) -> Iterator[str]:
+    """Return the managed fields that the model lacks; objects without a model of their own may hold anything."""
+    known = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    for key, inside in managed.items():
+        prefix, _, name = key.partition(":")
+        if prefix != "f":
+            continue
+        if name not in known:
+            yield f"{place}.{name}"
+        nested = [one for one in (known.get(name), *get_args(known.get(name))) if isinstance(one, type)]
+        for one in nested:
+            if issubclass(one, BaseModel):
+                yield from _unknown_fields(inside, one, f"{place}.{name}")
+
+
+def _has(value: Any, path: Sequence[str]) -> bool:
+    for name in path:
+        if not isinstance(value, dict) or name not in value:
+            return False
+        value = value[name]
+    return True
 
 
 def bare_plan_facts(resource: dict[str, Any]) -> PlanFacts:

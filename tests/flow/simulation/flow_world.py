@@ -16,7 +16,7 @@ from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.decide import decide
-from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.names import GANG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
 from trainwright_operator.flow.snapshot import (
     ContainerFacts,
@@ -67,6 +67,7 @@ class World:
     run_seconds: float = 10.0
     template_error: tuple[str, str] = ("", "")
     spec_error: str = ""
+    hidden_fields: tuple[str, ...] = ()
     refuse_jobs: str = ""
     search_hangs: bool = False
     fails: dict[type, str] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class World:
             plan=PlanFacts(
                 "demo", "default", "uid-1", self.generation, START, None if self.spec_error else self.spec,
                 self.status, self.image, self.annotations, self.spec_error,
+                self.hidden_fields,
             ),
             nodes=self.nodes,
             jobs=tuple(self.jobs.values()),
@@ -241,7 +243,10 @@ class World:
 
     def order_of(self, pod: PodFacts) -> WorkerTask | None:
         stored = next((s for s in self.stored.values() if s.gang == pod.gang and s.role == "order"), None)
-        order: WorkerTask | None = parse_strict(stored.data["order.json"], WorkerTask, "order") if stored else None
+        try:
+            order: WorkerTask | None = parse_strict(stored.data["order.json"], WorkerTask, "order") if stored else None
+        except NeedsNewerVersion:
+            return None
         return order
 
     def _devices(self, pod: PodFacts) -> int:

@@ -21,6 +21,10 @@ from trainwright.worker_api import (
 )
 
 
+class NeedsNewerVersion(Exception):  # noqa: N818 - a state of the plan, not a fault
+    """Document of a newer version of the operator or the worker, found after a rollback: the plan waits."""
+
+
 def last_document(log: str, marker: str) -> str | None:
     """Return the text after the marker in the last line that starts with it, or None."""
     for line in reversed(log.splitlines()):
@@ -34,12 +38,18 @@ _LONG_CHARACTERS = 2**16
 
 
 def parse_strict(text: str, document_type: Any, source: str, *, ignored_field: str = "") -> Any:
-    """Parse a document from JSON only: YAML aliases could expand a small text without bound. Raise DocumentError.
+    """Parse a document from JSON only: YAML aliases could expand a small text without bound.
 
-    `ignored_field`: a field to drop.
+    `ignored_field`: a field to drop. Raise NeedsNewerVersion for a document with unknown names, DocumentError for any other
+    that cannot be used.
     """
     parse = _parse_short if len(text) <= _LONG_CHARACTERS else _parse_long
-    return parse(text, document_type, source, ignored_field)
+    try:
+        return parse(text, document_type, source, ignored_field)
+    except documents.DocumentError as error:
+        if error.needs_newer_version:
+            raise NeedsNewerVersion(str(error)) from error
+        raise
 
 
 def _parse(text: str, document_type: Any, source: str, ignored_field: str) -> Any:
@@ -78,7 +88,7 @@ def parse_series_parts(log: str) -> dict[int, TrialReport]:
             continue
         try:
             part: SeriesPart = parse_strict(line.removeprefix(f"{SERIES_PART_MARKER} "), SeriesPart, "part")
-        except documents.DocumentError:
+        except (documents.DocumentError, NeedsNewerVersion):
             continue
         found[part.number] = part.trial
     return found
@@ -91,7 +101,7 @@ def parse_progress(log: str) -> Progress | None:
         return None
     try:
         parsed: Progress = parse_strict(text, Progress, "progress")
-    except documents.DocumentError:
+    except (documents.DocumentError, NeedsNewerVersion):
         return None
     return parsed
 
@@ -103,6 +113,6 @@ def parse_failure(text: str) -> Failure | None:
         return None
     try:
         parsed: Failure = parse_strict(document, Failure, "failure")
-    except documents.DocumentError:
+    except (documents.DocumentError, NeedsNewerVersion):
         return None
     return parsed

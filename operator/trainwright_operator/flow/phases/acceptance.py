@@ -32,13 +32,6 @@ _REPEAT_SECONDS = 30
 """Interval of dry runs while the cluster lacks something."""
 
 
-def check_spec(context: ReconcileContext, findings: Findings) -> PhaseResult:
-    """Fail where the spec cannot be parsed."""
-    if context.plan.spec is None:
-        return Failed(explain(Reason.SPEC_INVALID, what=context.plan.spec_error))
-    return Done(findings)
-
-
 def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Accept the model, the image and the pods once for each generation."""
     known = context.condition(ConditionType.ACCEPTED)
@@ -99,4 +92,4 @@ def _current_gangs(context: ReconcileContext) -> frozenset[str]:
     return frozenset(one.gang for one in stored if context.names.owns(one.name))
 
 
-PHASE = PlanPhase(ConditionType.ACCEPTED, (check_spec, accept, discard_transient_failures))
+PHASE = PlanPhase(ConditionType.ACCEPTED, (accept, discard_transient_failures))

@@ -1,0 +1,62 @@
+"""Rollback of definition and operator on a real API server: it hides the fields of a newer version, and each write erases them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from operator_process import operator, until
+
+from trainwright_operator.api import crd
+
+FUTURE = {"type": "integer"}
+
+
+def newer_definition() -> dict[str, Any]:
+    """Return the definition of a version that has another field in spec and in spec.trials."""
+    definition = copy.deepcopy(crd.crd_manifest())
+    spec = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    spec["futureLimit"] = FUTURE
+    spec["trials"]["properties"]["futureLimit"] = FUTURE
+    return definition
+
+
+def install(api: Any, definition: dict[str, Any]) -> None:
+    api.kubectl("apply", "--server-side", "--force-conflicts", document=definition)
+    api.establish("crd/trainingplans.trainwright.dev")
+
+
+def test_rolled_back_plan_waits_and_loses_no_field(bare_api_server, training_plan_of, tmp_path) -> None:
+    api = bare_api_server
+    install(api, newer_definition())
+    api.create(training_plan_of("default", "newer", {"futureLimit": 5, "trials.futureLimit": 7}))
+    api.create(training_plan_of("default", "plain"))
+
+    def plan() -> dict[str, Any]:
+        found: dict[str, Any] = api.get("trainingplan", "newer", "--namespace", "default")
+        return found
+
+    def reasons() -> set[str]:
+        return {event["reason"] for event in api.get("events", "--namespace", "default")["items"]}
+
+    def accepted(name: str) -> dict[str, Any]:
+        status = api.get("trainingplan", name, "--namespace", "default").get("status", {})
+        return next((one for one in status.get("conditions", []) if one["type"] == "Accepted"), {})
+
+    # Rolled back before its definition: the field is shown, but not known.
+    with operator(api, "default", tmp_path) as (process, _, log):
+        until("the plan to wait", 40, lambda: accepted("newer").get("reason") == "NeedsNewerVersion")
+        assert "futureLimit" in accepted("newer")["message"]
+        until("the other plan to be worked on", 20, lambda: accepted("plain").get("message"))
+        process.terminate()  # releases the lease
+        assert process.wait(timeout=20) == 0, log.read_text()
+    install(api, crd.crd_manifest())
+    until("the field to be hidden", 20, lambda: "futureLimit" not in plan()["spec"])
+    before, known = plan()["metadata"]["resourceVersion"], len(api.get("events")["items"])
+    with operator(api, "default", tmp_path):
+        until("another warning", 40, lambda: len(api.get("events")["items"]) > known)
+    assert "NeedsNewerVersion" in reasons()
+    assert plan()["metadata"]["resourceVersion"] == before
+    install(api, newer_definition())
+    until("the field to be shown again", 20, lambda: plan()["spec"].get("futureLimit") == 5)
+    assert plan()["spec"]["trials"]["futureLimit"] == 7

@@ -1,0 +1,87 @@
+"""Operator process for tests on a real API server, and a way to that server which can be cut off."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@contextmanager
+def operator(
+    api: Any, namespace: str, folder: Path, *others: str, kubeconfig: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Run the operator on a namespace, which also holds its lease, and others; yield process, health port and log."""
+    health, log = free_port(), folder / f"operator-{time.monotonic_ns()}.log"
+    environment = os.environ | {
+        "KUBECONFIG": str(kubeconfig or api.kubeconfig),
+        "TRAINWRIGHT_WORKER_IMAGE": "worker:test",
+        "TRAINWRIGHT_WATCH_NAMESPACES": ",".join((namespace, *others)),
+        "TRAINWRIGHT_LEASE_NAMESPACE": namespace,
+        "TRAINWRIGHT_LEASE_NAME": namespace,
+        "TRAINWRIGHT_METRICS_PORT": str(free_port()),
+        "TRAINWRIGHT_HEALTH_PORT": str(health),
+    }
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "trainwright_operator"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            yield process, health, log
+        finally:
+            process.kill()
+            process.wait(timeout=20)
+
+
+def until(what: str, seconds: float, reached: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := reached()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.2)
+    return found
+
+
+class Gateway:
+    """Way to the API server that can be cut off: a TCP proxy on loopback."""
+
+    def __init__(self, target: str) -> None:
+        self.target = urlsplit(target)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.is_open = threading.Event()
+        self.is_open.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def kubeconfig(self, api: Any, folder: Path) -> Path:
+        """Write the API server's kubeconfig with the gateway's address."""
+        config = folder / "gateway.kubeconfig"
+        port = self.listener.getsockname()[1]
+        config.write_text(api.kubeconfig.read_text().replace(f":{self.target.port}", f":{port}"))
+        return config
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self.listener.accept()
+            far = socket.create_connection((self.target.hostname, self.target.port))
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                self.is_open.wait()
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
