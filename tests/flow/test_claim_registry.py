@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from flow_cluster import SharedWorld, placed_gangs, plan, share
+from flow_world import node, spec_of
 
+from trainwright_operator.api.status import TrainingPlanStatus
+from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.kube.claim_registry import ClaimRegistry
 
 
@@ -48,3 +51,22 @@ def test_claims_are_complete_when_every_plan_of_the_start_was_read():
     assert not registry.is_complete
     registry.record_pass(("default", "b"))
     assert registry.is_complete
+
+
+def test_plans_choose_the_nodes_that_the_fewest_others_chose():
+    registry = ClaimRegistry()
+    nodes = tuple(node(f"n{number}") for number in range(1, 4))
+    worlds = [SharedWorld(name=name, nodes=nodes, spec=spec_of(devices={"max": 2})) for name in "abcd"]
+
+    def choose(world: SharedWorld) -> list[str]:
+        snapshot = registry.with_claims(world.own_snapshot())
+        found = inspect_nodes(snapshot, world.spec)
+        registry.record_nodes(snapshot.plan, TrainingPlanStatus(cluster=found.status()))
+        return [one.name for one in found.nodes]
+
+    assert [choose(world) for world in worlds] == [["n1"], ["n2"], ["n3"], ["n1"]]
+    registry.forget("uid-b")
+    assert choose(SharedWorld(name="e", nodes=nodes, spec=worlds[0].spec)) == ["n2"]
+    worlds[2].run()
+    registry.record_nodes(worlds[2].own_snapshot().plan, worlds[2].status)
+    assert choose(SharedWorld(name="f", nodes=nodes, spec=worlds[0].spec)) == ["n3"], "the plan on it has its answer"

@@ -241,6 +241,7 @@ class Snapshot:
         failing: None where the last reconciliation applied all actions.
         other_claims: claims of the other plans' gangs.
         claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.
+        plans_by_node: number of unfinished plans that chose the node, of those with `devices.max`.
     """
 
     plan: PlanFacts
@@ -256,6 +257,7 @@ class Snapshot:
     failing: RequestFailure | None = None
     other_claims: tuple[GangClaim, ...] = ()
     claims_known: bool = True
+    plans_by_node: Mapping[str, int] = field(default_factory=dict)
 
     def find(self, name: str) -> StoredConfigMap | None:
         """Return the plan's ConfigMap of that name unless it is being deleted."""

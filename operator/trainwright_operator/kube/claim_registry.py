@@ -1,14 +1,17 @@
-"""Claims of all plans' gangs on nodes, as of each plan's last reconciliation; rebuilt after a restart."""
+"""Claims of all plans and their gangs on nodes, as of each plan's last reconciliation; rebuilt after a restart."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.placement_queue import gang_claims, next_in_line
-from trainwright_operator.flow.snapshot import GangClaim, Snapshot
+from trainwright_operator.flow.snapshot import GangClaim, PlanFacts, Snapshot
 
 PlanKey = tuple[str, str]
 _FIRST_READING_SECONDS: Final = 60.0
@@ -20,6 +23,8 @@ class ClaimRegistry:
 
     def __init__(self) -> None:
         self._claims: dict[str, tuple[GangClaim, ...]] = {}
+        self._chosen: dict[str, frozenset[str]] = {}
+        self._plans_by_node: Counter[str] = Counter()
         self._unread: set[PlanKey] | None = None
         self._started = time.monotonic()
         self._has_released = False
@@ -44,7 +49,15 @@ class ClaimRegistry:
         uid = snapshot.plan.uid
         self._replace(uid, gang_claims(snapshot))
         others = tuple(claim for other, claims in self._claims.items() if other != uid for claim in claims)
-        return replace(snapshot, other_claims=others, claims_known=self.is_complete)
+        return replace(snapshot, other_claims=others, claims_known=self.is_complete, plans_by_node=self._plans_by_node)
+
+    def record_nodes(self, plan: PlanFacts, status: TrainingPlanStatus) -> None:
+        """Note the nodes that a plan with `devices.max` chose, until it has its answer or is suspended."""
+        spec = plan.spec
+        is_limited = spec is not None and spec.devices.max is not None and not spec.suspend
+        is_answered = any(one.type is ConditionType.SUCCEEDED and one.status != "Unknown" for one in status.conditions)
+        nodes = status.cluster.nodes if status.cluster is not None and is_limited and not is_answered else ()
+        self._choose(plan.uid, frozenset(node.name for node in nodes))
 
     def record_placement(self, uid: str) -> None:
         """Note that all pods of the plan's waiting gangs were placed; its next reconciliation corrects what failed."""
@@ -55,6 +68,7 @@ class ClaimRegistry:
     def forget(self, uid: str) -> None:
         """Drop the claims of a plan."""
         self._replace(uid, ())
+        self._choose(uid, frozenset())
 
     def plans_to_wake(self) -> set[str]:
         """Return the plans whose gangs are the next for all of their nodes, if a node was released since the last call."""
@@ -62,6 +76,13 @@ class ClaimRegistry:
             return set()
         self._has_released = False
         return {claim.plan_uid for claim in next_in_line(one for claims in self._claims.values() for one in claims)}
+
+    def _choose(self, uid: str, nodes: frozenset[str]) -> None:
+        before = self._chosen.pop(uid, frozenset())
+        self._plans_by_node.subtract(before - nodes)
+        self._plans_by_node.update(nodes - before)
+        if nodes:
+            self._chosen[uid] = nodes
 
     def _replace(self, uid: str, claims: tuple[GangClaim, ...]) -> None:
         before = self._claims.pop(uid, ())

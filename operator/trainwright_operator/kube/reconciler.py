@@ -268,6 +268,8 @@ class Reconciler:
         else:
             actions = decide(snapshot, now)
         _log(plan, actions)
+        status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
+        self._claims.record_nodes(plan, status)
         try:
             await self._applier.apply(snapshot, actions, memory)
         finally:
@@ -276,7 +278,6 @@ class Reconciler:
                 self._snapshot_reader.node_cache.invalidate()
         if any(isinstance(action, DeletePlan) for action in actions):
             self._snapshot_reader.cache.forget_plan((plan.namespace, plan.name))
-        status = next((action.status for action in actions if isinstance(action, SetStatus)), plan.status)
         self._metrics.record_status(plan, status)
         if is_finished(snapshot):
             self._searches.discard(plan.uid)

@@ -86,7 +86,10 @@ def check_prices(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 
 def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collection[str] = ()) -> DiscoveredDevices:
-    """Inspect all nodes in name order; with devices.max those in `present` first, then those without a device in use."""
+    """Inspect all nodes in name order.
+
+    With devices.max those in `present` come first, then those that are free and that the fewest other plans chose.
+    """
     nodes: list[Node] = []
     places: list[NodeLocation] = []
     types: dict[str, DeviceType] = {}
@@ -94,11 +97,15 @@ def inspect_nodes(snapshot: Snapshot, spec: TrainingPlanSpec, present: Collectio
     wanted = spec.devices
     remaining_devices = wanted.max
     slices = _slices_by_node(snapshot)
-    used = snapshot.used_devices if wanted.max is not None else {}
-    kept = frozenset(present) if wanted.max is not None else frozenset[str]()
-    for facts in sorted(
-        snapshot.nodes, key=lambda node: (node.name not in kept, used.get(node.name, 0) > 0, node.name)
-    ):
+    kept = frozenset(present)
+
+    def order(node: NodeFacts) -> tuple[bool, int, str]:
+        if wanted.max is None:
+            return False, 0, node.name
+        is_used = snapshot.used_devices.get(node.name, 0) > 0
+        return node.name not in kept, max(snapshot.plans_by_node.get(node.name, 0), is_used), node.name
+
+    for facts in sorted(snapshot.nodes, key=order):
         try:
             found = _usable_type(facts, slices.get(facts.name, ()), spec)
             _check_place(facts, found, types, wanted, remaining_devices)
