@@ -25,15 +25,19 @@ from pathlib import Path
 from typing import Any
 
 import real_api_server
+from flow_reports import links_report, report_of
+from operator_process import Operator
 from real_api_server import ApiServer
 from rich.console import Console
 from rich.table import Table
 from simulated_nodes import pods_of, running_status, simulated_nodes
 from users import Users, churn, wait_for_answers
 
+from trainwright.worker_api import LinkTask, WorkerTask
 from trainwright_operator.api import API_VERSION, KIND, crd
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "soak.csv"
+WATCHED_OPERATOR = Path(__file__).with_name("watched_operator.py")
 NAMESPACE = "soak"
 EMULATION = {"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}
 CHUNK = 250
@@ -49,26 +53,6 @@ class Figure:
     value: float
     unit: str
     aim: str
-
-
-@dataclass(frozen=True)
-class Operator:
-    """Operator process with its metrics port."""
-
-    process: subprocess.Popen[bytes]
-    metrics_port: int
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Return CPU seconds of the process and its ended children."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the largest resident memory so far."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
 
 
 def main() -> None:
@@ -118,7 +102,7 @@ def many_plans(count: int) -> Iterator[Figure]:
         yield Figure(f"{what}: each has its first job", time.monotonic() - began, "s", "60 s")
         yield Figure(f"{what}: CPU until then", running.cpu_seconds - cpu, "s", "25 s")
         yield Figure(
-            f"{what}: wait of a pass, p99", quantile(running, "trainwright_reconcile_wait_seconds", 0.99), "s", "5 s"
+            f"{what}: wait of a pass, p99", running.quantile("trainwright_reconcile_wait_seconds", 0.99), "s", "5 s"
         )
         time.sleep(30)
         cores, requests = rates(api, running)
@@ -134,11 +118,13 @@ def many_plans(count: int) -> Iterator[Figure]:
         cores, requests = rates(api, running)
         yield Figure(f"{count} plans at rest", cores, "cores", "0.02 cores")
         yield Figure("largest memory at the end", running.peak_bytes / 1e6, "MB", "250 MB")
+        yield from hold(f"{count} plans", running, since=began)
 
 
 def one_running_plan() -> Iterator[Figure]:
     """Let a plan's first gang run."""
     with cluster(nodes=2) as api, operator(api) as running:
+        began = time.monotonic()
         api.kubectl("create", document=plan("plan"))
         until("a job", 60, lambda: objects(api, "kubeflow.org/v1", "pytorchjobs") == 1)
         (job,) = api.get("pytorchjobs", "--namespace", NAMESPACE)["items"]
@@ -152,20 +138,61 @@ def one_running_plan() -> Iterator[Figure]:
         cores, requests = rates(api, running)
         yield Figure("requests of a plan whose gang runs", requests, "a minute", "15 a minute")
         yield Figure("a plan whose gang runs", cores, "cores", "")
+        yield from hold("a plan whose gang runs", running, since=began)
 
 
 def many_nodes(count: int) -> Iterator[Figure]:
-    """Discover many nodes, of which a plan takes as many as it may."""
-    with cluster(nodes=count) as api, operator(api) as running:
-        cpu = running.cpu_seconds
-        began = time.monotonic()
-        api.kubectl("create", document=plan("plan", {"devices": {"max": 4096}}))
+    """Discover many nodes in racks of 8, of which a plan takes as many as it may, measure their links and describe them."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        api = stack.enter_context(cluster(nodes=0))
+        _, port = stack.enter_context(simulated_nodes(api, NAMESPACE, folder, run_seconds=2.0, report=report_of_racks))
+        for first in range(0, count, CHUNK):
+            numbers = range(first, min(first + CHUNK, count))
+            api.kubectl("create", document=[node(number, port, place_of(number)) for number in numbers])
+        running = stack.enter_context(operator(api))
+        cpu, began = running.cpu_seconds, time.monotonic()
+        api.kubectl("create", document=plan("plan", {"devices": {"max": 4096}, "search": {"planner": "Megatron"}}))
         until("discovery", 300, lambda: condition(api, "NodesDiscovered") == "True")
-        yield Figure(f"{count} nodes discovered", time.monotonic() - began, "s", "5 s")
-        yield Figure(f"{count} nodes: CPU", running.cpu_seconds - cpu, "s", "")
-        yield Figure(f"{count} nodes: largest memory", running.peak_bytes / 1e6, "MB", "250 MB")
-        status = api.get("trainingplan", "plan", "--namespace", NAMESPACE)["status"]
-        yield Figure(f"{count} nodes: status", len(json.dumps(status)) / 1e3, "kB", "100 kB")
+        what = f"{count} nodes"
+        yield Figure(f"{what} discovered", time.monotonic() - began, "s", "5 s")
+        yield Figure(f"{what}: CPU", running.cpu_seconds - cpu, "s", "")
+        yield from hold(f"{what} discovered", running, since=began)
+        until("links", 300, lambda: condition(api, "LinksMeasured") == "True")
+        yield Figure(f"{what}: CPU until the links are known", running.cpu_seconds - cpu, "s", "")
+        until("the cluster", 300, lambda: bool(status_of(api).get("clusterRef")))
+        (stored,) = [one for one in api.get("configmaps", "--namespace", NAMESPACE)["items"] if is_cluster(one)]
+        yield Figure(f"{what}: CPU until the cluster is stored", running.cpu_seconds - cpu, "s", "")
+        yield Figure(f"{what}: cluster, as stored", len(json.dumps(stored)) / 1e3, "kB", "1000 kB")
+        yield from hold(what, running, since=began)
+        yield Figure(f"{what}: largest memory", running.peak_bytes / 1e6, "MB", "250 MB")
+        yield Figure(f"{what}: largest memory of the decision process", running.decisions_peak_bytes / 1e6, "MB", "")
+        yield Figure(f"{what}: status", len(json.dumps(status_of(api))) / 1e3, "kB", "100 kB")
+
+
+def hold(what: str, running: Operator, since: float) -> Iterator[Figure]:
+    """Return how long the loop was held at most, and how much CPU the operator took in one hold."""
+    holds = running.holds(since)
+    yield Figure(f"{what}: longest hold of the loop", max((late for late, _ in holds), default=0.0), "s", "0.2 s")
+    yield Figure(f"{what}: CPU of one hold", max((busy for _, busy in holds), default=0.0), "s", "0.2 s")
+
+
+def place_of(number: int) -> dict[str, str]:
+    """Return the labels of a node's rack and zone."""
+    places = {"rack": f"rack-{number // 8}", "zone": f"zone-{number // 512}"}
+    return {f"topology.kubernetes.io/{key}": place for key, place in places.items()}
+
+
+def report_of_racks(task: WorkerTask) -> Any:
+    """Return a report of links that are faster inside racks."""
+    if not isinstance(task, LinkTask):
+        return report_of(task)
+    rack = {one.name: int(one.name.removeprefix("node-")) // 8 for one in task.gang.nodes}
+    return links_report(task, lambda one, other: 1e10 if rack[one] == rack[other] else 1e9)
+
+
+def is_cluster(config_map: dict[str, Any]) -> bool:
+    return str(config_map["metadata"]["name"]).endswith("-cluster")
 
 
 def many_changes(minutes: float) -> Iterator[Figure]:
@@ -231,11 +258,13 @@ def operator(api: ApiServer) -> Iterator[Operator]:
         "TRAINWRIGHT_HEALTH_PORT": str(ports[1]),
         "TRAINWRIGHT_LOG_LEVEL": "error",
     }
-    process = subprocess.Popen([sys.executable, "-m", "trainwright_operator"], env=environment)
+    holds = api.kubeconfig.with_name(f"holds-{ports[0]}")
+    holds.touch()
+    process = subprocess.Popen([sys.executable, WATCHED_OPERATOR, holds], env=environment)
     try:
         until("the lease", 60, lambda: objects(api, "coordination.k8s.io/v1", "leases") == 1)
         time.sleep(3)
-        yield Operator(process, ports[0])
+        yield Operator(process, ports[0], holds)
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -248,9 +277,9 @@ def plan(name: str, further: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
 
 
-def node(number: int, kubelet_port: int = 0) -> dict[str, Any]:
-    """Return a node with two emulated devices and labels as many as clouds set."""
-    labels = {f"example.com/label-{index}": "value" for index in range(20)}
+def node(number: int, kubelet_port: int = 0, place: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return a node with two emulated devices and labels as many as clouds set, those of its place among them."""
+    labels = {f"example.com/label-{index}": "value" for index in range(20)} | (place or {})
     labels |= {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
     devices = {"nvidia.com/gpu": "2", "cpu": "8", "memory": "64Gi"}
     return {
@@ -284,8 +313,14 @@ def gates(api: ApiServer) -> list[Any]:
 
 def condition(api: ApiServer, kind: str) -> str:
     """Return the status of a condition of the plan."""
-    conditions = api.get("trainingplan", "plan", "--namespace", NAMESPACE).get("status", {}).get("conditions", [])
+    conditions = status_of(api).get("conditions", [])
     return next((str(one["status"]) for one in conditions if one["type"] == kind), "Unknown")
+
+
+def status_of(api: ApiServer) -> dict[str, Any]:
+    """Return the status of the plan."""
+    found: dict[str, Any] = api.get("trainingplan", "plan", "--namespace", NAMESPACE).get("status", {})
+    return found
 
 
 def objects(api: ApiServer, version: str, kind: str) -> int:
@@ -313,15 +348,6 @@ def request_count(api: ApiServer) -> float:
         if is_request and re.search(rf'resource="({kinds})"', line):
             total += float(line.rsplit(" ", 1)[1])
     return total
-
-
-def quantile(running: Operator, metric: str, share: float) -> float:
-    """Return the upper bound of the histogram's bucket that holds the quantile; nan where there is no such metric."""
-    with socket.create_connection(("127.0.0.1", running.metrics_port)) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        text = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
-    buckets = [(float(edge), float(count)) for edge, count in re.findall(rf'{metric}_bucket{{le="(.+?)"}} (\S+)', text)]
-    return next((edge for edge, count in buckets if count >= share * buckets[-1][1]), float("nan"))
 
 
 def until(what: str, seconds: float, reached: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -40,6 +40,8 @@ _TICK_SECONDS: Final = 0.5
 Object = dict[str, Any]
 Gang = tuple[str, str]
 """Uid of the plan and name of the gang."""
+Report = Callable[[WorkerTask], Any]
+"""What the workers of a task report."""
 
 
 class Requests:
@@ -82,8 +84,9 @@ class SimulatedNodes:
         completed: number of times that each task ran to its end, by plan and name of its ConfigMap.
     """
 
-    def __init__(self, api: ApiServer, namespace: str, run_seconds: float) -> None:
+    def __init__(self, api: ApiServer, namespace: str, run_seconds: float, report: Report) -> None:
         self._requests = Requests(api)
+        self._report = report
         self._run_seconds = run_seconds
         self._namespace = namespace
         self._core = f"/api/v1/namespaces/{namespace}"
@@ -179,7 +182,7 @@ class SimulatedNodes:
         for pod in pods:
             meta = pod["metadata"]
             if RENDEZVOUS_LABEL in meta["labels"]:
-                self._logs[meta["name"]] = log_of(report_of(task))
+                self._logs[meta["name"]] = log_of(self._report(task))
             ended = {"exitCode": 0, "startedAt": pod["status"]["startTime"], "finishedAt": now}
             container = _container({"terminated": ended})
             status = {"phase": "Succeeded", "containerStatuses": [container]}
@@ -231,10 +234,10 @@ def _text(time: datetime) -> str:
 
 @contextmanager
 def simulated_nodes(
-    api: ApiServer, namespace: str, folder: Path, run_seconds: float
+    api: ApiServer, namespace: str, folder: Path, run_seconds: float, report: Report = report_of
 ) -> Iterator[tuple[SimulatedNodes, int]]:
     """Run the jobs of a namespace until the block ends. Return them with the port of the kubelets."""
-    nodes = SimulatedNodes(api, namespace, run_seconds)
+    nodes = SimulatedNodes(api, namespace, run_seconds, report)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Kubelet, nodes))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_certificate(folder / "kubelet.pem"))
