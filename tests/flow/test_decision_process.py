@@ -87,4 +87,4 @@ def test_plan_is_large_by_its_stored_documents() -> None:
     snapshot = world.snapshot()
     assert not is_large(snapshot)
     (first, *others) = snapshot.stored
-    assert is_large(replace(snapshot, stored=(replace(first, data={"document.json": "x" * 200_000}), *others)))
+    assert is_large(replace(snapshot, stored=(replace(first, data={"document.json": "x" * 100_000}), *others)))
