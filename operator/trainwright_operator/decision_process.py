@@ -57,10 +57,7 @@ def answer(request: DecisionRequest) -> list[Action] | str:
     try:
         return decide(request.whole_snapshot(), request.now)
     except MemoryError:
-        return (
-            "out of memory: the decision needs more than its share of the operator's memory; raise the limit "
-            "(resources.limits.memory), or use fewer nodes with devices.max"
-        )
+        raise  # the process ends, and another begins without what this one kept
     except Exception as error:  # noqa: BLE001 - the process continues for the other plans
         return describe(error)
 

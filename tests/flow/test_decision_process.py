@@ -17,6 +17,8 @@ from trainwright_operator.api.model import ModelSpec
 from trainwright_operator.decision_process import LENGTH_BYTES, DecisionRequest, packed_nodes
 from trainwright_operator.flow.decide import decide
 from trainwright_operator.flow.quarantine import DecisionError
+from trainwright_operator.kube import decision_runner
+from trainwright_operator.kube.child_process import start_module
 from trainwright_operator.kube.decision_runner import DecisionRunner, is_large
 
 
@@ -45,7 +47,7 @@ def test_process_answers_each_request_in_turn() -> None:
     assert answers.read() == b""
 
 
-def test_errors_are_answered_with_their_place_and_lack_of_memory_with_a_remedy(
+def test_errors_are_answered_with_their_place_and_lack_of_memory_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = request_of(World())
@@ -56,10 +58,11 @@ def test_errors_are_answered_with_their_place_and_lack_of_memory_with_a_remedy(
         raise MemoryError
 
     monkeypatch.setattr(decision_process, "decide", exhausted)
-    assert "resources.limits.memory" in decision_process.answer(request)
+    with pytest.raises(MemoryError):
+        decision_process.answer(request)
 
 
-def test_runner_decides_as_the_loop_does_and_replaces_a_process_that_ended() -> None:
+def test_runner_decides_as_the_loop_does_and_replaces_a_process_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.run(until=lambda: bool(world.jobs))
     snapshot = world.snapshot()
@@ -73,10 +76,11 @@ def test_runner_decides_as_the_loop_does_and_replaces_a_process_that_ended() -> 
             await runner.decide(replace(snapshot, plan=None), world.now)  # type: ignore[arg-type]
         assert runner._process is not None
         runner._process.kill()
-        with pytest.raises(DecisionError, match=re.escape("resources.limits.memory")):
-            await runner.decide(snapshot, world.now)
         assert await runner.decide(snapshot, world.now) == decide(snapshot, world.now)
         await runner.stop()
+        monkeypatch.setattr(decision_runner, "start_module", lambda _, errors: start_module("this", errors=errors))
+        with pytest.raises(DecisionError, match=re.escape("resources.limits.memory")):
+            await runner.decide(snapshot, world.now)
 
     asyncio.run(run())
 

@@ -38,21 +38,31 @@ class DecisionRunner:
         async with self._turn:
             if self._nodes is not snapshot.nodes:
                 self._nodes, self._packed = snapshot.nodes, packed_nodes(snapshot)
-            try:
-                async with asyncio.timeout(_DEADLINE_SECONDS):
-                    answer = await self._ask(DecisionRequest.of(snapshot, self._packed, now))
-            except (OSError, EOFError) as error:
-                await self.stop()
-                raise DecisionError(
-                    "the process that decides on large plans ended or did not answer, perhaps for lack of memory; raise "
-                    "the operator's memory limit (resources.limits.memory), or use fewer nodes with devices.max"
-                ) from error
-            except BaseException:
-                await self.stop()  # its answer would be taken for that to the next request
-                raise
+            request = DecisionRequest.of(snapshot, self._packed, now)
+            answer = await self._try(request)
+            if answer is None:
+                # What it kept of former decisions may have filled its memory.
+                answer = await self._try(request)
+        if answer is None:
+            raise DecisionError(
+                "the process that decides on large plans ended or did not answer, perhaps for lack of memory; raise the "
+                "operator's memory limit (resources.limits.memory), or use fewer nodes with devices.max"
+            )
         if isinstance(answer, str):
             raise DecisionError(answer)
         return answer
+
+    async def _try(self, request: DecisionRequest) -> list[Action] | str | None:
+        """Return the answer; None, without the process, where that ends or takes too long."""
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                return await self._ask(request)
+        except (OSError, EOFError):
+            await self.stop()
+            return None
+        except BaseException:
+            await self.stop()  # its answer would be taken for that to the next request
+            raise
 
     async def _ask(self, request: DecisionRequest) -> list[Action] | str:
         if self._process is None or self._process.returncode is not None:
