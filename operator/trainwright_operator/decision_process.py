@@ -21,7 +21,7 @@ from trainwright_operator.memory_limit import allowed_bytes, limit_memory
 
 LENGTH_BYTES: Final = 8
 """Bytes of an answer's length, which precedes it."""
-_SHARE: Final = 0.15
+_SHARE: Final = 0.1
 """Share of the container's memory, beyond what the process takes at its start."""
 
 
