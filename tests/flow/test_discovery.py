@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -237,3 +238,14 @@ def test_cluster_with_more_devices_than_a_plan_may_use_is_refused_at_once() -> N
     assert "4104 usable devices" in found.message
     assert "devices.max" in found.message
     assert world.jobs == {}
+
+
+def test_stored_discovery_without_the_types_of_its_nodes_is_invalid() -> None:
+    world = World()
+    world.run(until=lambda: world.status.cluster is not None and len(world.stored) > 1)
+    name = next(name for name in world.stored if name.endswith("-discovery"))
+    document = json.loads(world.stored[name].data["document.json"]) | {"accelerators": []}
+    world.stored[name] = replace(world.stored[name], data={"document.json": json.dumps(document)})
+    world.run()
+    assert world.condition("NodesDiscovered").reason == "ReportInvalid"
+    assert "accelerators: expected those of the nodes" in world.condition("NodesDiscovered").message

@@ -52,6 +52,11 @@ class DiscoveredDevices:
         if self.places and len(self.places) != len(self.nodes):
             raise ValueError(f"places: expected one for each of the {len(self.nodes)} nodes, got {len(self.places)}")
 
+    def __post_init__(self) -> None:
+        used, listed = {node.accelerator for node in self.nodes}, {one.name for one in self.accelerators}
+        if used != listed:
+            raise ValueError(f"accelerators: expected those of the nodes, {sorted(used)}, got {sorted(listed)}")
+
     @property
     def sampling(self) -> LinkSampling:
         """Return which links are measured as samples of which others."""
