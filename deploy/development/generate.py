@@ -47,6 +47,8 @@ def render(helm: Path) -> str:
         NAMESPACE,
         "--kube-version",
         KUBE_VERSION,
+        "--set",  # applied again, they must not narrow what is watched
+        "watchNamespaces={*}",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:

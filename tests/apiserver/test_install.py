@@ -35,7 +35,17 @@ def test_install_upgrade_and_uninstall_keep_the_definition_current_and_the_plans
         '[{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns/0"}]',
     )
     assert "PHASE" not in api.kubectl("get", "trainingplans")
+
+    def watched() -> str:
+        containers = api.get("deployment/trainwright", *release[1:3])["spec"]["template"]["spec"]["containers"]
+        return next(one.get("value", "") for one in containers[0]["env"] if one["name"].endswith("_WATCH_NAMESPACES"))
+
+    assert watched() == "trainwright-system"
+    every = ("--set", "watchNamespaces={*}")
+    succeed("upgrade", *release[:1], CHART, *release[1:], *every)
+    assert watched() == ""
     succeed("upgrade", *release[:1], CHART, *release[1:], "--set", "podAnnotations.note=second")
+    assert watched() == "", "an upgrade without the value does not keep what is watched"
     assert "PHASE" in api.kubectl("get", "trainingplans"), "the chart does not upgrade the definition"
 
     succeed("uninstall", *release)

@@ -212,6 +212,22 @@ def test_two_operators_never_write_in_turns(
     assert changes == 1, writers
 
 
+def test_second_release_leaves_a_namespace_to_the_first_and_works_in_its_own(
+    equipped_api_server, namespace, training_plan_of, tmp_path
+) -> None:
+    api, own = equipped_api_server, f"{namespace}-own"
+    api.kubectl("create", "namespace", own)
+    api.create(training_plan_of(namespace, "shared"))
+    with operator(api, namespace, tmp_path):
+        until("the first one to work", 40, lambda: writes_by_operator(api, namespace))
+        with operator(api, own, tmp_path, namespace) as (_, _, log):
+            api.create(training_plan_of(own, "alone"))
+            until("the second one to work", 40, lambda: writes_by_operator(api, own))
+            words = f"namespace {namespace}: release {namespace}/{namespace} works on its plans"
+            until("the second one to name the first", 20, lambda: words in log.read_text())
+    assert len({who for _, who in writes_by_operator(api, namespace)}) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seconds", [5, 30, 300])

@@ -39,6 +39,7 @@ NAMESPACED = [
     for verb in verbs.split()
 ]
 LEASE_CREATED = [("create", "coordination.k8s.io", "leases")]
+CLAIM = "trainwright-plans"
 LEASE_HELD = [(verb, "coordination.k8s.io", "leases") for verb in ("get", "update")]
 """Of the one lease that is named after the release."""
 ALL_PODS = [("list", "", "pods")]
@@ -126,6 +127,7 @@ def test_the_operator_may_do_what_it_needs(installed) -> None:
             *allowed(installed, operator(), NAMESPACED, "default").items(),
             *allowed(installed, operator(), LEASE_CREATED, INSTALLED).items(),
             *allowed(installed, operator(), LEASE_HELD, INSTALLED, name=SERVICE_ACCOUNT).items(),
+            *allowed(installed, operator(), [*LEASE_CREATED, *LEASE_HELD], "default", name=CLAIM).items(),
         )
         if not yes
     ]
@@ -138,7 +140,7 @@ def test_the_operator_may_do_nothing_that_it_does_not_need(installed) -> None:
         assert not too_many, namespace
     assert not any(allowed(installed, operator(), NAMESPACES_READ, "").values())
     assert not any(allowed(installed, operator(), LEASE_HELD, INSTALLED, name="another").values())
-    leases_elsewhere = allowed(installed, operator(), [*LEASE_CREATED, *LEASE_HELD], "default", name=SERVICE_ACCOUNT)
+    leases_elsewhere = allowed(installed, operator(), LEASE_HELD, "default", name=SERVICE_ACCOUNT)
     assert not any(leases_elsewhere.values()), leases_elsewhere
 
 
@@ -163,6 +165,8 @@ def test_rights_are_limited_to_named_namespaces(installed, helm_template, all_po
         found = allowed(installed, user, NAMESPACED, elsewhere)
         assert [right for right, yes in found.items() if yes] == (ALL_PODS if all_pods else [])
     assert all(allowed(installed, user, LEASE_HELD, home, name=home).values())
+    assert all(allowed(installed, user, [*LEASE_CREATED, *LEASE_HELD], watched, name=CLAIM).values())
+    assert not any(allowed(installed, user, LEASE_HELD, other, name=CLAIM).values())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from trainwright_operator.kube.namespace_claims import CLAIM_NAME
+
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "manifests" / "trainwright.yaml"
-EVERYWHERE: tuple[str, ...] = ()
+EVERYWHERE = ("--set", "watchNamespaces={*}")
 NAMED = ("--set", "watchNamespaces={team-a,team-b}")
 FORBIDDEN_RESOURCES = {
     "secrets",
@@ -65,7 +67,7 @@ def operator_rules(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_the_plain_manifests_are_the_rendered_chart(helm_template) -> None:
     head, _, body = MANIFESTS.read_text().partition("---\n")
     assert yaml.safe_load(head)["kind"] == "Namespace"
-    assert "---\n" + body == helm_template().stdout, "run `make generate`"
+    assert "---\n" + body == helm_template(*EVERYWHERE).stdout, "run `make generate`"
 
 
 @pytest.mark.parametrize("settings", [EVERYWHERE, NAMED], ids=["everywhere", "named namespaces"])
@@ -90,7 +92,7 @@ def test_with_named_namespaces_the_cluster_is_only_read(rendered) -> None:
         assert set(rule["verbs"]) <= READ
     (of_namespaces,) = [rule for rule in cluster_role["rules"] if "namespaces" in rule["resources"]]
     assert of_namespaces["verbs"] == ["list", "watch"], "by these kopf learns that one was deleted or has come back"
-    assert not any("namespaces" in rule["resources"] for rule in operator_rules(rendered()))
+    assert not any("namespaces" in rule["resources"] for rule in operator_rules(rendered(*EVERYWHERE)))
     namespaces = {role["metadata"]["namespace"] for role in of_kind(documents, "Role")}
     assert namespaces == {"team-a", "team-b", "trainwright-system"}
     assert environment(documents)["TRAINWRIGHT_WATCH_NAMESPACES"] == "team-a,team-b"
@@ -102,16 +104,23 @@ def test_pods_of_other_namespaces_are_listed_only_when_enabled(rendered) -> None
         rule for rule in operator_rules(rendered(*NAMED, *all_pods)) if rule not in operator_rules(rendered(*NAMED))
     ]
     assert added == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
-    assert rendered(*all_pods) == rendered()
+    assert rendered(*EVERYWHERE, *all_pods) == rendered(*EVERYWHERE)
+
+
+def test_new_release_watches_its_own_namespace_and_has_no_rights_elsewhere(rendered) -> None:
+    documents = rendered()
+    assert environment(documents)["TRAINWRIGHT_WATCH_NAMESPACES"] == "trainwright-system"
+    assert {role["metadata"]["namespace"] for role in of_kind(documents, "Role")} == {"trainwright-system"}
+    assert environment(rendered(*EVERYWHERE))["TRAINWRIGHT_WATCH_NAMESPACES"] == ""
 
 
 def test_the_lease_is_named_after_the_release_and_no_other_may_be_read_or_written(rendered) -> None:
     documents = rendered("--set", "fullnameOverride=second")
     assert environment(documents)["TRAINWRIGHT_LEASE_NAME"] == "second"
     rules = [rule for rule in operator_rules(documents) if "leases" in rule["resources"]]
-    named = [rule for rule in rules if rule.get("resourceNames") == ["second"]]
-    assert [rule["verbs"] for rule in named] == [["get", "update"]]
-    assert [rule["verbs"] for rule in rules if rule not in named] == [["create"]]
+    named = {rule["resourceNames"][0]: rule["verbs"] for rule in rules if "resourceNames" in rule}
+    assert named == {"second": ["get", "update"], CLAIM_NAME: ["get", "update"]}
+    assert [rule["verbs"] for rule in rules if "resourceNames" not in rule] == [["create"]] * 2
 
 
 def test_operator_pod_has_a_minimal_security_context(rendered) -> None:
@@ -192,6 +201,7 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         ("image.digest=sha256:abc", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("watchNamespaces={Team_A}", "watchNamespaces"),
+        ("watchNamespaces={*,team-a}", "means all namespaces"),
         ("image.tag=v1 latest", "tag"),
         ("image.tag=-1", "tag"),
         ("image=null", "image"),

@@ -43,6 +43,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "trainwright/worker:%s" .Chart.AppVersion) .Values.worker.image -}}
 {{- end -}}
 
+{{- /*
+Watched namespaces with commas between them; empty: all. An upgrade without a value keeps those of the release, which it
+reads from the cluster: where it cannot (helm template), the release counts as new.
+*/ -}}
+{{- define "trainwright.watched" -}}
+{{- if has "*" .Values.watchNamespaces -}}
+{{- if gt (len .Values.watchNamespaces) 1 }}{{ fail "watchNamespaces: \"*\" means all namespaces; remove the other names, or the asterisk" }}{{ end -}}
+{{- else if .Values.watchNamespaces -}}
+{{- join "," .Values.watchNamespaces -}}
+{{- else -}}
+{{- $watched := .Release.Namespace -}}
+{{- $before := lookup "apps/v1" "Deployment" .Release.Namespace (include "trainwright.fullname" .) | default dict -}}
+{{- range dig "spec" "template" "spec" "containers" (list) $before -}}
+{{- range .env -}}
+{{- if eq .name "TRAINWRIGHT_WATCH_NAMESPACES" }}{{ $watched = .value | default "" }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- $watched -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* For a list of the chart and the value that asks for one of the Prometheus operator's objects. */ -}}
 {{- define "trainwright.needsPrometheusOperator" -}}
 {{- $value := index . 1 -}}

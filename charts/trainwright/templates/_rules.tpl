@@ -9,7 +9,7 @@
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions] # whether PyTorchJob is there, or comes later
   verbs: [list, watch]
-{{- if .Values.watchNamespaces }}
+{{- if include "trainwright.watched" . }}
 - apiGroups: [""]
   resources: [namespaces] # whether those that it watches are there, go or come back
   verbs: [list, watch]
@@ -43,5 +43,12 @@
   verbs: [create, get, list, patch, delete]
 - apiGroups: [""]
   resources: [events]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases] # the claim: one release works on the plans of a namespace
+  resourceNames: [trainwright-plans]
+  verbs: [get, update]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases] # what is created has no name yet when rights are looked at
   verbs: [create]
 {{- end -}}

@@ -24,7 +24,7 @@ def install_operator(kubectl: Kubectl, *, local: bool) -> None:
     if not local:
         repository, tag = split_image(os.environ["OPERATOR_IMAGE"])
         command += ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
-        command += ["--set", f"worker.image={os.environ['WORKER_IMAGE']}"]
+        command += ["--set", f"worker.image={os.environ['WORKER_IMAGE']}", "--set", "watchNamespaces={*}"]
     kubectl.run_program(command)
     if local:
         # The image keeps its name when the code changes, so only a restart uses the new one.

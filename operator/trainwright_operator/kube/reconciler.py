@@ -22,6 +22,7 @@ from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.decision_runner import DecisionRunner, is_large
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.isolation import BREAKS_BEFORE_QUARANTINE, VERSION, isolate
+from trainwright_operator.kube.namespace_claims import RETRY_SECONDS, NamespaceClaims
 from trainwright_operator.kube.object_cache import PlanKey, WatchEvent
 from trainwright_operator.kube.search_pool import SearchPool
 from trainwright_operator.kube.snapshot_reader import ReadCache, SnapshotReader
@@ -62,6 +63,7 @@ class Reconciler:
         self._generations: dict[PlanKey, int] = {}
         self._placement = asyncio.Lock()
         self._claims = ClaimRegistry()
+        self._namespaces = NamespaceClaims(api, settings)
         self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
         self._stopping = False
 
@@ -229,9 +231,9 @@ class Reconciler:
                 if plan is None:
                     return None, 0.0
                 plan = released(plan, VERSION)
-                if is_quarantined(plan):
-                    self._metrics.record_status(plan, plan.status)
-                    return plan, IDLE_REQUEUE_SECONDS
+                untouched = await self._seconds_untouched(plan)
+                if untouched is not None:
+                    return plan, untouched
                 snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
                 is_placing = any(is_gated(pod) for pod in snapshot.pods)
                 if not is_placing:
@@ -258,6 +260,15 @@ class Reconciler:
         self._metrics.record_reconcile(time.monotonic() - started)
         self._liveness.record_success()
         return plan, pause
+
+    async def _seconds_untouched(self, plan: PlanFacts) -> float | None:
+        """Return for how long to leave a plan alone that another release works on, or that is quarantined; else None."""
+        if await self._namespaces.other_holder(plan.namespace):
+            return RETRY_SECONDS
+        if not is_quarantined(plan):
+            return None
+        self._metrics.record_status(plan, plan.status)
+        return IDLE_REQUEUE_SECONDS
 
     async def _decide_and_apply(self, snapshot: Snapshot, memory: ReadCache) -> float:
         snapshot = self._claims.with_claims(snapshot)

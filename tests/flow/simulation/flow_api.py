@@ -48,6 +48,12 @@ class MemoryApi(Lists):
         self.objects[f"{path}/{name}"] = body
         return body
 
+    async def replace(self, path: str, body: dict[str, Any]) -> Any:
+        self._find(path)
+        self.writes.append(("replace", path))
+        self.objects[path] = body
+        return body
+
     async def patch(self, path: str, body: Any, content_type: str) -> Any:
         target = self._find(path.removesuffix("/status"))
         self.writes.append(("patch", path))
