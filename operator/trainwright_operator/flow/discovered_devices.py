@@ -45,17 +45,11 @@ class DiscoveredDevices:
     formats: tuple[FormatChoice, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {accelerator.name for accelerator in self.accelerators}
-        unknown = sorted({node.accelerator for node in self.nodes}.difference(known))
-        if unknown:
-            raise ValueError(f"nodes: accelerator {unknown[0]} is not among accelerators")
-        if self.places and len(self.places) != len(self.nodes):
-            raise ValueError(f"places: expected one for each of the {len(self.nodes)} nodes, got {len(self.places)}")
-
-    def __post_init__(self) -> None:
         used, listed = {node.accelerator for node in self.nodes}, {one.name for one in self.accelerators}
         if used != listed:
             raise ValueError(f"accelerators: expected those of the nodes, {sorted(used)}, got {sorted(listed)}")
+        if self.places and len(self.places) != len(self.nodes):
+            raise ValueError(f"places: expected one for each of the {len(self.nodes)} nodes, got {len(self.places)}")
 
     @property
     def sampling(self) -> LinkSampling:
