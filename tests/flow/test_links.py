@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -15,6 +16,7 @@ from trainwright.cluster import Cluster
 from trainwright.measurement.collective_check import collective_sizes
 from trainwright.runtime import Runtime
 from trainwright.worker_api import MAX_REPORT_BYTES, LinkTask
+from trainwright_operator.flow import link_results
 from trainwright_operator.flow.actions import StartPlanner
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.search_process import search
@@ -137,7 +139,9 @@ def test_discovery_of_a_previous_version_has_only_machine_types() -> None:
     world.run(until=lambda: measured(world))
 
 
-def test_condition_names_the_assumption_when_too_many_links_differ() -> None:
+def test_condition_names_the_assumption_when_too_many_links_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = partial(link_results.sampled_cluster, most_bytes=950_000)
+    monkeypatch.setattr(link_results, "sampled_cluster", small)
     world = World(nodes=many(130, rack=65), report=reporting(lambda a, b: 1e7 if a // 65 == b // 65 else 1e6))
     cluster = cluster_of(world)
     assert cluster.links == ()
