@@ -14,7 +14,6 @@ from trainwright.plan import Plan
 from trainwright.throughput import throughput
 from trainwright.worker_api import RankMemory, TrialReport
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
-from trainwright_operator.flow.gangs.results import assess_report
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial, Role
@@ -75,8 +74,6 @@ def test_trial_reports_peak_memory_of_fullest_device_and_no_figures_when_failed(
 
 @pytest.mark.parametrize("seconds", [(), (0.1, 0.0), (-1.0,)])
 def test_report_is_rejected_when_iterations_took_no_time(seconds: tuple[float, ...]) -> None:
-    found = assess_report(TrialReport(seconds, ()))
-    assert (found.state, found.reason) == (OutcomeState.FAILED, Reason.REPORT_INVALID)
     world = small()
     measured(world, *seconds)
     assert world.status.trials[0].reason == "ReportInvalid"
