@@ -11,7 +11,7 @@ from trainwright.search import SEARCHES, NoFeasiblePlan, run
 
 QUICK = (0, 30, 84)
 """Numbers of cases that `make test` runs; the nightly run has some more, and `make bench` has all of them."""
-NIGHTLY = (*QUICK, 76, 88, 114, 204)
+NIGHTLY = (*QUICK, 43, 76, 88, 114, 204)
 FOUND_BY_CHANCE = {30: 0.145165, 48: 0.099461, 58: 0.182411, 76: 0.012004, 88: 0.079121}
 """Seconds of plans that a search by structure passes over easily.
 

@@ -30,7 +30,7 @@ def amp(problem: Problem, control: SearchControl, top: int | None) -> list[Candi
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Use only these searches as seeds."""
     return lambda *searches: monkeypatch.setattr(
-        seeds, "WARM_START_SEARCHES", tuple((search, 64, 64) for search in searches)
+        seeds, "WARM_START_SEARCHES", tuple((search, 64) for search in searches)
     )
 
 
@@ -44,9 +44,7 @@ def test_seeds_are_the_best_two_of_each_search(
 ) -> None:
     problem = make_problem(layers=4, batch=8)
     asked(hopeless, amp)
-    found = list(
-        seeds.warm_start_candidates(problem, SearchControl(), is_short_of_memory=False, is_out_of_time=lambda: False)
-    )
+    found = list(seeds.warm_start_candidates(problem, SearchControl(), lambda: False))
     assert found == run("amp", problem, top=2)
 
 
@@ -55,11 +53,7 @@ def test_seed_search_is_stopped_at_its_deadline(
 ) -> None:
     asked(amp, endless, amp)
     problem = make_problem(layers=4, batch=8)
-    found = list(
-        seeds.warm_start_candidates(
-            problem, SearchControl(), is_short_of_memory=False, is_out_of_time=over_after(10_000)
-        )
-    )
+    found = list(seeds.warm_start_candidates(problem, SearchControl(), over_after(10_000)))
     assert found == run("amp", problem, top=2)
 
 

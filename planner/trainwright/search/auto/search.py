@@ -255,12 +255,7 @@ def warm_start(state: SearchState) -> None:
     if state.problem.preference.keep is not None:
         for plan in adapt_plan(state.problem.preference.keep, state.problem)[: draft_evaluation_limit(state)]:
             state.evaluator.evaluate_repaired(plan)
-    for candidate in warm_start_candidates(
-        state.problem,
-        state.control,
-        is_short_of_memory=state.is_short_of_memory,
-        is_out_of_time=lambda: state.is_out_of_time,
-    ):
+    for candidate in warm_start_candidates(state.problem, state.control, lambda: state.is_out_of_time):
         state.evaluator.add(candidate)
 
 

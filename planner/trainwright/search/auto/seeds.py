@@ -14,12 +14,8 @@ from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Searc
 
 MAX_AMP_DEVICES = 64
 """Maximum devices for AMP as a first search."""
-WARM_START_SEARCHES: tuple[tuple[Search, int, int], ...] = (
-    (amp_annealing, 64, 64),
-    (galvatron_bmw, 16, 64),
-    (alpa, 8, 8),
-)
-"""(search, maximum devices, maximum devices if memory is short)."""
+WARM_START_SEARCHES: tuple[tuple[Search, int], ...] = ((amp_annealing, 64), (galvatron_bmw, 64), (alpa, 8))
+"""(search, maximum devices)."""
 MAX_ALPA_DEVICES = 64
 """Maximum devices for a late, brief Alpa, whose plans rarely beat those found by then."""
 MAX_DEVICES_TIMES_LAYERS = 3000
@@ -53,10 +49,10 @@ def amp_candidates(
 
 
 def warm_start_candidates(
-    problem: Problem, control: SearchControl, *, is_short_of_memory: bool, is_out_of_time: Callable[[], bool]
+    problem: Problem, control: SearchControl, is_out_of_time: Callable[[], bool]
 ) -> Iterator[Candidate]:
     """Yield the best plans of each affordable search; after the deadline the running search stops at its next step."""
-    for search in _applicable_searches(problem, is_short_of_memory=is_short_of_memory):
+    for search in _applicable_searches(problem):
         if is_out_of_time():
             return
         yield from _run_other_search(search, problem, control, is_out_of_time, max_late_steps=0)
@@ -64,7 +60,7 @@ def warm_start_candidates(
 
 def late_candidates(problem: Problem, control: SearchControl, is_out_of_time: Callable[[], bool]) -> list[Candidate]:
     """Return a brief Alpa's best plans where Alpa was not a warm start; empty after the deadline."""
-    max_searched_devices = max((most for search, most, _ in WARM_START_SEARCHES if search is alpa), default=0)
+    max_searched_devices = max((most for search, most in WARM_START_SEARCHES if search is alpa), default=0)
     if not max_searched_devices < len(problem.devices) <= MAX_ALPA_DEVICES or is_out_of_time():
         return []
     return _run_other_search(brief_alpa, problem, control, is_out_of_time, max_late_steps=0)
@@ -97,10 +93,10 @@ def _run_other_search(  # noqa: PLR0913 - a search's arguments, and how it ends
         return []
 
 
-def _applicable_searches(problem: Problem, *, is_short_of_memory: bool) -> Iterator[Search]:
+def _applicable_searches(problem: Problem) -> Iterator[Search]:
     if _is_affordable(problem):
         devices = len(problem.devices)
-        yield from (one for one, most, deep in WARM_START_SEARCHES if devices <= (deep if is_short_of_memory else most))
+        yield from (search for search, most in WARM_START_SEARCHES if devices <= most)
 
 
 def _is_affordable(problem: Problem) -> bool:
