@@ -12,15 +12,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_api_server
 import yaml
 from operator_process import Gateway, operator, until
 from real_api_server import pytorch_job_definition
 
+from trainwright_operator.api import crd
+from trainwright_operator.flow.names import PLACED_ANNOTATION
 from trainwright_operator.kube.lease import DURATION_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,17 +35,21 @@ NODES = ("alpha", "beta")
 @pytest.fixture(scope="session")
 def equipped_api_server(api_server) -> Any:
     """Return the API server with PyTorchJob's definition and two nodes of two emulated devices each."""
-    api_server.kubectl("create", document=pytorch_job_definition())
-    until("PyTorchJob to be served", 30, lambda: api_server.try_kubectl("get", "pytorchjobs").returncode == 0)
+    equip(api_server)
+    return api_server
+
+
+def equip(api: Any) -> None:
+    api.kubectl("create", document=pytorch_job_definition())
+    until("PyTorchJob to be served", 30, lambda: api.try_kubectl("get", "pytorchjobs").returncode == 0)
     for name in NODES:
         labels = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
         annotations = {"trainwright.dev/emulation": json.dumps(EMULATION)}
         meta = {"name": name, "labels": labels, "annotations": annotations}
-        api_server.create({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+        api.create({"apiVersion": "v1", "kind": "Node", "metadata": meta})
         devices = {"nvidia.com/gpu": "2"}
         status = {"capacity": devices, "allocatable": devices, "conditions": [{"type": "Ready", "status": "True"}]}
-        patch_status(api_server, "node", name, status)
-    return api_server
+        patch_status(api, "node", name, status)
 
 
 @pytest.fixture(autouse=True)
@@ -261,6 +269,37 @@ def test_operator_is_at_work_again_soon_after_the_api_server_was_away(
     finally:
         back.set()
         supervisor.join()
+
+
+@pytest.mark.slow
+def test_change_is_noticed_soon_after_the_api_server_was_away_through_a_compaction(
+    programs, training_plan_of, tmp_path
+) -> None:
+    """The watches come back with versions that etcd no longer has (410 Gone): nothing tells of what was deleted meanwhile."""
+    with ExitStack() as running:
+        api = real_api_server.start(tmp_path, running, "--watch-cache=false")
+        api.kubectl("create", document=crd.crd_manifest())
+        api.establish("crd/trainingplans.trainwright.dev")
+        equip(api)
+        gateway = Gateway(api.url)
+        api.create(training_plan_of("default", "measured"))
+        way = gateway.kubeconfig(api, tmp_path)
+        process, _, log = running.enter_context(operator(api, "default", tmp_path, kubeconfig=way))
+        (job,) = until("a job for the links", 60, lambda: jobs(api, "default"))
+        first, *_ = make_pods(api, "default", job)
+        until("both pods placed", 60, lambda: PLACED_ANNOTATION in api.kubectl("get", "configmaps", "--output", "yaml"))
+        gateway.cut()  # for less than the lease lasts: a new process would list everything anyway
+        api.kubectl("delete", "pod", first, "--namespace", "default", "--force", "--grace-period=0")
+        api.compact()
+        gateway.is_open.set()
+
+        def has_noticed() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "links-attempt-1" in api.kubectl("get", "configmaps", "--namespace", "default", "--output", "name")
+
+        until("the lost pod to be noticed", 30, has_noticed)
+        gone = api.try_kubectl("get", "--raw", "/api/v1/pods?watch=1&timeoutSeconds=1&resourceVersion=1")
+        assert "too old" in gone.stdout + gone.stderr, "nothing was compacted"
 
 
 def roles_of(helm_template: Any, home: str, *namespaces: str) -> list[dict[str, Any]]:

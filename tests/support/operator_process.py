@@ -63,6 +63,7 @@ class Gateway:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.is_open = threading.Event()
         self.is_open.set()
+        self.connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def kubeconfig(self, api: Any, folder: Path) -> Path:
@@ -72,9 +73,18 @@ class Gateway:
         config.write_text(api.kubeconfig.read_text().replace(f":{self.target.port}", f":{port}"))
         return config
 
+    def cut(self) -> None:
+        """Let nothing pass, and break all connections, so that watches begin anew afterwards."""
+        self.is_open.clear()
+        while self.connections:
+            with suppress(OSError):
+                self.connections.pop().shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         while True:
             near, _ = self.listener.accept()
+            self.is_open.wait()
+            self.connections.append(near)
             far = socket.create_connection((self.target.hostname, self.target.port))
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()

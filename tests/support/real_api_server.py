@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import secrets
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ class ApiServer:
     url: str
     kubeconfig: Path
     audit_log: Path
+    etcd_url: str
 
     def try_kubectl(
         self, *arguments: str, document: Any = None, piped: str | None = None
@@ -79,6 +82,18 @@ class ApiServer:
             time.sleep(0.1)
         self.kubectl("wait", "--for=condition=Established", f"--timeout={ESTABLISHED_WITHIN_SECONDS}s", definition)
 
+    def compact(self) -> None:
+        """Drop the history of all objects from etcd."""
+
+        def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+            request = urllib.request.Request(f"{self.etcd_url}/v3/kv/{path}", json.dumps(body).encode(), method="POST")
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
+
+        revision = ask("range", {"key": base64.b64encode(b"/").decode()})["header"]["revision"]
+        ask("compaction", {"revision": revision, "physical": True})
+
     def refusal(self, document: dict[str, Any]) -> str:
         """Return why the API server refuses the object; fail the test if it accepts it."""
         done = self.try_kubectl("create", "--dry-run=server", document=document)
@@ -94,8 +109,8 @@ def pytorch_job_definition() -> dict[str, Any]:
     return found
 
 
-def start(folder: Path, running: ExitStack) -> ApiServer:
-    """Start etcd and kube-apiserver, and wait until they are ready."""
+def start(folder: Path, running: ExitStack, *flags: str) -> ApiServer:
+    """Start etcd and kube-apiserver, with further flags, and wait until they are ready."""
     peer_port, client_port, secure_port = _free_ports(3)
     etcd_url = f"http://127.0.0.1:{client_port}"
     running.enter_context(
@@ -133,10 +148,11 @@ def start(folder: Path, running: ExitStack) -> ApiServer:
             # Service accounts are made by a controller that does not run here; loopback is no address of an endpoint.
             *("--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none"),
             *("--audit-policy-file", policy, "--audit-log-path", audit_log),
+            *flags,
         )
     )
     url = f"https://127.0.0.1:{secure_port}"
-    api = ApiServer(url=url, kubeconfig=folder / "kubeconfig", audit_log=audit_log)
+    api = ApiServer(url=url, kubeconfig=folder / "kubeconfig", audit_log=audit_log, etcd_url=etcd_url)
     # Its self-signed serving certificate is its own authority.
     authority = folder / "certificates" / "apiserver.crt"
     api.kubeconfig.write_text(json.dumps(_kubeconfig(url, authority, token)))
