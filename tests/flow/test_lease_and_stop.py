@@ -6,6 +6,8 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any, cast
 
 import pytest
@@ -236,6 +238,41 @@ def test_stopped_reconciler_starts_no_reconciliation() -> None:
         return before, api.asked
 
     assert asyncio.run(story()) == (1, 1)
+
+
+def test_operator_is_unhealthy_while_a_pass_hangs_though_lists_succeed() -> None:
+    clock = Clock()
+    pulse = Liveness(clock)
+
+    async def story() -> None:
+        reconciler = Reconciler(cast(Api, Slow()), Settings(), Metrics(CollectorRegistry()), pulse)
+        reconciler.wake("default", "demo")
+        await asyncio.sleep(0.05)
+        for _ in range(11):
+            clock.now += 60
+            pulse.record_success()  # as a list of all plans does
+        assert not pulse.is_healthy
+        await reconciler.stop()
+        assert pulse.is_healthy
+
+    asyncio.run(story())
+    clock.now += 121
+    assert not pulse.is_healthy
+
+
+@pytest.mark.parametrize("is_healthy", [True, False])
+def test_health_endpoint_tells_the_kubelet(is_healthy: bool) -> None:
+    clock = Clock()
+    pulse = Liveness(clock)
+    server = main.health.serve(0, pulse)
+    try:
+        clock.now += 0 if is_healthy else 121
+        with closing(HTTPConnection("127.0.0.1", server.server_port, timeout=5)) as connection:
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == (200 if is_healthy else 503)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_only_waiting_for_the_lease_counts_as_healthy(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

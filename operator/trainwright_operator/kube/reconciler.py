@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -224,7 +225,7 @@ class Reconciler:
         cache = self._snapshot_reader.cache
         plan = None
         try:
-            async with self._passes:
+            async with self._slot():
                 started = time.monotonic()
                 self._metrics.record_wait(started - due)
                 plan = await self._snapshot_reader.plan(*key)
@@ -240,7 +241,7 @@ class Reconciler:
                     pause = await self._decide_and_apply(snapshot, memory)
             if is_placing:
                 # The lock before the slot: plans that wait for it must not keep the others from theirs.
-                async with self._placement, self._passes:
+                async with self._placement, self._slot():
                     # Read again under the lock: two plans must never see the same devices as free. Logs do not affect
                     # placement.
                     facts = self._searches.facts(plan.uid)
@@ -260,6 +261,13 @@ class Reconciler:
         self._metrics.record_reconcile(time.monotonic() - started)
         self._liveness.record_success()
         return plan, pause
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Wait for one of the slots for passes, and hold it."""
+        async with self._passes:
+            with self._liveness.reconciling():
+                yield
 
     async def _seconds_untouched(self, plan: PlanFacts) -> float | None:
         """Return for how long to leave a plan alone that another release works on, or that is quarantined; else None."""
