@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from real_api_server import pytorch_job_definition
 from trainwright_operator.api import crd
 from trainwright_operator.flow.names import PLACED_ANNOTATION
 from trainwright_operator.kube.lease import DURATION_SECONDS
+from trainwright_operator.kube.write_guard import WRITE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATION = {"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}
@@ -234,6 +238,41 @@ def test_second_release_leaves_a_namespace_to_the_first_and_works_in_its_own(
             words = f"namespace {namespace}: release {namespace}/{namespace} works on its plans"
             until("the second one to name the first", 20, lambda: words in log.read_text())
     assert len({who for _, who in writes_by_operator(api, namespace)}) == 1
+
+
+BUSY_PLANS = 400
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_lease_is_renewed_in_time_beside_two_busy_processes(
+    equipped_api_server, namespace, training_plan_of, tmp_path
+) -> None:
+    """The operator begins many plans at once while two other processes never rest."""
+    api = equipped_api_server
+
+    def has_worked() -> bool:
+        assert process.poll() is None, log.read_text()
+        return len(jobs(api, namespace)) == BUSY_PLANS
+
+    with ExitStack() as running:
+        process, _, log = running.enter_context(operator(api, namespace, tmp_path))
+        until("the lease", 60, lambda: "acquired lease" in log.read_text())
+        for _ in range(2):
+            busy = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", "while True: pass"])
+            running.callback(busy.wait)
+            running.callback(busy.kill)
+        api.kubectl("create", document=[training_plan_of(namespace, f"plan-{n}") for n in range(BUSY_PLANS)])
+        until("a job of each plan", 500, has_worked)
+    events = map(json.loads, api.audit_log.read_text().splitlines())
+    leases = (one for one in events if one["objectRef"].get("resource") == "leases")
+    renewals = [
+        datetime.fromisoformat(one["stageTimestamp"])
+        for one in leases
+        if (one["objectRef"]["namespace"], one["objectRef"]["name"], one["verb"]) == (namespace, namespace, "update")
+    ]
+    longest = max((after - before).total_seconds() for before, after in pairwise(renewals))
+    assert longest < WRITE_SECONDS
 
 
 @pytest.mark.slow
