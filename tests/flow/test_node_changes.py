@@ -15,7 +15,7 @@ from flow_series import states
 from flow_world import EMULATION, RESOURCE, World, node, spec_of
 
 from trainwright_operator.flow import actions as a
-from trainwright_operator.flow.decide import WATCH_REQUEUE_SECONDS, requeue_after_seconds
+from trainwright_operator.flow.decide import WATCH_REQUEUE_SECONDS, is_finished, requeue_after_seconds
 from trainwright_operator.flow.snapshot import NodeFacts, Taint
 
 Change = Callable[[NodeFacts], NodeFacts | None]
@@ -330,3 +330,83 @@ def test_answered_plan_keeps_its_answer_when_its_discovery_was_modified() -> Non
     wait(world, 300)
     assert world.succeeded == "True"
     assert world.status.winner is not None
+
+
+def test_a_lost_node_counts_although_another_one_flaps() -> None:
+    world = until_gang(World(), "profile-1")
+    world.run_seconds = 1e9
+    lose(world, "n1")
+    for number in range(40):
+        change(world, "n2", lambda facts, ready=number % 2 == 0: replace(facts, ready=ready))
+        wait(world, 30, 10)
+        if world.status.cluster.revision == 2:
+            break
+    assert number * 30 == pytest.approx(5 * 120, abs=60), "five times the settling time"
+
+
+def test_a_config_map_of_a_huge_revision_holds_nobody_up() -> None:
+    world = until_gang(World(spec=spec_of(**WATCHING)), "candidate-1")
+    name = next(name for name in world.stored if name.endswith("-discovery"))
+    world.stored[f"{name}-999999999"] = replace(world.stored[name], name=f"{name}-999999999")
+    wait(world, 10)
+    assert world.succeeded == "False"
+
+
+def test_names_tell_their_revision() -> None:
+    first = World().snapshot().names(spec_of())
+    third = first.at_revision(3)
+    names = [first.at_revision(number) for number in range(1, 5)]
+    assert len({one.base for one in names}) == 4
+    assert {len(one.base) for one in names} == {len(first.base)}
+    assert [third.revision_of(one.result("links")) for one in names] == [1, 2, 3, None]
+    assert [third.revision_of(name) for name in ("other", f"{first.base[:-8]}zzzzzzzz-links")] == [None, None]
+
+
+def test_each_answer_of_a_watching_plan_has_all_device_hours() -> None:
+    limits = {"topK": 1, "maxDeviceHours": 0.1, "runDeadlineSeconds": 60}
+    world = World(spec=spec_of(settlingSeconds=10, trials=limits, **WATCHING), run_seconds=30.0)
+    for number in range(1, 5):
+        world.run()
+        assert (world.succeeded, world.status.winner.revision) == ("True", number)
+        change(world, "n2", lambda facts: replace(facts, schedulable=not facts.schedulable))
+        world.run(until=lambda number=number: world.status.cluster.revision == number + 1)
+
+
+def test_profiles_are_kept_after_the_answer_whatever_the_prices_are() -> None:
+    prices = {"pricesPerHour": {"emulated-v100": 2.0, "emulated-t4": 1.0}}
+    world = World(spec=spec_of(devices=prices, **WATCHING))
+    world.run()
+    profiled = len(tasks(world, "-profile-"))
+    lose(world, "n2")
+    world.run(until=lambda: world.status.cluster.revision == 2)
+    world.run()
+    assert len(tasks(world, "-profile-")) == profiled
+
+
+def test_status_names_the_links_that_were_measured_last() -> None:
+    world = World(spec=spec_of(settlingSeconds=10, **WATCHING))
+    world.run()
+    for expected in (1, 2):
+        world.nodes = (*world.nodes, node(f"m{expected}"))
+        world.run(until=lambda expected=expected: world.status.cluster.revision == expected + 1)
+        world.run()
+        last = [name for name in world.created if name.endswith("-links-result")][-1]
+        assert world.status.links_ref.config_map == last
+
+
+def test_plan_whose_edit_is_refused_after_a_change_is_finished() -> None:
+    world = until_gang(World(), "candidate-1")
+    change(world, "n2", lambda _: None)
+    revise(world)
+    world.template_error = ("PodTemplateInvalid", "bad")
+    world.change(worker={"image": "other:2"})
+    world.run()
+    assert is_finished(world.snapshot())
+
+
+def test_formats_of_a_later_revision_are_kept_too() -> None:
+    world = until_gang(World(spec=spec_of(training={"globalBatchSize": 8, "dtype": "auto"})), "candidate-1")
+    change(world, "n2", lambda _: None)
+    revise(world)
+    stored = [one for name, one in world.stored.items() if name.endswith("-discovery-2")]
+    assert json.loads(stored[0].data["document.json"])["formats"]

@@ -109,7 +109,10 @@ class ClusterChange(StatusModel):
     what: Text
     """Which nodes are gone, changed or new."""
     since: Timestamp
-    """Since when it has been so. After spec.settlingSeconds the plan goes on with the nodes as they are then."""
+    """Since when some nodes have differed."""
+    settling_since: Timestamp | None = None
+    """When this last changed. After spec.settlingSeconds, or five times as long since the first difference, the plan goes on
+    with the nodes as they are then."""
 
 
 MOST_NODES = 1024

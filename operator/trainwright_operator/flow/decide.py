@@ -119,7 +119,7 @@ def is_finished(snapshot: Snapshot) -> bool:
     )
     if not is_answered or plan.spec is None or plan.status.cluster is None:
         return is_answered
-    return plan.status.cluster.revision == snapshot.names(plan.spec).revision
+    return plan.status.cluster.revision >= snapshot.names(plan.spec).revision
 
 
 def requeue_after_seconds(snapshot: Snapshot, now: datetime) -> float:

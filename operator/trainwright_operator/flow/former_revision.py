@@ -6,7 +6,7 @@ revision's other ConfigMaps are deleted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainwright.cluster import Accelerator
@@ -58,7 +58,8 @@ class FormerRevision:
 
     def profile_map(self, dtype: Dtype, accelerator: Accelerator, run: RequiredProfile) -> str:
         """Return the ConfigMap with the result of a profiling run, or an empty string."""
-        found = (one for one in self.profiles if (one.dtype, one.accelerator, one.run) == (dtype, accelerator, run))
+        wanted = dtype, _unpriced(accelerator), run
+        found = (one for one in self.profiles if (one.dtype, _unpriced(one.accelerator), one.run) == wanted)
         return next((one.config_map for one in found), "")
 
     @property
@@ -99,19 +100,18 @@ def keep_profile(
     if stored is None or result_in(stored).outcome.state is not OutcomeState.SUCCEEDED:
         return None
     accelerator = next(one for one in discovery.accelerators if one.name == run.accelerator)
-    return MeasuredProfile(config_map, dtype, accelerator, run)
+    return MeasuredProfile(config_map, dtype, _unpriced(accelerator), run)
+
+
+def _unpriced(accelerator: Accelerator) -> Accelerator:
+    return replace(accelerator, price_per_hour=None)
 
 
 def obsolete_maps(context: ReconcileContext) -> tuple[DeleteConfigMap, ...]:
     """Return the deletions of the ConfigMaps of former revisions, save for those that are carried over."""
     names = context.names
-    former = [names.at_revision(number) for number in range(1, names.revision)]
-    bases, kept = {one.base for one in former}, {names.discovery}
-    if former:
-        kept |= former_revision(context).kept_maps
-    length = len(names.base)  # as long as all others
-    return tuple(
-        DeleteConfigMap(one.name)
-        for one in context.snapshot.stored
-        if one.name[:length] in bases and one.name not in kept and not one.terminating
-    )
+    if names.revision == 1:
+        return ()
+    kept = former_revision(context).kept_maps | {names.discovery}
+    former = (one.name for one in context.snapshot.stored if names.revision_of(one.name) and not one.terminating)
+    return tuple(DeleteConfigMap(name) for name in former if not names.owns(name) and name not in kept)

@@ -36,6 +36,8 @@ _FIRST_DTYPE: Final = "float32"
 """Former default of training.dtype, absent from the names of plans that have it."""
 _PLAN_PART_LENGTH: Final = 26
 _IDENTITY_LENGTH: Final = 8
+_IDENTITIES: Final = 16**_IDENTITY_LENGTH
+_HEXADECIMAL: Final = re.compile(rf"[0-9a-f]{{{_IDENTITY_LENGTH}}}")
 _NON_IDENTITY_FIELDS: Any = {
     "priority": True,
     "replan": True,
@@ -82,7 +84,7 @@ class Names:
         elif spec.training.dtype == AUTO:
             asked["training"]["dtype"] = AUTO
         question = json.dumps({name: part for name, part in asked.items() if part or name not in _NON_IDENTITY_FIELDS})
-        identity = _identity(f"{plan_uid}\n{question}")
+        identity = hashlib.sha256(f"{plan_uid}\n{question}".encode()).hexdigest()[:_IDENTITY_LENGTH]
         part = re.sub(r"[^a-z0-9]+", "-", plan_name.lower()).strip("-")[:_PLAN_PART_LENGTH].strip("-")
         if not part[:1].isalpha():
             part = f"p{part}"[:_PLAN_PART_LENGTH]
@@ -90,11 +92,10 @@ class Names:
         return cls(base, first_base=base)
 
     def at_revision(self, number: int) -> Names:
-        """Return the names of the children of another revision."""
-        if number == 1:
-            return Names(self.first_base, first_base=self.first_base)
-        part = self.first_base.rpartition("-")[0]
-        return Names(f"{part}-{_identity(f'{self.first_base} {number}')}", number, self.first_base)
+        """Return the names of the children of another revision: the identity of each is one higher than the last one's."""
+        part, _, first = self.first_base.rpartition("-")
+        identity = (int(first, 16) + number - 1) % _IDENTITIES
+        return Names(f"{part}-{identity:0{_IDENTITY_LENGTH}x}", number, self.first_base)
 
     def at_present(self, stored: Iterable[str]) -> Names:
         """Return the names of the present revision, the last one whose discovery is among the stored ConfigMaps."""
@@ -110,10 +111,14 @@ class Names:
         """Return whether a child's name has this base."""
         return name.startswith(f"{self.base}-")
 
-    def owned_in_any_revision(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the names that have the base of this revision or of one before."""
-        bases = {self.at_revision(number).base for number in range(1, self.revision + 1)}
-        return frozenset(name for name in names if name[: len(self.base)] in bases)  # all bases are of one length
+    def revision_of(self, name: str) -> int | None:
+        """Return the revision, up to this one, whose base a child's name has, or None."""
+        part, _, first = self.first_base.rpartition("-")
+        identity = name[len(part) + 1 :][:_IDENTITY_LENGTH]
+        if not name.startswith(f"{part}-") or not _HEXADECIMAL.fullmatch(identity):
+            return None
+        number = (int(identity, 16) - int(first, 16)) % _IDENTITIES + 1
+        return number if number <= self.revision else None
 
     def job(self, gang: str, shape: int) -> str:
         """Return the PyTorchJob name of a gang's job shape; the first one hosts the rendezvous."""
@@ -154,7 +159,3 @@ class Names:
     def candidates(self, top_k: int) -> str:
         """Return the name of the ConfigMap with the candidates, which depend on topK."""
         return self.child(f"candidates-{top_k}")
-
-
-def _identity(question: str) -> str:
-    return hashlib.sha256(question.encode()).hexdigest()[:_IDENTITY_LENGTH]

@@ -16,7 +16,7 @@ from trainwright_operator.kube.child_process import start_module
 LARGE_BYTES: Final = 100_000
 """Size of a plan's stored documents from which it is large: the discovery of some 600 nodes. On 1,000 nodes storing the
 cluster takes 0.2 s."""
-_DEADLINE_SECONDS: Final = 300.0
+_DEADLINE_SECONDS: Final = 60.0
 
 
 def is_large(snapshot: Snapshot) -> bool:
@@ -57,6 +57,11 @@ class DecisionRunner:
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 return await self._ask(request)
+        except TimeoutError:
+            await self.stop()
+            raise DecisionError(
+                f"the process that decides on large plans gave no answer in {_DEADLINE_SECONDS:.0f} s"
+            ) from None
         except (OSError, EOFError):
             await self.stop()
             return None

@@ -148,10 +148,13 @@ class SnapshotReader:
     async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
         """Add the nodes: as they are now for discovery and placement, else as of a while ago to see whether they changed."""
         spec = snapshot.plan.spec
-        if spec is None or spec.suspend or (is_finished(snapshot) and spec.replan is Replan.NEVER):
+        is_idle = spec is not None and spec.suspend and not snapshot.pods
+        if spec is None or is_idle or (is_finished(snapshot) and spec.replan is Replan.NEVER):
             return snapshot
         is_new = snapshot.find(snapshot.names(spec).discovery) is None
-        if needs_node_usage(snapshot) or (is_new and spec.devices.max is not None):
+        cluster = snapshot.plan.status.cluster
+        chooses_nodes = is_new or (cluster is not None and cluster.change is not None)
+        if needs_node_usage(snapshot) or (chooses_nodes and spec.devices.max is not None):
             # With a limit, discovery takes the nodes that are free.
             usage = await self.node_cache.usage(spec.devices.resource_name)
             return replace(snapshot, **usage.inventory._asdict(), used_devices=usage.devices)

@@ -90,8 +90,8 @@ def _measured_ids(context: ReconcileContext) -> dict[str, str]:
 def _images(context: ReconcileContext, role: StoredRole) -> Iterator[WorkerImage]:
     """Return the images of the plan's results or tasks, oldest first, those that former revisions left included."""
     found = [one for one in context.snapshot.stored if one.role == role and not one.terminating]
-    owned = context.names.owned_in_any_revision(one.name for one in found)
-    images = (_parse(one) for one in sorted(found, key=lambda one: (one.created_at, one.name)) if one.name in owned)
+    owned = [one for one in found if context.names.revision_of(one.name) is not None]
+    images = (_parse(one) for one in sorted(owned, key=lambda one: (one.created_at, one.name)))
     return (image for image in images if image is not None)
 
 

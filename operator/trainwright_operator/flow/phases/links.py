@@ -81,7 +81,7 @@ def measure_links(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 def measured_links_map(context: ReconcileContext) -> str:
     """Return the name of the ConfigMap with the links, of this revision or of one before; empty if they are not measured."""
-    names = (former_revision(context).links, context.names.result(GANG))
+    names = (context.names.result(GANG), former_revision(context).links)
     return next((name for name in names if name and context.snapshot.find(name) is not None), "")
 
 

@@ -29,12 +29,16 @@ from trainwright_operator.flow.former_revision import (
     trial_device_seconds,
 )
 from trainwright_operator.flow.names import DOCUMENT_KEY
+from trainwright_operator.flow.number_formats import with_formats
 from trainwright_operator.flow.phase import Done, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.phases.discovery import describe_excluded, find_lost_nodes, inspect_nodes, listed
 from trainwright_operator.flow.phases.links import measured_links_map
 from trainwright_operator.flow.phases.profiling import needed_runs, profile_map
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
+
+_LONGEST_SETTLING = 5
+"""Multiple of settlingSeconds after which a change counts although further nodes come and go."""
 
 
 def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
@@ -50,7 +54,8 @@ def watch_nodes(context: ReconcileContext, findings: Findings) -> PhaseResult:
         what = describe_excluded(now.excluded)
         return Waiting(explain(Reason.NO_USABLE_NODES, what=what), status=status, is_lacking=True)
     explanation = explain(Reason.NODES_CHANGED, what=change.what)
-    return Waiting(explanation, status=status, actions=(_next_discovery(context, before, now, change),))
+    seconds = trial_device_seconds(context)
+    return Waiting(explanation, status=status, actions=(_next_discovery(context, before, now, change, seconds),))
 
 
 def replan(context: ReconcileContext) -> tuple[Action, ...]:
@@ -74,7 +79,8 @@ def _replan(context: ReconcileContext) -> tuple[Action, ...]:
     change = _find_change(context, before, None) if context.spec.replan is Replan.ON_CLUSTER_CHANGE else None
     if change is not None and _is_settled(context, change):
         now = _present_devices(context, before)
-        return (_next_discovery(context, before, now, change),) if now.nodes else ()
+        # Each answer may take as long as the first one.
+        return (_next_discovery(context, before, now, change, device_seconds=0.0),) if now.nodes else ()
     if change == cluster.change:
         return ()
     changed = cluster.model_copy(update={"change": change})
@@ -98,8 +104,10 @@ def _find_change(
     if not what:
         return None
     former = context.plan.status.cluster.change if context.plan.status.cluster is not None else None
-    found = ClusterChange(what=listed(what), since=context.now)
-    return former if former is not None and former.what == found.what else found
+    found = ClusterChange(what=listed(what), since=context.now, settling_since=context.now)
+    if former is None:
+        return found
+    return former if former.what == found.what else found.model_copy(update={"since": former.since})
 
 
 def _nodes_of_trials(context: ReconcileContext) -> frozenset[str] | None:
@@ -115,7 +123,9 @@ def _nodes_of_trials(context: ReconcileContext) -> frozenset[str] | None:
 
 
 def _is_settled(context: ReconcileContext, change: ClusterChange) -> bool:
-    return context.now - change.since >= timedelta(seconds=context.spec.settling_seconds)
+    settling = timedelta(seconds=context.spec.settling_seconds)
+    is_steady = context.now - (change.settling_since or change.since) >= settling
+    return is_steady or context.now - change.since >= _LONGEST_SETTLING * settling
 
 
 def _present_devices(context: ReconcileContext, before: DiscoveredDevices) -> DiscoveredDevices:
@@ -129,7 +139,11 @@ def _present_devices(context: ReconcileContext, before: DiscoveredDevices) -> Di
 
 
 def _next_discovery(
-    context: ReconcileContext, before: DiscoveredDevices, now: DiscoveredDevices, change: ClusterChange
+    context: ReconcileContext,
+    before: DiscoveredDevices,
+    now: DiscoveredDevices,
+    change: ClusterChange,
+    device_seconds: float,
 ) -> CreateConfigMap:
     """Return the creation of the next revision's discovery, with what is carried over to it."""
     former, winner = former_revision(context), context.plan.status.winner
@@ -142,12 +156,12 @@ def _next_discovery(
     is_covered = {*zip(now.nodes, now.places, strict=True)} <= {*zip(before.nodes, before.places, strict=False)}
     carried = FormerRevision(
         change=change.what,
-        device_seconds=trial_device_seconds(context),
+        device_seconds=device_seconds,
         running_plan=documents.parse(winner.plan, Plan, source="status.winner.plan") if winner else former.running_plan,
         profiles=tuple(profiles),
         links=measured_links_map(context) if is_covered else "",
     )
-    data = {DOCUMENT_KEY: documents.dumps(now), FORMER_KEY: documents.dumps(carried)}
+    data = {DOCUMENT_KEY: documents.dumps(with_formats(now, context.spec)), FORMER_KEY: documents.dumps(carried)}
     name = context.names.at_revision(context.names.revision + 1).discovery
     return CreateConfigMap(name, StoredRole.DOCUMENT, data)
 
