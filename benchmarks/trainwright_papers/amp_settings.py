@@ -18,6 +18,7 @@ from trainwright.families import Family, Gpt, TransGan
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
+from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.search.degrees import Degrees, divisors
 from trainwright.search.uniform.stage_tables import uniform_plan
@@ -80,7 +81,7 @@ def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
         tensor_degrees=[degree for degree in divisors(model.max_tensor_degree) if degree <= devices_per_node],
         rows=divisors(batch),
     )
-    return Problem(cluster, model, profiles, batch)
+    return Problem(cluster, model, profiles, batch, runtime=Runtime(splits_boundaries=False))
 
 
 def amp_plan(measured: MeasuredPlan) -> Plan:

@@ -143,24 +143,60 @@ def row_overlaps(source: RankLayout[T], target: RankLayout[T]) -> Iterator[RowOv
 
 
 class Transfer(NamedTuple, Generic[T]):
-    """Message of rows `start … stop - 1` of every micro-batch from one member to another."""
+    """Message of rows `start … stop - 1` of every micro-batch from one member to another.
+
+    Attributes:
+        part: equal slice of these rows' values that it carries.
+    """
 
     source: T
     target: T
     start: int
     stop: int
+    part: ShardIndex = WHOLE
 
 
-def boundary_transfers(source: RankLayout[T], target: RankLayout[T]) -> tuple[Transfer[T], ...]:
-    """Return the messages from one stage to another: overlapping rows, each from one tensor rank.
+class Delivery(NamedTuple, Generic[T]):
+    """Message to a rank of a tensor group: an equal slice of values that every rank of another one has."""
 
-    A boundary is replicated over a tensor group, so tensor rank k reads from the sender's tensor rank k modulo the sender's
-    tensor degree. The same rule serves gradients in the opposite direction.
+    source: T
+    target: T
+    part: ShardIndex
+
+
+def deliveries(
+    holders: tuple[T, ...], receivers: tuple[T, ...], node_of: Callable[[T], str], *, split: bool
+) -> tuple[Delivery[T], ...]:
+    """Return the message to each receiver, by tensor rank; `holders` and `receivers` are tensor groups.
+
+    A boundary is replicated over a tensor group. Without `split`, tensor rank k is sent all of it by the holders' rank k
+    modulo their number. With it, a boundary crosses to a node at most once (Alpa §6, local all-gather): from a holder on
+    their own node receivers are sent all of it, else the k receivers on a node are sent one of k equal slices each, which
+    they all-gather.
     """
+    nodes = tuple(map(node_of, receivers))
+    found = []
+    for index, (receiver, node) in enumerate(zip(receivers, nodes, strict=True)):
+        source, part = holders[index % len(holders)], WHOLE
+        if split:
+            near = tuple(holder for holder in holders if node_of(holder) == node)
+            place = nodes[:index].count(node)
+            if near:
+                source = near[place % len(near)]
+            else:
+                part = place, nodes.count(node)
+        found.append(Delivery(source, receiver, part))
+    return tuple(found)
+
+
+def boundary_transfers(
+    source: RankLayout[T], target: RankLayout[T], node_of: Callable[[T], str]
+) -> tuple[Transfer[T], ...]:
+    """Return the messages from one stage to another, of activations or of gradients: overlapping rows, split."""
     return tuple(
-        Transfer(source.tensor_groups[sender][index % source.tensor], member, start, stop)
+        Transfer(one.source, one.target, start, stop, one.part)
         for sender, receiver, start, stop in row_overlaps(source, target)
-        for index, member in enumerate(target.tensor_groups[receiver])
+        for one in deliveries(source.tensor_groups[sender], target.tensor_groups[receiver], node_of, split=True)
     )
 
 

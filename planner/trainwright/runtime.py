@@ -74,8 +74,8 @@ class Runtime:
         activation_ratio: actual over profiled activation bytes.
         gradient_dtype: number format in which gradients are stored and reduced, regardless of the weights' (Megatron
             and torchtitan: float32; DeepSpeed: that of the weights).
-        splits_boundaries: each rank of a tensor group is sent its shard of a boundary and the group all-gathers it
-            (Megatron's scatter and gather), instead of a full copy for every rank.
+        splits_boundaries: where a boundary crosses between nodes, each rank of a tensor group is sent a slice of it and
+            the ranks on a node all-gather it (Megatron's scatter and gather), instead of a full copy for every rank.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -88,7 +88,7 @@ class Runtime:
     constant_bytes: int = 0
     activation_ratio: float = 1.0
     gradient_dtype: Dtype = Dtype.FLOAT32
-    splits_boundaries: bool = False
+    splits_boundaries: bool = True
     process_bytes: tuple[ProcessBytes, ...] = ()
 
     def __post_init__(self) -> None:

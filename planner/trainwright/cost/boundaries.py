@@ -11,9 +11,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from trainwright.cost.collectives import Collectives
+from trainwright.cost.collectives import Collectives, Nodes
 from trainwright.cost.network import Edge, Load, Message, Network, Nic
-from trainwright.rank_layout import RankLayout, Transfer, relayout_transfers, row_overlaps
+from trainwright.rank_layout import RankLayout, Transfer, deliveries, relayout_transfers, row_overlaps
 
 
 class BoundaryMessage(NamedTuple):
@@ -41,10 +41,16 @@ _SendTimes = dict[_MessageKey, tuple[float, tuple[tuple[Nic, float], ...]]]
 
 
 class BoundaryMessages(NamedTuple):
-    """Messages of one direction of a boundary, and the seconds for which they keep every NIC busy."""
+    """Messages of one direction of a boundary for every micro-batch.
+
+    Attributes:
+        nic_seconds: seconds for which they keep every NIC busy.
+        gather_seconds: `[receiving replica]` all-gather of slices within nodes, once all have arrived.
+    """
 
     pieces: tuple[BoundaryMessage, ...]
     nic_seconds: Mapping[Nic, float]
+    gather_seconds: tuple[float, ...]
 
 
 _KEPT = 256
@@ -69,30 +75,21 @@ def boundary_messages(
     *,
     collectives: Collectives | None = None,
 ) -> BoundaryMessages:
-    """Return the messages that cross a boundary for every micro-batch.
+    """Return the messages that cross a boundary for every micro-batch, split over tensor ranks if `collectives` are given.
 
-    Replicas send at about the same time, so the messages of a boundary share NICs. A receiver's tensor rank k reads from the
-    sender's tensor rank k modulo the sender's degree: the unsharded rows or, if `collectives` are given, a 1/degree slice of
-    them, which the receiver's tensor group then all-gathers.
+    Replicas send at about the same time, so the messages of a boundary share NICs.
     """
-    whole_bytes = row_bytes
-    row_bytes = row_bytes if collectives is None else row_bytes / receivers.tensor
     pairs = [
         (a, b, (senders.tensor_groups[a], receivers.tensor_groups[b], stop - start))
         for a, b, start, stop in row_overlaps(senders, receivers)
     ]
     alike = Counter(key for _, _, key in pairs)
-    edges = {
-        key: Counter((key[0][index % senders.tensor], target) for index, target in enumerate(key[1])) for key in alike
-    }
+    sent = {key: deliveries(key[0], key[1], str, split=collectives is not None) for key in alike}
     messages = {
-        key: Counter({(*edge, key[2] * row_bytes): uses for edge, uses in used.items()}) for key, used in edges.items()
+        key: Counter((source, target, key[2] * row_bytes / parts) for source, target, (_, parts) in found)
+        for key, found in sent.items()
     }
-    latencies = {
-        key: max(network.link(edge)[0] for edge in used)
-        + (0.0 if collectives is None else collectives.all_reduce((key[1],)).all_gather_seconds(key[2] * whole_bytes))
-        for key, used in edges.items()
-    }
+    latencies = {key: max(network.link((one.source, one.target))[0] for one in found) for key, found in sent.items()}
     work = {key: _nic_seconds(own, network) for key, own in messages.items()}
     departures = (
         _queued_send_times(alike, messages, work, network)
@@ -107,7 +104,16 @@ def boundary_messages(
     for key, times in alike.items():
         for card, seconds in work[key].items():
             load[card] += times * seconds
-    return BoundaryMessages(tuple(found), load)
+    gather_seconds = [0.0] * receivers.data
+    if collectives is not None:
+        gathered: Counter[tuple[int, Nodes]] = Counter()
+        for _, b, key in pairs:
+            for node, parts in {(target, parts) for _, target, (_, parts) in sent[key] if parts > 1}:
+                gathered[b, (node,) * parts] += key[2]
+        for (b, nodes), rows in gathered.items():
+            seconds = collectives.all_reduce((nodes,)).all_gather_seconds(rows * row_bytes)
+            gather_seconds[b] = max(gather_seconds[b], seconds)
+    return BoundaryMessages(tuple(found), load, tuple(gather_seconds))
 
 
 def _concurrent_send_times(
@@ -162,13 +168,13 @@ def redistribution_seconds(old: RankLayout[str], new: RankLayout[str], row_bytes
     """
     messages: Counter[Message] = Counter()
     ports: defaultdict[tuple[str, int, str], float] = defaultdict(float)
-    for source, target, start, stop in _device_transfers(old, new):
-        edge, size = (old.members[source], new.members[target]), (stop - start) * row_bytes
+    for one in _device_transfers(old, new):
+        edge, size = (old.members[one.source], new.members[one.target]), (one.stop - one.start) * row_bytes
         messages[*edge, size] += 1
         if edge[0] == edge[1]:
             seconds = size / network.flow_bytes_per_second(edge)
-            ports["out", source, edge[0]] += seconds
-            ports["in", target, edge[1]] += seconds
+            ports["out", one.source, edge[0]] += seconds
+            ports["in", one.target, edge[1]] += seconds
     alone = network.concurrent_send_seconds(messages)
     at_once = max((spent + network.link((a, b))[0] for (a, b, _), spent in alone.items()), default=0.0)
     through = max((busy + network.link((node, node))[0] for (_, _, node), busy in ports.items()), default=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -34,7 +35,12 @@ class BoundaryTerms(NamedTuple):
 
 def boundary_terms(upper: Nodes, lower: Nodes, context: CostContext) -> BoundaryTerms:
     """Return the terms of messages between the nodes of a stage and those of the next, each alone on its link."""
-    links, edges = context.link_matrices, ((upper, lower), (lower, upper))
+    return _lone_terms(((upper, lower), (lower, upper)), context)
+
+
+def _lone_terms(edges: Sequence[tuple[Nodes, Nodes]], context: CostContext) -> BoundaryTerms:
+    """Return the terms of messages on edges, `(source, target)` by direction."""
+    links = context.link_matrices
     bandwidth = np.stack([links.bandwidth[edge] for edge in edges]) * context.runtime.link_ratio
     return BoundaryTerms(1 / bandwidth, np.stack([links.latency[edge] for edge in edges]))
 
@@ -60,41 +66,77 @@ class SharedNics:
     def boundaries(self, nodes: Nodes) -> PlacedBoundaries:
         """Return the boundaries of a placement on `nodes[stage, replica, tensor rank]`."""
         upper, lower = nodes[:-1], nodes[1:]
-        alone = boundary_terms(upper, lower, self.context)
-        edges = ((upper, lower), (lower, upper))
-        sends = [self._sends(*edge, each) for edge, each in zip(edges, alone.send_seconds_per_byte, strict=True)]
+        edges, shares = [], []
+        for source, target in ((upper, lower), (lower, upper)):
+            senders, share = self._deliveries(source, target)
+            edges.append((senders, target))
+            shares.append(share)
+        alone = _lone_terms(edges, self.context)
+        sends = [
+            self._sends(*edge, share, seconds)
+            for edge, share, seconds in zip(edges, shares, alone.send_seconds_per_byte, strict=True)
+        ]
         busy = sends[0][1] + sends[1][1]
-        shards = nodes.shape[2] if self.context.runtime.splits_boundaries else 1
-        terms = BoundaryTerms(np.stack([send for send, _ in sends]) / shards, alone.latency_seconds)
-        return PlacedBoundaries(terms.slowest(), busy[:, busy.any(axis=0)] / shards)
+        terms = BoundaryTerms(np.stack([send for send, _ in sends]), alone.latency_seconds)
+        return PlacedBoundaries(terms.slowest(), busy[:, busy.any(axis=0)])
 
-    def _sends(self, source: Nodes, target: Nodes, seconds: Array) -> tuple[Array, Array]:
-        """Return send seconds of one direction, given those of lone messages, and `[boundary, NIC]` busy seconds, per byte."""
+    def _deliveries(self, source: Nodes, target: Nodes) -> tuple[Nodes, Array]:
+        """Return `[boundary, replica, tensor rank]` the senders' nodes and which share of a boundary they send.
+
+        The rule is that of `rank_layout.deliveries`, for equal degrees.
+        """
+        if not self.context.runtime.splits_boundaries or target.shape[-1] == 1:
+            return source, np.ones(target.shape)
+        is_near = (target[..., :, None] == source[..., None, :]).any(axis=-1)
+        on_node = (target[..., :, None] == target[..., None, :]).sum(axis=-1)
+        return np.where(is_near, target, source), np.where(is_near, 1.0, 1 / on_node)
+
+    def _sends(self, source: Nodes, target: Nodes, share: Array, seconds: Array) -> tuple[Array, Array]:
+        """Return send seconds of one direction and `[boundary, NIC]` busy seconds, per byte of a boundary.
+
+        `share` is how much of a boundary each message carries, `seconds` what a byte takes alone.
+        """
         boundary, replica = np.indices(source.shape)[:2]
         is_remote = source != target
-        out_seconds, in_seconds = self._nic_seconds
         # Messages of a group leave together: all of a boundary or, under FIFO, those of one replica.
         group_count, group = len(source), boundary
         if self.context.network.is_fifo:
             group_count, group = source.shape[0] * source.shape[1], boundary * source.shape[1] + replica
-        egress_seconds = self._message_counts(group[is_remote], source[is_remote], group_count) * out_seconds
-        ingress_seconds = self._message_counts(group[is_remote], target[is_remote], group_count) * in_seconds
-        shared_seconds = np.maximum(egress_seconds[group, source], ingress_seconds[group, target])
-        pairs = np.stack([group[is_remote], source[is_remote], target[is_remote]])
-        if self.context.cluster.links and pairs.size:
-            _, number, uses = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
-            by_pair = uses[number.reshape(-1)] * self._pair_seconds[source[is_remote], target[is_remote]]
-            shared_seconds[is_remote] = np.maximum(shared_seconds[is_remote], by_pair)
-        seconds = np.where(is_remote, np.maximum(seconds, shared_seconds), seconds)
-        busy = np.concatenate([egress_seconds, ingress_seconds], axis=1)
+        ends = group[is_remote], source[is_remote], target[is_remote]
+        sent = share[is_remote]
+        shared_seconds = np.zeros(len(sent))
+        # A NIC is shared evenly: a message leaves it once as much of every other one has, as in `Network`.
+        for size in np.unique(sent):
+            through = self._through(*ends, np.minimum(sent, size), group_count)
+            shared_seconds = np.where(sent == size, through, shared_seconds)
+        seconds = seconds * share
+        seconds[is_remote] = np.maximum(seconds[is_remote], shared_seconds)
+        busy = np.concatenate(self._nic_loads(*ends, sent, group_count), axis=1)
         if group_count > len(source):
             busy = busy.reshape(len(source), -1, busy.shape[1]).sum(axis=1)
         return seconds, busy
 
-    def _message_counts(self, group: Nodes, node: Nodes, group_count: int) -> NDArray[np.intp]:
-        """Count the messages of each `[group, node]`."""
+    def _through(self, group: Nodes, source: Nodes, target: Nodes, sent: Array, group_count: int) -> Array:
+        """Return `[message]` seconds per byte until the busiest NIC on its way has carried all messages of its group."""
+        egress_seconds, ingress_seconds = self._nic_loads(group, source, target, sent, group_count)
+        found: Array = np.maximum(egress_seconds[group, source], ingress_seconds[group, target])
+        if self.context.cluster.links and len(sent):
+            _, number = np.unique(np.stack([group, source, target]), axis=1, return_inverse=True)
+            together = np.bincount(number.reshape(-1), weights=sent)[number.reshape(-1)]
+            found = np.maximum(found, together * self._pair_seconds[source, target])
+        return found
+
+    def _nic_loads(
+        self, group: Nodes, source: Nodes, target: Nodes, sent: Array, group_count: int
+    ) -> tuple[Array, Array]:
+        """Return `[group, node]` busy seconds per byte of outgoing and incoming NICs."""
         size = len(self.context.cluster.nodes)
-        return np.bincount(group * size + node, minlength=group_count * size).reshape(group_count, size)
+        out_seconds, in_seconds = (
+            np.bincount(group * size + node, weights=sent, minlength=group_count * size).reshape(group_count, size)
+            * seconds
+            for node, seconds in zip((source, target), self._nic_seconds, strict=True)
+        )
+        return out_seconds, in_seconds
 
     @cached_property
     def _pair_seconds(self) -> Array:

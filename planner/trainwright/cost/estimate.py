@@ -58,7 +58,7 @@ class Breakdown:
         tensor_sync_seconds: tensor all-reduces of forwards and backwards.
         sharding_seconds: all-gathers of sharded weights that computation does not hide.
         redistribution_seconds: moving rows between layer runs of a stage with different rank layouts.
-        point_to_point_seconds: waiting while a message from a neighbouring stage is in transit.
+        point_to_point_seconds: waiting while a message from a neighbouring stage is in transit, and gathering its slices.
         bubble_seconds: waiting before that message is sent.
         gradient_sync_seconds: increase of the last backward by gradient reductions, and time from its end until they end,
             including the wait for slower replicas.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from trainwright.cost.network import Load, Nic
 from trainwright.cost.schedule_replay import (
@@ -18,7 +19,7 @@ from trainwright.cost.schedule_replay import (
     Replay,
     ReplayTrace,
 )
-from trainwright.cost.stage_times import PlanTimes, StageKey
+from trainwright.cost.stage_times import PlanTimes, StageKey, StageTimes
 from trainwright.plan import Schedule
 
 
@@ -127,6 +128,7 @@ class StageReplayTimes:
     Attributes:
         replay_ends: when its last operation ends in the replay.
         ends: the same, or later if a NIC is busy for longer than that.
+        transit_seconds: waiting for messages in transit, and gathers of their slices.
     """
 
     replay_ends: tuple[float, ...]
@@ -140,6 +142,8 @@ class PipelineChannels:
     """Workers of a pipeline, stage by stage, and the channels between them.
 
     Attributes:
+        durations: of each worker; a pass begins with the gather of the boundary that it needs, where that came in slices.
+        gather_seconds: `[worker]` seconds of these gathers, of one micro-batch in both directions.
         first_worker_of_stage: `[stage + 1]` number of each stage's first worker, then the number of workers.
         nic_seconds: busy seconds of every NIC for the messages of one micro-batch.
     """
@@ -147,6 +151,7 @@ class PipelineChannels:
     durations: tuple[PassDurations, ...]
     channels: tuple[BoundaryChannel, ...]
     first_worker_of_stage: tuple[int, ...]
+    gather_seconds: tuple[float, ...]
     nic_seconds: Load
 
 
@@ -154,20 +159,11 @@ def channels_of(index: int, plan_times: PlanTimes) -> PipelineChannels:
     """Return the workers and channels of the plan's pipeline `index`."""
     pipeline = plan_times.plan.pipelines[index]
     stages = [plan_times.stages[index, number] for number in range(len(pipeline.stages))]
-    durations: list[PassDurations] = []
-    firsts = [0]
-    for number, stage in enumerate(stages):
-        # Replicas that run in lock step share one worker object, so their durations are computed once.
-        alike = {id(worker): worker for worker in stage.workers}
-        durations_of = {
-            key: PassDurations(number, worker.forward.seconds, worker.backward.seconds, worker.last_backward_seconds)
-            for key, worker in alike.items()
-        }
-        durations.extend(durations_of[id(worker)] for worker in stage.workers)
-        firsts.append(len(durations))
+    firsts = tuple(accumulate((len(stage.workers) for stage in stages), initial=0))
     channels: list[BoundaryChannel] = []
     cards = Load()
     queues: dict[tuple[int, int, Nic], int] = {}
+    gathers = {FORWARD: [0.0] * firsts[-1], BACKWARD: [0.0] * firsts[-1]}
     for number in range(len(stages) - 1):
         row_bytes = plan_times.context.model.output_bytes_per_row(pipeline.stages[number].end - 1)
         upper, lower = stages[number].layouts[-1], stages[number + 1].layouts[0]
@@ -177,6 +173,9 @@ def channels_of(index: int, plan_times: PlanTimes) -> PipelineChannels:
         ):
             crossing = plan_times.context.boundary_costs.messages_between(sender, receiver, row_bytes)
             cards = cards.concurrent_with(crossing.nic_seconds)
+            for replica, seconds in enumerate(crossing.gather_seconds):
+                worker = firsts[step[1]] + stages[step[1]].worker_index(replica)
+                gathers[direction][worker] = max(gathers[direction][worker], seconds)
             channels.extend(
                 BoundaryChannel(
                     firsts[step[0]] + stages[step[0]].worker_index(piece.sender),
@@ -190,7 +189,27 @@ def channels_of(index: int, plan_times: PlanTimes) -> PipelineChannels:
                 )
                 for piece in crossing.pieces
             )
-    return PipelineChannels(tuple(durations), tuple(channels), tuple(firsts), cards)
+    both = list(zip(gathers[FORWARD], gathers[BACKWARD], strict=True))
+    return PipelineChannels(_durations(stages, both), tuple(channels), firsts, tuple(map(sum, both)), cards)
+
+
+def _durations(stages: Sequence[StageTimes], gathers: Sequence[tuple[float, float]]) -> tuple[PassDurations, ...]:
+    """Return the durations of each worker, given the `[worker]` seconds that its forwards and backwards gather."""
+    workers = [(number, worker) for number, stage in enumerate(stages) for worker in stage.workers]
+    # Replicas that run in lock step share one worker object, so their durations are computed once.
+    found: dict[tuple[int, float, float], PassDurations] = {}
+    durations = []
+    for (number, worker), (forward, backward) in zip(workers, gathers, strict=True):
+        key = id(worker), forward, backward
+        if key not in found:
+            found[key] = PassDurations(
+                number,
+                worker.forward.seconds + forward,
+                worker.backward.seconds + backward,
+                worker.last_backward_seconds + backward,
+            )
+        durations.append(found[key])
+    return tuple(durations)
 
 
 def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
@@ -209,21 +228,19 @@ def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
         shortest = min(shortest, *timeline.ends)
         for card, seconds in flows.nic_seconds.items():
             busy[card] += pipeline.micro_batches * seconds
-        for number in range(len(pipeline.stages)):
-            found[index, number] = _slice(
-                timeline, flows.first_worker_of_stage[number], flows.first_worker_of_stage[number + 1]
-            )
+        transit = [
+            waited + pipeline.micro_batches * gathered
+            for waited, gathered in zip(timeline.transit_seconds, flows.gather_seconds, strict=True)
+        ]
+        for number, (first, end) in enumerate(pairwise(flows.first_worker_of_stage)):
+            ends, idle = timeline.ends[first:end], timeline.idle_seconds[first:end]
+            found[index, number] = StageReplayTimes(ends, ends, tuple(transit[first:end]), idle)
     busiest_nic_seconds = max(busy.values(), default=0.0)
     return (
         {key: _at_least(times, busiest_nic_seconds) for key, times in found.items()}
         if busiest_nic_seconds > shortest
         else found
     )
-
-
-def _slice(timeline: ReplayTrace, first: int, end: int) -> StageReplayTimes:
-    ends = timeline.ends[first:end]
-    return StageReplayTimes(ends, ends, timeline.transit_seconds[first:end], timeline.idle_seconds[first:end])
 
 
 def _at_least(times: StageReplayTimes, seconds: float) -> StageReplayTimes:

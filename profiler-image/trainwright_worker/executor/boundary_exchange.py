@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainwright.rank_layout import boundary_transfers, relayout_transfers
-from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
-from trainwright_worker.executor.process_groups import ProcessGroups, Purpose
+from trainwright.rank_layout import WHOLE, Interval, ShardIndex, relayout_transfers
+from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks, transfers_between
+from trainwright_worker.executor.process_groups import ProcessGroups, Purpose, all_gather_single
 from trainwright_worker.layers.layer import Boundary
 
 GroupWith = Callable[[int], dist.ProcessGroup | None]
@@ -27,55 +28,109 @@ class BoundarySpec:
     dtype: torch.dtype
     device: torch.device
 
-    def empty(self, rows: int) -> Boundary:
-        return tuple(torch.empty((rows, *shape), dtype=self.dtype, device=self.device) for shape in self.shapes)
+    @property
+    def values(self) -> int:
+        """Number of values of one row."""
+        return sum(map(math.prod, self.shapes))
+
+    def empty(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=self.dtype, device=self.device)
+
+    def unflatten(self, pieces: Sequence[Tensor]) -> Boundary:
+        """Return the tensors of consecutive rows, given by piece as `flatten_rows` returns them."""
+        by_piece = [self._tensors(piece) for piece in pieces]
+        return by_piece[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*by_piece, strict=True)))
+
+    def _tensors(self, piece: Tensor) -> Boundary:
+        rows = piece.numel() // self.values
+        flat = torch.split(piece, [rows * math.prod(shape) for shape in self.shapes])
+        return tuple(part.view(rows, *shape) for part, shape in zip(flat, self.shapes, strict=True))
+
+
+def flatten_rows(boundary: Boundary, start: int, stop: int) -> Tensor:
+    """Return the values of these rows, tensor after tensor; a view if the boundary is one contiguous tensor."""
+    flat = [tensor[start:stop].reshape(-1) for tensor in boundary]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def slice_size(count: int, part: ShardIndex) -> int:
+    """Return the size of each slice of `count` values but the last, which may be shorter."""
+    return -(-count // part[1])
+
+
+def slice_interval(count: int, part: ShardIndex) -> Interval:
+    """Return the start and stop of a slice of `count` values."""
+    size = slice_size(count, part)
+    return min(part[0] * size, count), min((part[0] + 1) * size, count)
 
 
 class BoundaryReceiver:
     """Receiver of one boundary per micro-batch, assembled from the rows of several senders.
 
-    Receives are posted ahead, since gloo moves a message only once its receiver has posted.
+    Ranks of a tensor group that are sent slices all-gather them. Receives are posted ahead, since gloo moves a message only
+    once its receiver has posted.
 
     Args:
         source: run of the neighbouring stage that sends.
         own: run of the rank's stage that receives.
+        gather_group: returns the group of the ranks that gather.
     """
 
-    def __init__(self, group_with: GroupWith, source: RunRanks, own: RunRanks, rank: int, spec: BoundarySpec) -> None:
-        first, stop = own.row_interval_of(rank)
-        self._group_with = group_with
-        self._transfers = [
-            (one.source, one.start - first, one.stop - first)
-            for one in boundary_transfers(source, own)
-            if one.target == rank
-        ]
-        self._rows = stop - first
-        self._spec = spec
-        self._posted: list[tuple[Boundary, list[dist.Work]]] = []
+    def __init__(  # noqa: PLR0913, PLR0917 (both ends, and the groups between them)
+        self,
+        group_with: GroupWith,
+        gather_group: Callable[[Ranks], dist.ProcessGroup | None],
+        source: RunRanks,
+        own: RunRanks,
+        rank: int,
+        spec: BoundarySpec,
+    ) -> None:
+        self._group_with, self._spec = group_with, spec
+        self._transfers = [one for one in transfers_between(source, own) if one.target == rank]
+        self._counts = [(one.stop - one.start) * spec.values for one in self._transfers]
+        self._sliced = [index for index, one in enumerate(self._transfers) if one.part != WHOLE]
+        self._posted: list[tuple[list[Tensor], list[dist.Work]]] = []
+        if self._sliced:
+            ranks = own.node_ranks(rank)
+            self._gather_group = gather_group(tuple(sorted(ranks)))
+            self._slice_order = [sorted(ranks).index(one) for one in ranks]
 
     def post_receive(self) -> None:
         """Post the receives of the next micro-batch's boundary."""
-        buffers = self._spec.empty(self._rows)
-        operations = [
-            dist.P2POp(dist.irecv, buffer[low:high], source, self._group_with(source))
-            for source, low, high in self._transfers
-            for buffer in buffers
-        ]
+        buffers, operations = [], []
+        for one, count in zip(self._transfers, self._counts, strict=True):
+            start, stop = slice_interval(count, one.part)
+            buffers.append(self._spec.empty(slice_size(count, one.part)))
+            received = buffers[-1][: stop - start]
+            operations.append(dist.P2POp(dist.irecv, received, one.source, self._group_with(one.source)))
         self._posted.append((buffers, _start_messages(operations)))
 
     def wait_for_next(self) -> tuple[Boundary, float]:
         """Return the boundary posted first, and the seconds waited for it."""
-        buffers, works = self._posted.pop(0)
+        pieces, works = self._posted.pop(0)
         wait_start = time.perf_counter()
         for work in works:
             work.wait()
-        return buffers, time.perf_counter() - wait_start
+        if self._sliced:
+            self._gather(pieces)
+        return self._spec.unflatten(pieces), time.perf_counter() - wait_start
+
+    def _gather(self, pieces: list[Tensor]) -> None:
+        """Replace this rank's slices of pieces by the pieces, in one all-gather."""
+        sizes = [pieces[index].numel() for index in self._sliced]
+        own = pieces[self._sliced[0]] if len(sizes) == 1 else torch.cat([pieces[index] for index in self._sliced])
+        stacked = own.new_empty(len(self._slice_order), own.numel())
+        all_gather_single(stacked.view(-1), own, group=self._gather_group)
+        if self._slice_order != sorted(self._slice_order):
+            stacked = stacked[self._slice_order]
+        for index, slices in zip(self._sliced, torch.split(stacked, sizes, 1), strict=True):
+            pieces[index] = slices.reshape(-1)[: self._counts[index]]
 
 
 class BoundarySender:
     """Asynchronous sender of one boundary per micro-batch.
 
-    Gloo reports a send as done only when waited for, so sent tensors are kept until `wait_for_sends`, which is called once
+    Gloo reports a send as done only when waited for, so sent values are kept until `wait_for_sends`, which is called once
     the receiver is known to have them.
 
     Args:
@@ -84,28 +139,28 @@ class BoundarySender:
     """
 
     def __init__(self, group_with: GroupWith, own: RunRanks, target: RunRanks, rank: int) -> None:
-        first, _ = own.row_interval_of(rank)
+        self._first_row, _ = own.row_interval_of(rank)
         self._group_with = group_with
-        self._transfers = [
-            (one.target, one.start - first, one.stop - first)
-            for one in boundary_transfers(own, target)
-            if one.source == rank
-        ]
-        self._sent: dict[int, tuple[Boundary, list[dist.Work]]] = {}
+        self._transfers = [one for one in transfers_between(own, target) if one.source == rank]
+        self._sent: dict[int, tuple[list[Tensor], list[dist.Work]]] = {}
 
     def send(self, micro_batch: int, boundary: Boundary) -> None:
-        tensors = tuple(tensor.detach().contiguous() for tensor in boundary)
-        operations = [
-            dist.P2POp(dist.isend, tensor[low:high], target, self._group_with(target))
-            for target, low, high in self._transfers
-            for tensor in tensors
-        ]
-        self._sent[micro_batch] = tensors, _start_messages(operations)
+        detached = tuple(tensor.detach() for tensor in boundary)
+        pieces: dict[Interval, Tensor] = {}
+        operations = []
+        for one in self._transfers:
+            rows = one.start - self._first_row, one.stop - self._first_row
+            if rows not in pieces:
+                pieces[rows] = flatten_rows(detached, *rows)
+            start, stop = slice_interval(pieces[rows].numel(), one.part)
+            sent = pieces[rows][start:stop]
+            operations.append(dist.P2POp(dist.isend, sent, one.target, self._group_with(one.target)))
+        self._sent[micro_batch] = list(pieces.values()), _start_messages(operations)
 
     def wait_for_sends(self, micro_batches: Sequence[int]) -> None:
-        """Wait for unfinished sends of these micro-batches, and free their tensors."""
+        """Wait for unfinished sends of these micro-batches, and free their values."""
         for micro_batch in micro_batches:
-            _, works = self._sent.pop(micro_batch, ((), []))
+            _, works = self._sent.pop(micro_batch, ([], []))
             for work in works:
                 work.wait()
 
@@ -115,15 +170,8 @@ class BoundarySender:
 
 
 def _start_messages(operations: Iterable[dist.P2POp]) -> list[dist.Work]:
-    """Start messages, those to or from one rank in one batch.
-
-    With NCCL, the second of two receives from one rank would wait for the first and, where streams share a hardware queue,
-    hold up sends that the first waits for.
-    """
-    by_peer: dict[int, list[dist.P2POp]] = {}
-    for operation in operations:
-        by_peer.setdefault(operation.peer, []).append(operation)
-    return [work for batch in by_peer.values() for work in dist.batch_isend_irecv(batch)]
+    """Start messages, each in a batch of its own: all go to or come from different ranks; empty slices are left out."""
+    return [work for one in operations if one.tensor.numel() for work in dist.batch_isend_irecv([one])]
 
 
 class RowRelayout:
@@ -199,13 +247,13 @@ class BoundaryExchange:
         if stage.index > 0:
             previous_run = stages[stage.index - 1].runs[-1]
             spec = boundary_spec_after(stage.first - 1)
-            activation_receiver = BoundaryReceiver(boundaries_with, previous_run, first, rank, spec)
+            activation_receiver = BoundaryReceiver(boundaries_with, groups.group_of, previous_run, first, rank, spec)
             gradient_sender = BoundarySender(gradients_with, first, previous_run, rank)
         if stage.index + 1 < len(stages):
             next_run = stages[stage.index + 1].runs[0]
             spec = boundary_spec_after(stage.end - 1)
             activation_sender = BoundarySender(boundaries_with, last, next_run, rank)
-            gradient_receiver = BoundaryReceiver(gradients_with, next_run, last, rank, spec)
+            gradient_receiver = BoundaryReceiver(gradients_with, groups.group_of, next_run, last, rank, spec)
         return cls(activation_receiver, activation_sender, gradient_receiver, gradient_sender)
 
     @staticmethod

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from trainwright.cluster import Device
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding
-from trainwright.rank_layout import RankLayout, boundary_transfers
+from trainwright.rank_layout import WHOLE, RankLayout, Transfer, boundary_transfers
 
 Ranks = tuple[int, ...]
 
@@ -44,6 +44,11 @@ class RunRanks(RankLayout[int]):
     def tensor_group_ranks(self, rank: int) -> Ranks:
         """Return the tensor group of a rank, ascending."""
         return tuple(sorted(self.tensor_groups[self.position_of(rank).replica]))
+
+    def node_ranks(self, rank: int) -> Ranks:
+        """Return the part of a rank's tensor group that is on its node, by tensor rank: the order of a boundary's slices."""
+        group = self.tensor_groups[self.position_of(rank).replica]
+        return tuple(member for member in group if self.node_of[member] == self.node_of[rank])
 
     def data_group_ranks(self, tensor: int) -> Ranks:
         """Return the data group of a tensor rank, ascending: the order of the shards under ZeRO."""
@@ -119,12 +124,25 @@ class PlanRanks:
     @property
     def boundary_pairs(self) -> tuple[Ranks, ...]:
         """Pairs of ranks that exchange boundaries, ascending."""
-        return _pairs((before.runs[-1], behind.runs[0]) for before, behind in self._neighbours)
+        return _pairs(transfers_between(before.runs[-1], behind.runs[0]) for before, behind in self._neighbours)
 
     @property
     def boundary_gradient_pairs(self) -> tuple[Ranks, ...]:
         """Pairs of ranks that exchange gradients of boundaries, ascending."""
-        return _pairs((behind.runs[0], before.runs[-1]) for before, behind in self._neighbours)
+        return _pairs(transfers_between(behind.runs[0], before.runs[-1]) for before, behind in self._neighbours)
+
+    @property
+    def boundary_gather_ranks(self) -> tuple[Ranks, ...]:
+        """Ranks that gather slices of boundaries or of their gradients, each ascending."""
+        last_first = ((before.runs[-1], behind.runs[0]) for before, behind in self._neighbours)
+        directions = (pair for last, first in last_first for pair in ((last, first), (first, last)))
+        groups = (
+            tuple(sorted(target.node_ranks(one.target)))
+            for source, target in directions
+            for one in transfers_between(source, target)
+            if one.part != WHOLE
+        )
+        return tuple(dict.fromkeys(groups))
 
     @property
     def _neighbours(self) -> tuple[tuple[StageRanks, StageRanks], ...]:
@@ -135,8 +153,13 @@ class PlanRanks:
         return sum(one.micro_batches * one.micro_batch_size for one in self.plan.pipelines[:pipeline])
 
 
-def _pairs(neighbours: Iterable[tuple[RunRanks, RunRanks]]) -> tuple[Ranks, ...]:
-    transfers = (one for source, target in neighbours for one in boundary_transfers(source, target))
+def transfers_between(source: RunRanks, target: RunRanks) -> tuple[Transfer[int], ...]:
+    """Return the messages from a run of one stage to a run of another."""
+    return boundary_transfers(source, target, (source.node_of | target.node_of).__getitem__)
+
+
+def _pairs(boundaries: Iterable[tuple[Transfer[int], ...]]) -> tuple[Ranks, ...]:
+    transfers = (one for boundary in boundaries for one in boundary)
     return tuple(sorted({(min(one.source, one.target), max(one.source, one.target)) for one in transfers}))
 
 

@@ -67,7 +67,7 @@ class ProcessGroups:
     """Process groups of one process.
 
     Every two ranks that exchange boundaries have a group of their own for each direction: so a receive that is posted ahead
-    delays no other message, and all messages of a boundary between them are one batch.
+    delays no other message.
 
     Plans that run one after another in the same processes share groups, since creating one is a collective.
     """
@@ -117,7 +117,7 @@ def required_groups(plan_ranks: PlanRanks, model: Model) -> tuple[GroupKey, ...]
 
 
 def _collective_groups(plan_ranks: PlanRanks, model: Model) -> tuple[Ranks, ...]:
-    groups: dict[Ranks, None] = {plan_ranks.ranks: None}
+    groups: dict[Ranks, None] = dict.fromkeys((plan_ranks.ranks, *plan_ranks.boundary_gather_ranks))
     for stages in plan_ranks.pipelines:
         for run in (run for stage in stages for run in stage.runs):
             groups.update(dict.fromkeys(run.tensor_group_ranks(replica[0]) for replica in run.tensor_groups))

@@ -54,9 +54,9 @@ def rows_of(seats: RankLayout[str], index: int) -> set[int]:
 
 def missing_rows(old: RankLayout[str], new: RankLayout[str]) -> Iterator[tuple[int, int, int]]:
     """Yield (device, sending device, rows) of the rows that change devices."""
-    for source, target, start, stop in relayout_transfers(old.by_index, new.by_index, old.members.__getitem__):
-        if source != target:
-            yield target, source, stop - start
+    for one in relayout_transfers(old.by_index, new.by_index, old.members.__getitem__):
+        if one.source != one.target:
+            yield one.target, one.source, one.stop - one.start
 
 
 @given(old=seats_of(EIGHT, 8), new=seats_of(EIGHT, 8))
@@ -113,10 +113,10 @@ def test_receiver_reads_from_its_tensor_index_modulo_the_senders_degree(
     fabric = Network(make_cluster((("fast", 3), ("fast", 3)), between=1.0, within=8.0, latency=0.0))
     upper = RankLayout(("node-1", "node-2"), 2, 1, RankOrder.TENSOR_INNER, (1,))
     lower = RankLayout(("node-1", "node-2") * 2, 4, 1, RankOrder.TENSOR_INNER, (1,))
-    found, busy = boundary_messages(upper, lower, 8.0, fabric)
+    found, busy, _ = boundary_messages(upper, lower, 8.0, fabric)
     assert [piece.send_seconds for piece in found] == [1.0]
     assert busy == {}
-    crossed, _ = boundary_messages(upper, replace(lower, members=("node-2", "node-1") * 2), 8.0, fabric)
+    crossed = boundary_messages(upper, replace(lower, members=("node-2", "node-1") * 2), 8.0, fabric).pieces
     assert [piece.send_seconds for piece in crossed] == [16.0]
 
 
@@ -171,11 +171,11 @@ def test_pieces_of_a_boundary_share_the_nic() -> None:
     fabric = Network(Cluster((Accelerator("card", 1),), tuple(Node(name, "card", 2) for name in names), links))
     upper = RankLayout(("node-1", "node-1"), 1, 2, RankOrder.TENSOR_INNER, (1, 1))
     lower = RankLayout(("node-2", "node-2"), 1, 2, RankOrder.TENSOR_INNER, (1, 1))
-    found, busy = boundary_messages(upper, lower, 8.0, fabric)
+    found, busy, _ = boundary_messages(upper, lower, 8.0, fabric)
     assert [(p.send_seconds, p.latency_seconds) for p in found] == [(16.0, 0.25)] * 2
     assert busy["out", "node-1"] == 16.0
     # A receiver with tensor degree 2 takes every row twice over the network.
-    tensor, _ = boundary_messages(upper, RankLayout(lower.members, 2, 1, RankOrder.TENSOR_INNER, (2,)), 8.0, fabric)
+    tensor = boundary_messages(upper, RankLayout(lower.members, 2, 1, RankOrder.TENSOR_INNER, (2,)), 8.0, fabric).pieces
     assert [p.send_seconds for p in tensor] == [32.0] * 2
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from property_tests import examples
 
-from trainwright.cluster import Accelerator, Cluster, Node, Port
+from trainwright.cluster import Accelerator, Cluster, Link, Node, Port
 from trainwright.cost.boundaries import boundary_messages
+from trainwright.cost.boundary_terms import SharedNics
 from trainwright.cost.collectives import Collectives
+from trainwright.cost.context import CostContext
 from trainwright.cost.network import Network
 from trainwright.plan import RankOrder
 from trainwright.rank_layout import RankLayout
@@ -30,8 +37,43 @@ def test_nic_carries_a_boundary_once(tensor):
     assert parts.nic_seconds["out", "a"] == pytest.approx(3 * 16 / 2)
     (piece,) = parts.pieces
     assert piece.send_seconds == pytest.approx(3 * 16 / 2)
-    assert piece.latency_seconds == pytest.approx(0.5 + (tensor - 1) * (0.25 + 3 * 16 / tensor / 8))
-    assert whole.pieces[0].latency_seconds == 0.5
+    assert piece.latency_seconds == whole.pieces[0].latency_seconds == 0.5
+    assert parts.gather_seconds == pytest.approx(((tensor - 1) * (0.25 + 3 * 16 / tensor / 8),))
+    assert whole.gather_seconds == (0.0,)
+
+
+@examples(80)
+@given(
+    placements=st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 2), (2, 3)]).flatmap(
+        lambda degrees: st.lists(
+            st.sampled_from([0, 1, 2]), min_size=2 * degrees[0] * degrees[1], max_size=2 * degrees[0] * degrees[1]
+        ).map(lambda nodes: np.array(nodes).reshape(2, *degrees))
+    ),
+    is_split=st.booleans(),
+    has_links=st.booleans(),
+)
+def test_tables_of_boundaries_equal_the_exact_messages(make_problem, placements, *, is_split, has_links):
+    names = "abc"
+    nodes = tuple(Node(name, "x", 8, Port(0.5, 2.0 + at), Port(0.25, 8.0)) for at, name in enumerate(names))
+    links = tuple(Link(a, b, 0.125, 1.0 + index) for index, (a, b) in enumerate(permutations(names, 2)))
+    cluster = Cluster((Accelerator("x", 10**12),), nodes, links if has_links else ())
+    problem = make_problem()
+    context = CostContext(problem.model, cluster, problem.profiles, runtime=Runtime(splits_boundaries=is_split))
+    found = SharedNics(context).boundaries(placements)
+    replicas, tensor = placements.shape[1:]
+    upper, lower = (
+        RankLayout(
+            tuple(names[node] for node in stage.ravel()), tensor, replicas, RankOrder.TENSOR_INNER, (1,) * replicas
+        )
+        for stage in placements
+    )
+    both = [context.boundary_costs.messages_between(*edge, 1.0) for edge in ((upper, lower), (lower, upper))]
+    for direction, exact in enumerate(both):
+        assert found.terms.send_seconds_per_byte[direction, 0] == pytest.approx([p.send_seconds for p in exact.pieces])
+        assert found.terms.latency_seconds[direction, 0] == pytest.approx([p.latency_seconds for p in exact.pieces])
+    busy = both[0].nic_seconds.concurrent_with(both[1].nic_seconds)
+    in_tables = {nic: seconds for nic, seconds in busy.items() if nic[0] != "pair"}
+    assert found.nic_seconds_per_byte.max(initial=0.0) == pytest.approx(max(in_tables.values(), default=0.0))
 
 
 @pytest.mark.parametrize("is_split", [False, True])

@@ -157,6 +157,20 @@ def test_no_pipeline_ends_before_the_busiest_nic() -> None:
         assert one.transit_seconds[0] + one.idle_seconds[0] == pytest.approx(one.ends[0])
 
 
+def test_pass_that_needs_a_boundary_in_slices_begins_with_their_gather() -> None:
+    found = paces(stage(A[:2], 0, 3, 2), stage(B[:2], 3, 3, 2), micro_batches=2)
+    gathered = 4 * MODEL.output_bytes_per_row(2) / 2 / INSIDE
+    added = []
+    for number, durations in enumerate(channels_of(0, found).durations):
+        (worker,) = found.stages[0, number].workers
+        added += [
+            durations.forward_seconds - worker.forward.seconds,
+            durations.backward_seconds - worker.backward.seconds,
+            durations.last_backward_seconds - worker.last_backward_seconds,
+        ]
+    assert added == pytest.approx([0.0, gathered, gathered, gathered, 0.0, 0.0])
+
+
 def test_reductions_during_the_last_backward_occupy_the_nic() -> None:
     """A whole all-reduce over a pair, or the half of it that a reduce-scatter is."""
     busy = {}

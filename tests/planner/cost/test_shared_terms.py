@@ -56,6 +56,7 @@ def seconds_by_user(
         (block,) = node_blocks(problem)
         alpa = DegreeOptions(problem, spans, RepresentativeDevices(problem)).options(Submesh(((block, 1),)), ROWS, 1)
         assert alpa is not None
+        tensor_2 = [alpa.strategy(option, 0, -1).runs[0].tensor == 2 for option in range(len(alpa.seconds))]
         shapes = ShapeSpace(problem)
         return {
             "exact": estimate_with_context(plan, context).iteration_seconds,
@@ -64,7 +65,7 @@ def seconds_by_user(
             "auto": replica_tables.total_seconds(replica_tables.tensor_group(("node-1",) * 2), ROWS),
             "uniform": float(space.tables.times(stages, ROWS)[0, 0, -1]),
             "bound": space.bounds.seconds(stages, ROWS, (count,)),
-            "alpa": float(alpa.seconds[alpa.message_copies == 2.0, 0, -1].min()),
+            "alpa": float(alpa.seconds[tensor_2, 0, -1].min()),
             "enumeration": sum(sum(shapes.layer_pass_seconds(n, ("node-1",) * 2, ROWS)) for n in range(count)),
         }
 

@@ -17,6 +17,7 @@ from trainwright.rank_layout import (
     StateShard,
     Transfer,
     boundary_transfers,
+    deliveries,
     relayout_transfers,
     row_overlaps,
 )
@@ -46,6 +47,10 @@ def relayout(old: RankLayout[int], new: RankLayout[int]) -> tuple[Transfer[int],
     return relayout_transfers(old, new, node_of)
 
 
+def transfers(source: RankLayout[int], target: RankLayout[int]) -> tuple[Transfer[int], ...]:
+    return boundary_transfers(source, target, node_of)
+
+
 def neighbours(plan: Plan) -> Iterator[tuple[RankLayout[int], RankLayout[int]]]:
     for stages in layouts_of(plan):
         for before, after in pairwise(stages):
@@ -56,7 +61,7 @@ def neighbours(plan: Plan) -> Iterator[tuple[RankLayout[int], RankLayout[int]]]:
 @given(plans)
 def test_every_receiver_gets_each_of_its_rows_exactly_once(plan: Plan) -> None:
     inside = [(old, new) for stages in layouts_of(plan) for one in stages for old in one for new in one]
-    for rule, pairs in ((boundary_transfers, neighbours(plan)), (relayout, inside)):
+    for rule, pairs in ((transfers, neighbours(plan)), (relayout, inside)):
         for source, target in pairs:
             found = rule(source, target)
             for rank in target.members:
@@ -67,10 +72,26 @@ def test_every_receiver_gets_each_of_its_rows_exactly_once(plan: Plan) -> None:
 @given(plans)
 def test_senders_send_rows_that_they_own(plan: Plan) -> None:
     for source, target in neighbours(plan):
-        for one in boundary_transfers(source, target):
+        for one in transfers(source, target):
             start, stop = source.row_interval_of(one.source)
             assert start <= one.start < one.stop <= stop
-            assert source.position_of(one.source).tensor == target.position_of(one.target).tensor % source.tensor
+
+
+@given(plans)
+def test_boundary_crosses_to_a_node_once_for_each_replica(plan: Plan) -> None:
+    for source, target in neighbours(plan):
+        received: dict[tuple[int, str, int], list[Transfer[int]]] = {}
+        for one in transfers(source, target):
+            key = target.position_of(one.target).replica, node_of(one.target), one.start
+            received.setdefault(key, []).append(one)
+        for (_, node, _), found in received.items():
+            is_near = [node_of(one.source) == node for one in found]
+            holders = source.tensor_groups[source.position_of(found[0].source).replica]
+            assert is_near == [node in map(node_of, holders)] * len(found)
+            if all(is_near):
+                assert {one.part for one in found} == {WHOLE}
+            else:
+                assert [one.part for one in found] == [(part, len(found)) for part in range(len(found))]
 
 
 @given(plans)
@@ -104,7 +125,20 @@ def test_order_determines_which_degree_uses_adjacent_ranks() -> None:
 def test_uneven_rows_are_split_at_every_boundary() -> None:
     source = RankLayout.of((0, 1), LayerRun(0, 1, 1, 2, (3, 3)))
     target = RankLayout.of((2, 3), LayerRun(1, 1, 1, 2, (4, 2)))
-    assert boundary_transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
+    assert transfers(source, target) == (Transfer(0, 2, 0, 3), Transfer(1, 2, 3, 4), Transfer(1, 3, 4, 6))
+
+
+@pytest.mark.parametrize(
+    ("holders", "receivers", "expected"),
+    [
+        ((0, 1), (2, 3), [(0, 2, (0, 2)), (1, 3, (1, 2))]),
+        ((0,), (2, 3, 4), [(0, 2, (0, 2)), (0, 3, (1, 2)), (0, 4, WHOLE)]),
+        ((0, 2), (1, 3, 4, 5), [(0, 1, WHOLE), (2, 3, WHOLE), (0, 4, (0, 2)), (2, 5, (1, 2))]),
+    ],
+    ids=["another node", "one receiver is alone on its node", "some receivers have a holder on their node"],
+)
+def test_receivers_on_a_node_without_a_holder_are_sent_slices(holders, receivers, expected) -> None:
+    assert [tuple(one) for one in deliveries(holders, receivers, node_of, split=True)] == expected
 
 
 @st.composite
@@ -176,12 +210,16 @@ def test_messages_equal_nested_loops(pair: tuple[RankLayout[str], RankLayout[str
         holders = [old_at[sender, tensor] for tensor in range(old.tensor)]
         for tensor in range(new.tensor):
             member = new_at[receiver, tensor]
-            across.append((holders[tensor % old.tensor], member, row))
-            near = [holder for holder in holders if is_first_node(holder) == is_first_node(member)] or holders
+            group = [new_at[receiver, other] for other in range(new.tensor)]
+            peers = [other for other in group if is_first_node(other) == is_first_node(member)]
+            near = [holder for holder in holders if is_first_node(holder) == is_first_node(member)]
+            sender_of_peers = near[peers.index(member) % len(near)] if near else holders[tensor % old.tensor]
+            across.append((sender_of_peers, member, row))
+            near = near or holders
             inside.append((member if member in holders else near[tensor % len(near)], member, row))
     expected = [(*replicas, rows[0], rows[-1] + 1) for replicas, rows in overlaps.items()]
     assert [tuple(one) for one in row_overlaps(old, new)] == expected
-    assert row_by_row(boundary_transfers(old, new)) == sorted(across)
+    assert row_by_row(boundary_transfers(old, new, is_first_node)) == sorted(across)
     assert row_by_row(relayout_transfers(old, new, is_first_node)) == sorted(inside)
     same = all(
         old_at[old.position_of(one)] == new_at[new.position_of(one)]

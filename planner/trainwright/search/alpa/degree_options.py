@@ -92,7 +92,8 @@ class DegreeOptions:
             return StageStrategy((_layer_run(ways[option], rows, *self.spans.boundaries[[first, end]].tolist()),))
 
         seconds, iteration, state, activation = (np.stack(values) for values in zip(*found, strict=True))
-        copies = np.array([float(way.shape.tensor) for way in ways])
+        is_split = self.problem.runtime.splits_boundaries
+        copies = np.array([1.0 if is_split else float(way.shape.tensor) for way in ways])
         return SubmeshOptions(
             np.where(self.spans.is_stage, seconds, np.inf), iteration, state, activation, copies, strategy
         )

@@ -93,7 +93,7 @@ class OperatorOptions:
             self._by_clusters(costs.iteration_seconds),
             self._by_clusters(costs.state_bytes) + once,
             self._by_clusters(costs.activation_bytes) + buffers.per_micro_batch,
-            np.array([max(mesh.devices / rows, 1.0)]),
+            np.array([1.0 if context.runtime.splits_boundaries else max(mesh.devices / rows, 1.0)]),
             strategy,
         )
 

@@ -139,7 +139,7 @@ class SubmeshOptions:
         iteration_seconds: gradient reduction and optimizer step of one iteration.
         state_bytes: bytes per device that do not depend on the pipeline (mem_stage).
         activation_bytes: bytes per device for each micro-batch in flight (mem_act).
-        message_copies: `[option]` copies of every message into the stage, one per tensor rank.
+        message_copies: `[option]` copies of every message into the stage: one, or one per tensor rank if they are not split.
         strategy: function of (option, first, end).
     """
 

@@ -1,0 +1,179 @@
+"""Messages between two stages: every rank gets its rows, and the cost model prices the messages that the worker sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from property_tests import examples
+
+from trainwright.cluster import Accelerator, Cluster, Node, Port
+from trainwright.cost.boundaries import BoundaryMessages, boundary_messages
+from trainwright.cost.collectives import Collectives
+from trainwright.cost.network import Network
+from trainwright.plan import LayerRun, RankOrder
+from trainwright.rank_layout import RankLayout
+from trainwright_worker.executor import boundary_exchange
+from trainwright_worker.executor.boundary_exchange import BoundaryReceiver, BoundarySender, BoundarySpec
+from trainwright_worker.executor.plan_ranks import Ranks, RunRanks
+from trainwright_worker.layers.layer import Boundary
+
+NODES = "abc"
+BYTES = torch.float32.itemsize
+
+
+@st.composite
+def runs(draw: st.DrawFn, first_rank: int, rows: int) -> RunRanks:
+    """Draw a run on ranks in any order, which it places on nodes."""
+    tensor, data = draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1), (3, 2), (4, 2)]))
+    cuts = draw(st.sets(st.integers(1, rows - 1), min_size=data - 1, max_size=data - 1))
+    split = tuple(b - a for a, b in pairwise((0, *sorted(cuts), rows)))
+    ranks = tuple(draw(st.permutations(range(first_rank, first_rank + tensor * data))))
+    order = draw(st.sampled_from(RankOrder))
+    own = {rank: draw(st.sampled_from(NODES)) for rank in ranks}
+    return RunRanks(ranks, tensor, data, order, split, LayerRun(0, 1, tensor, data, split, order), own)
+
+
+@st.composite
+def boundaries(draw: st.DrawFn) -> tuple[RunRanks, RunRanks]:
+    rows = draw(st.integers(3, 6))
+    return draw(runs(0, rows)), draw(runs(8, rows))
+
+
+@dataclass
+class Exchange:
+    """Exchange of one boundary by ranks that run one after another.
+
+    Each runs twice: an all-gather returns what its members gave in the first pass.
+
+    Attributes:
+        sent: messages and their values, by (source rank, target rank).
+        given: slices that ranks gave to an all-gather, by the ranks of its group.
+    """
+
+    source: RunRanks
+    target: RunRanks
+    spec: BoundarySpec
+    sent: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    given: dict[Ranks, dict[int, torch.Tensor]] = field(default_factory=dict)
+    rank: int = 0
+
+    def run(self, boundary: Boundary) -> dict[int, Boundary]:
+        """Return what every receiver gets of a boundary of all rows."""
+        received = {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "batch_isend_irecv", self._message)
+            patch.setattr(dist, "P2POp", _Operation)
+            patch.setattr(boundary_exchange, "all_gather_single", self._gather)
+            for rank in self.source.ranks:
+                self.rank = rank
+                start, stop = self.source.row_interval_of(rank)
+                sender = BoundarySender(lambda peer: None, self.source, self.target, rank)
+                sender.send(0, tuple(tensor[start:stop] for tensor in boundary))
+            for rank in (*self.target.ranks, *self.target.ranks):
+                self.rank = rank
+                receiver = BoundaryReceiver(
+                    lambda peer: None, lambda ranks: ranks, self.source, self.target, rank, self.spec
+                )
+                receiver.post_receive()
+                received[rank], _ = receiver.wait_for_next()
+        return received
+
+    def _message(self, operations: list[_Operation]) -> list[Any]:
+        (one,) = operations
+        if one.does is dist.isend:
+            assert (self.rank, one.peer) not in self.sent
+            self.sent[self.rank, one.peer] = one.tensor.clone()
+        else:
+            one.tensor.copy_(self.sent[one.peer, self.rank])
+        return []
+
+    def _gather(self, stacked: torch.Tensor, own: torch.Tensor, group: Ranks) -> None:
+        assert self.rank in group
+        given = self.given.setdefault(group, {})
+        given[self.rank] = own.clone()
+        stacked.copy_(torch.cat([given.get(rank, torch.zeros_like(own)) for rank in group]))
+
+    def messages(self) -> Counter[tuple[str, str, float]]:
+        """Count the messages by (source node, target node, bytes)."""
+        node_of = self.source.node_of | self.target.node_of
+        return Counter((node_of[a], node_of[b], float(sent.nbytes)) for (a, b), sent in self.sent.items())
+
+
+@dataclass
+class _Operation:
+    does: Callable[..., Any]
+    tensor: torch.Tensor
+    peer: int
+    group: None
+
+
+def exchanged(source: RunRanks, target: RunRanks, shapes: tuple[tuple[int, ...], ...]) -> Exchange:
+    """Exchange random values, and check that every rank receives those of its rows."""
+    boundary = tuple(torch.rand(sum(source.rows), *shape) for shape in shapes)
+    exchange = Exchange(source, target, BoundarySpec(shapes, torch.float32, torch.device("cpu")))
+    for rank, received in exchange.run(boundary).items():
+        start, stop = target.row_interval_of(rank)
+        assert all(torch.equal(a, b[start:stop]) for a, b in zip(received, boundary, strict=True))
+    return exchange
+
+
+@examples(100)
+@given(boundaries(), st.sampled_from([((4, 6),), ((5, 7),), ((1,),), ((3, 5), (2,))]))
+def test_every_rank_receives_its_rows(ends: tuple[RunRanks, RunRanks], shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Degrees, rows, ranks and nodes are arbitrary, and slices need not be equal."""
+    exchanged(*ends, shapes)
+
+
+class _CountedNetwork(Network):
+    """Network that keeps the messages that were priced."""
+
+    def concurrent_send_seconds(self, messages: Any) -> Any:
+        self.priced = Counter(messages)
+        return super().concurrent_send_seconds(messages)
+
+
+def priced(
+    source: RunRanks, target: RunRanks, row_bytes: float, *, split: bool
+) -> tuple[Counter[Any], BoundaryMessages]:
+    """Return the messages that the cost model counts, and their costs with links of one byte per second."""
+    ports = Port(0.0, 1.0), Port(0.0, 1.0)
+    network = _CountedNetwork(Cluster((Accelerator("x", 1),), tuple(Node(name, "x", 16, *ports) for name in NODES)))
+    senders, receivers = (
+        RankLayout(tuple(map(run.node_of.__getitem__, run.members)), run.tensor, run.data, run.order, run.rows)
+        for run in (source, target)
+    )
+    collectives = Collectives(network) if split else None
+    found = boundary_messages(senders, receivers, row_bytes, network, collectives=collectives)
+    return network.priced, found
+
+
+def crossing_bytes(messages: Counter[tuple[str, str, float]]) -> float:
+    return sum(count * size for (source, target, size), count in messages.items() if source != target)
+
+
+@examples(100)
+@given(boundaries())
+def test_cost_model_prices_the_messages_of_the_worker(ends: tuple[RunRanks, RunRanks]) -> None:
+    source, target = ends
+    exchange = exchanged(source, target, ((3, 4), (2, 6)))
+    row_bytes = 24 * BYTES
+    messages, costs = priced(source, target, row_bytes, split=True)
+    assert messages == exchange.messages()
+    for replica, seconds in enumerate(costs.gather_seconds):
+        gathered = [
+            (len(group) - 1) * given[group[0]].nbytes
+            for group, given in exchange.given.items()
+            if target.position_of(group[0]).replica == replica
+        ]
+        assert seconds == pytest.approx(max(gathered, default=0.0))
+    whole, _ = priced(source, target, row_bytes, split=False)
+    assert crossing_bytes(messages) <= crossing_bytes(whole)
