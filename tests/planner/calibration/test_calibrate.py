@@ -120,7 +120,7 @@ def test_residuals_are_small_when_trials_have_no_noise(plans, setting):
     assert found.memory_errors.after < 0.005
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_fit_resists_one_outlier(plans, setting, seed):
     trials, held_back = _five(plans, setting, seed)
     trials[1] = replace(trials[1], iteration_seconds=3 * trials[1].iteration_seconds)
