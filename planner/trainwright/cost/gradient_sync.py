@@ -79,7 +79,7 @@ def buckets(plan_times: PlanTimes) -> tuple[Bucket, ...]:
     found: dict[tuple[object, ...], Bucket] = {}
     for first, end in pairwise(cuts):
         current = [runs.get(first) or current[index] for index, runs in enumerate(by_layer)]
-        values = tuple(_values(holder, first, end, plan_times) for holder in current)
+        values = tuple(_values(holder.run, first, end, plan_times) for holder in current)
         name = tuple(holder.bucket_key for holder in current)
         if name in found:
             values = tuple(a + b for a, b in zip(found[name].values, values, strict=True))
@@ -96,9 +96,9 @@ def _by_first_layer(index: int, plan_times: PlanTimes) -> dict[int, BucketOwner]
     }
 
 
-def _values(holder: BucketOwner, first: int, end: int, plan_times: PlanTimes) -> int:
-    """Return the bucket's parameters on one rank: each tied weight once, none if it is reduced separately."""
-    context, tensor = plan_times.context, holder.run.tensor
+def _values(run: LayerRun, first: int, end: int, plan_times: PlanTimes) -> int:
+    """Return the parameters of a run's layers on one rank: each tied weight once, none if it is reduced separately."""
+    context, tensor = plan_times.context, run.tensor
     total = 0
     for kind, count in context.kind_counts(first, end):
         total += count * context.parameters_per_rank(kind, tensor)
@@ -147,7 +147,7 @@ class _ReductionBuilder:
             work = Load()
             for run, layout in zip(stage.stage.layers, stage.layouts, strict=True):
                 if self.plan_times.overlaps_gradient_sync(run):
-                    values = self.context.resident_parameters(run.first, run.end, run.tensor)
+                    values = _values(run, run.first, run.end, self.plan_times)
                     collective = self.context.collectives.all_reduce(layout.data_groups)
                     sum_up = _all_reduce if run.sharding is Sharding.NONE else _reduce_scatter
                     work = work.concurrent_with(sum_up(collective, values * self.context.gradient_dtype.num_bytes)[2])

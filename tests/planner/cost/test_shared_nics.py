@@ -171,6 +171,18 @@ def test_pass_that_needs_a_boundary_in_slices_begins_with_their_gather() -> None
     assert added == pytest.approx([0.0, gathered, gathered, gathered, 0.0, 0.0])
 
 
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO2])
+def test_tied_weight_of_two_stages_occupies_the_nic_once(sharding: Sharding) -> None:
+    """Its reduction follows those of both stages, during whose backward it is not reduced."""
+    ends = stage((A[0], B[0]), 0, 3, 1, sharding=sharding), stage((A[1], B[1]), 3, 3, 1, sharding=sharding)
+    found = gradient_reductions(paces(*ends))
+    assert [one.is_tied_weight for one in found] == [False, False, True]
+    share = 1 if sharding is Sharding.NONE else 0.5
+    for one, (first, end) in zip(found, ((0, 3), (3, 6)), strict=False):
+        untied = sum(setting().untied_parameters_per_rank(MODEL.kind_of(layer), 1) for layer in range(first, end))
+        assert one.nic_seconds["out", "a"] == pytest.approx(share * untied * 4 / NETWORK)
+
+
 def test_reductions_during_the_last_backward_occupy_the_nic() -> None:
     """A whole all-reduce over a pair, or the half of it that a reduce-scatter is."""
     busy = {}
