@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost.boundary_terms import BoundaryTerms, PlacedBoundaries, SharedNics
 from trainwright.cost.layer_sums import Array, layer_values, prefix_sums, span_sums
-from trainwright.cost.time_terms import TensorGroupClass, kind_table
+from trainwright.cost.time_terms import TensorGroupClass, kind_table, overlapped_seconds
 from trainwright.search.problem import Problem
 from trainwright.search.uniform.stage_tables import PlacedStages, StageTables
 
@@ -69,7 +69,7 @@ class CriticalPathBound:
         compute_end[:, :-1] = np.maximum(
             compute_end[:, :-1], round_trip - last_backward_return[:, :-1] + later_sends[1]
         )
-        tail = self._sync_seconds(stages, ends) + update
+        tail = self._sync_seconds(stages, ends, backward) + update
         busiest_nic = micro_batches * (row_bytes @ boundaries.nic_seconds_per_byte).max(axis=1, initial=0.0)
         stage_end = (np.maximum(compute_end.max(axis=2), busiest_nic[:, None]) + tail).max(axis=1)
         first_stage_end = (compute_end + last_backward_return).max(axis=(1, 2)) + tail[:, 0]
@@ -124,20 +124,24 @@ class CriticalPathBound:
             self._layer_sums[key] = prefix_sums(by_kind[:, context.kind_numbers])
         return self._layer_sums[key]
 
-    def _sync_seconds(self, stages: PlacedStages, ends: NDArray[np.intp]) -> Array:
-        """Return `[assignment, stage]` seconds of reducing untied gradients.
+    def _sync_seconds(self, stages: PlacedStages, ends: NDArray[np.intp], backward: Array) -> Array:
+        """Return `[assignment, stage]` seconds that reducing untied gradients adds to a stage's last backward and its end.
 
-        They are 0 if reductions may overlap the backward.
+        If they overlap, `backward[assignment, stage, replica]` hides as much as it can, at the cost of its slow-down.
         """
-        if stages.data == 1 or self.problem.runtime.overlaps_gradients:
+        if stages.data == 1:
             return np.zeros(ends.shape)
         key = stages.placement.tobytes() + bytes(str(stages.placement.shape), "ascii")
         if key not in self._syncs:
             self._syncs[key] = self._sync_seconds_per_byte(self.tables.order.node_numbers[stages.placement])
         sums = self._untied_parameters(stages.tensor)[ends]
         resident = np.diff(sums, axis=1, prepend=0.0)
-        result: Array = resident * self.problem.cost_context.gradient_dtype.num_bytes * self._syncs[key]
-        return result
+        seconds: Array = resident * self.problem.cost_context.gradient_dtype.num_bytes * self._syncs[key]
+        runtime = self.problem.runtime
+        if runtime.overlaps_gradients:
+            hidden = np.minimum(seconds, backward.max(axis=2))
+            seconds = overlapped_seconds(seconds, hidden, min(runtime.overlap_slowdown_ratio, 2.0))
+        return seconds
 
     def _untied_parameters(self, tensor: int) -> Array:
         """Return `[end]` parameters of all layers before `end`, without tied weights."""
