@@ -81,7 +81,8 @@ def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
         tensor_degrees=[degree for degree in divisors(model.max_tensor_degree) if degree <= devices_per_node],
         rows=divisors(batch),
     )
-    return Problem(cluster, model, profiles, batch, runtime=Runtime(splits_boundaries=False))
+    runtime = Runtime(splits_boundaries=False, overlaps_gradients=False)
+    return Problem(cluster, model, profiles, batch, runtime=runtime)
 
 
 def amp_plan(measured: MeasuredPlan) -> Plan:

@@ -65,8 +65,8 @@ class Runtime:
             growth with the micro-batch was derived from a data sheet.
         link_ratio: achieved over stated bandwidth of every link.
         collective_ratios: of collectives, on top of their links' times.
-        overlaps_gradients: gradients are reduced during the last backward even without sharding. (Under zero2 and zero3
-            they always are.)
+        overlaps_gradients: replicas reduce each layer's gradients during the last backward even without sharding and
+            under zero1, as PyTorch's DDP does. (Under zero2 and zero3 they always do.)
         overlap_slowdown_ratio: slowdown of compute and communication while both run (Galvatron: 1.3).
         constant_seconds: of every iteration, for any plan.
         constant_bytes: on every device, for any plan (communication buffers, fragmentation), besides process_bytes.
@@ -82,7 +82,7 @@ class Runtime:
     row_growth_ratio: float = 1.0
     link_ratio: float = 1.0
     collective_ratios: CollectiveRatios = IDEAL_RINGS
-    overlaps_gradients: bool = False
+    overlaps_gradients: bool = True
     overlap_slowdown_ratio: float = 1.3
     constant_seconds: float = 0.0
     constant_bytes: int = 0

@@ -35,6 +35,7 @@ from trainwright_worker import initial_weights
 from trainwright_worker.executor import executor as executor_module
 from trainwright_worker.executor.checkpoint_chunks import resident_tiles, written_tiles
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.executor.process_groups import ProcessGroups
 from trainwright_worker.layers.layer import FamilyLayers
 from trainwright_worker.layers.registry import make_family_layers
@@ -113,8 +114,7 @@ def run_rank(plan: Plan, model: Model, rank: int, *, sequence_parallel: bool) ->
             tile.values.cpu()
         for tile in resident_tiles(executor):
             tile.values.copy_(torch.empty(tile.tile.sizes))
-        for flat_parameter in executor.stage.flat_parameters:
-            flat_parameter.publish_update()
+        publish_updates(executor.stage.flat_parameters)
         executor.optimizer.resume(1)
 
 

@@ -25,7 +25,7 @@ from trainwright.model import Model
 from trainwright.plan import Plan
 from trainwright.training import Training as TrainingDocument
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
-from trainwright_worker.executor.flat_parameter import FlatParameter
+from trainwright_worker.executor.flat_parameter import FlatParameter, publish_updates
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
 
@@ -125,7 +125,7 @@ class Comparison:
         for unit in self.executor.stage.flat_parameters:
             run = self._run_of(unit)
             unit.master_shard.copy_(own_part(unit, whole, run.position_of(self.executor.rank), run))
-            unit.publish_update()
+        publish_updates(self.executor.stage.flat_parameters)
 
     def _run_of(self, unit: FlatParameter):
         for layer in self.executor.stage.layers:

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
+from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight, publish_updates
 from trainwright_worker.executor.optimizer import Adam, Sgd
 from trainwright_worker.layers.gpt import Block
 from trainwright_worker.layers.registry import make_family_layers
@@ -135,7 +135,7 @@ def test_half_precision_weights_are_updated_in_float32() -> None:
         unit.accumulate_gradients()
         unit.keep_gradient_shard()
         optimizer.step()
-        unit.publish_update()
+        publish_updates([unit])
     assert parameter.dtype is torch.bfloat16
     # Steps of 1e-4 are lost on a bfloat16 number near 1; the master weights keep them.
     assert unit.master_shard[0].item() == pytest.approx(

@@ -222,7 +222,7 @@ class StageTimesBuilder:
                     part.all_gather_seconds.get(name, 0.0),
                     part.reduce_seconds.get(name, 0.0) if last else 0.0,
                 )
-                waits = reduce > 0 and run.sharding is not Sharding.NONE
+                waits = reduce > 0 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
                 steps[name] = LayerPass(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)
             yield from (steps[name] for name in reversed(layers[run.first : run.end]))
 

@@ -32,6 +32,7 @@ from trainwright_worker.executor.checkpoint_chunks import (
     written_tiles,
 )
 from trainwright_worker.executor.executor import PlanExecutor
+from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.gang.errors import one_line
 
 
@@ -134,8 +135,7 @@ def load(executor: PlanExecutor, folder: Path) -> int:
             no_dist=_is_single_rank(executor),
         )
     executor.beat("publishing the loaded weights")
-    for flat_parameter in executor.stage.flat_parameters:
-        flat_parameter.publish_update()
+    publish_updates(executor.stage.flat_parameters)
     executor.optimizer.resume(state.updates)
     executor.loss_scale.resume(state.loss_scale, state.quiet_iterations)
     return state.iteration

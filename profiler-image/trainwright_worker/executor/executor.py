@@ -21,6 +21,7 @@ from trainwright_worker.device import read_value
 from trainwright_worker.emulation import Pacer
 from trainwright_worker.executor.boundary_exchange import BoundaryExchange, BoundarySpec
 from trainwright_worker.executor.emulated_pacing import EmulatedStagePace
+from trainwright_worker.executor.flat_parameter import publish_updates
 from trainwright_worker.executor.layer_passes import LayerPasses, MicroBatchRows
 from trainwright_worker.executor.optimizer import GradientNorm, LossScale, make_optimizer
 from trainwright_worker.executor.plan_ranks import PlanRanks, RunRanks
@@ -200,8 +201,6 @@ class PlanExecutor:
         self.pacer.reset_due()
         self._run_operations(batch)
         self.beat("summing gradients")
-        with self.recorder.action(Action.GRADIENTS):
-            self.passes.wait_for_reductions()
         for number, reduction in enumerate(self.stage.reductions):
             with self.recorder.action(Action.GRADIENTS, number):
                 reduction.finish()
@@ -220,8 +219,7 @@ class PlanExecutor:
             self.pacer.end()
         is_published = any(flat_parameter.gathers_after_update for flat_parameter in self.stage.flat_parameters)
         with self.recorder.action(Action.GATHER) if is_published else nullcontext():
-            for flat_parameter in self.stage.flat_parameters:
-                flat_parameter.publish_update()
+            publish_updates(self.stage.flat_parameters)
 
     def _unscale_and_clip(self, iteration: int) -> bool:
         """Unscale and clip the gradients. Returns False if they overflowed and the update must be skipped."""

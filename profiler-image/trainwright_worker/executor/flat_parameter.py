@@ -246,9 +246,17 @@ class FlatParameter:
         """Return whether an all-gather over the replicas follows the update."""
         return self.shard_group.sharding in {Sharding.ZERO1, Sharding.ZERO2}
 
-    def publish_update(self) -> None:
-        """Copy the updated `master_shard` to the weights that layers read; ZeRO-1 and ZeRO-2 then all-gather them."""
+    def start_publishing(self) -> dist.Work | None:
+        """Copy the updated `master_shard` to the weights that layers read; ZeRO-1 and ZeRO-2 start to all-gather them."""
         if self.shard is not self.master_shard:
             self.shard.copy_(self.master_shard)
-        if self.gathers_after_update:
-            all_gather_single(self.full_values, self.shard.clone(), group=self.shard_group.group)
+        if not self.gathers_after_update:
+            return None
+        return all_gather_single(self.full_values, self.shard.clone(), group=self.shard_group.group, async_op=True)
+
+
+def publish_updates(flat_parameters: Sequence[FlatParameter]) -> None:
+    """Copy the updated weights to where layers read them, and wait until they are gathered."""
+    for work in [flat_parameter.start_publishing() for flat_parameter in flat_parameters]:
+        if work is not None:
+            work.wait()

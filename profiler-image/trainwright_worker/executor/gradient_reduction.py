@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.flat_parameter import FlatParameter
-from trainwright_worker.executor.parameter_groups import LAYERWISE_REDUCED, ParameterGroup, TiedParameterGroup
+from trainwright_worker.executor.parameter_groups import ParameterGroup, TiedParameterGroup
 from trainwright_worker.executor.plan_ranks import RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, reduce_scatter_single
 
@@ -23,20 +23,27 @@ class Reduction(ABC):
         overlaps_backward: whether `start` may be called as soon as the parameter's last backward is done.
     """
 
-    overlaps_backward = False
-
-    def __init__(self, flat_parameter: FlatParameter) -> None:
+    def __init__(self, flat_parameter: FlatParameter, *, overlaps_backward: bool = False) -> None:
         self.flat_parameter = flat_parameter
-
-    def start(self) -> None:  # noqa: B027 (most reductions do nothing until the last backward is over)
-        """Start without waiting."""
-
-    def wait(self) -> None:  # noqa: B027
-        """Wait for what `start` began."""
+        self.overlaps_backward = overlaps_backward
+        self._work: dist.Work | None = None
 
     @abstractmethod
+    def start(self) -> None:
+        """Start, without waiting if it overlaps the backward; `gradient_shard` then holds, or will hold, the result."""
+
+    def wait(self) -> None:
+        """Wait for what `start` began, and free unsharded gradients that are no longer needed."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            self.flat_parameter.release_full_gradients()
+
     def finish(self) -> None:
         """Complete the reduction; afterwards `gradient_shard` is the whole batch's gradient."""
+        if self.flat_parameter.gradient_shard is None:
+            self.start()
+        self.wait()
 
 
 def make_reduction(
@@ -53,8 +60,9 @@ def make_reduction(
         )
     if parameter_group.is_sharded:
         peer_group = groups.group_of(parameter_group.peer_ranks(run, rank)) if len(parameter_group.runs) > 1 else None
-        return _ReduceScatter(flat_parameter, partial, run, peer_group)
-    return _AllReduction(flat_parameter, partial, groups.group_of(parameter_group.slice_ranks(position.tensor)))
+        return _ReduceScatter(flat_parameter, partial, peer_group, overlaps_backward=parameter_group.overlaps_backward)
+    group = groups.group_of(parameter_group.slice_ranks(position.tensor))
+    return _AllReduction(flat_parameter, partial, group, overlaps_backward=parameter_group.overlaps_backward)
 
 
 class _PartialReduction:
@@ -80,17 +88,23 @@ class _AllReduction(Reduction):
     """All-reduce of the flat gradients over all ranks with the same tensor slice of the weights."""
 
     def __init__(
-        self, flat_parameter: FlatParameter, partial: _PartialReduction, group: dist.ProcessGroup | None
+        self,
+        flat_parameter: FlatParameter,
+        partial: _PartialReduction,
+        group: dist.ProcessGroup | None,
+        *,
+        overlaps_backward: bool,
     ) -> None:
-        super().__init__(flat_parameter)
+        super().__init__(flat_parameter, overlaps_backward=overlaps_backward)
         self._partial, self._group = partial, group
 
-    def finish(self) -> None:
+    def start(self) -> None:
         self.flat_parameter.ensure_gradients()
         self._partial.sum()
-        if self._group is not None:
-            dist.all_reduce(self.flat_parameter.full_gradients, group=self._group)
         self.flat_parameter.keep_gradient_shard()
+        if self._group is not None:
+            gradients = self.flat_parameter.full_gradients
+            self._work = require_work(dist.all_reduce(gradients, group=self._group, async_op=True))
 
 
 class _ReduceScatter(Reduction):
@@ -100,13 +114,12 @@ class _ReduceScatter(Reduction):
         self,
         flat_parameter: FlatParameter,
         partial: _PartialReduction,
-        run: RunRanks,
         peer_group: dist.ProcessGroup | None,
+        *,
+        overlaps_backward: bool = False,
     ) -> None:
-        super().__init__(flat_parameter)
+        super().__init__(flat_parameter, overlaps_backward=overlaps_backward)
         self._partial, self._peer_group = partial, peer_group
-        self.overlaps_backward = run.sharding in LAYERWISE_REDUCED
-        self._work: dist.Work | None = None
 
     def start(self) -> None:
         flat_parameter = self.flat_parameter
@@ -124,17 +137,8 @@ class _ReduceScatter(Reduction):
             )
         )
 
-    def wait(self) -> None:
-        """Wait for the reduce-scatter, and free unsharded gradients that are no longer needed."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-            self.flat_parameter.release_full_gradients()
-
     def finish(self) -> None:
-        if self.flat_parameter.gradient_shard is None:
-            self.start()
-        self.wait()
+        super().finish()
         if self._peer_group is not None:
             dist.all_reduce(self.flat_parameter.gradient_shard, group=self._peer_group)
 
@@ -153,7 +157,7 @@ class _SliceAllReduction(Reduction):
         self._partial, self._groups = partial, groups
         self._parts = len(groups)
 
-    def finish(self) -> None:
+    def start(self) -> None:
         flat_parameter = self.flat_parameter
         flat_parameter.ensure_gradients()
         if flat_parameter.full_gradients is None:
@@ -186,7 +190,6 @@ def make_tied_reduction(
     return _ReduceScatter(
         flat_parameter,
         _PartialReduction(flat_parameter, None),
-        sharding_run,
         groups.group_of(tied_group.peer_ranks(sharding_run, rank)),
     )
 
@@ -198,7 +201,7 @@ class _OwnerAllReduction(Reduction):
         super().__init__(flat_parameter)
         self._group = group
 
-    def finish(self) -> None:
+    def start(self) -> None:
         self.flat_parameter.ensure_gradients()
         if self._group is not None and self.flat_parameter.full_gradients is not None:
             # Exclude the padding: owners may shard the weight differently.

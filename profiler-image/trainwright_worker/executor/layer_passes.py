@@ -72,7 +72,7 @@ class LayerPasses:
         self._layers = stage.layers
         self._layer_index = {layer.number: place for place, layer in enumerate(self._layers)}
         self._in_flight: dict[int, list[_StoredForward]] = {}
-        self._running_reduction: Reduction | None = None
+        self._last_reduction: Reduction | None = None
         self.loss = torch.zeros((), device=recorder.device)
         self._forward_relayouts: dict[int, RowRelayout] = {}
         self._backward_relayouts: dict[int, RowRelayout] = {}
@@ -178,16 +178,10 @@ class LayerPasses:
         with self._communication(Action.GRADIENTS):
             for use in layer.parameter_uses:
                 if use.reduction is not None and use.reduction.overlaps_backward:
-                    if self._running_reduction is not None:
-                        self._running_reduction.wait()
+                    if self._last_reduction is not None and not use.flat_parameter.keeps_full_gradients:
+                        self._last_reduction.wait()  # so that at most two layers' gradients are unsharded
                     use.reduction.start()
-                    self._running_reduction = use.reduction
-
-    def wait_for_reductions(self) -> None:
-        """Wait for reductions that were started during the last backward."""
-        if self._running_reduction is not None:
-            self._running_reduction.wait()
-            self._running_reduction = None
+                    self._last_reduction = use.reduction
 
     @contextmanager
     def _communication(self, action: Action) -> Iterator[None]:

@@ -12,9 +12,6 @@ from trainwright.model import Model
 from trainwright.plan import Sharding
 from trainwright_worker.executor.plan_ranks import PlanRanks, Ranks, RunRanks
 
-LAYERWISE_REDUCED = frozenset({Sharding.ZERO2, Sharding.ZERO3})
-"""Shardings that reduce gradients layer by layer during the last backward."""
-
 
 @dataclass(frozen=True)
 class ParameterGroup:
@@ -40,6 +37,16 @@ class ParameterGroup:
         return any(one.sharding is not Sharding.NONE for one in self.runs)
 
     @property
+    def overlaps_backward(self) -> bool:
+        """Return whether gradients are reduced over the replicas during the last backward.
+
+        They are not if pipelines partition the weights differently, nor if several pipelines, whose backwards end at
+        different times, reduce unsharded gradients together.
+        """
+        reduces_by_pipeline = self.is_sharded or len(self.runs) == 1
+        return self.has_uniform_partition and reduces_by_pipeline and self.runs[0].data > 1
+
+    @property
     def slice_count(self) -> int:
         """Number of slices: the finest equal parts into which the pipelines' tensor degrees together split the weights."""
         return lcm(*(one.tensor for one in self.runs))
@@ -63,15 +70,17 @@ def _peer_ranks(runs: Iterable[RunRanks], run: RunRanks, rank: int) -> Ranks:
 def parameter_groups(plan_ranks: PlanRanks) -> tuple[ParameterGroup, ...]:
     """Return a plan's parameter groups, in layer order.
 
-    A group is a single layer if any pipeline reduces gradients layer by layer.
+    A group is a single layer if its gradients are reduced during the backward, or if any pipeline shards them.
     """
     boundaries = {stage.end for stages in plan_ranks.pipelines for stage in stages} | {0}
     boundaries |= {run.first for stages in plan_ranks.pipelines for stage in stages for run in stage.runs}
     groups = []
     for first, end in pairwise(sorted(boundaries)):
         holders = plan_ranks.runs_of(first)
-        reduces_by_layer = any(one.sharding in LAYERWISE_REDUCED for one in holders)
-        edges = range(first, end + 1) if reduces_by_layer else (first, end)
+        is_by_layer = ParameterGroup(first, end, holders).overlaps_backward or any(
+            one.sharding in {Sharding.ZERO2, Sharding.ZERO3} for one in holders
+        )
+        edges = range(first, end + 1) if is_by_layer else (first, end)
         groups += [ParameterGroup(a, b, holders) for a, b in pairwise(edges)]
     return tuple(groups)
 

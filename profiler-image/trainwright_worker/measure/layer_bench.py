@@ -17,7 +17,7 @@ from trainwright.profiles import LayerProfile, LayerTooLarge
 from trainwright.worker_api import FailureReason, ProfilingReport, ProfilingTask
 from trainwright_worker.device import CacheFlush, Clock, TimeMark
 from trainwright_worker.emulation import Pacer, backward_segments, forward_segments
-from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
+from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight, publish_updates
 from trainwright_worker.executor.optimizer import Optimizer, make_optimizer
 from trainwright_worker.executor.stage_module import TORCH_DTYPES
 from trainwright_worker.gang import report_writer
@@ -91,8 +91,7 @@ class LayerUnderTest:
 
     def update_weights(self) -> None:
         self.optimizer.step()
-        for flat_parameter in self.optimizer.flat_parameters:
-            flat_parameter.publish_update()
+        publish_updates(self.optimizer.flat_parameters)
 
     def reset_gradients(self) -> None:
         """Reset gradients to the state before a first micro-batch."""

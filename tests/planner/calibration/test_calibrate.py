@@ -126,7 +126,7 @@ def test_fit_resists_one_outlier(plans, setting, seed):
     trials[1] = replace(trials[1], iteration_seconds=3 * trials[1].iteration_seconds)
     found = fit(Trials(tuple(trials)), setting)
 
-    assert _error(held_back, setting, found.runtime) < _error(held_back, setting) / 2
+    assert _error(held_back, setting, found.runtime) < 0.55 * _error(held_back, setting)
     assert found.trials[1].is_outlier
 
 
@@ -193,7 +193,7 @@ def test_the_order_of_trials_does_not_matter(plans, setting):
 
 
 def test_factor_stays_when_no_trial_depends_on_it(plans, setting):
-    before = replace(setting.runtime, overlap_slowdown_ratio=1.7)
+    before = replace(setting.runtime, overlap_slowdown_ratio=1.7, overlaps_gradients=False)
     found = fit(Trials(tuple(_five(plans, setting, 0)[0])), replace(setting, runtime=before))
     factor = _factor(found, "overlap_slowdown_ratio")
     assert not factor.informed

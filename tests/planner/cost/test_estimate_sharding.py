@@ -62,7 +62,9 @@ def half_ring(values: float) -> float:
 
 def test_zero1_reduce_scatters_gradients_and_all_gathers_weights(problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, [14], data=MEMBERS, rows=2)
-    whole, one = cost(problem, plan), cost(problem, sharded(plan, Sharding.ZERO1))
+    whole, one = (
+        cost(problem, sharded(plan, sharding), overlaps_gradients=False) for sharding in (Sharding.NONE, Sharding.ZERO1)
+    )
     values = problem.model.parameters
     assert one.breakdown.gradient_sync_seconds == pytest.approx(half_ring(values))
     assert one.breakdown.sharding_seconds == pytest.approx(half_ring(values))
@@ -70,9 +72,13 @@ def test_zero1_reduce_scatters_gradients_and_all_gathers_weights(problem: Proble
     assert one.iteration_seconds < whole.iteration_seconds
 
 
-def test_zero2_reduce_scatters_during_the_last_backward(problem: Problem, make_plan: MakePlan) -> None:
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2])
+def test_gradients_are_reduced_during_the_last_backward(
+    problem: Problem, make_plan: MakePlan, sharding: Sharding
+) -> None:
     """All but the last layer's reduction overlaps; computation during communication takes 1.3 times as long."""
-    plan = sharded(make_plan(problem, [14], data=MEMBERS, rows=2), Sharding.ZERO2)
+    plan = sharded(make_plan(problem, [14], data=MEMBERS, rows=2), sharding)
+    halves = 2 if sharding is Sharding.NONE else 1
     fast = replace(
         problem.cluster, links=tuple(replace(k, bandwidth_bytes_per_second=1e9) for k in problem.cluster.links)
     )
@@ -80,10 +86,21 @@ def test_zero2_reduce_scatters_during_the_last_backward(problem: Problem, make_p
     found = cost(quick, plan)
     embedding = problem.model.kind_of(0).parameters
     behind = problem.model.parameters - embedding
-    expected = 1e6 / 1e9 * (0.3 * half_ring(behind) + half_ring(embedding))
+    expected = 1e6 / 1e9 * halves * (0.3 * half_ring(behind) + half_ring(embedding))
     assert found.breakdown.gradient_sync_seconds == pytest.approx(expected)
     unhidden = cost(problem, plan).breakdown.gradient_sync_seconds
-    assert unhidden == pytest.approx(half_ring(problem.model.parameters), rel=0.5)
+    assert unhidden == pytest.approx(halves * half_ring(problem.model.parameters), rel=0.5)
+
+
+@pytest.mark.parametrize("bandwidth", [1e4, 1e6, 1e8, 1e10])
+def test_zero1_is_never_slower_than_zero2_which_waits_to_free_gradients(
+    problem: Problem, make_plan: MakePlan, bandwidth: float
+) -> None:
+    links = tuple(replace(link, bandwidth_bytes_per_second=bandwidth) for link in problem.cluster.links)
+    problem = replace(problem, cluster=replace(problem.cluster, links=links))
+    plan = make_plan(problem, [14], data=MEMBERS, rows=2)
+    keeps, frees = (cost(problem, sharded(plan, one)) for one in (Sharding.ZERO1, Sharding.ZERO2))
+    assert keeps.iteration_seconds <= frees.iteration_seconds
 
 
 def test_zero2_exposes_communication_when_links_are_slow(problem: Problem, make_plan: MakePlan) -> None:
@@ -127,7 +144,7 @@ def test_zero3_all_gathers_twice_per_micro_batch_and_exposes_only_the_first(
 
 def test_overlapped_reductions_shorten_the_iteration(problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, [14], data=MEMBERS, rows=2)
-    after, beside = cost(problem, plan), cost(problem, plan, overlaps_gradients=True)
+    after, beside = cost(problem, plan, overlaps_gradients=False), cost(problem, plan)
     assert beside.iteration_seconds < after.iteration_seconds
     assert beside.breakdown.gradient_sync_seconds < after.breakdown.gradient_sync_seconds
     gradients = 2 * half_ring(problem.model.parameters)
@@ -182,20 +199,24 @@ def test_sharding_changes_nothing_with_one_replica(problem: Problem, make_plan: 
 
 def test_runtime_ratios_scale_their_own_terms(problem: Problem, make_plan: MakePlan) -> None:
     plan = make_plan(problem, [14], data=MEMBERS, rows=2)
-    plain = cost(problem, plan)
-    assert cost(problem, plan, constant_seconds=2.0).iteration_seconds == pytest.approx(plain.iteration_seconds + 2)
-    assert cost(problem, plan, constant_bytes=7).peak_memory_bytes == plain.peak_memory_bytes + 7
+
+    def with_runtime(**ratios: object) -> Estimate:
+        return cost(problem, plan, overlaps_gradients=False, **ratios)
+
+    plain = with_runtime()
+    assert with_runtime(constant_seconds=2.0).iteration_seconds == pytest.approx(plain.iteration_seconds + 2)
+    assert with_runtime(constant_bytes=7).peak_memory_bytes == plain.peak_memory_bytes + 7
     held = (ProcessBytes("another", 5), ProcessBytes("emulated-fast", 2))
-    assert cost(problem, plan, constant_bytes=7, process_bytes=held).peak_memory_bytes == plain.peak_memory_bytes + 9
-    halved = cost(problem, plan, link_ratio=0.5).breakdown
+    assert with_runtime(constant_bytes=7, process_bytes=held).peak_memory_bytes == plain.peak_memory_bytes + 9
+    halved = with_runtime(link_ratio=0.5).breakdown
     assert halved.gradient_sync_seconds == pytest.approx(2 * plain.breakdown.gradient_sync_seconds)
     ratios = (ComputeRatio("emulated-fast", 1.5),)
-    slower = cost(problem, plan, compute_ratios=ratios).breakdown
+    slower = with_runtime(compute_ratios=ratios).breakdown
     assert slower.compute_seconds == pytest.approx(1.5 * plain.breakdown.compute_seconds)
-    small = cost(problem, plan, gradient_dtype=Dtype.FLOAT16)
+    small = with_runtime(gradient_dtype=Dtype.FLOAT16)
     assert small.breakdown.gradient_sync_seconds == pytest.approx(plain.breakdown.gradient_sync_seconds / 2)
     assert plain.peak_memory_bytes - small.peak_memory_bytes == 2 * problem.model.parameters
-    more = cost(problem, plan, activation_ratio=2.0).memory_parts[0]
+    more = with_runtime(activation_ratio=2.0).memory_parts[0]
     assert more.activations_bytes == 2 * plain.memory_parts[0].activations_bytes
 
 

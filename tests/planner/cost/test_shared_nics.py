@@ -188,7 +188,7 @@ def test_reductions_during_the_last_backward_occupy_the_nic() -> None:
     busy = {}
     for sharding in (Sharding.NONE, Sharding.ZERO2):
         plan = Plan(6, 4, (Pipeline(1, 4, (stage((A[0], B[0]), 0, 6, 1, sharding=sharding),)),))
-        (beside,) = gradient_reductions(PlanTimes(plan, setting(Runtime(overlaps_gradients=True))))
+        (beside,) = gradient_reductions(PlanTimes(plan, setting()))
         assert beside.overlaps_backward
         busy[sharding] = beside.nic_seconds["out", "a"]
     assert busy[Sharding.NONE] == pytest.approx(setting().resident_parameters(0, 6, 1) * 4 / NETWORK)

@@ -94,8 +94,8 @@ GroupCounts = tuple[tuple[TensorGroupClass, int], ...]
 def sharding_choices(micro_batches: int) -> tuple[Sharding, Sharding, Sharding]:
     """Return the shardings that tables distinguish.
 
-    With several micro-batches ZeRO-1 and ZeRO-2 store the same bytes, and ZeRO-1 reduces after the last backward without delaying
-    earlier stages. With one micro-batch ZeRO-2 never stores whole gradients.
+    With several micro-batches ZeRO-1 and ZeRO-2 store the same bytes, and under ZeRO-1 no layer waits for a reduction. With
+    one micro-batch ZeRO-2 never stores whole gradients.
     """
     return Sharding.NONE, Sharding.ZERO2 if micro_batches == 1 else Sharding.ZERO1, Sharding.ZERO3
 

@@ -178,6 +178,8 @@ class StageOptions:
     def tail_seconds(self) -> Array:
         """Return [sharding, option, span] approximate seconds after the last backward: reduce, update and all-gather."""
         update = self._slowest(self._option_cells.prefix_sums[2])
+        context = self.replica_tables.problem.cost_context
+        overlapped = set(Sharding) if context.runtime.overlaps_gradients else {Sharding.ZERO2, Sharding.ZERO3}
         tails = [
             tail_seconds(
                 self.resident_values,
@@ -185,8 +187,8 @@ class StageOptions:
                 self._data_ring,
                 sharding,
                 data=self._data_degrees,
-                window=self.backward_seconds if sharding in {Sharding.ZERO2, Sharding.ZERO3} else 0.0,
-                context=self.replica_tables.problem.cost_context,
+                window=self.backward_seconds if sharding in overlapped else 0.0,
+                context=context,
             )
             for sharding in sharding_choices(self.micro_batches)
         ]

@@ -1,0 +1,85 @@
+"""Order of gradient reductions and passes, by the calls that a rank makes without peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+from recorded_calls import Call, Record, Wait, recording
+
+from trainwright.cluster import Device
+from trainwright.families import Gpt
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.process_groups import ProcessGroups
+
+MODEL = Model.of(Gpt(layers=2, hidden_size=16, heads=4, sequence_length=8, vocabulary_size=16))
+LAYERS = len(MODEL.layers)
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+def plan_of(*shardings: Sharding) -> Plan:
+    """Return pipelines of one stage with two replicas, and two micro-batches."""
+    pipelines = tuple(
+        Pipeline(2, 2, (Stage(devices, (LayerRun(0, LAYERS, 1, 2, (1, 1), sharding=sharding),)),))
+        for number, sharding in enumerate(shardings)
+        for devices in [(Device("node", 2 * number), Device("node", 2 * number + 1))]
+    )
+    return Plan(LAYERS, 4 * len(pipelines), pipelines)
+
+
+def iteration_of(plan: Plan) -> Record:
+    """Return what the first rank calls in one iteration; a call's scope is the action that had begun."""
+    with recording(0, len(plan.devices)) as record:
+
+        def beat(doing: str) -> None:
+            record.scope = doing
+
+        context = RankContext(0, torch.device("cpu"), beat=beat)
+        groups = ProcessGroups(timedelta(seconds=5))
+        executor = PlanExecutor(plan, MODEL, TrainingConfig(), context, groups)
+        batch = executor.make_batch(0)
+        record.events.clear()
+        executor.run_iteration(batch)
+        return replace(record, events=list(record.events))
+
+
+def reductions(record: Record) -> list[tuple[str, str]]:
+    return [(call.kind, call.scope) for call in record.calls if call.kind in REDUCTIONS]
+
+
+def of_each_layer(kind: str) -> list[tuple[str, str]]:
+    """Return one reduction a layer, when the last micro-batch has passed it."""
+    return [(kind, f"backward 1, layer {layer}") for layer in reversed(range(LAYERS))]
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+def test_gradients_of_a_layer_are_reduced_while_earlier_layers_compute(sharding: Sharding) -> None:
+    kind = "all_reduce" if sharding is Sharding.NONE else "reduce_scatter"
+    assert reductions(iteration_of(plan_of(sharding))) == [*of_each_layer(kind), (kind, "summing gradients")]
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO1, Sharding.ZERO3])
+def test_several_pipelines_reduce_shards_after_each_has_reduced_among_its_replicas(sharding: Sharding) -> None:
+    found = reductions(iteration_of(plan_of(sharding, sharding)))
+    assert found[:LAYERS] == of_each_layer("reduce_scatter")
+    assert {scope for _, scope in found[LAYERS:]} == {"summing gradients"}
+
+
+@pytest.mark.parametrize("shardings", [(Sharding.NONE, Sharding.NONE), (Sharding.NONE, Sharding.ZERO3)])
+def test_several_pipelines_reduce_unsharded_gradients_after_the_backward(shardings: tuple[Sharding, ...]) -> None:
+    assert {scope for _, scope in reductions(iteration_of(plan_of(*shardings)))} == {"summing gradients"}
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+def test_reduction_waits_for_the_one_before_only_where_that_frees_gradients(sharding: Sharding) -> None:
+    events = iteration_of(plan_of(sharding)).events
+    started = [place for place, event in enumerate(events) if isinstance(event, Call) and event.kind in REDUCTIONS]
+    waited = [events.index(Wait(place)) for place in started]
+    frees = sharding in {Sharding.ZERO2, Sharding.ZERO3}
+    assert [before < after for before, after in zip(waited[: LAYERS - 1], started[1:LAYERS], strict=True)] == (
+        [frees] * (LAYERS - 1)
+    )
