@@ -9,15 +9,9 @@ from typing import Any, cast
 
 import pytest
 from flow_api import MemoryApi
-from flow_world import START, World
-from prometheus_client import CollectorRegistry
 
-from trainwright_operator.flow.snapshot import GangClaim
 from trainwright_operator.kube.client import Api, ApiError
-from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.namespace_claims import DURATION_SECONDS, NamespaceClaims
-from trainwright_operator.kube.reconciler import Reconciler
-from trainwright_operator.metrics import Metrics
 from trainwright_operator.settings import Settings
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/team/leases/trainwright-plans"
@@ -132,19 +126,3 @@ def test_claim_that_cannot_be_renewed_is_given_up_before_another_release_takes_i
             await world.first.other_holder("team")
 
     run(story)
-
-
-def test_release_that_loses_a_namespace_forgets_its_plans_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> bool:
-        reconciler = Reconciler(MemoryApi({}), Settings(), Metrics(CollectorRegistry()), Liveness())  # type: ignore[arg-type]
-        plan = World().snapshot().plan
-        reconciler._claims._claims[plan.uid] = (GangClaim(plan.uid, "links", 0, START, "gpu", {}, {"n1": 8}),)
-
-        async def held_by(_: str) -> str:
-            return "other/release"
-
-        monkeypatch.setattr(reconciler._namespaces, "other_holder", held_by)
-        await reconciler._seconds_untouched(plan)
-        return plan.uid in reconciler._claims._claims
-
-    assert not asyncio.run(run())

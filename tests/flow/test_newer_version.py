@@ -17,9 +17,7 @@ from flow_world import World, spec_of
 from trainwright.worker_api import REPORT_MARKER, ProfilingTask
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.decide import IDLE_REQUEUE_SECONDS, requeue_after_seconds
-from trainwright_operator.flow.placement_queue import gang_claims
 from trainwright_operator.kube import object_facts
-from trainwright_operator.kube.claim_registry import ClaimRegistry
 
 PASSES = 8
 REASON = "NeedsNewerVersion"
@@ -214,29 +212,3 @@ def test_status_of_a_newer_version_is_kept_as_far_as_it_can_be_read() -> None:
     kept = found.dump()
     assert kept["future"] == {"x": 1}
     assert kept["conditions"][0]["futureWord"] == 2
-
-
-def test_wait_for_a_newer_version_ends_with_the_deadline_of_all_waits() -> None:
-    world = small()
-    world.spec = world.spec.model_copy(update={"wait_deadline_seconds": 600})
-    world.run(until=lambda: bool(world.jobs))
-    name = next(name for name in world.stored if name.endswith("-discovery"))
-    document = json.loads(world.stored[name].data["document.json"]) | {"futureField": 1}
-    world.stored[name] = replace(world.stored[name], data={"document.json": json.dumps(document)})
-    for _ in range(50):
-        world.step(20.0)
-    answer = world.condition("Succeeded")
-    assert (answer.status, answer.reason) == ("False", "WaitDeadlineExceeded")
-    assert "futureField" in answer.message
-    assert not world.jobs
-
-
-def test_task_of_a_newer_version_claims_no_nodes_and_breaks_no_pass() -> None:
-    world = small()
-    world.run(until=lambda: any(pod.phase == "Running" for pod in world.pods.values()))
-    assert gang_claims(world.snapshot())
-    name = next(name for name in world.stored if name.endswith("-order"))
-    task = json.loads(world.stored[name].data["order.json"]) | {"futureField": 1}
-    world.stored[name] = replace(world.stored[name], data={"order.json": json.dumps(task)})
-    assert ClaimRegistry().with_claims(world.snapshot()).other_claims == ()
-    assert gang_claims(world.snapshot()) == ()

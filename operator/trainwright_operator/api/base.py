@@ -58,15 +58,6 @@ def immutable(field: str) -> dict[str, Any]:
     return rules(("self == oldSelf", f"{field} is immutable; create another TrainingPlan"))
 
 
-def without_default(schema: dict[str, Any]) -> None:
-    """Leave the default of a field to the operator.
-
-    The API server notes a default of the definition as set by whoever created the plan. After a rollback, it would hide the
-    field and the operator would wait for the newer version (`hidden_fields`), although nobody set it.
-    """
-    schema.pop("default", None)
-
-
 def opaque(**schema: Any) -> dict[str, Any]:
     """Return the schema of an object with unlisted fields."""
     return {"x-kubernetes-preserve-unknown-fields": True, **schema}

@@ -91,20 +91,12 @@ def _decide(context: ReconcileContext) -> list[Action]:
 
 
 def _wait_for_newer_version(context: ReconcileContext, what: str) -> list[Action]:
-    """Return the status of a plan that this version cannot read.
-
-    Nothing is deleted until `spec.waitDeadlineSeconds` are over, and an answer stays.
-    """
+    """Return the status of a plan that this version cannot read. Nothing is deleted, and an answer stays."""
     if is_finished(context.snapshot):
         return []
-    waiting = Waiting(explain(Reason.NEEDS_NEWER_VERSION, what=what), is_lacking=True)
-    steps: Sequence[Step] = [
-        Step(condition, waiting) for condition in (ConditionType.SUCCEEDED, ConditionType.ACCEPTED)
-    ]
-    if context.plan.spec is not None:
-        steps = patience.with_limit(context, steps)
-    is_over = isinstance(steps[-1].result, Failed)
-    return [*(_deletions(context, frozenset()) if is_over else ()), *status_actions(context, steps)]
+    waiting = Waiting(explain(Reason.NEEDS_NEWER_VERSION, what=what))
+    steps = [Step(condition, waiting) for condition in (ConditionType.SUCCEEDED, ConditionType.ACCEPTED)]
+    return [*status_actions(context, steps)]
 
 
 def _warn_of_hidden_fields(fields: Sequence[str]) -> EmitEvent:

@@ -272,11 +272,6 @@ class Reconciler:
     async def _seconds_untouched(self, plan: PlanFacts) -> float | None:
         """Return for how long to leave a plan alone that another release works on, or that is quarantined; else None."""
         if await self._namespaces.other_holder(plan.namespace):
-            # What the other release writes does not reach the cache, and its plans must not queue after ours.
-            self._snapshot_reader.cache.forget_children(plan.uid)
-            self._snapshot_reader.cache.forget_plan((plan.namespace, plan.name))
-            self._searches.discard(plan.uid)
-            self._claims.forget(plan.uid)
             return RETRY_SECONDS
         if not is_quarantined(plan):
             return None
