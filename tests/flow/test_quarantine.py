@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from flow_api import MemoryApi
+from flow_harm import running
+from flow_world import World as FlowWorld
 from prometheus_client import CollectorRegistry
 
-from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
+from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.flow import decide as decisions
+from trainwright_operator.flow.names import GANG_LABEL, PLAN_UID_LABEL, ROLE_LABEL, Names
 from trainwright_operator.flow.quarantine import DecisionError, is_quarantined, released
 from trainwright_operator.kube import decision_runner, isolation, object_facts, reconciler
 from trainwright_operator.kube.health import Liveness
@@ -109,6 +114,28 @@ def test_large_plan_over_which_its_process_breaks_is_quarantined(world: World, m
     world.run()
     assert world.passes == 0
     assert ": KeyError: 'links' (in trainwright/measurement/link_kinds.py, line 7, of)" in world.answer["message"]
+
+
+def test_plan_with_a_task_of_a_newer_version_keeps_its_gang(world: World, monkeypatch: pytest.MonkeyPatch):
+    def decide(*arguments: Any) -> list[Any]:
+        world.passes += 1
+        return decisions.decide(*arguments)
+
+    monkeypatch.setattr(reconciler, "decide", decide)
+    measuring = FlowWorld()
+    measuring.run(until=lambda: running(measuring, "links"))
+    task = next(stored for stored in measuring.stored.values() if stored.gang == "links")
+    found = world.api.objects
+    base = Names.of(*KEY[1:], "uid-1", TrainingPlanSpec.model_validate(found[PLAN]["spec"])).base
+    meta = metadata(f"{base}-links-order", role="order")
+    meta["labels"][GANG_LABEL] = "links"
+    newer = json.dumps(json.loads(task.data["order.json"]) | {"future": 1})
+    found[f"{MAPS}/{meta['name']}"] = {"metadata": meta, "data": {"order.json": newer}}
+    del found[f"{MAPS}/demo-links-order"]
+    world.run()
+    assert world.answer["reason"] == "NeedsNewerVersion"
+    assert JOB in found
+    assert f"{MAPS}/{meta['name']}" in found
 
 
 def test_quarantine_survives_a_restart_of_the_same_version(world: World, monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.gangs.manifests import assigned_pods, job_shapes
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.gangs.worker_log import parse_strict
+from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
 
 
@@ -36,7 +36,7 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
             continue
         try:
             task: WorkerTask = parse_strict(stored.data.get(TASK_FILE, ""), WorkerTask, stored.name)
-        except documents.DocumentError:
+        except (documents.DocumentError, NeedsNewerVersion):
             continue
         held, wanted = Counter[str](), Counter[str]()
         for shape in job_shapes(names, stored.gang, task.gang):
