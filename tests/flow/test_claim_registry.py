@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
+import pytest
+from flow_api import MemoryApi
 from flow_cluster import SharedWorld, placed_gangs, plan, share
 from flow_world import node, spec_of
+from prometheus_client import CollectorRegistry
 
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.kube.claim_registry import ClaimRegistry
+from trainwright_operator.kube.client import Api
+from trainwright_operator.kube.health import Liveness
+from trainwright_operator.kube.namespace_claims import NamespaceClaims
+from trainwright_operator.kube.reconciler import Reconciler
+from trainwright_operator.metrics import Metrics
+from trainwright_operator.settings import Settings
 
 
 def gated(name: str) -> SharedWorld:
@@ -40,6 +52,21 @@ def test_claims_of_other_plans_reach_the_snapshot():
     seen = registry.with_claims(second.own_snapshot())
     assert [dict(claim.held) for claim in seen.other_claims] == [{"n1": 2, "n2": 2, "n3": 2}]
     assert not placed_gangs(first)  # only the registry counts them as placed, until the plan is read again
+
+
+def test_plan_of_a_namespace_that_another_release_took_leaves_the_queue(monkeypatch: pytest.MonkeyPatch):
+    async def other_holder(*_: object) -> str:
+        return "two-system/trainwright"
+
+    async def others_of(waiting: SharedWorld, lost: SharedWorld) -> int:
+        api = cast(Api, MemoryApi({}))
+        reconciler = Reconciler(api, Settings(), Metrics(CollectorRegistry()), Liveness())
+        reconciler._claims.with_claims(lost.own_snapshot())
+        assert await reconciler._seconds_untouched(lost.own_snapshot().plan)
+        return len(reconciler._claims.with_claims(waiting.own_snapshot()).other_claims)
+
+    monkeypatch.setattr(NamespaceClaims, "other_holder", other_holder)
+    assert asyncio.run(others_of(gated("a"), gated("b"))) == 0
 
 
 def test_claims_are_complete_when_every_plan_of_the_start_was_read():

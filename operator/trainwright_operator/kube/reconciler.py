@@ -187,16 +187,19 @@ class Reconciler:
             return _MAX_BACKOFF_SECONDS
         self._snapshot_reader.cache.forget_plan(key)
         if plan is not None:
-            self._searches.discard(plan.uid)
-            self._claims.forget(plan.uid)
+            self._drop_work(plan.uid)
         return 0.0
+
+    def _drop_work(self, uid: str) -> None:
+        """Drop the plan's search and its places in the queue."""
+        self._searches.discard(uid)
+        self._claims.forget(uid)
 
     def _forget(self, key: PlanKey, uid: str) -> None:
         self._tasks.pop(key, None)
         self._names.pop(uid, None)
         self._generations.pop(key, None)
-        self._searches.discard(uid)
-        self._claims.forget(uid)
+        self._drop_work(uid)
         self._snapshot_reader.cache.forget_plan(key)
         self._snapshot_reader.cache.forget_children(uid)
         self._wake_next(key, uid)
@@ -272,6 +275,9 @@ class Reconciler:
     async def _seconds_untouched(self, plan: PlanFacts) -> float | None:
         """Return for how long to leave a plan alone that another release works on, or that is quarantined; else None."""
         if await self._namespaces.other_holder(plan.namespace):
+            self._drop_work(plan.uid)
+            self._snapshot_reader.cache.forget_children(plan.uid)
+            self._metrics.forget(plan.namespace, plan.name)
             return RETRY_SECONDS
         if not is_quarantined(plan):
             return None
