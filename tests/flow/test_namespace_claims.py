@@ -21,7 +21,11 @@ FIRST, SECOND = "one-system/trainwright", "two-system/trainwright"
 class Leases(MemoryApi):
     """API server that refuses to create twice, and to replace what was written since it was read."""
 
-    version = 0
+    version = requests = 0
+
+    async def get(self, path: str, **query: str) -> Any:
+        self.requests += 1
+        return await super().get(path, **query)
 
     async def create(self, path: str, body: dict[str, Any], **query: str) -> Any:
         if f"{path}/{body['metadata']['name']}" in self.objects:
@@ -124,5 +128,19 @@ def test_claim_that_cannot_be_renewed_is_given_up_before_another_release_takes_i
         world.now += 0.2 * DURATION_SECONDS
         with pytest.raises(ApiError):
             await world.first.other_holder("team")
+
+    run(story)
+
+
+def test_refused_claim_is_asked_for_once_for_all_plans_of_the_namespace() -> None:
+    async def story(world: Releases) -> None:
+        world.api.refused = 403
+        for _ in range(20):
+            with pytest.raises(ApiError, match="refused by the test"):
+                await world.first.other_holder("team")
+        assert world.api.requests == 1
+        world.api.refused = 0
+        world.now += 30
+        assert await world.first.other_holder("team") == ""
 
     run(story)

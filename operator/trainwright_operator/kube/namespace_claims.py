@@ -26,11 +26,12 @@ CLAIM_NAME: Final = "trainwright-plans"
 RETRY_SECONDS: Final = 60.0
 """Interval of looks at another release's claim."""
 _RENEWAL_SECONDS: Final = 300.0
+_REPEAT_SECONDS: Final = 10.0
+"""Time for which a failed request stands for those of the namespace's other plans."""
 _HELD_SECONDS: Final = IDLE_REQUEUE_SECONDS + RETRY_SECONDS
 """Age up to which a claim that cannot be renewed is trusted."""
 DURATION_SECONDS: Final = 900
 """Time without renewal after which a claim counts as given up: longer than plans at rest go without a pass."""
-
 
 _FOREIGN: Final = "namespace %s: release %s works on its plans, so this one does nothing there; give each release watchNamespaces of its own"
 _OURS: Final = "namespace %s: release %s works on its plans from now on"
@@ -50,6 +51,8 @@ class _Claim:
     holder: str = ""
     seen: tuple[str, str] = ("", "")
     seen_at: float = 0.0
+    failure: ApiError | None = None
+    failed_at: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -75,14 +78,18 @@ class NamespaceClaims:
             if now - claim.looked_at < RETRY_SECONDS and claim.holder:
                 return claim.holder
             try:
+                if claim.failure is not None and now - claim.failed_at < _REPEAT_SECONDS:
+                    raise claim.failure.with_traceback(None)
                 holder = await self._claim(namespace, claim, now)
-            except ApiError:
+            except ApiError as error:
+                if error is not claim.failure:
+                    claim.failure, claim.failed_at = error, now
                 if now - claim.renewed_at < _HELD_SECONDS:
                     return ""
                 raise
             if holder != claim.holder:
                 logger.warning(_FOREIGN if holder else _OURS, namespace, holder or self._release)
-            claim.holder, claim.looked_at = holder, now
+            claim.holder, claim.looked_at, claim.failure = holder, now, None
             if not holder:
                 claim.renewed_at = now
             return holder
