@@ -144,3 +144,23 @@ def test_refused_claim_is_asked_for_once_for_all_plans_of_the_namespace() -> Non
         assert await world.first.other_holder("team") == ""
 
     run(story)
+
+
+@pytest.mark.parametrize("outage", [400, 4000])
+def test_claim_outlives_an_outage_of_the_api_server(outage: int) -> None:
+    async def story(world: Releases) -> None:
+        await world.first.other_holder("team")
+        for _ in range(5):
+            world.now += 60
+            assert await world.second.other_holder("team") == FIRST
+        world.api.refused = 503
+        for _ in range(outage // 60):
+            world.now += 60
+            with pytest.raises(ApiError):
+                await world.second.other_holder("team")
+        world.api.refused = 0
+        world.now += 300
+        assert await world.second.other_holder("team") == FIRST
+        assert await world.first.other_holder("team") == ""
+
+    run(story)

@@ -32,6 +32,8 @@ _HELD_SECONDS: Final = IDLE_REQUEUE_SECONDS + RETRY_SECONDS
 """Age up to which a claim that cannot be renewed is trusted."""
 DURATION_SECONDS: Final = 900
 """Time without renewal after which a claim counts as given up: longer than plans at rest go without a pass."""
+_LONGEST_LOOK_SECONDS: Final = 2 * RETRY_SECONDS
+"""Time between two answers up to which it counts as time without renewal: in an outage the holder cannot renew either."""
 
 _FOREIGN: Final = "namespace %s: release %s works on its plans, so this one does nothing there; give each release watchNamespaces of its own"
 _OURS: Final = "namespace %s: release %s works on its plans from now on"
@@ -44,13 +46,15 @@ class _Claim:
     Attributes:
         holder: another release; empty where it is ours.
         seen: last record of another release.
+        unchanged_seconds: how long that record was seen without a renewal, outages left out.
     """
 
     renewed_at: float = float("-inf")
     looked_at: float = float("-inf")
     holder: str = ""
     seen: tuple[str, str] = ("", "")
-    seen_at: float = 0.0
+    unchanged_seconds: float = 0.0
+    answered_at: float = 0.0
     failure: ApiError | None = None
     failed_at: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -106,9 +110,10 @@ class NamespaceClaims:
         spec = (lease or {}).get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
         record = (holder, str(spec.get("renewTime")))
-        if record != claim.seen:
-            claim.seen, claim.seen_at = record, now
-        if holder not in ("", self._release) and now - claim.seen_at < DURATION_SECONDS:
+        since_answer = min(now - claim.answered_at, _LONGEST_LOOK_SECONDS)
+        claim.unchanged_seconds = claim.unchanged_seconds + since_answer if record == claim.seen else 0.0
+        claim.seen, claim.answered_at = record, now
+        if holder not in ("", self._release) and claim.unchanged_seconds < DURATION_SECONDS:
             return holder
         try:
             await self._write(namespace, path, lease)
