@@ -63,6 +63,15 @@ def opaque(**schema: Any) -> dict[str, Any]:
     return {"x-kubernetes-preserve-unknown-fields": True, **schema}
 
 
+def without_default(schema: dict[str, Any]) -> None:
+    """Remove the default from a field's schema; the model still has it.
+
+    A default of the definition counts in `managedFields` as set by whoever created the plan, so that after a rollback all
+    plans would seem to use a field that only the newer version knows.
+    """
+    schema.pop("default", None)
+
+
 def _five_digits(value: float) -> float:
     return float(f"{value:.5g}")
 

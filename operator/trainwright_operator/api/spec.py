@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from trainwright_operator.api.base import ApiModel, Seconds, immutable, opaque, rules
+from trainwright_operator.api.base import ApiModel, Seconds, immutable, opaque, rules, without_default
 from trainwright_operator.api.model import ModelSpec
 
 
@@ -338,14 +338,14 @@ class TrainingPlanSpec(ApiModel):
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
     """Plans that want the same nodes get them in the order of priority, the highest first; among equals, first come, first
     served. What runs already is not stopped for it."""
-    replan: Replan = Replan.NEVER
-    """When a plan is made anew without an edit: Never, or OnClusterChange, when nodes come, go, or change their type or number
-    of devices, also after the plan succeeded. The plan before stays in status.winner until there is another, and among plans
-    that are alike the one that moves least of its state is preferred. With Never too, nodes that go while a plan is under way
-    are planned without."""
-    settling_seconds: Annotated[int, Field(ge=1, le=86_400)] = 120
-    """How long nodes have to stay gone, changed or new before that counts: nodes restart, and several come one after
-    another. A plan that begins waits as long for nodes that are not ready yet."""
+    replan: Annotated[Replan, Field(json_schema_extra=without_default)] = Replan.NEVER
+    """When a plan is made anew without an edit: Never (the default), or OnClusterChange, when nodes come, go, or change their
+    type or number of devices, also after the plan succeeded. The plan before stays in status.winner until there is another,
+    and among plans that are alike the one that moves least of its state is preferred. With Never too, nodes that go while a
+    plan is under way are planned without."""
+    settling_seconds: Annotated[int, Field(ge=1, le=86_400, json_schema_extra=without_default)] = 120
+    """How long nodes have to stay gone, changed or new before that counts (120 by default): nodes restart, and several come
+    one after another. A plan that begins waits as long for nodes that are not ready yet."""
     suspend: bool = False
     """Stop all work and free the devices; what was measured is kept, and false goes on from there."""
     wait_deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
