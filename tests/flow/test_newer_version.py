@@ -119,16 +119,39 @@ def test_plan_with_a_stored_document_of_a_newer_version_waits_and_goes_on(
     assert held > 10
 
 
-def test_report_of_a_newer_worker_waits_with_its_pod() -> None:
-    def log(order: object) -> str | None:
-        if not isinstance(order, ProfilingTask):
-            return None
-        *head, last = log_of(report_of(order)).splitlines()
-        document = json.loads(last.removeprefix(REPORT_MARKER)) | {"future": 1}
-        return "\n".join((*head, f"{REPORT_MARKER} {json.dumps(document)}", ""))
+def log_of_newer_worker(order: object) -> str | None:
+    if not isinstance(order, ProfilingTask):
+        return None
+    *head, last = log_of(report_of(order)).splitlines()
+    document = json.loads(last.removeprefix(REPORT_MARKER)) | {"future": 1}
+    return "\n".join((*head, f"{REPORT_MARKER} {json.dumps(document)}", ""))
 
+
+@pytest.mark.parametrize("newer", ["report", "task"])
+def test_wait_for_a_newer_version_ends_at_the_wait_deadline(newer: str) -> None:
+    limits = {"search": {"planner": "Megatron", "limits": {"maxTensorDegree": 1}}, "trials": {"topK": 1}}
+    world = World(spec=spec_of(**limits, waitDeadlineSeconds=900))
+    if newer == "report":
+        world.log = log_of_newer_worker
+    else:
+        world.run(until=lambda: running(world, "profile-1"))
+        (stored,) = [one for one in world.stored.values() if one.gang == "profile-1" and "order.json" in one.data]
+        task = json.loads(stored.data["order.json"]) | {"future": 1}
+        world.stored[stored.name] = replace(stored, data={**stored.data, "order.json": json.dumps(task)})
+    world.run(until=lambda: waits(world))
+    began = world.now
+    world.run()
+    found = world.condition("Succeeded")
+    assert (found.status, found.reason) == ("False", "WaitDeadlineExceeded")
+    assert "NeedsNewerVersion: " in found.message
+    assert 900 <= (world.now - began).total_seconds() < 1100
+    world.step()
+    assert world.jobs == {}
+
+
+def test_report_of_a_newer_worker_waits_with_its_pod() -> None:
     world = small()
-    world.log = log
+    world.log = log_of_newer_worker
     world.run(until=lambda: world.condition("Accepted").reason == REASON)
     jobs = set(world.jobs)
     for _ in range(PASSES):

@@ -94,8 +94,8 @@ def _wait_for_newer_version(context: ReconcileContext, what: str) -> list[Action
     """Return the status of a plan that this version cannot read. Nothing is deleted, and an answer stays."""
     if is_finished(context.snapshot):
         return []
-    waiting = Waiting(explain(Reason.NEEDS_NEWER_VERSION, what=what))
-    steps = [Step(condition, waiting) for condition in (ConditionType.SUCCEEDED, ConditionType.ACCEPTED)]
+    step = Step(ConditionType.ACCEPTED, Waiting(explain(Reason.NEEDS_NEWER_VERSION, what=what), is_lacking=True))
+    steps = (step,) if context.plan.spec is None else patience.with_limit(context, (step,))
     return [*status_actions(context, steps)]
 
 
@@ -184,8 +184,9 @@ def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Ac
     """Return the deletions of tasks and jobs of gangs that are not live.
 
     Tasks go first, so that a restarted gang never meets its former pods. Raise NeedsNewerVersion where a newer version's
-    gang would be deleted, unless the plan is suspended.
+    gang would be deleted, unless the plan is suspended or has ended.
     """
+    frees_all = context.is_suspended or is_finished(context.snapshot)
 
     def is_live(name: str, gang: str) -> bool:
         return gang in live_gangs and context.names.owns(name)
@@ -193,7 +194,7 @@ def _deletions(context: ReconcileContext, live_gangs: frozenset[str]) -> list[Ac
     stored, jobs = context.snapshot.stored, context.snapshot.jobs
     tasks = [one for one in stored if one.role == StoredRole.TASK and not one.terminating]
     for one in tasks:
-        if not context.is_suspended and context.names.owns(one.name) and one.gang not in live_gangs:
+        if not frees_all and context.names.owns(one.name) and one.gang not in live_gangs:
             _refuse_newer_task(one)
     return [
         *(DeleteConfigMap(one.name) for one in tasks if not is_live(one.name, one.gang)),
