@@ -116,6 +116,20 @@ def test_large_plan_over_which_its_process_breaks_is_quarantined(world: World, m
     assert ": KeyError: 'links' (in trainwright/measurement/link_kinds.py, line 7, of)" in world.answer["message"]
 
 
+def test_plan_with_hidden_fields_is_not_woken_by_its_pods(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reconciler, "decide", decisions.decide)
+    world.api.objects[PLAN]["metadata"]["managedFields"] = [{"fieldsV1": {"f:spec": {"f:future": {}}}}]
+
+    async def is_woken() -> bool:
+        world.reconciler.wake(*KEY)
+        await asyncio.wait_for(world.paused.wait(), 20)
+        world.reconciler.wake_owner("uid-1")
+        return world.reconciler._wake_events[KEY].is_set()
+
+    assert not asyncio.run(is_woken())
+    assert [path.split("/")[-2] for _, path in world.api.writes] == ["leases", "events"]
+
+
 def test_plan_with_a_task_of_a_newer_version_keeps_its_gang(world: World, monkeypatch: pytest.MonkeyPatch):
     def decide(*arguments: Any) -> list[Any]:
         world.passes += 1

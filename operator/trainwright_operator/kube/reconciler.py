@@ -158,7 +158,10 @@ class Reconciler:
                             self._wake_events[key].set()
                         return
                     uid = plan.uid
-                    self._names[uid] = key
+                    if plan.hidden_fields:
+                        self._names.pop(uid, None)  # no news of its pods would do more than repeat the warning
+                    else:
+                        self._names[uid] = key
                     self._generations[key] = plan.generation
                 except ApiError as error:
                     failures += 1
