@@ -104,7 +104,7 @@ class ExcludedNode(StatusModel):
 
 
 class ClusterChange(StatusModel):
-    """A change of the nodes that the plan does not reckon with yet."""
+    """A difference of the nodes from those that were discovered, before spec.settlingSeconds are over."""
 
     what: Text
     """Which nodes are gone, changed or new."""
@@ -137,10 +137,10 @@ class ClusterStatus(StatusModel):
     excluded_nodes: Annotated[tuple[ExcludedNode, ...], Field(json_schema_extra=_keyed_by_name(MOST_NODES))] = ()
     """Nodes that are left out, each with the reason; the first 256 where they are more."""
     revision: Annotated[int, Field(ge=1)] = 1
-    """How often the nodes were taken stock of: 1 at first, one more each time that nodes changed and the plan went on with
+    """Number of the discovery of the nodes: 1 at first, one more each time that nodes changed and the plan went on with
     others."""
     change: ClusterChange | None = None
-    """A change of the nodes that may pass; absent where they are as above."""
+    """Nodes that differ from those above, before spec.settlingSeconds are over; absent where none does."""
 
 
 class LinksStatus(StatusModel):
@@ -232,8 +232,8 @@ class Winner(StatusModel):
     emulated: bool = False
     """Whether the times involve devices whose speed is emulated."""
     revision: Annotated[int, Field(ge=1)] = 1
-    """The value of status.cluster.revision that it was found at. While that is higher, nodes have changed since, and the plan
-    is being made anew."""
+    """Value of status.cluster.revision for which this plan was found. While that is higher, nodes have changed since, and the
+    plan is being made anew."""
     plan: Annotated[dict[str, Any], Field(json_schema_extra=opaque())]
     """The plan document, complete: save it to a file and start it again by hand."""
 
