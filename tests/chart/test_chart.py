@@ -217,6 +217,7 @@ def test_the_definition_can_be_left_out_and_is_kept_by_default(rendered) -> None
         ("metrics.dashboard.labels.folder=a b", "labels"),
         ("nameOverride=Trainwright", "nameOverride"),
         ("fullnameOverride=2nd", "fullnameOverride"),
+        ("fullnameOverride=trainwright-plans", "the name of the lease by which releases claim namespaces"),
         (f"fullnameOverride={'a' * 51}", "fullnameOverride"),
         ("resources.limits.memory=1GB", "memory"),
         ("resources.requests.cpu=-1", "cpu"),
