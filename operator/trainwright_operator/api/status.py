@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, computed_field
+from pydantic import ConfigDict, Field, computed_field
 
 from trainwright_operator.api.base import Bytes, Figure, Name, StatusModel, Text, Timestamp, opaque
 from trainwright_operator.api.conditions import Condition
@@ -56,6 +56,8 @@ class ConfigMapReference(StatusModel):
 
 class Progress(StatusModel):
     """Progress of the present phase."""
+
+    model_config = ConfigDict(extra="ignore")  # `text` is stored, but derived
 
     phase: Phase
     """The phase that is meant."""
