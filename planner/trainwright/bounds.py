@@ -14,7 +14,7 @@ LARGEST_INTEGER: Final = 2**63 - 1
 SHORTEST_SECONDS: Final = 1e-9
 """Minimum of an iteration's time: no clock measures less, and rates by it stay finite."""
 LONGEST_SECONDS: Final = 1e9
-MOST_ROWS: Final = 2**31
+MOST_ROWS: Final = 2**40
 
 Bytes = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]

@@ -110,7 +110,7 @@ def test_link_report_beyond_its_bounds_is_invalid(path: str, value: object, word
     ("path", "value", "words"),
     [
         ("process_bytes", -1, "process_bytes: must be at least 0, got -1"),
-        ("layers.0.rows", 2**40, f"layers.0.rows: must be at most {2**31}, got {2**40}"),
+        ("layers.0.rows", 2**50, f"layers.0.rows: must be at most {2**40}, got {2**50}"),
         ("layers.0.peak_bytes", -1, "layers.0.peak_bytes: must be at least 0, got -1"),
         ("layers.0.parameter_bytes", 2**70, f"layers.0.parameter_bytes: must be at most {2**63 - 1}, got {2**70}"),
     ],
