@@ -26,7 +26,7 @@ from typing import Any
 
 import real_api_server
 from flow_reports import links_report, report_of
-from operator_process import Operator
+from operator_figures import Operator
 from real_api_server import ApiServer
 from rich.console import Console
 from rich.table import Table

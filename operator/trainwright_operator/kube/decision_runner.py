@@ -41,7 +41,7 @@ class DecisionRunner:
             request = DecisionRequest.of(snapshot, self._packed, now)
             answer = await self._try(request)
             if answer is None:
-                # What it kept of former decisions may have filled its memory.
+                # Documents cached for former decisions may have filled the process's memory.
                 answer = await self._try(request)
         if answer is None:
             raise DecisionError(
