@@ -16,6 +16,7 @@ from flow_world import EMULATION, RESOURCE, World, node, spec_of
 
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.decide import WATCH_REQUEUE_SECONDS, is_finished, requeue_after_seconds
+from trainwright_operator.flow.former_revision import FORMER_KEY
 from trainwright_operator.flow.snapshot import NodeFacts, Taint
 
 Change = Callable[[NodeFacts], NodeFacts | None]
@@ -191,6 +192,19 @@ def test_device_time_of_trials_before_the_change_is_counted() -> None:
     world.run()
     assert (world.succeeded, world.status.cluster.revision) == ("True", 2)
     assert world.condition("TrialsCompleted").reason == "DeviceHoursExhausted"
+
+
+def test_device_time_of_a_gang_that_the_change_cuts_off_is_counted() -> None:
+    limits = {"runDeadlineSeconds": 9000, "maxDeviceHours": 100}
+    world = until_gang(World(spec=spec_of(settlingSeconds=300, trials=limits)), "candidate-1")
+    world.run(until=lambda: any(str(one.state) == "Running" for one in world.status.trials))
+    started, devices = world.now, len({one.node for one in world.pods.values()}) * 2
+    change(world, "n2", lambda facts: replace(facts, schedulable=False))
+    revise(world)
+    (former,) = [
+        json.loads(one.data[FORMER_KEY]) for name, one in world.stored.items() if name.endswith("-discovery-2")
+    ]
+    assert former["device_seconds"] == pytest.approx(devices * (world.now - started).total_seconds(), rel=0.1)
 
 
 def test_a_new_node_is_planned_with_only_where_the_spec_says_so() -> None:

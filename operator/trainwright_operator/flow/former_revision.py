@@ -16,7 +16,7 @@ from trainwright.plan import Plan
 from trainwright.search import RequiredProfile
 from trainwright_operator.flow.actions import DeleteConfigMap, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.lifecycle import result_in
+from trainwright_operator.flow.gangs.lifecycle import result_in, running_device_seconds
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.retries import find_retry
 from trainwright_operator.flow.gangs.worker_log import parse_strict
@@ -44,7 +44,7 @@ class FormerRevision:
 
     Attributes:
         change: which nodes changed.
-        device_seconds: of the trials so far, which count against trials.maxDeviceHours.
+        device_seconds: of the trials so far, the gang that the change cut off included; they count against trials.maxDeviceHours.
         running_plan: the last winner, if there was one.
         profiles: profiles that were measured.
         links: ConfigMap with the measured links, if it covers all nodes that are left; else empty.
@@ -82,11 +82,12 @@ def former_revision(context: ReconcileContext) -> FormerRevision:
 
 
 def trial_device_seconds(context: ReconcileContext) -> float:
-    """Return device seconds of the trials of all revisions, those that the cluster ended included."""
+    """Return device seconds of the trials of all revisions, of lost attempts and of the gang under way too."""
     names, found = context.names, former_revision(context).device_seconds
     owned = [one for one in context.snapshot.stored if not one.terminating and names.owns(one.name)]
     trials = [one for one in owned if one.gang.startswith(_TRIAL_GANGS)]
     found += sum(result_in(one).outcome.device_seconds for one in trials if one.role == StoredRole.RESULT)
+    found += sum(running_device_seconds(context, one) for one in trials if one.role == StoredRole.TASK)
     lost = {one.gang for one in trials if one.role == StoredRole.ATTEMPT}
     retries = (find_retry(context, gang) for gang in sorted(lost))
     return found + sum(one.lost.device_seconds for one in retries if one is not None)

@@ -136,6 +136,18 @@ def partial_results(context: ReconcileContext, gang_spec: GangSpec) -> tuple[Act
     return _RunningGang(context, gang_spec, task_map).partial_results()
 
 
+def running_device_seconds(context: ReconcileContext, task_map: StoredConfigMap) -> float:
+    """Return devices × seconds so far of the gang of a stored task; 0 once it has ended, or if its task was modified."""
+    if not is_under_way(context, task_map.gang):
+        return 0.0
+    try:
+        task: WorkerTask = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
+    except documents.DocumentError:
+        return 0.0
+    gang_spec = GangSpec(task_map.gang, task, pending_seconds=0.0, run_seconds=0.0)
+    return _RunningGang(context, gang_spec, task_map).device_seconds()
+
+
 def _end(
     context: ReconcileContext,
     gang_spec: GangSpec,
@@ -212,6 +224,10 @@ class _RunningGang:
         master = self.master
         found = self._parse_report(master.log) if master and master.phase == "Succeeded" and master.log else ()
         return self._end(() if isinstance(found, GangFailure) else found, started_at=self._last_start_time()).actions
+
+    def device_seconds(self) -> float:
+        """Return devices × seconds since the start of the last pod."""
+        return results.device_seconds(self.context, self.gang_spec, self._last_start_time())
 
     def _create_jobs(self) -> GangStep:
         manifests = gang_manifests.manifests(self.context, self.gang_spec)
