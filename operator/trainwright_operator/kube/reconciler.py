@@ -43,6 +43,8 @@ _KEEP_STORED_SECONDS = 15.0
 """Requeue delay above which a plan's ConfigMaps are not kept in memory."""
 _MAX_BACKOFF_SECONDS = 30.0
 _PASSES_AT_ONCE = 8
+_LARGE_PASSES_AT_ONCE = 3
+"""Slots that large plans may hold: they wait for one process, and the others are read and written meanwhile."""
 
 
 class Reconciler:
@@ -66,6 +68,7 @@ class Reconciler:
         self._claims = ClaimRegistry()
         self._namespaces = NamespaceClaims(api, settings)
         self._passes = asyncio.Semaphore(_PASSES_AT_ONCE)
+        self._large_passes = asyncio.Semaphore(_LARGE_PASSES_AT_ONCE)
         self._stopping = False
 
     def wake(self, namespace: str, name: str) -> None:
@@ -227,8 +230,15 @@ class Reconciler:
 
     async def _reconcile_once(self, key: PlanKey, memory: ReadCache) -> tuple[PlanFacts | None, float]:
         """Reconcile once and return the plan as read, and seconds until the next reconciliation without an event."""
+        if not memory.is_large:
+            return await self._read_and_apply(key, memory)
+        # Before the slot and before reading: plans that wait for the process keep neither slots nor documents.
+        async with self._large_passes:
+            return await self._read_and_apply(key, memory)
+
+    async def _read_and_apply(self, key: PlanKey, memory: ReadCache) -> tuple[PlanFacts | None, float]:
+        """Reconcile once, except a plan that turns out to be large: its next reconciliation waits for its turn first."""
         due, failing = time.monotonic(), memory.failing
-        cache = self._snapshot_reader.cache
         plan = None
         try:
             async with self._slot():
@@ -242,6 +252,8 @@ class Reconciler:
                 if untouched is not None:
                     return plan, untouched
                 snapshot = await self._snapshot_reader.snapshot(plan, memory, self._searches.facts(plan.uid))
+                if self._is_found_large(snapshot, memory):
+                    return plan, 0.0
                 is_placing = any(is_gated(pod) for pod in snapshot.pods)
                 if not is_placing:
                     pause = await self._decide_and_apply(snapshot, memory)
@@ -254,19 +266,32 @@ class Reconciler:
                     snapshot = await self._snapshot_reader.snapshot(plan, memory, facts, known_pods=snapshot.pods)
                     pause = await self._decide_and_apply(snapshot, memory)
         except BaseException as error:
-            cache.forget_plan(key)
-            if plan is not None:
-                cache.forget_children(plan.uid)
+            self._drop_read(key, plan)
             if isinstance(error, ApiError):
                 self._metrics.record_reconcile_error()
                 if memory.failing is failing:
                     memory.failing = None  # the snapshot failed, so refusals are unknown
             raise
         if pause > _KEEP_STORED_SECONDS:
-            cache.drop_stored(plan.uid)
+            self._snapshot_reader.cache.drop_stored(plan.uid)
         self._metrics.record_reconcile(time.monotonic() - started)
         self._liveness.record_success()
         return plan, pause
+
+    def _drop_read(self, key: PlanKey, plan: PlanFacts | None) -> None:
+        """Drop what was read in a reconciliation that failed."""
+        self._snapshot_reader.cache.forget_plan(key)
+        if plan is not None:
+            self._snapshot_reader.cache.forget_children(plan.uid)
+
+    def _is_found_large(self, snapshot: Snapshot, memory: ReadCache) -> bool:
+        """Remember whether the plan is large. Return True when it newly is: then its claims are recorded alone."""
+        was_large, memory.is_large = memory.is_large, is_large(snapshot)
+        if was_large or not memory.is_large:
+            return False
+        self._claims.with_claims(snapshot)  # the queue counts every plan that was read
+        self._snapshot_reader.cache.drop_stored(snapshot.plan.uid)
+        return True
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:

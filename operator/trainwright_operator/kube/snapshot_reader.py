@@ -51,12 +51,14 @@ class ReadCache:
 
     Attributes:
         unwritten: number of reconciliations in a row that left their status to the next one.
+        is_large: whether the plan was too large at its last reconciliation to be decided on in the loop.
     """
 
     dry_run: DryRun | None = None
     refusals: dict[str, str] = field(default_factory=dict)
     failing: RequestFailure | None = None
     unwritten: int = 0
+    is_large: bool = False
 
 
 class SnapshotReader:
