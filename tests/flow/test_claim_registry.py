@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import cast
 
 import pytest
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.phases.discovery import inspect_nodes
 from trainwright_operator.kube.claim_registry import ClaimRegistry
-from trainwright_operator.kube.client import Api
+from trainwright_operator.kube.client import Api, ApiError
 from trainwright_operator.kube.health import Liveness
 from trainwright_operator.kube.namespace_claims import NamespaceClaims
 from trainwright_operator.kube.reconciler import Reconciler
@@ -67,6 +68,33 @@ def test_plan_of_a_namespace_that_another_release_took_leaves_the_queue(monkeypa
 
     monkeypatch.setattr(NamespaceClaims, "other_holder", other_holder)
     assert asyncio.run(others_of(gated("a"), gated("b"))) == 0
+
+
+def test_metric_names_the_release_that_has_the_namespace_and_the_plan_is_not_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[str | ApiError] = ["two-system/trainwright", ApiError(403, "forbidden"), ""]
+
+    async def other_holder(*_: object) -> str:
+        found = answers.pop(0)
+        if isinstance(found, ApiError):
+            raise found
+        return found
+
+    async def story() -> list[list[str]]:
+        registry, api = CollectorRegistry(), MemoryApi({})
+        reconciler = Reconciler(cast(Api, api), Settings(), Metrics(registry), Liveness())
+        told = []
+        while answers:
+            with suppress(ApiError):
+                await reconciler._seconds_untouched(plan("a").own_snapshot().plan)
+            (family,) = (one for one in registry.collect() if one.name == "trainwright_plan_unclaimed")
+            told.append([one.labels["release"] for one in family.samples])
+        assert not api.writes
+        return told
+
+    monkeypatch.setattr(NamespaceClaims, "other_holder", other_holder)
+    assert asyncio.run(story()) == [["two-system/trainwright"], [""], []]
 
 
 def test_claims_are_complete_when_every_plan_of_the_start_was_read():

@@ -21,7 +21,7 @@ CONTRACT = {
     "trainwright_plan_predicted_seconds", "trainwright_plan_measured_seconds", "trainwright_prediction_error_ratio",
     "trainwright_winner_predicted_rank", "trainwright_speedup_over_baseline_ratio", "trainwright_trials_total",
     "trainwright_phase_duration_seconds", "trainwright_plans", "trainwright_profile_age_seconds",
-    "trainwright_plan_internal_error", "trainwright_reconcile_wait_seconds",
+    "trainwright_plan_internal_error", "trainwright_plan_unclaimed", "trainwright_reconcile_wait_seconds",
     "trainwright_reconcile_total", "trainwright_reconcile_errors_total", "trainwright_reconcile_duration_seconds",
     "trainwright_last_reconcile_timestamp_seconds", "trainwright_build_info", "trainwright_collective_error_ratio",
     "trainwright_leader", "trainwright_searches", "trainwright_plan_phase_start_timestamp_seconds",

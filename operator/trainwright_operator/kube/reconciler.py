@@ -302,11 +302,19 @@ class Reconciler:
 
     async def _seconds_untouched(self, plan: PlanFacts) -> float | None:
         """Return for how long to leave a plan alone that another release works on, or that is quarantined; else None."""
-        if await self._namespaces.other_holder(plan.namespace):
+        # Without the claim only a metric tells: the status, and Events on it, are another release's to write.
+        try:
+            release = await self._namespaces.other_holder(plan.namespace)
+        except ApiError:
+            self._metrics.record_unclaimed(plan.namespace, plan.name, "")
+            raise
+        if release:
             self._drop_work(plan.uid)
             self._snapshot_reader.cache.forget_children(plan.uid)
             self._metrics.forget(plan.namespace, plan.name)
+            self._metrics.record_unclaimed(plan.namespace, plan.name, release)
             return RETRY_SECONDS
+        self._metrics.record_claimed(plan.namespace, plan.name)
         if not is_quarantined(plan):
             return None
         self._metrics.record_status(plan, plan.status)

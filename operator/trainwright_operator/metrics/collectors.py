@@ -189,6 +189,8 @@ class Metrics:
         self._durations = _histogram("trainwright_reconcile_duration_seconds", _PASS_BUCKETS, registry)
         self._waits = _histogram("trainwright_reconcile_wait_seconds", _WAIT_BUCKETS, registry)
         self._last: Gauge | None = None
+        self._unclaimed = _gauge("trainwright_plan_unclaimed", registry)
+        self._releases: dict[tuple[str, str], str] = {}
         self._leader = _gauge("trainwright_leader", registry)
         self._searches = _gauge("trainwright_searches", registry)
         self._trials = Counter(
@@ -237,8 +239,21 @@ class Metrics:
             self._count_phases(plan, status)
         self._plans.update((plan.namespace, plan.name), PlanSample.of(plan, status))
 
+    def record_unclaimed(self, namespace: str, name: str, release: str) -> None:
+        """Record a plan whose namespace this release has no claim of; `release`: the one that has it, or empty."""
+        self.record_claimed(namespace, name)
+        self._releases[namespace, name] = release
+        self._unclaimed.labels(namespace, name, release).set(1)
+
+    def record_claimed(self, namespace: str, name: str) -> None:
+        """Record a plan whose namespace this release has claimed."""
+        release = self._releases.pop((namespace, name), None)
+        if release is not None:
+            self._unclaimed.remove(namespace, name, release)
+
     def forget(self, namespace: str, name: str) -> None:
         """Remove a deleted plan."""
+        self.record_claimed(namespace, name)
         self._plans.forget((namespace, name))
         self._ended.pop((namespace, name), None)
 

@@ -50,6 +50,12 @@ METRIC_DEFINITIONS: Final[dict[str, MetricDefinition]] = {
     "trainwright_plan_internal_error": MetricDefinition(
         Kind.GAUGE, "1 for each plan that a defect of the operator stopped (reason InternalError).", _PLAN
     ),
+    "trainwright_plan_unclaimed": MetricDefinition(
+        Kind.GAUGE,
+        "1 for each plan that the operator leaves alone, since its release has no claim of the namespace; "
+        "release: the one that has it, empty where the claim cannot be made.",
+        (*_PLAN, "release"),
+    ),
     "trainwright_profile_age_seconds": MetricDefinition(
         Kind.GAUGE, "Seconds since an accelerator was last profiled by a plan that still exists.", ("accelerator",)
     ),
