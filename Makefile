@@ -14,7 +14,7 @@ RELEASES = $(shell $(PYTHON) -c "from trainwright_worker.torch_releases import N
 # Gradients of plans against one process, checkpoints, profiles, trials, torchrun, all ends of a gang.
 SMOKE = $(addprefix tests/worker/test_,torch_releases.py equivalence.py checkpoint.py layer_bench.py gangs.py gang_failures.py)
 
-.PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trials soak lint lines format cluster-up cluster-status load generate docs
+.PHONY: help venv demo demo-down programs test test-fast test-nightly test-releases test-gpu bench bench-trainers bench-trials soak lint lines format cluster-up cluster-status load generate docs
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ test-gpu: venv  ## The worker on the GPUs at hand, in 25 minutes (WRITE=FILE.md:
 
 bench-trials: venv  ## Predictions against the clock: plans of every search tried on the local cluster (25 minutes)
 	PYTHONPATH=benchmarks:tests/worker/oracles $(PYTHON) benchmarks/trials
+
+bench-trainers: venv  ## The executor beside torch's own parts on the same plans: losses and seconds, on the CPU (WRITE=1: write the table)
+	PYTHONPATH=benchmarks $(PYTHON) benchmarks/trainers $(if $(WRITE),--write)
 
 bench: venv  ## What searches cost in CPU seconds, beside the papers' plain algorithms (BENCH=amp: only those)
 	$(PYTHON) benchmarks $(BENCH)

@@ -1,0 +1,121 @@
+"""Processes that run every plan with both trainers in turn: first their losses, then seconds of iterations.
+
+Both trainers are in the same processes and take turns in every round, so other load of the machine meets both.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from trainers.comparison import TrainerComparison
+from trainers.plans import MODELS, PLANS, UniformPlan
+from trainers.torch_trainer import DataParallelTrainer
+from trainwright.model import Model
+from trainwright_worker.device import barrier
+from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
+from trainwright_worker.executor.process_groups import ProcessGroups
+
+CPU = torch.device("cpu")
+TIMEOUT = timedelta(minutes=2)
+LOSS_ITERATIONS = 3
+"""Iterations whose losses are compared; they warm up both trainers too."""
+TRAINING = TrainingConfig(optimizer="adam", learning_rate=1e-3, seed=1)
+
+
+class Trainer(Protocol):
+    """Trainer of one plan on one rank."""
+
+    def make_batch(self, iteration: int) -> Any:
+        """Return this rank's data of an iteration."""
+
+    def run_iteration(self, batch: Any) -> float:
+        """Run one iteration. Returns this rank's contribution to the mean loss."""
+
+
+def compare_trainers(processes: int, rounds: int) -> list[TrainerComparison]:
+    """Run all plans of that many processes, in one gang. Raises RuntimeError if a process fails."""
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    members = [
+        context.Process(target=_run_rank, args=(rank, processes, store.port, rounds, sender), daemon=True)
+        for rank in range(processes)
+    ]
+    for member in members:
+        member.start()
+    sender.close()
+    try:
+        found: list[TrainerComparison] = receiver.recv()
+    except EOFError:
+        raise RuntimeError("a process of the gang failed; its traceback is above") from None
+    for member in members:
+        member.join()
+    return found
+
+
+def _run_rank(rank: int, processes: int, port: int, rounds: int, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=TIMEOUT)
+    found = []
+    for name, model in MODELS.items():
+        found += _compare_on_model(name, model, PLANS[processes], rounds)
+        gc.collect()
+    if rank == 0:
+        sender.send(found)
+    sender.close()
+    barrier(CPU)
+    dist.destroy_process_group()
+
+
+def _compare_on_model(name: str, model: Model, plans: tuple[UniformPlan, ...], rounds: int) -> list[TrainerComparison]:
+    """Compare the trainers of all plans; a round runs one iteration of each."""
+    groups = [ProcessGroups(TIMEOUT) for _ in plans]
+    trainers: list[Trainer] = []
+    for plan, own_groups in zip(plans, groups, strict=True):
+        context = RankContext(dist.get_rank(), CPU)
+        trainers.append(PlanExecutor(plan.plan(model), model, TRAINING, context, own_groups))
+        trainers.append(DataParallelTrainer(plan, model, TRAINING))
+    losses: list[list[float]] = [[] for _ in trainers]
+    seconds: list[list[float]] = [[] for _ in trainers]
+    gc.collect()
+    gc.disable()
+    for iteration in range(LOSS_ITERATIONS + rounds):
+        for number, trainer in enumerate(trainers):
+            elapsed, loss = _time_iteration(trainer, iteration)
+            if iteration < LOSS_ITERATIONS:
+                losses[number].append(loss)
+            else:
+                seconds[number].append(elapsed)
+    gc.enable()
+    for one in groups:
+        one.close()
+    return [
+        TrainerComparison(
+            name, str(plan), plan.processes, tuple(losses[2 * place]), tuple(losses[2 * place + 1]),
+            tuple(seconds[2 * place]), tuple(seconds[2 * place + 1]),
+        )
+        for place, plan in enumerate(plans)
+    ]  # fmt: skip
+
+
+def _time_iteration(trainer: Trainer, iteration: int) -> tuple[float, float]:
+    """Return the slowest rank's seconds, and the mean loss over the batch's rows."""
+    batch = trainer.make_batch(iteration)
+    barrier(CPU)
+    begin = time.perf_counter()
+    loss = torch.tensor(trainer.run_iteration(batch), dtype=torch.float64)
+    slowest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+    dist.all_reduce(loss)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest), float(loss)

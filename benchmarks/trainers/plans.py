@@ -1,0 +1,80 @@
+"""Uniform plans and models of the comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainwright.cluster import Device
+from trainwright.families import Gpt, Llama
+from trainwright.model import Model
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
+
+MODELS = {
+    "GPT": Model.of(Gpt(layers=4, hidden_size=256, heads=4, sequence_length=128, vocabulary_size=512)),
+    "Llama": Model.of(
+        Llama(
+            layers=4, hidden_size=256, heads=4, sequence_length=128, vocabulary_size=512, intermediate_size=688,
+            key_value_heads=2,
+        )
+    ),
+}  # fmt: skip
+ROWS = 16
+"""Rows of the whole batch, the same under every plan."""
+MICRO_BATCHES = 4
+"""Micro-batches of a plan with several stages; a plan with one stage has one micro-batch."""
+
+
+@dataclass(frozen=True)
+class UniformPlan:
+    """Plan whose stages are equal: `stages` × `data` processes, each with one device of one node."""
+
+    stages: int
+    data: int
+    sharding: Sharding = Sharding.NONE
+
+    def __str__(self) -> str:
+        parts = [f"{self.stages} stages"] if self.stages > 1 else []
+        if self.data > 1:
+            parts.append(f"{self.data} replicas")
+        if self.sharding is not Sharding.NONE:
+            parts.append(f"ZeRO-{self.sharding[-1]}")
+        return ", ".join(parts)
+
+    @property
+    def processes(self) -> int:
+        return self.stages * self.data
+
+    @property
+    def micro_batches(self) -> int:
+        return MICRO_BATCHES if self.stages > 1 else 1
+
+    @property
+    def replica_rows(self) -> int:
+        """Return the rows of a replica's micro-batch."""
+        return ROWS // self.micro_batches // self.data
+
+    def layers_of(self, stage: int, model: Model) -> range:
+        """Return the layers of a stage; each stage has as many blocks as every other one."""
+        counts = split_rows(len(model.layers) - 2, self.stages)
+        first = sum(counts[:stage]) + (1 if stage else 0)
+        extra = (stage == 0) + (stage == self.stages - 1)
+        return range(first, first + counts[stage] + extra)
+
+    def plan(self, model: Model) -> Plan:
+        """Return the executor's plan; rank r of the group is replica r mod `data` of stage r div `data`."""
+        devices = tuple(Device("node", slot) for slot in range(self.processes))
+        stages = []
+        for number in range(self.stages):
+            layers = self.layers_of(number, model)
+            rows = (self.replica_rows,) * self.data
+            run = LayerRun(layers.start, len(layers), 1, self.data, rows, sharding=self.sharding)
+            stages.append(Stage(devices[number * self.data : (number + 1) * self.data], (run,)))
+        pipeline = Pipeline(self.micro_batches, self.replica_rows * self.data, tuple(stages))
+        return Plan(len(model.layers), ROWS, (pipeline,))
+
+
+DATA_PARALLEL = (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
+PLANS = {
+    2: tuple(UniformPlan(1, 2, sharding) for sharding in DATA_PARALLEL),
+}
+"""Plans by number of processes."""
