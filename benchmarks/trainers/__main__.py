@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     arguments = parser.parse_args()
     console = Console(width=120) if not sys.stdout.isatty() else Console()
-    console.print("not compared: torchtitan, which is not installed, and tensor parallelism of DTensor")
+    console.print("not compared yet: torchtitan, and plans with a tensor degree (DTensor)")
     compared = []
     for processes in [arguments.processes] if arguments.processes else PLANS:
         compared += compare_trainers(processes, arguments.rounds)

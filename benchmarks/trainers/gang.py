@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from trainers.comparison import TrainerComparison
 from trainers.plans import MODELS, PLANS, UniformPlan
-from trainers.torch_trainer import DataParallelTrainer
+from trainers.torch_trainer import TorchTrainer
 from trainwright.model import Model
 from trainwright_worker.device import barrier
 from trainwright_worker.executor.executor import PlanExecutor, RankContext, TrainingConfig
@@ -79,20 +79,20 @@ def _run_rank(rank: int, processes: int, port: int, rounds: int, sender: Connect
 
 
 def _compare_on_model(name: str, model: Model, plans: tuple[UniformPlan, ...], rounds: int) -> list[TrainerComparison]:
-    """Compare the trainers of all plans; a round runs one iteration of each."""
+    """Compare the trainers of all plans; a round runs one iteration of each, every second round in reverse order."""
     groups = [ProcessGroups(TIMEOUT) for _ in plans]
     trainers: list[Trainer] = []
     for plan, own_groups in zip(plans, groups, strict=True):
         context = RankContext(dist.get_rank(), CPU)
         trainers.append(PlanExecutor(plan.plan(model), model, TRAINING, context, own_groups))
-        trainers.append(DataParallelTrainer(plan, model, TRAINING))
+        trainers.append(TorchTrainer(plan, model, TRAINING))
     losses: list[list[float]] = [[] for _ in trainers]
     seconds: list[list[float]] = [[] for _ in trainers]
     gc.collect()
     gc.disable()
     for iteration in range(LOSS_ITERATIONS + rounds):
-        for number, trainer in enumerate(trainers):
-            elapsed, loss = _time_iteration(trainer, iteration)
+        for number in range(len(trainers)) if iteration % 2 else reversed(range(len(trainers))):
+            elapsed, loss = _time_iteration(trainers[number], iteration)
             if iteration < LOSS_ITERATIONS:
                 losses[number].append(loss)
             else:

@@ -75,6 +75,12 @@ class UniformPlan:
 
 DATA_PARALLEL = (Sharding.NONE, Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
 PLANS = {
-    2: tuple(UniformPlan(1, 2, sharding) for sharding in DATA_PARALLEL),
+    2: (*(UniformPlan(1, 2, sharding) for sharding in DATA_PARALLEL), UniformPlan(2, 1)),
+    4: (
+        *(UniformPlan(1, 4, sharding) for sharding in DATA_PARALLEL),
+        UniformPlan(2, 2),
+        UniformPlan(2, 2, Sharding.ZERO1),
+        UniformPlan(4, 1),
+    ),
 }
 """Plans by number of processes."""
