@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flow_harm import fail_pods, running
+from flow_reports import log_of, report_of
 from flow_world import World, spec_of
 
 from trainwright import documents
@@ -131,6 +132,19 @@ def test_trial_is_repeated_when_its_result_is_of_another_plan(per_gang: int) -> 
     again = [name for name in world.created[ordered:] if "candidate-1" in name and name.endswith("-result")]
     assert len(again) == 1
     assert not [name for name in world.created[ordered:] if "candidate-2" in name and name.endswith("-result")]
+
+
+def test_trial_that_ended_before_an_edit_is_not_repeated() -> None:
+    world = World(spec=spec_of(trials={"topK": 2}))
+    world.run(until=lambda: running(world, "candidate-1"))
+    for name, pod in world.pods.items():
+        if pod.gang == "candidate-1":
+            log = log_of(report_of(world.order_of(pod))) if pod.role == "master" else pod.log
+            world.pods[name] = replace(pod, log=log, phase="Succeeded")
+    world.change(trials={"topK": 3})
+    world.run()
+    assert world.succeeded == "True"
+    assert sum(name.endswith("-candidate-1-order") for name in world.created) == 1
 
 
 @pytest.mark.parametrize(("gang", "section"), [("links", "links"), ("profile-1", "profiling")])

@@ -1,8 +1,9 @@
-"""Suspension of a plan: stores the measurements of its running gangs, then lets them be deleted."""
+"""Suspension of a plan, and the measurements that are stored before a running gang is deleted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 
 from trainwright import documents
@@ -29,20 +30,21 @@ def suspend(context: ReconcileContext) -> tuple[Step, ...]:
     """Return the steps of a suspension. No gang is live, so this reconciliation deletes them."""
     explanation = explain(Reason.SUSPENDED)
     trials = tuple(trial_status.suspended(trial) for trial in context.plan.status.trials)
-    status, actions = TrainingPlanStatus(trials=trials), tuple(_partial_results(context))
-    suspended = Done(Findings(), explanation, status=status, actions=actions)
+    suspended = Done(Findings(), explanation, status=TrainingPlanStatus(trials=trials))
     known = {kind: before.status for kind in ConditionType if (before := context.condition(kind)) is not None}
     present = next((kind for kind in PHASE_CONDITIONS if known.get(kind) != "True"), ConditionType.SUCCEEDED)
     undecided = [kind for kind in (present, ConditionType.SUCCEEDED) if known.get(kind, "Unknown") == "Unknown"]
     return (Step(ConditionType.SUSPENDED, suspended), *(Step(kind, Waiting(explanation)) for kind in undecided))
 
 
-def _partial_results(context: ReconcileContext) -> Iterator[Action]:
+def measured_results(context: ReconcileContext, live_gangs: AbstractSet[str]) -> Iterator[Action]:
+    """Return the results that gangs outside of `live_gangs` have measured and that are not stored yet."""
     failing = context.snapshot.failing
     if failing is not None and context.now - failing.since > _STORING_PATIENCE:
         return
     for stored in context.snapshot.stored:
-        if stored.role != StoredRole.TASK or stored.terminating or not context.names.owns(stored.name):
+        is_deleted = stored.role == StoredRole.TASK and not stored.terminating and stored.gang not in live_gangs
+        if not is_deleted or not context.names.owns(stored.name):
             continue
         try:
             gang_spec = _gang_of_task(context, stored)
