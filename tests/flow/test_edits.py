@@ -13,8 +13,11 @@ from flow_reports import log_of, report_of
 from flow_world import World, spec_of
 
 from trainwright import documents
-from trainwright.worker_api import Failure, FailureReason
+from trainwright.worker_api import Failure, FailureReason, TrialTask
+from trainwright_operator.flow.gangs.pod_template import TASK_FILE
+from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.snapshot import ContainerFacts
+from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 
 def states(world: World) -> dict[str, str]:
@@ -134,17 +137,52 @@ def test_trial_is_repeated_when_its_result_is_of_another_plan(per_gang: int) -> 
     assert not [name for name in world.created[ordered:] if "candidate-2" in name and name.endswith("-result")]
 
 
-def test_trial_that_ended_before_an_edit_is_not_repeated() -> None:
-    world = World(spec=spec_of(trials={"topK": 2}))
-    world.run(until=lambda: running(world, "candidate-1"))
+def end_without_a_pass(world: World, gang: str) -> None:
+    """Let the pods of a gang end before the operator looks again."""
     for name, pod in world.pods.items():
-        if pod.gang == "candidate-1":
+        if pod.gang == gang:
             log = log_of(report_of(world.order_of(pod))) if pod.role == "master" else pod.log
             world.pods[name] = replace(pod, log=log, phase="Succeeded")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_trial_goes_on_while_an_edit_is_planned(ends: bool) -> None:
+    world = World(spec=spec_of(trials={"topK": 2}))
+    world.run(until=lambda: running(world, "candidate-1"))
+    if ends:
+        end_without_a_pass(world, "candidate-1")
     world.change(trials={"topK": 3})
     world.run()
     assert world.succeeded == "True"
     assert sum(name.endswith("-candidate-1-order") for name in world.created) == 1
+
+
+def test_running_trial_is_replaced_when_it_runs_a_plan_of_a_former_search() -> None:
+    world = World(spec=spec_of(trials={"topK": 2}))
+    world.run(until=lambda: running(world, "candidate-1"))
+    (stored,) = (one for name, one in world.stored.items() if name.endswith("-candidates-2"))
+    planned: PlannedTrials = documents.loads(stored.data[DOCUMENT_KEY], PlannedTrials, source=stored.name)
+    (task_map,) = (one for name, one in world.stored.items() if name.endswith("-candidate-1-order"))
+    task: TrialTask = documents.loads(task_map.data[TASK_FILE], TrialTask, source=task_map.name)
+    other = replace(task, plan=next(one.plan for one in planned.trials if one.name == "candidate-2"))
+    changed = {**task_map.data, TASK_FILE: documents.dumps(other)}
+    world.stored[task_map.name] = replace(task_map, data=changed)
+    world.run()
+    assert world.succeeded == "True"
+    assert sum(name.endswith("-candidate-1-order") for name in world.created) == 2
+    assert sum(name.endswith("-candidate-1-result") for name in world.created) == 1
+
+
+def test_result_is_stored_when_an_edit_drops_a_trial_that_has_just_ended() -> None:
+    world = World(spec=spec_of(trials={"topK": 3}))
+    world.run(until=lambda: running(world, "candidate-3"))
+    end_without_a_pass(world, "candidate-3")
+    world.change(trials={"topK": 2})
+    world.run()
+    world.change(trials={"topK": 3})
+    world.run()
+    assert world.succeeded == "True"
+    assert sum(name.endswith("-candidate-3-order") for name in world.created) == 1
 
 
 @pytest.mark.parametrize(("gang", "section"), [("links", "links"), ("profile-1", "profiling")])

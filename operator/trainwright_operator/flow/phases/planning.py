@@ -29,6 +29,7 @@ from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult,
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import PlannerFacts, PlannerState
 from trainwright_operator.flow.stored_times import stored_time
+from trainwright_operator.flow.trials import trial_gangs
 from trainwright_operator.flow.trials.planned_trials import BASELINE_COUNT, PlannedTrials
 
 RUNTIME_KEY: Final = "runtime.json"
@@ -133,7 +134,9 @@ def _search(context: ReconcileContext, name: str, request: PlanningRequest) -> W
         actions = (AnnotateConfigMap(stored_cluster.name, {SEARCH_STARTED_ANNOTATION: started}),)
     doing = f"waits for {planner.ahead} searches of other plans" if planner.ahead else "is running"
     explanation = explain(Reason.RUNNING, what=f"search {request.planner} {doing}")
-    return Waiting(explanation, actions=actions, progress=Progress(0, 1, "search"))
+    # Most edits that need a new search plan the running trial again; the next phase deletes it where this one did not.
+    live_gangs = trial_gangs.gangs_under_way(context)
+    return Waiting(explanation, Progress(0, 1, "search"), live_gangs, actions=actions)
 
 
 PHASE = PlanPhase(ConditionType.PLANNED, (store_cluster, plan))

@@ -86,7 +86,7 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
         return Done(findings, explain(Reason.PLANNED_ONLY, best=planned.best.predicted_seconds))
     attempts = {trial.name: TrialAttempts.of(context, trial.name) for trial in planned.trials}
     foreign = [name for trial in planned.trials for name in attempts[trial.name].results_of_other_plans(trial.plan)]
-    if foreign:
+    if foreign or any(trial_gangs.runs_other_plan(context, trial) for trial in planned.trials):
         return Waiting(actions=tuple(DeleteConfigMap(context.names.result(name)) for name in foreign))
     turns = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
     active = _select_gang(context, findings, turns, attempts)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from trainwright.bounds import Bytes, IterationSeconds, Position
 from trainwright.document_kind import document
@@ -23,6 +23,10 @@ class Role(StrEnum):
 
     CANDIDATE = "Candidate"
     BASELINE = "Baseline"
+
+
+GANG_PREFIXES: Final = tuple(role.lower() for role in Role)
+"""Beginnings of the names of trials and of their gangs."""
 
 
 def plan_digest(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Literal
 
 from trainwright import documents
@@ -11,6 +12,7 @@ from trainwright.plan import Plan
 from trainwright.timeline import FEWEST_MOMENTS
 from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask, TrialTask
 from trainwright_operator.api.spec import TrialsSpec
+from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.gangs.lifecycle import is_under_way
 from trainwright_operator.flow.gangs.manifests import GangSpec
@@ -19,8 +21,8 @@ from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.trials.planned_trials import PlannedTrial, PlannedTrials
-from trainwright_operator.flow.trials.trial_schedule import SERIES_SUFFIX, TrialAttempts
+from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES, PlannedTrial, PlannedTrials
+from trainwright_operator.flow.trials.trial_schedule import RETRY_SUFFIX, SERIES_SUFFIX, SINGLE_SUFFIX, TrialAttempts
 
 Fault = Literal["crash", "hang", "mute"]
 _FAULTS: dict[str, Fault] = {"crash": "crash", "hang": "hang", "mute": "mute"}
@@ -87,6 +89,26 @@ def active_series(context: ReconcileContext, planned: PlannedTrials) -> tuple[Pl
         if len(trials) == len(task.plans) and trials[:1] == (first,):
             return trials
     return ()
+
+
+def gangs_under_way(context: ReconcileContext) -> frozenset[str]:
+    """Return the gangs of trials that have not ended, planned or not."""
+    stored = (one for one in context.snapshot.stored if one.role == StoredRole.TASK and context.names.owns(one.name))
+    return frozenset(
+        one.gang for one in stored if one.gang.startswith(GANG_PREFIXES) and is_under_way(context, one.gang)
+    )
+
+
+def runs_other_plan(context: ReconcileContext, trial: PlannedTrial) -> bool:
+    """Return whether a gang of this trial alone runs a plan that a former search chose. An unreadable task does not count."""
+    for gang in (trial.name + SINGLE_SUFFIX, trial.name + RETRY_SUFFIX):
+        task_map = context.snapshot.find(context.names.task(gang))
+        if task_map is None or not is_under_way(context, gang):
+            continue
+        with suppress(documents.DocumentError):
+            task: TrialTask = parse_strict(task_map.data.get(TASK_FILE, ""), TrialTask, task_map.name)
+            return task.plan != trial.plan
+    return False
 
 
 def group_next_trials(
