@@ -28,7 +28,7 @@ demo: venv  ## From nothing to a measured winner, on the local cluster (or CONTE
 demo-down: venv  ## Remove the local cluster and every trace of it (or, with CONTEXT=name, the demo's plan and operator there)
 	@$(if $(CONTEXT),$(PYTHON) -m trainwright_demo --plan $(PLAN) --context $(CONTEXT) --remove,$(call CLUSTER,down))
 
-programs: venv  ## Build the programs of the local cluster that are missing (13 minutes when all are)
+programs: venv  ## Build the programs of the local cluster that are missing (15 minutes when all are)
 	@$(call CLUSTER,build)
 
 test: venv lint docs programs  ## Every test that fits into CI, those on the real cluster included

@@ -1,70 +1,100 @@
-"""Cluster add-ons: DNS server rights and the Kubeflow training operator."""
+"""Cluster add-ons: DNS server rights, the Kubeflow training operator and JobSet."""
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from local_cluster.binaries import Binaries
+from local_cluster import binaries
+from local_cluster.binaries import Binaries, GoModule
 from local_cluster.commands import ClusterError, tail, wait_until
-from local_cluster.images import BASE, TRAINING_OPERATOR
+from local_cluster.images import BASE, JOBSET, TRAINING_OPERATOR
 from local_cluster.kubectl import Kubectl
 from local_cluster.paths import Folders, fingerprint
 
 _MARK = "trainwright.dev/local-cluster"
-_KEPT_DEFINITIONS = {"pytorchjobs.kubeflow.org"}
+_KEPT_DEFINITIONS = {"pytorchjobs.kubeflow.org", "jobsets.jobset.x-k8s.io"}
+Documents = list[dict[str, Any]]
 
 
 def apply_dns_rights(folders: Folders, kubectl: Kubectl) -> None:
     kubectl.apply((folders.sources / "addons" / "coredns.yaml").read_text(), what="giving the DNS server its rights")
 
 
-def apply_training_operator(folders: Folders, binaries: Binaries, kubectl: Kubectl, image_digest: str) -> None:
-    """Install the training operator unless the same build is installed."""
-    template = (folders.sources / "addons" / "init-container.yaml").read_text()
-    documents = list(yaml.safe_load_all(binaries.training_operator_manifests.read_text()))
-    adapted = adapt_training_operator(documents, template)
-    mark = fingerprint(json.dumps(adapted, sort_keys=True), image_digest)
-    if _installed_mark(kubectl) == mark:
-        return
-    for document in adapted:
-        if document["kind"] == "Deployment":
-            # Also in the pod template: a new image of the same name needs a new pod.
-            document["metadata"].setdefault("annotations", {})[_MARK] = mark
-            document["spec"]["template"]["metadata"].setdefault("annotations", {})[_MARK] = mark
-    kubectl.apply(yaml.safe_dump_all(adapted), what="installing the training operator")
+@dataclass(frozen=True, slots=True)
+class JobController:
+    """Controller of a kind of jobs.
+
+    Attributes:
+        adapt: adaptation of the published manifests, given the cluster's folders.
+        check: file of an object that its webhook accepts.
+    """
+
+    name: str
+    module: GoModule
+    image: str
+    namespace: str
+    deployment: str
+    adapt: Callable[[Documents, Folders], Documents]
+    check: str
+
+    def apply(self, folders: Folders, programs: Binaries, kubectl: Kubectl, image_digest: str) -> None:
+        """Install the controller unless the same build is installed."""
+        documents = list(yaml.safe_load_all(programs.manifests(self.module).read_text()))
+        adapted = self.adapt(documents, folders)
+        mark = fingerprint(json.dumps(adapted, sort_keys=True), image_digest)
+        if self._installed_mark(kubectl) == mark:
+            return
+        for document in adapted:
+            if document["kind"] == "Deployment":
+                # Also in the pod template: a new image of the same name needs a new pod.
+                document["metadata"].setdefault("annotations", {})[_MARK] = mark
+                document["spec"]["template"]["metadata"].setdefault("annotations", {})[_MARK] = mark
+        kubectl.apply(yaml.safe_dump_all(adapted), what=f"installing {self.name}")
+
+    def wait(self, folders: Folders, kubectl: Kubectl, deadline_seconds: float = 120) -> None:
+        """Wait until the webhook accepts a job. Raise ClusterError with the state of the controller's pod."""
+        started_seconds = time.monotonic()
+        try:
+            wait_until(
+                lambda: kubectl.accepts(folders.sources / "addons" / self.check),
+                what=f"the webhook of {self.name} to answer",
+                deadline_seconds=deadline_seconds,
+                pause_seconds=0.5,
+            )
+        except ClusterError as error:
+            waited_seconds = time.monotonic() - started_seconds
+            pods = kubectl("describe", "pods", "--namespace", self.namespace)
+            raise ClusterError(f"{error} (waited {waited_seconds:.0f} s); its pod:\n{tail(pods, 30)}") from error
+
+    def _installed_mark(self, kubectl: Kubectl) -> str | None:
+        for item in kubectl.get("deployments", "--namespace", self.namespace)["items"]:
+            if item["metadata"]["name"] == self.deployment:
+                mark: str | None = item["metadata"].get("annotations", {}).get(_MARK)
+                return mark
+        return None
 
 
-def adapt_training_operator(documents: list[dict[str, Any]], init_container: str) -> list[dict[str, Any]]:
+def adapt_training_operator(documents: Documents, init_container: str) -> Documents:
     """Adapt the published manifests to a cluster without a registry.
 
     Only PyTorchJobs are served. Pods that wait for their master get an image that the nodes hold, a command that works
     in it, and no more rights than the Pod Security level `restricted` allows.
     """
-    kept = [
-        document
-        for document in documents
-        if document["kind"] != "CustomResourceDefinition" or document["metadata"]["name"] in _KEPT_DEFINITIONS
-    ]
-    deployment = next((document for document in kept if document["kind"] == "Deployment"), None)
-    if deployment is None:
-        raise ClusterError("the training operator's manifests hold no Deployment; remove its folder from the cache")
+    kept, deployment = _adapt(documents, TRAINING_OPERATOR, "the training operator")
     name = "training-operator-init-container"
     pod = deployment["spec"]["template"]["spec"]
-    pod["nodeSelector"] = {"trainwright.dev/system": "true"}
     pod["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     pod["volumes"].append({"name": "init-container", "configMap": {"name": name}})
     container = pod["containers"][0]
-    container["image"] = TRAINING_OPERATOR
-    container["imagePullPolicy"] = "Never"
     container["args"] = ["--enable-scheme=pytorchjob", f"--pytorch-init-container-image={BASE}"]
     container["volumeMounts"].append({"name": "init-container", "mountPath": "/etc/config", "readOnly": True})
     container["securityContext"] |= {"readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    container["readinessProbe"] |= {"initialDelaySeconds": 1, "periodSeconds": 2}
     settings = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -74,27 +104,55 @@ def adapt_training_operator(documents: list[dict[str, Any]], init_container: str
     return [*kept[:1], settings, *kept[1:]]
 
 
-def wait_for_training_operator(folders: Folders, kubectl: Kubectl, deadline_seconds: float = 120) -> None:
-    """Wait until the webhook accepts a PyTorchJob. Raise ClusterError with the state of the operator's pod."""
-    check: Path = folders.sources / "addons" / "webhook-check.yaml"
-    started_seconds = time.monotonic()
-    try:
-        wait_until(
-            lambda: kubectl.accepts(check),
-            what="the training operator's webhook to answer",
-            deadline_seconds=deadline_seconds,
-            pause_seconds=0.5,
-        )
-    except ClusterError as error:
-        waited_seconds = time.monotonic() - started_seconds
-        pods = kubectl("describe", "pods", "--namespace", "kubeflow")
-        raise ClusterError(f"{error} (waited {waited_seconds:.0f} s); the operator's pod:\n{tail(pods, 30)}") from error
+def adapt_jobset(documents: Documents) -> Documents:
+    """Adapt the published manifests to a cluster without a registry, and to its small system node."""
+    kept, deployment = _adapt(documents, JOBSET, "JobSet")
+    deployment["spec"]["template"]["spec"]["containers"][0]["resources"] = {
+        "requests": {"cpu": "50m", "memory": "128Mi"}
+    }
+    return kept
 
 
-def _installed_mark(kubectl: Kubectl) -> str | None:
-    listed = kubectl.get("deployments", "--namespace", "kubeflow")["items"]
-    for item in listed:
-        if item["metadata"]["name"] == "training-operator":
-            mark: str | None = item["metadata"].get("annotations", {}).get(_MARK)
-            return mark
-    return None
+def _adapt(documents: Documents, image: str, what: str) -> tuple[Documents, dict[str, Any]]:
+    """Return the documents without unused definitions, and among them the Deployment, which runs the image."""
+    kept = [
+        document
+        for document in documents
+        if document["kind"] != "CustomResourceDefinition" or document["metadata"]["name"] in _KEPT_DEFINITIONS
+    ]
+    deployment = next((document for document in kept if document["kind"] == "Deployment"), None)
+    if deployment is None:
+        raise ClusterError(f"the manifests of {what} hold no Deployment; remove its folder from the cache")
+    pod = deployment["spec"]["template"]["spec"]
+    pod["nodeSelector"] = {"trainwright.dev/system": "true"}
+    container = pod["containers"][0]
+    container["image"] = image
+    container["imagePullPolicy"] = "Never"
+    container["readinessProbe"] |= {"initialDelaySeconds": 1, "periodSeconds": 2}
+    return kept, deployment
+
+
+def _init_container(folders: Folders) -> str:
+    return (folders.sources / "addons" / "init-container.yaml").read_text()
+
+
+JOB_CONTROLLERS = (
+    JobController(
+        name="the training operator",
+        module=binaries.TRAINING_OPERATOR,
+        image=TRAINING_OPERATOR,
+        namespace="kubeflow",
+        deployment="training-operator",
+        adapt=lambda documents, folders: adapt_training_operator(documents, _init_container(folders)),
+        check="webhook-check.yaml",
+    ),
+    JobController(
+        name="JobSet",
+        module=binaries.JOBSET,
+        image=JOBSET,
+        namespace="jobset-system",
+        deployment="jobset-controller-manager",
+        adapt=lambda documents, _: adapt_jobset(documents),
+        check="jobset-check.yaml",
+    ),
+)

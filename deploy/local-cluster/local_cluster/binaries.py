@@ -17,12 +17,18 @@ _LONGEST_BUILD_SECONDS = 1500
 
 @dataclass(frozen=True, slots=True)
 class GoModule:
-    """Go module whose go.mod pins programs; `version_of`: the module whose version the linker embeds."""
+    """Go module whose go.mod pins programs.
+
+    Attributes:
+        version_of: module whose version the linker embeds.
+        kustomization: module and folder in it of the manifests that match the programs.
+    """
 
     name: str
     programs: dict[str, str]
     version_of: str | None = None
     version_variables: tuple[str, ...] = field(default=())
+    kustomization: tuple[str, str] | None = None
 
     def folder(self, folders: Folders) -> Path:
         return folders.sources / "binaries" / self.name
@@ -77,13 +83,16 @@ KUBERNETES = GoModule(
     _KUBERNETES_VERSION,
 )
 TRAINING_OPERATOR = GoModule(
-    "training-operator", {"training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1"}
+    "training-operator",
+    {"training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1"},
+    kustomization=("github.com/kubeflow/training-operator", "manifests/overlays/standalone"),
 )
+JOBSET = GoModule("jobset", {"jobset": "sigs.k8s.io/jobset"}, kustomization=("sigs.k8s.io/jobset", "config/default"))
 COREDNS = GoModule("coredns", {"coredns": "github.com/coredns/coredns"})
 HELM = GoModule(
     "helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, "helm.sh/helm/v3", ("helm.sh/helm/v3/internal/version.version",)
 )
-GO_MODULES = (SANDBOX, KUBERNETES, TRAINING_OPERATOR, COREDNS, HELM)
+GO_MODULES = (SANDBOX, KUBERNETES, TRAINING_OPERATOR, JOBSET, COREDNS, HELM)
 """Build order: modules that others depend on come first."""
 
 
@@ -99,9 +108,9 @@ class Binaries:
                 return part.build_folder(self.folders) / program
         raise ClusterError(f"there is no program '{program}' in the local cluster")
 
-    @property
-    def training_operator_manifests(self) -> Path:
-        return TRAINING_OPERATOR.build_folder(self.folders) / "manifests.yaml"
+    def manifests(self, part: GoModule) -> Path:
+        """Return the file of the manifests that match a module's programs."""
+        return part.build_folder(self.folders) / "manifests.yaml"
 
     def search_path(self) -> list[Path]:
         """Return the folders for the user's PATH."""
@@ -113,7 +122,7 @@ class Binaries:
         return [(part, name) for part, name in wanted if not (part.build_folder(self.folders) / name).exists()]
 
     def build(self, steps: Steps) -> None:
-        """Build missing programs; all of them take 13 minutes on two cores."""
+        """Build missing programs; all of them take 15 minutes on two cores."""
         missing = self.missing()
         if missing:
             _require_go()
@@ -121,8 +130,9 @@ class Binaries:
                 for part, program in missing:
                     self._build_one(part, program)
                     step.advance(program)
-        if not self.training_operator_manifests.exists():
-            self._render_training_operator()
+        for part in GO_MODULES:
+            if part.kustomization is not None and not self.manifests(part).exists():
+                self._render(part, *part.kustomization)
 
     def _build_one(self, part: GoModule, program: str) -> None:
         target = part.build_folder(self.folders) / program
@@ -139,19 +149,18 @@ class Binaries:
         )
         partial.rename(target)
 
-    def _render_training_operator(self) -> None:
+    def _render(self, part: GoModule, module: str, overlay: str) -> None:
         """Render the manifests of the module itself, which match the program's version."""
-        what = "rendering the training operator's manifests"
-        module = "github.com/kubeflow/training-operator"
-        folder = TRAINING_OPERATOR.folder(self.folders)
-        source = run(["go", "list", "-m", "-f", "{{.Dir}}", module], what=what, folder=folder).strip()
-        rendered = run([self.path("kubectl"), "kustomize", f"{source}/manifests/overlays/standalone"], what=what)
-        self.training_operator_manifests.write_text(rendered)
+        what = f"rendering the manifests of {part.name}"
+        source = run(
+            ["go", "list", "-m", "-f", "{{.Dir}}", module], what=what, folder=part.folder(self.folders)
+        ).strip()
+        self.manifests(part).write_text(run([self.path("kubectl"), "kustomize", f"{source}/{overlay}"], what=what))
 
 
 def _require_go() -> None:
     if shutil.which("go") is None:
-        raise ClusterError("the cluster's programs are built with Go; install Go 1.24 or newer and put it on PATH")
+        raise ClusterError("the cluster's programs are built with Go; install Go 1.26 or newer and put it on PATH")
     version = re.search(r"go(\d+)\.(\d+)", run(["go", "version"], what="asking Go for its version"))
-    if version is None or (int(version[1]), int(version[2])) < (1, 24):
-        raise ClusterError("the cluster's programs need Go 1.24 or newer; install it and put it first on PATH")
+    if version is None or (int(version[1]), int(version[2])) < (1, 26):
+        raise ClusterError("the cluster's programs need Go 1.26 or newer; install it and put it first on PATH")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local_cluster import host_settings, packages
-from local_cluster.addons import apply_dns_rights, apply_training_operator, wait_for_training_operator
+from local_cluster.addons import JOB_CONTROLLERS, apply_dns_rights
 from local_cluster.binaries import Binaries
 from local_cluster.certificates import Certificates, make_certificates
 from local_cluster.cleanup import remove_builders_cache, remove_dead_sockets, remove_leftovers
@@ -22,7 +22,7 @@ from local_cluster.config import ClusterConfig
 from local_cluster.control_groups import ControlGroups, control_groups
 from local_cluster.control_plane import ControlPlane
 from local_cluster.image_stores import SeedStore
-from local_cluster.images import RUN_ROOT, TRAINING_OPERATOR, Images
+from local_cluster.images import RUN_ROOT, Images
 from local_cluster.kubectl import Kubectl
 from local_cluster.mounts import unmount_below
 from local_cluster.network import Network, overlapping_route
@@ -105,11 +105,12 @@ class LocalCluster:
                 self._wait_for_nodes(certificates)
                 run_in_parallel(self._patch_node, self.config.node_names)
                 apply_dns_rights(self.folders, self.kubectl)
-            with self.steps.step("install the training operator"):
-                digest = self.images.digest(TRAINING_OPERATOR)
-                apply_training_operator(self.folders, self.binaries, self.kubectl, digest)
+            with self.steps.step("install the training operator and JobSet"):
+                for one in JOB_CONTROLLERS:
+                    one.apply(self.folders, self.binaries, self.kubectl, self.images.digest(one.image))
                 self.code.load(reimport=False)
-                wait_for_training_operator(self.folders, self.kubectl)
+                for one in JOB_CONTROLLERS:
+                    one.wait(self.folders, self.kubectl)
             self._check_devices()
 
     def build(self) -> None:

@@ -24,8 +24,9 @@ WORKER_DEPENDENCIES = "docker.io/trainwright/worker-dependencies:dev"
 OPERATOR_DEPENDENCIES = "docker.io/trainwright/operator-dependencies:dev"
 SANDBOX = "docker.io/trainwright/sandbox:dev"
 TRAINING_OPERATOR = "docker.io/trainwright/training-operator:dev"
+JOBSET = "docker.io/trainwright/jobset:dev"
 
-SEEDED = (SANDBOX, BASE, TRAINING_OPERATOR, OPERATOR_DEPENDENCIES, WORKER_DEPENDENCIES)
+SEEDED = (SANDBOX, BASE, TRAINING_OPERATOR, JOBSET, OPERATOR_DEPENDENCIES, WORKER_DEPENDENCIES)
 """Images in the seed store; code images are thin layers on top."""
 
 _DOCKERFILES = {WORKER: ("profiler-image/Dockerfile", "worker"), OPERATOR: ("operator/Dockerfile", "operator")}
@@ -33,6 +34,7 @@ _PACKAGES = {
     "profiler-image/Dockerfile": ("planner/trainwright", "profiler-image/trainwright_worker"),
     "operator/Dockerfile": ("planner/trainwright", "operator/trainwright_operator"),
 }
+_PROGRAM_IMAGES = {SANDBOX: "sandbox", TRAINING_OPERATOR: "training-operator", JOBSET: "jobset"}
 _DEPENDENCIES = {WORKER_DEPENDENCIES: WORKER, OPERATOR_DEPENDENCIES: OPERATOR}
 CONSTRAINTS = "deploy/development/constraints.txt"
 _BASE_RECIPE = (
@@ -87,7 +89,7 @@ class Images:
 
     def build_programs(self) -> None:
         """Build images with a single program."""
-        for image, program in ((SANDBOX, "sandbox"), (TRAINING_OPERATOR, "training-operator")):
+        for image, program in _PROGRAM_IMAGES.items():
             dockerfile = self.folders.sources / "images" / program / "Dockerfile"
             built = self.binaries.path(program)
             made_of = fingerprint(str(built), dockerfile.read_text())
