@@ -27,7 +27,7 @@ def suspend(world: World, *, suspended: bool = True) -> None:
 def speak(world: World, gang: str, log: str, phase: str = "Running") -> None:
     """Write this log to the main pod of a gang."""
     for name, pod in world.pods.items():
-        if pod.gang == gang and pod.job in world.masters and pod.role == "master":
+        if pod.gang == gang and pod.reports:
             world.pods[name] = replace(pod, log=log, phase=phase)
 
 

@@ -55,7 +55,7 @@ def series_interrupted(watch: Watch) -> None:
     told = parts_of(report_of(world.order_of(pod)).trials[:1])
     fail_pods(world, "candidate-1s", termination_message=OUT_OF_MEMORY)
     for name, pod in world.pods.items():
-        if pod.gang == "candidate-1s" and pod.job in world.masters and pod.role == "master":
+        if pod.gang == "candidate-1s" and pod.reports:
             world.pods[name] = replace(pod, log=f"starting\n{told}")
     world.run()
 
@@ -87,7 +87,7 @@ def suspended_and_resumed(watch: Watch) -> None:
     world.run(until=lambda: running(world, "candidate-1s"))
     world.run_seconds = 600.0
     world.pass_time(60)
-    name = next(name for name, pod in world.pods.items() if pod.job in world.masters and pod.role == "master")
+    name = next(name for name, pod in world.pods.items() if pod.reports)
     told = parts_of(report_of(world.order_of(world.pods[name])).trials[:3])
     world.pods[name] = replace(world.pods[name], log=f"starting\n{told}")
     for suspended in (True, False):

@@ -7,7 +7,7 @@
   resources: [resourceslices] # the same, where devices are published by DRA
   verbs: [list]
 - apiGroups: [apiextensions.k8s.io]
-  resources: [customresourcedefinitions] # whether PyTorchJob is there, or comes later
+  resources: [customresourcedefinitions] # whether PyTorchJob and JobSet are there, or come later
   verbs: [list, watch]
 {{- if include "trainwright.watched" . }}
 - apiGroups: [""]
@@ -31,6 +31,9 @@
   verbs: [patch]
 - apiGroups: [kubeflow.org]
   resources: [pytorchjobs]
+  verbs: [create, get, list, watch, delete]
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
   verbs: [create, get, list, watch, delete]
 - apiGroups: [""]
   resources: [pods]

@@ -296,6 +296,13 @@ class WorkerSpec(ApiModel):
     """What is merged into every worker pod."""
 
 
+class LauncherKind(StrEnum):
+    """Kind of the objects that pods are created from."""
+
+    PYTORCH_JOB = "PyTorchJob"
+    JOB_SET = "JobSet"
+
+
 class Replan(StrEnum):
     """Occasion on which a plan is made anew without an edit of its spec."""
 
@@ -335,6 +342,10 @@ class TrainingPlanSpec(ApiModel):
     """Measuring the best candidates for real."""
     worker: WorkerSpec = WorkerSpec()
     """The pods that measure and train."""
+    launcher: LauncherKind | None = None
+    """What the pods are created from: PyTorchJob (of Kubeflow's training operator; one for each device count of a gang) or
+    JobSet (one for a whole gang). Absent: PyTorchJob where the cluster has it when the plan is accepted, else JobSet. What
+    runs when this is changed keeps its own; measurements are kept."""
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
     """Plans that want the same nodes get them in the order of priority, the highest first; among equals, first come, first
     served. What runs already is not stopped for it."""

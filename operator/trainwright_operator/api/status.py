@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, computed_field
 
 from trainwright_operator.api.base import Bytes, Figure, Name, StatusModel, Text, Timestamp, opaque
 from trainwright_operator.api.conditions import Condition
+from trainwright_operator.api.spec import LauncherKind
 
 
 class Phase(StrEnum):
@@ -270,6 +271,9 @@ class TrainingPlanStatus(StatusModel):
     ] = ()
     """One for each phase: Accepted, NodesDiscovered, LinksMeasured, Profiled, Planned, TrialsCompleted; then Succeeded,
     which is Unknown while the plan is worked on; and Suspended."""
+    launcher: LauncherKind | None = None
+    """What the pods are created from where spec.launcher is absent and the cluster had no PyTorchJob: JobSet, which the plan
+    keeps. Otherwise absent."""
     progress: Progress | None = None
     """How far the present phase is; absent when nothing is under way."""
     waiting: WaitingStatus | None = None

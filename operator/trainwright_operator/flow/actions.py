@@ -44,14 +44,14 @@ class DeleteConfigMap:
 
 @dataclass(frozen=True, slots=True)
 class CreateJob:
-    """Creation of a PyTorchJob; one of that name that the plan already owns stays unchanged."""
+    """Creation of a launcher's object; one of that name that the plan already owns stays unchanged."""
 
     manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Deletion of a PyTorchJob with its pods."""
+    """Deletion of a launcher's object with its pods."""
 
     name: str
 
@@ -67,7 +67,7 @@ class PinPod:
 
 @dataclass(frozen=True, slots=True)
 class DryRunJob:
-    """Server-side dry run of a PyTorchJob."""
+    """Server-side dry run of a launcher's object."""
 
     key: str
     manifest: Mapping[str, Any]

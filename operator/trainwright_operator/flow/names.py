@@ -31,7 +31,8 @@ REHEARSE_FAULT_ANNOTATION: Final = f"{GROUP}/rehearse-fault"
 DOCUMENT_KEY: Final = "document.json"
 """Key of the document in a ConfigMap."""
 MAX_JOB_NAME_LENGTH: Final = 52
-"""Length limit, because a PyTorchJob's pod is named `<job>-worker-<index>` within the 63 characters of a host name."""
+"""Length limit, because a PyTorchJob's pod is named `<job>-worker-<index>` within the 63 characters of a host name, and
+a JobSet's `<job>-<replicated job>-0-<index>-<five characters>`."""
 _FIRST_DTYPE: Final = "float32"
 """Former default of training.dtype, absent from the names of plans that have it."""
 _PLAN_PART_LENGTH: Final = 26
@@ -39,6 +40,7 @@ _IDENTITY_LENGTH: Final = 8
 _IDENTITIES: Final = 16**_IDENTITY_LENGTH
 _HEXADECIMAL: Final = re.compile(rf"[0-9a-f]{{{_IDENTITY_LENGTH}}}")
 _NON_IDENTITY_FIELDS: Any = {
+    "launcher": True,
     "priority": True,
     "replan": True,
     "settling_seconds": True,
@@ -121,10 +123,10 @@ class Names:
         return number if number <= self.revision else None
 
     def job(self, gang: str, shape: int) -> str:
-        """Return the PyTorchJob name of a gang's job shape; the first one hosts the rendezvous."""
+        """Return the name of a gang's PyTorchJob with that number, of which the first hosts the rendezvous, or of its JobSet."""
         name = self.child(gang if shape == 0 else f"{gang}-s{shape}")
         if len(name) > MAX_JOB_NAME_LENGTH:
-            raise ValueError(f"the PyTorchJob name {name} has more than {MAX_JOB_NAME_LENGTH} characters")
+            raise ValueError(f"the job name {name} has more than {MAX_JOB_NAME_LENGTH} characters")
         return name
 
     def task(self, gang: str) -> str:

@@ -18,7 +18,8 @@ from trainwright import documents
 from trainwright.worker_api import WorkerTask
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.actions import StoredRole
-from trainwright_operator.flow.gangs.manifests import assigned_pods, job_shapes
+from trainwright_operator.flow.gangs.launchers.launcher import assigned_pods
+from trainwright_operator.flow.gangs.launchers.registry import launcher_of
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.snapshot import GangClaim, NodeFacts, Snapshot
@@ -39,12 +40,12 @@ def gang_claims(snapshot: Snapshot) -> tuple[GangClaim, ...]:
         except (documents.DocumentError, NeedsNewerVersion):
             continue
         held, wanted = Counter[str](), Counter[str]()
-        for shape in job_shapes(names, stored.gang, task.gang):
-            for pod, node in assigned_pods(shape, snapshot.pods_of(stored.gang)):
-                if pod is not None and scheduling.is_gated(pod):
-                    wanted[node] += shape.devices
-                elif pod is not None and pod.phase not in ("Succeeded", "Failed"):
-                    held[node] += shape.devices
+        places = launcher_of(stored).places(names, stored.gang, task.gang)
+        for pod, node in assigned_pods(places, snapshot.pods_of(stored.gang)):
+            if pod is not None and scheduling.is_gated(pod):
+                wanted[node.name] += len(node.slots)
+            elif pod is not None and pod.phase not in ("Succeeded", "Failed"):
+                held[node.name] += len(node.slots)
         claims.append(
             GangClaim(
                 plan_uid=plan.uid,

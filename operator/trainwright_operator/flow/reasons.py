@@ -23,6 +23,7 @@ class Reason(StrEnum):
     WORKER_IMAGE_MISSING = "WorkerImageMissing"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
     PYTORCHJOB_MISSING = "PyTorchJobCRDMissing"
+    JOBSET_MISSING = "JobSetCRDMissing"
     # NodesDiscovered
     DISCOVERED = "Discovered"
     WAITING_FOR_NODES = "WaitingForNodes"
@@ -102,6 +103,7 @@ LACKS: Final = ENDED_BY_CLUSTER | {
     Reason.NEEDS_NEWER_VERSION,
     Reason.REQUEST_FAILED,
     Reason.PYTORCHJOB_MISSING,
+    Reason.JOBSET_MISSING,
     Reason.NO_USABLE_NODES,
     Reason.UNKNOWN_ACCELERATOR,
 }
@@ -128,11 +130,12 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.SPEC_INVALID: "{what}",
     Reason.WORKER_IMAGE_MISSING: "spec.worker.image: no worker image, and the operator has no default; set one of them",
     Reason.POD_TEMPLATE_INVALID: (
-        "spec.worker.podTemplate: the API server rejected a PyTorchJob with it; correct it: {what}"
+        "spec.worker.podTemplate: the API server rejected a {kind} with it; correct it: {what}"
     ),
     Reason.PYTORCHJOB_MISSING: (
-        "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator: {what}"
+        "the cluster has no PyTorchJob CRD (kubeflow.org/v1); install the Kubeflow training operator{alternative}: {what}"
     ),
+    Reason.JOBSET_MISSING: "the cluster has no JobSet CRD (jobset.x-k8s.io/v1alpha2); install JobSet: {what}",
     Reason.DISCOVERED: "{devices} devices on {nodes} nodes: {accelerators}",
     Reason.WAITING_FOR_NODES: "waiting up to {seconds} s for {what}",
     Reason.NODES_CHANGED: "the plan goes on with the present nodes, since some changed: {what}",
@@ -163,8 +166,8 @@ MESSAGES: Final[dict[Reason, str]] = {
     Reason.STARTING: "{what}",
     Reason.RUNNING: "{what}",
     Reason.MEASUREMENT_TAKEN: "measured",
-    Reason.JOB_REFUSED: "the API server rejected the PyTorchJob: {what}",
-    Reason.JOB_DELETED: "PyTorchJob {what} was deleted while in use",
+    Reason.JOB_REFUSED: "the API server rejected the {kind}: {what}",
+    Reason.JOB_DELETED: "{kind} {what} was deleted while in use",
     Reason.POD_LOST: "pod {what} was deleted or evicted while in use",
     Reason.PODS_NOT_CREATED: "only {have} of {want} pods were created within {seconds} s: {what}",
     Reason.IMAGE_PULL_FAILED: "pod {pod}: {what}",

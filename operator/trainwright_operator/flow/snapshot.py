@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.names import Names
 
@@ -109,7 +109,7 @@ class PodFacts:
     """Pod of a gang.
 
     Attributes:
-        role, index: `master` 0 or `worker` i, from the training operator's labels.
+        job, role, index: its place in the gang, by the labels of its launcher.
         gates: names of the remaining scheduling gates, in order.
         affinity: current spec.affinity (a webhook may have set one), if any.
         node: bound node; empty before binding.
@@ -143,7 +143,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """PyTorchJob of a gang."""
+    """Object that a gang's pods are created from."""
 
     name: str
     gang: str
@@ -153,6 +153,7 @@ class JobFacts:
     message: str = ""
     terminating: bool = False
     uid: str = ""
+    launcher: LauncherKind = LauncherKind.PYTORCH_JOB
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ class Snapshot:
 
     Attributes:
         used_devices: devices of bound or pinned pods that have not ended, by node, over all plans.
-        refusals: API server's message by name of each refused PyTorchJob or pin of a pod.
+        refusals: API server's message by name of each refused job or pin of a pod.
         failing: None where the last reconciliation applied all actions.
         other_claims: claims of the other plans' gangs.
         claims_known: whether every plan was read since the operator started, so that `other_claims` is complete.

@@ -11,8 +11,8 @@ from trainwright.worker_api import TrialSeriesTask, WorkerTask
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, StoredRole
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.lifecycle import partial_results
-from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.phase import Done, Findings, ReconcileContext, Step, Waiting

@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from trainwright_operator.api import API_VERSION, KIND
+from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.actions import EmitEvent
 from trainwright_operator.flow.config_map_data import ConfigMapData
-from trainwright_operator.flow.gangs.manifests import child_labels, owner_reference
+from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import ROLE_LABEL
 from trainwright_operator.flow.reasons import Reason
 from trainwright_operator.flow.snapshot import DryRun, JobFacts, PlanFacts, RequestFailure, Snapshot, StoredConfigMap
@@ -122,7 +124,7 @@ class Applier:
             case a.CreateJob(manifest=manifest):
                 await self._create_job(plan, dict(manifest), memory)
             case a.DeleteJob(name=name):
-                await self._delete(client.jobs_path(namespace), name, snapshot.jobs)
+                await self._delete_job(snapshot, name)
                 self._cache.forget_children(plan.uid)  # the job, or pods of it, may stay for a while
             case a.PinPod(name=name, patch=patch):
                 await self._pin(plan, name, patch, memory)
@@ -140,6 +142,10 @@ class Applier:
     async def _delete(self, path: str, name: str, known: Iterable[JobFacts | StoredConfigMap]) -> None:
         await self._api.delete(f"{path}/{name}", uid=next((one.uid for one in known if one.name == name), ""))
 
+    async def _delete_job(self, snapshot: Snapshot, name: str) -> None:
+        kind = next((job.launcher for job in snapshot.jobs if job.name == name), LauncherKind.PYTORCH_JOB)
+        await self._delete(client.jobs_path(LAUNCHERS[kind].api, snapshot.plan.namespace), name, snapshot.jobs)
+
     async def _create(self, plan: PlanFacts, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Create and return a child. An existing one is accepted if this plan owns it, possibly from before a restart."""
         try:
@@ -156,10 +162,10 @@ class Applier:
         return made
 
     async def _create_job(self, plan: PlanFacts, manifest: dict[str, Any], memory: ReadCache) -> None:
-        name = manifest["metadata"]["name"]
+        name, launcher = manifest["metadata"]["name"], LAUNCHERS[LauncherKind(manifest["kind"])]
         try:
-            made = await self._create(plan, client.jobs_path(plan.namespace), manifest)
-            self._cache.observe_child(plan.uid, object_facts.job_facts(made), _version(made), deleted=False)
+            made = await self._create(plan, client.jobs_path(launcher.api, plan.namespace), manifest)
+            self._cache.observe_child(plan.uid, object_facts.job_facts(made, launcher), _version(made), deleted=False)
             memory.refusals.pop(name, None)
         except ApiError as error:
             if not error.is_refusal and not error.is_missing:
@@ -182,11 +188,13 @@ class Applier:
             memory.refusals[name] = str(error)
 
     async def _dry_run(self, namespace: str, key: str, manifest: dict[str, Any]) -> DryRun:
+        launcher = LAUNCHERS[LauncherKind(manifest["kind"])]
+        path = client.jobs_path(launcher.api, namespace)
         try:
-            await self._api.create(client.jobs_path(namespace), manifest, dryRun="All", fieldValidation="Strict")
+            await self._api.create(path, manifest, dryRun="All", fieldValidation="Strict")
         except ApiError as error:
             if error.is_missing:
-                return DryRun(key, Reason.PYTORCHJOB_MISSING, str(error))
+                return DryRun(key, launcher.missing, str(error))
             if error.status == 403:  # a quota, missing rights, a policy: not for the template to mend
                 return DryRun(key, Reason.JOB_REFUSED, str(error))
             if error.is_refusal:

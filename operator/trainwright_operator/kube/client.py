@@ -22,6 +22,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from trainwright_operator.api import GROUP, PLURAL, VERSION
+from trainwright_operator.flow.gangs.launchers.launcher import JobApi
 from trainwright_operator.kube.write_guard import NotLeading, WriteGuard
 
 JSON_PATCH: Final = "application/json-patch+json"
@@ -235,8 +236,9 @@ def plan_path(namespace: str, name: str) -> str:
     return f"{plans_path(namespace)}/{name}"
 
 
-def jobs_path(namespace: str) -> str:
-    return f"/apis/kubeflow.org/v1/{_namespace_path(namespace)}pytorchjobs"
+def jobs_path(api: JobApi, namespace: str) -> str:
+    """Return the path of a launcher's objects."""
+    return f"/apis/{api.group}/{api.version}/{_namespace_path(namespace)}{api.plural}"
 
 
 def core_path(kind: str, namespace: str = "") -> str:

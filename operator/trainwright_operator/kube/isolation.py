@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Final
 
 from trainwright_operator.flow.actions import StoredRole
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLAN_UID_LABEL, ROLE_LABEL
 from trainwright_operator.flow.quarantine import quarantine
 from trainwright_operator.flow.snapshot import PlanFacts, Snapshot
@@ -39,7 +40,8 @@ async def isolate(api: Api, applier: Applier, key: tuple[str, str], error: BaseE
     selector = f"{PLAN_UID_LABEL}={plan.uid}"
     maps = client.core_path("configmaps", plan.namespace)
     await _delete_all(api, maps, f"{selector},{ROLE_LABEL}={StoredRole.TASK}")
-    await _delete_all(api, client.jobs_path(plan.namespace), selector)
+    for launcher in LAUNCHERS.values():
+        await _delete_all(api, client.jobs_path(launcher.api, plan.namespace), selector)
     actions = quarantine(plan, error, VERSION, datetime.now(UTC))
     await applier.apply(Snapshot(plan), actions, ReadCache())
     return plan
@@ -50,7 +52,7 @@ async def _delete_all(api: Api, path: str, selector: str) -> None:
         found = await api.list(path, labelSelector=selector)
     except ApiError as error:
         if error.is_missing:
-            return  # no PyTorchJob in this cluster
+            return  # this cluster lacks the launcher
         raise
     for item in found:
         await api.delete(f"{path}/{item['metadata']['name']}", uid=item["metadata"].get("uid", ""))

@@ -17,6 +17,8 @@ from trainwright_operator.api.spec import TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.config_map_data import ConfigMapData
 from trainwright_operator.flow.device_types import MIG_UNUSABLE
+from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.pod_template import CONTAINER
 from trainwright_operator.flow.names import GANG_LABEL, RENDEZVOUS_LABEL, ROLE_LABEL
 from trainwright_operator.flow.scheduling import pinned_node
@@ -32,7 +34,6 @@ from trainwright_operator.flow.snapshot import (
 )
 
 logger = logging.getLogger(__name__)
-_TRAINING = "training.kubeflow.org"
 _SUFFIXES: dict[str, Fraction | int] = (
     {letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)}
     | {letter: 1000**power for power, letter in enumerate(("", *"kMGTPE"))}
@@ -191,7 +192,7 @@ def parse_quantity(text: str) -> int:
     return ceil(Fraction(parts[1]) * factor)
 
 
-def job_facts(job: dict[str, Any]) -> JobFacts:
+def job_facts(job: dict[str, Any], launcher: Launcher) -> JobFacts:
     meta = job["metadata"]
     conditions = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or [] if c["status"] == "True"}
     failed = conditions.get("Failed")
@@ -199,11 +200,12 @@ def job_facts(job: dict[str, Any]) -> JobFacts:
         name=meta["name"],
         gang=(meta.get("labels") or {}).get(GANG_LABEL, ""),
         created_at=parse_time(meta["creationTimestamp"]),
-        succeeded="Succeeded" in conditions,
+        succeeded=launcher.succeeded_condition in conditions,
         failed_at=parse_time(failed.get("lastTransitionTime") or meta["creationTimestamp"]) if failed else None,
         message=(failed or {}).get("message", ""),
         terminating="deletionTimestamp" in meta,
         uid=meta.get("uid", ""),
+        launcher=launcher.kind,
     )
 
 
@@ -211,7 +213,8 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
     """Convert a gang's pod, without its log."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     labels = meta.get("labels") or {}
-    index = labels.get(f"{_TRAINING}/replica-index", "")
+    places = (launcher.read_place(labels) for launcher in LAUNCHERS.values())
+    place = next((place for place in places if place is not None), PodPlace("", "", -1))
     unscheduled = [
         c.get("message", "")
         for c in status.get("conditions") or []
@@ -220,9 +223,9 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
     return PodFacts(
         name=meta["name"],
         gang=labels.get(GANG_LABEL, ""),
-        job=labels.get(f"{_TRAINING}/job-name", ""),
-        role=labels.get(f"{_TRAINING}/replica-type", ""),
-        index=int(index) if index.isdecimal() else -1,
+        job=place.job,
+        role=place.role,
+        index=place.index,
         created_at=parse_time(meta["creationTimestamp"]),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason", ""),
@@ -234,7 +237,7 @@ def pod_facts(pod: dict[str, Any]) -> PodFacts:
         terminating="deletionTimestamp" in meta,
         containers=_containers(status),
         required_maps=_required_config_maps(pod),
-        reports=RENDEZVOUS_LABEL in labels,
+        reports=RENDEZVOUS_LABEL in labels and place.index == 0,
         uid=meta.get("uid", ""),
     )
 

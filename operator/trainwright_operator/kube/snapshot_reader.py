@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trainwright.worker_api import MAX_REPORT_BYTES
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import Replan
 from trainwright_operator.flow.decide import is_finished
-from trainwright_operator.flow.gangs.manifests import find_series_gangs
+from trainwright_operator.flow.gangs.gang_spec import find_series_gangs
+from trainwright_operator.flow.gangs.launchers.launcher import Launcher
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLAN_UID_LABEL
 from trainwright_operator.flow.scheduling import is_gated
 from trainwright_operator.flow.snapshot import (
     DryRun,
+    JobFacts,
     PlanFacts,
     PlannerFacts,
     PodFacts,
@@ -130,22 +133,25 @@ class SnapshotReader:
             client.core_path("pods", plan.namespace), labelSelector=selector
         )
         jobs, stored = await asyncio.gather(self._jobs(plan.namespace, selector), self._stored(plan))
-        return self.cache.store_children(
-            plan.uid, map(object_facts.pod_facts, pods), map(object_facts.job_facts, jobs), stored, version_of(version)
-        )
+        return self.cache.store_children(plan.uid, map(object_facts.pod_facts, pods), jobs, stored, version_of(version))
 
     async def _stored(self, plan: PlanFacts) -> tuple[StoredConfigMap, ...]:
         selector = f"{PLAN_UID_LABEL}={plan.uid}"
         found = await self._api.list(client.core_path("configmaps", plan.namespace), labelSelector=selector)
         return tuple(map(object_facts.stored_config_map, found))
 
-    async def _jobs(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+    async def _jobs(self, namespace: str, selector: str) -> list[JobFacts]:
+        every = (self._jobs_of(launcher, namespace, selector) for launcher in LAUNCHERS.values())
+        return [job for jobs in await asyncio.gather(*every) for job in jobs]
+
+    async def _jobs_of(self, launcher: Launcher, namespace: str, selector: str) -> list[JobFacts]:
         try:
-            return await self._api.list(client.jobs_path(namespace), labelSelector=selector)
+            jobs = await self._api.list(client.jobs_path(launcher.api, namespace), labelSelector=selector)
         except ApiError as error:
             if error.is_missing:
-                return []  # no PyTorchJob in this cluster, as the dry run reports
+                return []  # this cluster lacks the launcher, as the dry run reports
             raise
+        return [object_facts.job_facts(job, launcher) for job in jobs]
 
     async def _with_nodes(self, snapshot: Snapshot) -> Snapshot:
         """Add the nodes: as they are now for discovery and placement, else as of a while ago to see whether they changed."""

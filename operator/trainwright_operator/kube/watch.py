@@ -23,11 +23,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import kopf
 
 from trainwright_operator.api import GROUP, KIND, PLURAL, VERSION
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLAN_UID_LABEL
 from trainwright_operator.flow.snapshot import JobFacts, PlanFacts, PodFacts
 from trainwright_operator.kube import client, object_facts
@@ -131,9 +133,9 @@ def _registry(observe: Callable[[WatchEvent], None], default_image: str) -> kopf
 
     present = {PLAN_UID_LABEL: kopf.PRESENT}
     kopf.on.event(GROUP, VERSION, PLURAL, id="plan", registry=registry)(handle(plan_facts))
-    kopf.on.event("kubeflow.org", "v1", "pytorchjobs", labels=present, id="job", registry=registry)(
-        handle(object_facts.job_facts)
-    )
+    for launcher in LAUNCHERS.values():
+        convert = partial(object_facts.job_facts, launcher=launcher)
+        kopf.on.event(*launcher.api, labels=present, id=launcher.api.plural, registry=registry)(handle(convert))
     kopf.on.event("", "v1", "pods", labels=present, id="pod", registry=registry)(handle(object_facts.pod_facts))
     return registry
 
@@ -155,7 +157,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     chosen.queueing.error_delays = (1, 1, 2, 3, 5, 8, 13, 21, 34, 60)
     # Only children of plans, out of thousands of pods and jobs in the cluster.
     chosen.watching.label_selectors["", "v1", "pods"] = PLAN_UID_LABEL
-    chosen.watching.label_selectors["kubeflow.org", "v1", "pytorchjobs"] = PLAN_UID_LABEL
+    for launcher in LAUNCHERS.values():
+        chosen.watching.label_selectors[launcher.api] = PLAN_UID_LABEL
     # kopf would kill the whole process; its thread ends with the process anyway.
     chosen.process.ultimate_exiting_timeout = None
     return chosen

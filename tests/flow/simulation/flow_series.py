@@ -65,7 +65,7 @@ def run_breaking(world: World, is_broken: Callable[[Plan], bool], *, tells: bool
             order = world.order_of(pod) if pod.phase == "Running" and running > 4 else None
             plans = order.plans if isinstance(order, TrialSeriesTask) else [getattr(order, "plan", None)]
             broken = next((number for number, plan in enumerate(plans) if plan is not None and is_broken(plan)), None)
-            is_speaker = pod.job in world.masters and pod.role == "master"
+            is_speaker = pod.reports
             if broken is None or (is_speaker and running <= 4 + lags):
                 continue
             ended = replace(pod.containers[0], running_since=None, started_at=pod.started_at,

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from flow_jobs import pods_of_job
 from flow_reports import log_of, report_of
 
 from trainwright.search import NoFeasiblePlan
 from trainwright.worker_api import TrialTask, WorkerTask
-from trainwright_operator.api.spec import TrainingPlanSpec
+from trainwright_operator.api.spec import LauncherKind, TrainingPlanSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialStatus
 from trainwright_operator.flow import actions as a
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.decide import decide
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.names import GANG_LABEL, PLACEMENT_GATE, RENDEZVOUS_LABEL
 from trainwright_operator.flow.snapshot import (
@@ -36,6 +38,8 @@ from trainwright_operator.search_process import search
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EMULATION = '{"flops_per_second": 1e9, "floor_seconds": 0.001, "updated_parameters_per_second": 1e8}'
 RESOURCE = "nvidia.com/gpu"
+ASKED: dict[str, Any] = {}
+"""Further fields of every spec, for tests that run with each launcher."""
 
 
 def node(name: str, product: str = "emulated-v100", devices: int = 2, **changes: Any) -> NodeFacts:
@@ -47,6 +51,7 @@ def node(name: str, product: str = "emulated-v100", devices: int = 2, **changes:
 
 def spec_of(**changes: Any) -> TrainingPlanSpec:
     body: dict[str, Any] = {
+        **ASKED,
         "model": {"gpt": {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
         "training": {"globalBatchSize": 8, "dtype": "float32"},
         "search": {"planner": "Amp", "limits": {"maxTensorDegree": 2}},
@@ -66,6 +71,8 @@ class World:
     log: Callable[[WorkerTask], str | None] = lambda order: None
     run_seconds: float = 10.0
     template_error: tuple[str, str] = ("", "")
+    missing: frozenset[LauncherKind] = frozenset()
+    """Launchers that the cluster lacks."""
     spec_error: str = ""
     hidden_fields: tuple[str, ...] = ()
     refuse_jobs: str = ""
@@ -83,7 +90,6 @@ class World:
         self.stored: dict[str, StoredConfigMap] = {}
         self.jobs: dict[str, JobFacts] = {}
         self.pods: dict[str, PodFacts] = {}
-        self.masters: set[str] = set()
         self.images: dict[str, str] = {}
         self.events: list[a.EmitEvent] = []
         self.deleted = False
@@ -190,7 +196,9 @@ class World:
             case a.PinPod():
                 self._pin(action)
             case a.DryRunJob(key=key):
-                self.dry_run = DryRun(key, *self.template_error)
+                launcher = LAUNCHERS[LauncherKind(action.manifest["kind"])]
+                missing = (launcher.missing, "the server could not find the requested resource")
+                self.dry_run = DryRun(key, *(missing if launcher.kind in self.missing else self.template_error))
             case a.StartPlanner(request=request) if self.search_hangs:
                 self.planner = PlannerFacts(PlannerState.RUNNING, request.key, self.now)
             case a.StartPlanner(request=request):
@@ -215,19 +223,19 @@ class World:
             self.refusals[name] = self.refuse_jobs
             return
         self.created.append(name)
-        self.jobs[name] = JobFacts(name, labels[GANG_LABEL], self.now)
-        for role, replicas in manifest["spec"]["pytorchReplicaSpecs"].items():
-            template = replicas["template"]
-            if RENDEZVOUS_LABEL in template["metadata"]["labels"]:
-                self.masters.add(name)
+        kind = LauncherKind(manifest["kind"])
+        self.jobs[name] = JobFacts(name, labels[GANG_LABEL], self.now, launcher=kind)
+        for pod, template in pods_of_job(manifest):
             assert template["spec"]["schedulingGates"] == [{"name": PLACEMENT_GATE}]
-            for index in range(replicas["replicas"]):
-                pod = f"{name}-{role.lower()}-{index}"
-                self.pods[pod] = PodFacts(
-                    pod, labels[GANG_LABEL], name, role.lower(), index, self.now, gates=(PLACEMENT_GATE,)
-                )
-                self.images[pod] = template["spec"]["containers"][0]["image"]
-                self.pods_made += 1
+            place = LAUNCHERS[kind].read_place(pod["labels"])
+            assert place is not None
+            speaks = RENDEZVOUS_LABEL in template["metadata"]["labels"] and place.index == 0
+            self.pods[pod["name"]] = PodFacts(
+                pod["name"], labels[GANG_LABEL], place.job, place.role, place.index, self.now, gates=(PLACEMENT_GATE,),
+                reports=speaks,
+            )  # fmt: skip
+            self.images[pod["name"]] = template["spec"]["containers"][0]["image"]
+            self.pods_made += 1
 
     def delete_job(self, name: str) -> None:
         self.jobs.pop(name, None)
@@ -281,9 +289,8 @@ class World:
             code = 13 if fault == "crash" else 0
             ended = replace(pod.containers[0], running_since=None, started_at=pod.started_at, exit_code=code,
                             finished_at=self.now)  # fmt: skip
-            is_rendezvous = pod.job in self.masters and pod.role == "master"
-            log = self.log(order) if is_rendezvous else None
-            if is_rendezvous and log is None:
+            log = self.log(order) if pod.reports else None
+            if pod.reports and log is None:
                 log = "no report here\n" if fault == "mute" else log_of(self.report(order))
             phase = "Failed" if code else "Succeeded"
             self.pods[name] = replace(pod, phase=phase, containers=(ended,), log=log)

@@ -10,7 +10,7 @@ from typing import Any
 from trainwright.worker_api import FailureReason, TrialSeriesTask, TrialTask
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.gangs import worker_log
-from trainwright_operator.flow.gangs.manifests import GangSpec
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.names import JOBS_CREATED_ANNOTATION, PINNED_ANNOTATION, PLACED_ANNOTATION
 from trainwright_operator.flow.reasons import ENDED_BY_CLUSTER, Reason, message
@@ -197,7 +197,7 @@ def _container_start_failure(pod: PodFacts, container: ContainerFacts, waited: t
 def _lost_pod_failure(placed: Placements, task_map: StoredConfigMap, jobs: Sequence[JobFacts]) -> GangFailure | None:
     """Return a failure for a pod lost after placement.
 
-    The training operator recreates it, but its peers wait for the old one.
+    Its launcher recreates it, but its peers wait for the old one.
     """
     ending = any(job.failed_at or job.succeeded for job in jobs) or any(
         pod and pod.phase == "Failed" for pod, _ in placed
@@ -221,7 +221,7 @@ def _job_failure(now: datetime, pods: Sequence[PodFacts], jobs: Sequence[JobFact
         return None
     for job in jobs:
         if job.failed_at is not None and now - job.failed_at >= CAUSE_PATIENCE:
-            words = f"PyTorchJob {job.name} failed and its failed pods are gone: {job.message}"
+            words = f"{job.launcher} {job.name} failed and its failed pods are gone: {job.message}"
             return _failure_with_message(Reason.POD_LOST, words)
     return None
 

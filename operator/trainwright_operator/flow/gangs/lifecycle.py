@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 
 from trainwright import documents
-from trainwright.worker_api import Progress, WorkerReport, WorkerTask
+from trainwright.worker_api import GangNode, Progress, WorkerReport, WorkerTask
 from trainwright_operator.flow import scheduling
 from trainwright_operator.flow.actions import (
     Action,
@@ -19,11 +19,12 @@ from trainwright_operator.flow.actions import (
     PinPod,
     StoredRole,
 )
-from trainwright_operator.flow.gangs import manifests as gang_manifests
 from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs import results, retries, worker_image, worker_log
 from trainwright_operator.flow.gangs.failures import CAUSE_PATIENCE, GangFailure, diagnose_gang
-from trainwright_operator.flow.gangs.manifests import GangSpec, JobShape
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.launchers.launcher import Launcher, PodPlace, assigned_pods
+from trainwright_operator.flow.gangs.launchers.registry import launcher_of, launcher_record
 from trainwright_operator.flow.gangs.outcome import GangOutcome, GangResult, OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import Retry
@@ -124,6 +125,7 @@ def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
         return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
     image = worker_image.image_to_run(context, gang_spec.task.gang)
     data = {TASK_FILE: documents.dumps(gang_spec.task), worker_image.IMAGE_KEY: documents.dumps(image)}
+    data |= launcher_record(context.plan)
     creation = CreateConfigMap(context.names.task(gang_spec.name), StoredRole.TASK, data, gang_spec.name)
     return GangStep(activity="creating the task", actions=(creation,))
 
@@ -186,8 +188,12 @@ class _RunningGang:
         return {job.name: job for job in self.context.snapshot.jobs_of(self.gang_spec.name)}
 
     @cached_property
-    def shapes(self) -> tuple[JobShape, ...]:
-        return gang_manifests.job_shapes(self.context.names, self.gang_spec.name, self.gang_spec.task.gang)
+    def launcher(self) -> Launcher:
+        return launcher_of(self.task_map)
+
+    @cached_property
+    def places(self) -> tuple[tuple[PodPlace, GangNode], ...]:
+        return self.launcher.places(self.context.names, self.gang_spec.name, self.gang_spec.task.gang)
 
     @cached_property
     def pods(self) -> tuple[PodFacts, ...]:
@@ -196,7 +202,7 @@ class _RunningGang:
     @cached_property
     def placed(self) -> tuple[tuple[PodFacts | None, str], ...]:
         """Return each expected pod (None where missing) with its node, in job order."""
-        return tuple(one for shape in self.shapes for one in gang_manifests.assigned_pods(shape, self.pods))
+        return tuple((pod, node.name) for pod, node in assigned_pods(self.places, self.pods))
 
     @cached_property
     def gated(self) -> tuple[tuple[PodFacts, str], ...]:
@@ -211,10 +217,10 @@ class _RunningGang:
         """Return the next step."""
         if JOBS_CREATED_ANNOTATION not in self.task_map.annotations:
             return self._create_jobs()
-        for shape in self.shapes:
-            job = self.jobs.get(shape.job)
+        for name in dict.fromkeys(place.job for place, _ in self.places):
+            job = self.jobs.get(name)
             if job is None or job.terminating:
-                return self._end(GangFailure.of(Reason.JOB_DELETED, what=shape.job))
+                return self._end(GangFailure.of(Reason.JOB_DELETED, kind=self.launcher.kind, what=name))
         return self._observe_pods()
 
     def partial_results(self) -> tuple[Action, ...]:
@@ -230,12 +236,12 @@ class _RunningGang:
         return results.device_seconds(self.context, self.gang_spec, self._last_start_time())
 
     def _create_jobs(self) -> GangStep:
-        manifests = gang_manifests.manifests(self.context, self.gang_spec)
+        manifests = self.launcher.manifests(self.context, self.gang_spec)
         missing = [manifest for manifest in manifests if manifest["metadata"]["name"] not in self.jobs]
         for manifest in missing:
             refusal = self.context.snapshot.refusals.get(manifest["metadata"]["name"])
             if refusal:
-                return self._end(GangFailure.of(Reason.JOB_REFUSED, what=refusal))
+                return self._end(GangFailure.of(Reason.JOB_REFUSED, kind=self.launcher.kind, what=refusal))
         actions = (*map(CreateJob, missing),) if missing else (self._annotation(JOBS_CREATED_ANNOTATION),)
         return GangStep(activity="creating pods", actions=actions)
 
@@ -324,7 +330,7 @@ class _RunningGang:
 
     def _capacity_shortfalls(self) -> list[str]:
         """Return a sentence for each node that lacks capacity for its gated pod."""
-        return [sentence for pod, node in self.gated if (sentence := self._node_shortfall(pod.job, node))]
+        return [sentence for _, node in self.gated if (sentence := self._node_shortfall(node))]
 
     def _refused_placements(self) -> list[str]:
         """Return a sentence for each gated pod whose last pin the API server refused."""
@@ -335,8 +341,8 @@ class _RunningGang:
             if pod.name in refusals
         ]
 
-    def _node_shortfall(self, job: str, node_name: str) -> str:
-        """Describe what the node lacks for one more pod of the job, or return an empty string."""
+    def _node_shortfall(self, node_name: str) -> str:
+        """Describe what the node lacks for its pod, or return an empty string."""
         snapshot = self.context.snapshot
         problem = self._node_problem(node_name)
         if problem:
@@ -344,7 +350,7 @@ class _RunningGang:
         node = next(node for node in snapshot.nodes if node.name == node_name)
         if not node.schedulable:
             return f"node {node_name} is cordoned"
-        needed = next(shape.devices for shape in self.shapes if shape.job == job)
+        needed = next(len(one.slots) for one in self.gang_spec.task.gang.nodes if one.name == node_name)
         free = node.devices(self.context.spec.devices.resource_name) - snapshot.used_devices.get(node_name, 0)
         return "" if free >= needed else f"node {node_name} has {max(free, 0)} of {needed} needed devices free"
 

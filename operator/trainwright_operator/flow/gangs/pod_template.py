@@ -11,7 +11,7 @@ from trainwright_operator.flow.names import PLACEMENT_GATE
 from trainwright_operator.flow.scheduling import worker_tolerations
 
 CONTAINER: Final = "pytorch"
-"""Container name that the training operator's webhook requires."""
+"""Container name that the training operator's webhook requires; the same for all launchers, for users' templates name it."""
 RENDEZVOUS_PORT: Final = 23456
 _TASK_FOLDER, _, TASK_FILE = worker_api.TASK_PATH.rpartition("/")
 _GRACE_SECONDS = 5

@@ -20,7 +20,7 @@ from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.gangs import outcome as outcomes
 from trainwright_operator.flow.gangs import worker_log
 from trainwright_operator.flow.gangs.failures import GangFailure
-from trainwright_operator.flow.gangs.manifests import GangSpec
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.outcome import GangOutcome, OutcomeState
 from trainwright_operator.flow.gangs.worker_image import IMAGE_KEY, image_that_ran
 from trainwright_operator.flow.phase import ReconcileContext

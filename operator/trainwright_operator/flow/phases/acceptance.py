@@ -13,8 +13,11 @@ from trainwright import documents
 from trainwright.layer import Dtype
 from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.conditions import ConditionType
+from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import DeleteConfigMap, DryRunJob, StoredRole
-from trainwright_operator.flow.gangs.manifests import GangSpec, manifests
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.launchers.launcher import Launcher
+from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
 from trainwright_operator.flow.gangs.outcome import parse_outcome
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
@@ -26,8 +29,8 @@ _PROBE = GangSpec(
     pending_seconds=60,
     run_seconds=60,
 )
-"""Gang with a Master and a Worker, rendered for the dry run and never created."""
-_REPEATED = (Reason.PYTORCHJOB_MISSING, Reason.JOB_REFUSED)
+"""Gang of two pods, rendered for the dry run and never created."""
+_REPEATED = (Reason.PYTORCHJOB_MISSING, Reason.JOBSET_MISSING, Reason.JOB_REFUSED)
 _REPEAT_SECONDS = 30
 """Interval of dry runs while the cluster lacks something."""
 
@@ -36,7 +39,7 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Accept the model, the image and the pods once for each generation."""
     known = context.condition(ConditionType.ACCEPTED)
     if known is not None and known.status == "True" and known.observed_generation == context.plan.generation:
-        return Done(findings)
+        return Done(findings, status=_chosen(context))
     try:
         model_from_spec(context.spec, Dtype.FLOAT32)
     except ValueError as error:
@@ -47,26 +50,51 @@ def accept(context: ReconcileContext, findings: Findings) -> PhaseResult:
 
 
 def _try_template(context: ReconcileContext, findings: Findings) -> PhaseResult:
-    """Ask the API server for a dry run of a job with the plan's pod template."""
-    manifest = manifests(context, _PROBE)[0]
-    key = hashlib.sha256(f"{context.plan.generation} {manifest}".encode()).hexdigest()
+    """Ask the API server for a dry run of a job with the plan's pod template: of the first launcher that it knows."""
+    launchers = possible_launchers(context.plan)
     tried = context.snapshot.dry_run
-    if tried is None or not tried.key.startswith(key):
-        return Waiting(actions=(DryRunJob(key, manifest),), live_gangs=_current_gangs(context))
+    probes = [_probe(context, launcher) for launcher in launchers]
+    number = next((at for at, probe in enumerate(probes) if tried and tried.key.startswith(probe.key)), None)
+    if tried is None or number is None:
+        return Waiting(actions=(probes[0],), live_gangs=_current_gangs(context))
+    launcher = launchers[number]
+    if not tried.reason and number > 0:
+        # Kept before the plan goes on, since its gangs do not change their launcher.
+        return Waiting(status=TrainingPlanStatus(launcher=launcher.kind), live_gangs=_current_gangs(context))
     if not tried.reason:
-        return Done(findings, explain(Reason.ACCEPTED))
-    explanation = explain(Reason(tried.reason), what=tried.message)
-    if explanation.reason not in _REPEATED:
+        return Done(findings, explain(Reason.ACCEPTED), status=_chosen(context))
+    is_missing = tried.reason == launcher.missing
+    reason = launchers[0].missing if is_missing else Reason(tried.reason)
+    alternative = " or JobSet" if len(launchers) > 1 else ""
+    explanation = explain(reason, what=tried.message, kind=launcher.kind, alternative=alternative)
+    if reason not in _REPEATED:
         return Failed(explanation)
     period = int(context.now.timestamp() / _REPEAT_SECONDS)
-    current = f"{key} {period}"
+    tries_other = is_missing and number < len(launchers) - 1
+    following = probes[number + 1 if tries_other else 0]
+    again = DryRunJob(f"{following.key} {period}", following.manifest)
+    if tries_other and tried.key == probes[number].key:
+        return Waiting(actions=(again,), live_gangs=_current_gangs(context))  # nothing is known to be missing yet
+    is_early = not tries_other and tried.key == f"{probes[number].key} {period}"
     return Waiting(
         explanation,
-        actions=() if tried.key == current else (DryRunJob(current, manifest),),
+        actions=() if is_early else (again,),
         live_gangs=_current_gangs(context),
         is_lacking=True,
         again_at=datetime.fromtimestamp((period + 1) * _REPEAT_SECONDS, UTC),
     )
+
+
+def _chosen(context: ReconcileContext) -> TrainingPlanStatus:
+    """Return the status with the launcher that was chosen for a plan without a wish, if it is not the usual one."""
+    chosen = context.plan.status.launcher if context.spec.launcher is None else None
+    return TrainingPlanStatus() if chosen is None else TrainingPlanStatus(launcher=chosen)
+
+
+def _probe(context: ReconcileContext, launcher: Launcher) -> DryRunJob:
+    """Return a dry run of the launcher's first object of a gang with the plan's pod template."""
+    manifest = launcher.manifests(context, _PROBE)[0]
+    return DryRunJob(hashlib.sha256(f"{context.plan.generation} {manifest}".encode()).hexdigest(), manifest)
 
 
 def discard_transient_failures(context: ReconcileContext, findings: Findings) -> PhaseResult:

@@ -19,8 +19,8 @@ from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStatus
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.lifecycle import advance, result_in
-from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.link_results import (
     LINK_REPORT_BUDGET_BYTES,

@@ -23,8 +23,8 @@ from trainwright_operator.api.status import ConfigMapReference, TrainingPlanStat
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance, result_in
-from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.retries import find_retry

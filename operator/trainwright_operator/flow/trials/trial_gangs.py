@@ -14,8 +14,8 @@ from trainwright.worker_api import MAX_REPORT_BYTES, TrialSeriesTask, TrialTask
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.flow.actions import StoredRole
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.lifecycle import is_under_way
-from trainwright_operator.flow.gangs.manifests import GangSpec
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.names import REHEARSE_FAULT_ANNOTATION

@@ -1,0 +1,30 @@
+"""Metadata of a plan's children: owner reference and labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright_operator.api import API_VERSION, KIND
+from trainwright_operator.flow.names import GANG_LABEL, PLAN_LABEL, PLAN_UID_LABEL
+from trainwright_operator.flow.snapshot import PlanFacts
+
+
+def owner_reference(plan: PlanFacts) -> dict[str, Any]:
+    """Return the owner reference that deletes a child with its plan, without blocking the plan's deletion."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": plan.name,
+        "uid": plan.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def child_labels(plan: PlanFacts, gang_name: str = "") -> dict[str, str]:
+    own = {
+        "app.kubernetes.io/managed-by": "trainwright",
+        PLAN_LABEL: plan.name[:63].rstrip("-."),
+        PLAN_UID_LABEL: plan.uid,
+    }
+    return own | {GANG_LABEL: gang_name} if gang_name else own

@@ -1,0 +1,1 @@
+"""Launchers of a gang: the Kubernetes objects that its pods are created from, one module each."""

@@ -1,0 +1,112 @@
+"""JobSet of a gang: one object for all its pods, with a Job for each accelerator and device count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trainwright.worker_api import Gang, GangNode
+from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.child_metadata import child_labels
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata
+from trainwright_operator.flow.gangs.worker_image import image_of_task
+from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.reasons import Reason
+
+_LABELS: Final = "jobset.sigs.k8s.io"
+_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+_NO_LIMIT: Final = 2**31 - 1
+"""Limit that no Job reaches.
+
+A Job that fails makes the JobSet delete all other Jobs, and with their pods the workers' logs and last words. Below its
+limit it stays, with its failed pods, and replaces them by pods that wait behind the operator's gate and hold no devices,
+until the operator has read what the workers say and deletes the JobSet.
+"""
+
+
+class JobSetLauncher:
+    """Launcher of JobSets."""
+
+    kind = LauncherKind.JOB_SET
+    api = JobApi("jobset.x-k8s.io", "v1alpha2", "jobsets")
+    missing = Reason.JOBSET_MISSING
+    succeeded_condition = "Completed"
+
+    def places(self, names: Names, gang_name: str, gang: Gang) -> tuple[tuple[PodPlace, GangNode], ...]:
+        """Return each pod's place with its node. The gang's first node comes first, so its pod hosts the rendezvous."""
+        job = names.job(gang_name, 0)
+        return tuple(
+            (PodPlace(job, role, index), node)
+            for role, nodes in _groups(gang).items()
+            for index, node in enumerate(nodes)
+        )
+
+    def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
+        """Return the gang's JobSet as plain data."""
+        name = context.names.job(gang_spec.name, 0)
+        groups = _groups(gang_spec.task.gang)
+        first = next(iter(groups))
+        return (
+            {
+                "apiVersion": "jobset.x-k8s.io/v1alpha2",
+                "kind": "JobSet",
+                "metadata": job_metadata(context, gang_spec, name),
+                "spec": {
+                    # Workers connect to the first pod before it is ready.
+                    "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+                    "failurePolicy": {"maxRestarts": 0},
+                    "replicatedJobs": [
+                        {
+                            "name": role,
+                            "replicas": 1,
+                            "template": _job_template(
+                                context, gang_spec, nodes, master=f"{name}-{first}-0-0.{name}", is_first=role == first
+                            ),
+                        }
+                        for role, nodes in groups.items()
+                    ],
+                },
+            },
+        )
+
+    def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
+        """Return a pod's place by the labels of JobSet's and Kubernetes' controllers."""
+        job, index = labels.get(f"{_LABELS}/jobset-name"), labels.get(_INDEX_LABEL, "")
+        if job is None:
+            return None
+        return PodPlace(job, labels.get(f"{_LABELS}/replicatedjob-name", ""), int(index) if index.isdecimal() else -1)
+
+
+def _groups(gang: Gang) -> dict[str, list[GangNode]]:
+    """Return the nodes of each replicated job: those with the same accelerator and device count."""
+    alike: dict[tuple[str, int], list[GangNode]] = {}
+    for node in gang.nodes:
+        alike.setdefault((node.accelerator, len(node.slots)), []).append(node)
+    return {f"s{number}": nodes for number, nodes in enumerate(alike.values())}
+
+
+def _job_template(
+    context: ReconcileContext, gang_spec: GangSpec, nodes: list[GangNode], *, master: str, is_first: bool
+) -> dict[str, Any]:
+    own_labels = child_labels(context.plan, gang_spec.name)
+    return {
+        "spec": {
+            "completionMode": "Indexed",
+            "parallelism": len(nodes),
+            "completions": len(nodes),
+            "backoffLimit": _NO_LIMIT,
+            "activeDeadlineSeconds": abandoned_seconds(gang_spec),
+            "template": pod_template.render(
+                image=image_of_task(context, gang_spec.name),
+                master=master,
+                task_map=context.names.task(gang_spec.name),
+                resource_name=context.spec.devices.resource_name,
+                devices=len(nodes[0].slots),
+                labels=own_labels | ({RENDEZVOUS_LABEL: "true"} if is_first else {}),
+                template=context.spec.worker.pod_template,
+            ),
+        }
+    }

@@ -1,0 +1,104 @@
+"""Launcher of a gang: what the flow needs to know of a kind of object that creates pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from trainwright.worker_api import Gang, GangNode
+from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.gangs.child_metadata import child_labels, owner_reference
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.names import Names
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.snapshot import PodFacts
+
+_ABANDONED_SECONDS: Final = 28 * 24 * 3600
+"""Grace period after the operator's own deadlines until a job ends itself, for an operator that is gone for good.
+
+A job's deadline is fixed at its creation and counts while its pods are gated and the operator is down, so it exceeds
+all deadlines that an edit may set (each at most a week) and any absence. Until then gated pods hold no devices, and
+running workers end at their task's deadline; only pinned pods that never started hold devices, until their
+TrainingPlan is deleted.
+"""
+
+
+class JobApi(NamedTuple):
+    """Where the API server serves a kind of object."""
+
+    group: str
+    version: str
+    plural: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlace:
+    """Place of a pod in its gang, as its labels tell it.
+
+    Attributes:
+        job: name of the object that it belongs to.
+        role: group of equal pods in that object.
+        index: number in the group, from 0.
+    """
+
+    job: str
+    role: str
+    index: int
+
+
+class Launcher(Protocol):
+    """Kind of object that a gang's pods are created from.
+
+    Attributes:
+        missing: reason of a plan that waits for the kind's definition.
+        succeeded_condition: type of the condition of an object whose pods all succeeded; that of a failure is `Failed`.
+    """
+
+    @property
+    def kind(self) -> LauncherKind: ...
+    @property
+    def api(self) -> JobApi: ...
+    @property
+    def missing(self) -> Reason: ...
+    @property
+    def succeeded_condition(self) -> str: ...
+
+    def places(self, names: Names, gang_name: str, gang: Gang) -> tuple[tuple[PodPlace, GangNode], ...]:
+        """Return each pod's place with its node, in the order of jobs; the first pod hosts the rendezvous."""
+
+    def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
+        """Return the gang's objects as plain data."""
+
+    def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
+        """Return a pod's place by its labels, or None where another launcher created it."""
+
+
+def assigned_pods(
+    places: Iterable[tuple[PodPlace, GangNode]], gang_pods: Iterable[PodFacts]
+) -> tuple[tuple[PodFacts | None, GangNode], ...]:
+    """Return each expected pod (None where missing) with its node, in the order of the places.
+
+    Of several in a place the first counts: a JobSet's later ones replace it where it failed.
+    """
+    pods = {}
+    for pod in sorted(gang_pods, key=lambda pod: pod.created_at, reverse=True):
+        if not pod.terminating:
+            pods[PodPlace(pod.job, pod.role, pod.index)] = pod
+    return tuple((pods.get(place), node) for place, node in places)
+
+
+def job_metadata(context: ReconcileContext, gang_spec: GangSpec, name: str) -> dict[str, Any]:
+    """Return the metadata of an object of the gang."""
+    return {
+        "name": name,
+        "namespace": context.plan.namespace,
+        "labels": child_labels(context.plan, gang_spec.name),
+        "ownerReferences": [owner_reference(context.plan)],
+    }
+
+
+def abandoned_seconds(gang_spec: GangSpec) -> int:
+    """Return the deadline after which an object ends itself."""
+    return int(gang_spec.pending_seconds + gang_spec.run_seconds + _ABANDONED_SECONDS)

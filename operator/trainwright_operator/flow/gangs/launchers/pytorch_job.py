@@ -1,0 +1,112 @@
+"""PyTorchJobs of the Kubeflow training operator, one for each device count, since all workers of one are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainwright.worker_api import Gang, GangNode
+from trainwright_operator.api.spec import LauncherKind
+from trainwright_operator.flow.gangs import pod_template
+from trainwright_operator.flow.gangs.child_metadata import child_labels
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.launchers.launcher import JobApi, PodPlace, abandoned_seconds, job_metadata
+from trainwright_operator.flow.gangs.worker_image import image_of_task
+from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.reasons import Reason
+
+_MASTER: Final = "master"
+_WORKER: Final = "worker"
+_LABELS: Final = "training.kubeflow.org"
+
+
+@dataclass(frozen=True, slots=True)
+class _JobShape:
+    """Nodes of a gang with equal device counts: one PyTorchJob, with its Master on the first node."""
+
+    job: str
+    devices: int
+    nodes: tuple[GangNode, ...]
+
+
+class PyTorchJobLauncher:
+    """Launcher of PyTorchJobs."""
+
+    kind = LauncherKind.PYTORCH_JOB
+    api = JobApi("kubeflow.org", "v1", "pytorchjobs")
+    missing = Reason.PYTORCHJOB_MISSING
+    succeeded_condition = "Succeeded"
+
+    def places(self, names: Names, gang_name: str, gang: Gang) -> tuple[tuple[PodPlace, GangNode], ...]:
+        """Return each pod's place with its node. The gang's first node comes first, so its Master hosts the rendezvous."""
+        return tuple(
+            (PodPlace(shape.job, _WORKER, number - 1) if number else PodPlace(shape.job, _MASTER, 0), node)
+            for shape in _job_shapes(names, gang_name, gang)
+            for number, node in enumerate(shape.nodes)
+        )
+
+    def manifests(self, context: ReconcileContext, gang_spec: GangSpec) -> tuple[dict[str, Any], ...]:
+        """Return the gang's PyTorchJobs as plain data."""
+        shapes = _job_shapes(context.names, gang_spec.name, gang_spec.task.gang)
+        return tuple(_manifest(context, gang_spec, shape, first_job=shapes[0].job) for shape in shapes)
+
+    def read_place(self, labels: Mapping[str, str]) -> PodPlace | None:
+        """Return a pod's place by the training operator's labels."""
+        job, index = labels.get(f"{_LABELS}/job-name"), labels.get(f"{_LABELS}/replica-index", "")
+        if job is None:
+            return None
+        return PodPlace(job, labels.get(f"{_LABELS}/replica-type", ""), int(index) if index.isdecimal() else -1)
+
+
+def _job_shapes(names: Names, gang_name: str, gang: Gang) -> tuple[_JobShape, ...]:
+    by_devices: dict[int, list[GangNode]] = {}
+    for node in gang.nodes:
+        by_devices.setdefault(len(node.slots), []).append(node)
+    return tuple(
+        _JobShape(names.job(gang_name, number), devices, tuple(nodes))
+        for number, (devices, nodes) in enumerate(by_devices.items())
+    )
+
+
+def _manifest(context: ReconcileContext, gang_spec: GangSpec, shape: _JobShape, *, first_job: str) -> dict[str, Any]:
+    own_labels = child_labels(context.plan, gang_spec.name)
+    rendezvous = {RENDEZVOUS_LABEL: "true"} if shape.job == first_job else {}
+
+    def replicas(count: int, further: dict[str, str]) -> dict[str, Any]:
+        return {
+            "replicas": count,
+            "restartPolicy": "Never",
+            "template": pod_template.render(
+                image=image_of_task(context, gang_spec.name),
+                master=f"{first_job}-{_MASTER}-0",
+                task_map=context.names.task(gang_spec.name),
+                resource_name=context.spec.devices.resource_name,
+                devices=shape.devices,
+                labels=own_labels | further,
+                template=context.spec.worker.pod_template,
+            ),
+        }
+
+    replica_specs = {"Master": replicas(1, rendezvous)}
+    if len(shape.nodes) > 1:
+        replica_specs["Worker"] = replicas(len(shape.nodes) - 1, {})
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": job_metadata(context, gang_spec, shape.job),
+        "spec": {
+            # An integer, because `auto` counts as one process; no elasticPolicy, because it would scramble the ranks.
+            "nprocPerNode": str(shape.devices),
+            "runPolicy": {
+                # Pods stay until their termination messages are read; the operator then deletes the job. With
+                # `Running`, the first pod that lost a peer would end the job before that peer reports its cause. No
+                # backoffLimit: restartPolicy Never already ends the job at its first failure, but a limit makes the
+                # training operator delete failed pods too. Without an operator, workers end at their task's deadline.
+                "cleanPodPolicy": "None",
+                "activeDeadlineSeconds": abandoned_seconds(gang_spec),
+            },
+            "pytorchReplicaSpecs": replica_specs,
+        },
+    }
