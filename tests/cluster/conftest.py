@@ -93,7 +93,7 @@ class Workbench:
 
     def children(self) -> list[str]:
         """Names of the operator's objects that exist in the namespace."""
-        listed = json.loads(self.run("get", "pytorchjobs,pods,configmaps,services", "--output", "json"))
+        listed = json.loads(self.run("get", "pytorchjobs,jobsets,jobs,pods,configmaps,services", "--output", "json"))
         return [
             f"{item['kind']}/{item['metadata']['name']}"
             for item in listed["items"]
@@ -119,8 +119,22 @@ class Workbench:
         return pod
 
     def kill_operator(self) -> None:
-        """Kill the operator's process (found by its container's id) and delete its pod, to avoid the restart back-off."""
+        """Kill the operator's process and delete its pod, to avoid the restart back-off."""
         pod = self.operator_pod()
+        self.kill_processes(pod)
+        self.kubectl.run(
+            "--namespace",
+            OPERATOR_NAMESPACE,
+            "delete",
+            "pod",
+            pod["metadata"]["name"],
+            "--force",
+            "--grace-period=0",
+            "--wait=false",
+        )
+
+    def kill_processes(self, pod: dict[str, Any]) -> None:
+        """Kill a pod's processes, which are found by its container's id."""
         container = pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
         killed = 0
         for process in Path("/proc").glob("[0-9]*"):
@@ -132,16 +146,6 @@ class Workbench:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended between the listing and now
         assert killed, f"no process of container {container} was found"
-        self.kubectl.run(
-            "--namespace",
-            OPERATOR_NAMESPACE,
-            "delete",
-            "pod",
-            pod["metadata"]["name"],
-            "--force",
-            "--grace-period=0",
-            "--wait=false",
-        )
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
 from trainwright_demo.follow import condition
+
+LAUNCHERS = ("PyTorchJob", "JobSet")
 
 
 def trial(resource, name):
@@ -46,13 +49,49 @@ def test_operator_killed_in_every_phase_finds_the_same_winner(workbench, small_p
     assert len(measured) == len(undisturbed["status"]["trials"])
 
 
-def test_a_crashing_candidate_is_named_and_another_one_wins(workbench, small_plan) -> None:
-    plan = small_plan(annotations={"trainwright.dev/rehearse-fault": "candidate-1=crash"})
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_crashing_candidate_is_named_and_another_one_wins(workbench, small_plan, launcher) -> None:
+    plan = small_plan(annotations={"trainwright.dev/rehearse-fault": "candidate-1=crash"}, launcher=launcher)
     resource = workbench.wait_finished(workbench.apply(plan))
     crashed = trial(resource, "candidate-1")
     assert (crashed["state"], crashed["reason"]) == ("Failed", "Crashed"), crashed
     assert resource["status"]["winner"]["trial"] == "candidate-2"
     assert succeeded(resource)["status"] == "True"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_killed_worker_is_named_with_its_peers_log_kept_and_another_candidate_wins(
+    workbench, small_plan, launcher
+) -> None:
+    """Kill one of two pods in the middle of a trial: its exit code is told, whatever its peer reports."""
+    plan = small_plan(
+        devices={"products": ["emulated-v100"], "max": 4},
+        trials={"topK": 2, "baseline": "None", "warmupIterations": 1, "iterations": 400},
+        launcher=launcher,
+    )
+    name = workbench.apply(plan)
+    selector = ("--selector", "trainwright.dev/gang=candidate-1", "--output", "json")
+
+    def pods() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(workbench.run("get", "pods", *selector))["items"]
+        return found
+
+    def runs(_: Any) -> bool:
+        return sum(pod["status"]["phase"] == "Running" for pod in pods()) >= 2
+
+    workbench.wait(name, "a running trial of two pods", runs, 300)
+    kinds = {owner["kind"] for pod in pods() for owner in pod["metadata"]["ownerReferences"]}
+    assert kinds == {"PyTorchJob" if launcher == "PyTorchJob" else "Job"}
+    time.sleep(8)
+    workbench.kill_processes(next(pod for pod in pods() if "trainwright.dev/rendezvous" not in pod["metadata"]["labels"]
+                                  or pod["metadata"]["labels"].get("batch.kubernetes.io/job-completion-index") == "1"))  # fmt: skip
+    workbench.wait(name, "the end of the trial", lambda found: trial(found, "candidate-1")["state"] == "Failed", 120)
+    killed = trial(workbench.get(name), "candidate-1")
+    assert killed["reason"] == "Crashed", killed
+    assert "exit code 137" in killed["message"], killed
+    stored = json.loads(workbench.run("get", "configmap", killed["resultRef"]["configMap"], "--output", "json"))
+    assert "rank 0" in stored["data"]["log"], stored["data"]
 
 
 def test_plan_waits_for_an_image_that_cannot_be_pulled_with_that_reason(workbench, small_plan) -> None:

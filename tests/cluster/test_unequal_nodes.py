@@ -1,4 +1,4 @@
-"""Nodes with one, two and four devices: a PyTorchJob for each pod shape, one rendezvous, one trial."""
+"""Nodes with one, two and four devices: a PyTorchJob for each pod shape, or one JobSet; one rendezvous, one trial."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def up(shape: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unequal_nodes")
-def test_trial_runs_on_nodes_with_one_two_and_four_devices(workbench, small_plan) -> None:
+@pytest.mark.parametrize("launcher", ["PyTorchJob", "JobSet"])
+def test_trial_runs_on_nodes_with_one_two_and_four_devices(workbench, small_plan, launcher) -> None:
     plan = small_plan(
+        launcher=launcher,
         model={"gpt": {"layers": 8, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}},
         training={"globalBatchSize": 7},
         devices={"products": ["emulated-v100"]},

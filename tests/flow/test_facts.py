@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.reasons import MESSAGES, Reason
+from trainwright_operator.flow.snapshot import PodFacts
 from trainwright_operator.kube import object_facts
 from trainwright_operator.settings import Settings
 
@@ -93,6 +95,33 @@ def test_pods_are_read_with_the_workers_container_first() -> None:
     assert [container.name for container in found.containers] == ["pytorch", "sidecar", "init-pytorch"]
     assert (found.containers[0].exit_code, found.containers[0].termination_message) == (13, "why")
     assert found.containers[2].waiting_reason == "ErrImagePull"
+
+
+def test_first_pod_of_a_jobsets_first_job_reports() -> None:
+    """The other pods of that job have the same labels but for their index."""
+
+    def read(index: str) -> PodFacts:
+        raw = pod(f"p-s0-0-{index}-x7k2p", node="a")
+        raw["metadata"]["labels"] = {
+            "jobset.sigs.k8s.io/jobset-name": "p", "jobset.sigs.k8s.io/replicatedjob-name": "s0",
+            "batch.kubernetes.io/job-completion-index": index, "trainwright.dev/rendezvous": "true",
+        }  # fmt: skip
+        return object_facts.pod_facts(raw)
+
+    assert [(one.job, one.role, one.index, one.reports) for one in map(read, "01")] == [
+        ("p", "s0", 0, True),
+        ("p", "s0", 1, False),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "condition"), [("PyTorchJob", "Succeeded"), ("JobSet", "Completed")])
+def test_job_has_succeeded_by_its_launchers_condition(kind: str, condition: str) -> None:
+    raw = {
+        "metadata": {"name": "p", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "status": {"conditions": [{"type": condition, "status": "True"}]},
+    }
+    found = [object_facts.job_facts(raw, launcher) for launcher in LAUNCHERS.values()]
+    assert [one.launcher for one in found if one.succeeded] == [kind]
 
 
 def test_pod_lists_missing_config_maps_until_it_runs() -> None:

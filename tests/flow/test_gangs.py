@@ -9,11 +9,11 @@ from flow_world import START, World, spec_of
 
 from trainwright import worker_api
 from trainwright.worker_api import Gang, GangNode, LinkTask
-from trainwright_operator.api.spec import PodTemplate, TrainingPlanSpec
+from trainwright_operator.api.spec import LauncherKind, PodTemplate, TrainingPlanSpec
 from trainwright_operator.flow import scheduling
-from trainwright_operator.flow.gangs import manifests as gang_manifests
 from trainwright_operator.flow.gangs import pod_template
-from trainwright_operator.flow.gangs.manifests import GangSpec
+from trainwright_operator.flow.gangs.gang_spec import GangSpec
+from trainwright_operator.flow.gangs.launchers.registry import LAUNCHERS
 from trainwright_operator.flow.names import PLACEMENT_GATE, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.snapshot import PodFacts
@@ -23,7 +23,7 @@ def render(*nodes: GangNode, template: dict | None = None) -> tuple[dict, ...]:
     spec = spec_of(worker={"podTemplate": template or {}})
     context = ReconcileContext(World(spec=spec).snapshot(), START)
     wanted = GangSpec("candidate-1", LinkTask(gang=Gang(nodes=nodes)), 60, 60)
-    return gang_manifests.manifests(context, wanted)
+    return LAUNCHERS[LauncherKind.PYTORCH_JOB].manifests(context, wanted)
 
 
 def pod_of(manifest: dict, role: str = "Master") -> dict:
