@@ -25,7 +25,7 @@ def test_install_upgrade_and_uninstall_keep_the_definition_current_and_the_plans
 
     notes = succeed("install", *release[:1], CHART, *release[1:], "--create-namespace")
     assert "kubectl get trainingplans --watch" in notes
-    assert "The cluster has no PyTorchJob yet" in notes
+    assert "The cluster has neither PyTorchJob nor JobSet yet" in notes
     api.establish(DEFINITION)
     api.kubectl("apply", "--filename", str(ROOT / "deploy/examples/gpt2-medium.yaml"))
 

@@ -13,6 +13,8 @@ from trainwright.worker_api import FAILURE_MARKER, Cause, Failure, FailureReason
 from trainwright_operator.flow.reasons import MESSAGES, Reason
 from trainwright_operator.flow.snapshot import ContainerFacts
 
+pytestmark = pytest.mark.usefixtures("each_launcher")
+
 
 def test_trial_reports_the_workers_reason_and_message() -> None:
     words = documents.dumps(Failure(FailureReason.OUT_OF_MEMORY, "tried to allocate 3 GiB", rank=2, node="n1"))

@@ -89,6 +89,26 @@ def test_pods_of_a_jobset_that_failed_stay_until_the_cause_is_read() -> None:
     assert "exit code 7" in str(world.trial("candidate-1").message)
 
 
+@pytest.mark.usefixtures("each_launcher")
+def test_gang_begins_anew_once_the_former_ones_pods_terminate() -> None:
+    """A JobSet is gone before its pods, which have the places of the next one's."""
+    world = World()
+    world.run(until=lambda: running(world, "links"))
+    left = {name: pod for name, pod in world.pods.items() if pod.gang == "links"}
+    suspended = world.spec.model_copy(update={"suspend": True})
+    world.spec, spec, world.generation = suspended, world.spec, world.generation + 1
+    world.step()
+    world.spec, world.generation = spec, world.generation + 1
+    world.pods |= left
+    for _ in range(3):
+        world.step()
+    assert not world.jobs
+    world.pods |= {name: replace(pod, terminating=True) for name, pod in left.items()}
+    world.step()
+    world.step()
+    assert world.jobs
+
+
 @pytest.mark.parametrize("nodes", [UNEQUAL, UNEQUAL[:1]])
 @pytest.mark.parametrize("kind", LauncherKind)
 def test_each_node_of_a_gang_has_one_place_and_the_first_comes_first(

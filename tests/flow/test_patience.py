@@ -379,9 +379,7 @@ def test_record_of_an_attempt_may_be_modified() -> None:
 def test_log_of_a_lost_attempt_is_kept_until_the_next_one_ends() -> None:
     world = World()
     world.run(until=lambda: running(world, "candidate-1"))
-    world.pods = {
-        name: replace(pod, log="NCCL says so\n") if pod.role == "master" else pod for name, pod in world.pods.items()
-    }
+    world.pods = {name: replace(pod, log="NCCL says so\n") if pod.reports else pod for name, pod in world.pods.items()}
     evict(world, "candidate-1")
     world.run()
     (record,) = (one for one in world.stored.values() if one.role == "attempt")

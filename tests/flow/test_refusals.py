@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from flow_world import World, node, spec_of
 
+from trainwright_operator.api.spec import LauncherKind
+
 
 def test_plan_fails_with_the_search_message_when_no_plan_is_feasible() -> None:
     gpt = {"layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 512}
@@ -23,7 +25,7 @@ def test_plan_fails_with_the_api_servers_message_when_the_pod_template_is_reject
 
 
 def test_plan_names_what_to_install_when_the_pytorchjob_crd_is_missing() -> None:
-    world = World(template_error=("PyTorchJobCRDMissing", "the server could not find the requested resource"))
+    world = World(missing=frozenset(LauncherKind))
     world.run(until=lambda: world.status.waiting is not None)
     assert "training operator" in world.condition("Succeeded").message
 

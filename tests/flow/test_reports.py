@@ -207,7 +207,7 @@ def test_trial_counts_its_time_when_other_pods_are_removed() -> None:
     world = World()
     world.run(until=lambda: running(world, "candidate-1"))
     world.pass_time(20)
-    ended = [name for name, pod in world.pods.items() if pod.gang == "candidate-1" and pod.role == "worker"]
+    ended = [name for name, pod in world.pods.items() if pod.gang == "candidate-1" and not pod.reports]
     for name in ended:
         del world.pods[name]
     world.run()

@@ -16,6 +16,8 @@ from trainwright.worker_api import REPORT_MARKER, TrialReport, TrialSeriesReport
 from trainwright_operator.flow.actions import CreateConfigMap, StoredRole
 from trainwright_operator.flow.gangs import worker_log
 
+pytestmark = pytest.mark.usefixtures("each_launcher")
+
 
 def test_gang_failure_is_assigned_to_the_trial_that_caused_it() -> None:
     world = world_of(per_gang=3)

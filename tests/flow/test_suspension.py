@@ -16,6 +16,8 @@ from trainwright_operator.flow import actions as a
 from trainwright_operator.flow.decide import decide
 from trainwright_operator.flow.snapshot import StoredConfigMap
 
+pytestmark = pytest.mark.usefixtures("each_launcher")
+
 SERIES = "candidate-1s"
 
 

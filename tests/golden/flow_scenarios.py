@@ -10,6 +10,7 @@ from flow_harm import fail_pods, pass_with_kills, running
 from flow_reports import links_report, parts_of, report_of
 from flow_series import OUT_OF_MEMORY, world_of
 from flow_world import World, node, spec_of
+from subjects import LauncherKind
 
 Watch = Callable[[World], World]
 """Begins to record the decisions in a world."""
@@ -154,7 +155,7 @@ def refused(watch: Watch) -> None:
     for world in worlds:
         watch(world).run()
     waiting = (
-        World(template_error=("PyTorchJobCRDMissing", "the server could not find the requested resource")),
+        World(missing=frozenset(LauncherKind)),
         World(refuse_jobs="exceeded quota: gpus"),
         World(nodes=(node("n1", schedulable=False),)),
     )

@@ -29,6 +29,7 @@ from trainwright.worker_api import (
     TrialSeriesTask,
     TrialTask,
 )
+from trainwright_operator.api.spec import LauncherKind  # noqa: F401 - for the scenarios
 from trainwright_operator.flow import actions
 from trainwright_operator.flow.decide import decide
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices

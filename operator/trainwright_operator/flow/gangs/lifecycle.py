@@ -119,8 +119,9 @@ def is_under_way(context: ReconcileContext, gang: str) -> bool:
 
 def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     jobs = context.snapshot.jobs_of(gang_spec.name)
-    if jobs:
-        # Left from before the plan was suspended; the pods' task is gone.
+    if jobs or any(not pod.terminating for pod in context.snapshot.pods_of(gang_spec.name)):
+        # Left from before the plan was suspended; the pods' task is gone. A JobSet goes before its pods, which would
+        # be taken for those of the next one. Terminating pods may stay for ever where their node is dead.
         deletions = tuple(DeleteJob(job.name) for job in jobs if not job.terminating)
         return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
     image = worker_image.image_to_run(context, gang_spec.task.gang)
