@@ -1,10 +1,11 @@
-"""Output of `trainwright bench papers`: tables for the terminal, JSON for programs, a progress bar."""
+"""Output of `trainwright bench`: tables for the terminal, JSON for programs, a progress bar."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -14,6 +15,7 @@ from rich.text import Text
 from trainwright.cli.output import Output, show, show_json
 from trainwright.report.tables import add_row, new_table, titled
 from trainwright_papers.comparison import Comparison, Grid, ReportProgress
+from trainwright_papers.published_scores import published_comparison
 from trainwright_papers.tables import TABLES, rebuild_tables
 
 
@@ -26,6 +28,16 @@ def print_tables(names: Sequence[str], output: Output) -> None:
             return
         for comparison in rebuild_tables(names, report_progress):
             show(*_render(comparison))
+
+
+def print_published(table: Path, output: Output) -> None:
+    """Estimate the rows of a table of published throughputs, and print them with their agreement."""
+    with _progress_bar(1) as report_progress:
+        comparison = published_comparison(table, report_progress)
+    if output is Output.JSON:
+        show_json(comparison.document() | {"origin": "estimated"})
+    else:
+        show(*_render(comparison))
 
 
 @contextmanager

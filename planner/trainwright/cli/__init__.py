@@ -30,7 +30,7 @@ COMMANDS = {
     "machines": "List the machines that `cluster` knows.",
     "accelerators": "List the data sheets of accelerators.",
     "profiles": "Import, estimate or merge layer profiles.",
-    "bench": "Rebuild the tables of the papers.",
+    "bench": "Compare estimates with published figures.",
     "schema": "Print the JSON schema of a document.",
 }
 """Help of each command, in listing order."""

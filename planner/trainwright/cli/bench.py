@@ -1,8 +1,9 @@
-"""`trainwright bench papers`: tables of the AMP and Galvatron-BMW papers, from the package `trainwright_papers`."""
+"""`trainwright bench`: figures of papers and of published runs, from the package `trainwright_papers`."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from trainwright.cli.output import Output, OutputOption
 
 PACKAGE = "trainwright_papers"
 
-app = typer.Typer(add_completion=False, help="Rebuild the tables of the papers.", invoke_without_command=True)
+app = typer.Typer(add_completion=False, help="Compare estimates with published figures.", invoke_without_command=True)
 
 
 def _load(module: str) -> Any:
@@ -66,3 +67,15 @@ def papers(
 ) -> None:
     """Rebuild the tables of AMP and Galvatron-BMW from data sheets, next to the published figures. All tables take minutes."""
     _load("report").print_tables(table or (), output)
+
+
+@app.command()
+@command
+def published(
+    table: Annotated[
+        Path, typer.Option(metavar="FILE", help="CSV of measured throughputs; docs/accuracy.md names its columns.")
+    ],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Estimate published runs from data sheets alone, next to what was measured: by source, GPU and kind of plan."""
+    _load("report").print_published(table, output)
