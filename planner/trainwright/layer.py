@@ -70,6 +70,7 @@ class Operator:
             that two operators save counts at one of them. Split where the input is.
         saved_bytes_per_row: saved in other formats (indices, masks, float32 statistics).
         saved_elements_per_micro_batch: saved once for all rows of a micro-batch (score biases), split as well.
+        is_causal: no position attends to later ones; the FLOPs count all pairs, of which fused kernels skip about half.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Operator:
     saved_bytes_per_row: float = 0.0
     split: Split = Split.NONE
     saved_elements_per_micro_batch: float = 0.0
+    is_causal: bool = False
 
     def saved_bytes(self, dtype: Dtype, tensor: int) -> float:
         """Return bytes saved for the backward, per row, on one of `tensor` ranks."""

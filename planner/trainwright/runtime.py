@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from trainwright.document_kind import document
 from trainwright.layer import Dtype
@@ -53,6 +54,29 @@ class ProcessBytes:
             raise ValueError(f"held_bytes of {self.accelerator} must be at least 0, got {self.held_bytes}")
 
 
+class Kernels(StrEnum):
+    """Kernels of operators other than matrix products: PyTorch's, a framework's fused ones, or those of a compiler."""
+
+    EAGER = "eager"
+    FUSED = "fused"
+    COMPILED = "compiled"
+
+
+class AttentionLibrary(StrEnum):
+    """Origin of fused attention: PyTorch's kernels, the first FlashAttention, or cuDNN (as Transformer Engine uses it)."""
+
+    PYTORCH = "pytorch"
+    FLASH_ATTENTION_1 = "flash_attention_1"
+    CUDNN = "cudnn"
+
+
+class SelectiveRecompute(StrEnum):
+    """Operators that every layer computes again in its backward: attention's own, or all but costly ones (torchtitan's `op`)."""
+
+    ATTENTION = "attention"
+    OPERATORS = "operators"
+
+
 @document("Runtime")
 @dataclass(frozen=True)
 class Runtime:
@@ -76,6 +100,13 @@ class Runtime:
             and torchtitan: float32; DeepSpeed: that of the weights).
         splits_boundaries: where a boundary crosses between nodes, each rank of a tensor group is sent a slice of it and
             the ranks on a node all-gather it (Megatron's scatter and gather), instead of a full copy for every rank.
+        reduces_every_micro_batch: under zero2 and zero3 replicas reduce gradients in the backward of every micro-batch and
+            keep their shard (FSDP without `no_sync`), instead of whole gradients until the last one.
+        kernels: of operators other than matrix products, where profiles are estimated from data sheets.
+        attention_library: of fused attention, where profiles are estimated from data sheets.
+        fuses_loss: one kernel computes the loss from logits in the model's number format, another their gradient; no copy
+            of them is in float32.
+        selective_recompute: what layers that are not recomputed compute again nevertheless, where profiles are estimated.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -90,6 +121,11 @@ class Runtime:
     gradient_dtype: Dtype = Dtype.FLOAT32
     splits_boundaries: bool = True
     process_bytes: tuple[ProcessBytes, ...] = ()
+    reduces_every_micro_batch: bool = False
+    kernels: Kernels = Kernels.EAGER
+    attention_library: AttentionLibrary = AttentionLibrary.PYTORCH
+    fuses_loss: bool = False
+    selective_recompute: SelectiveRecompute | None = None
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -158,6 +158,10 @@ class DataSheet:
             Dtype.BFLOAT16: self.bfloat16_flops_per_second,
         }[dtype]
         return (in_format or self.float32_flops_per_second).value
+
+    def limited_to(self, watts: float | None) -> DataSheet:
+        """Return the sheet with another power limit; None: its own."""
+        return self if watts is None else replace(self, power_watts=replace(self.power_watts, value=watts))
 
     def has_fused_attention(self, dtype: Dtype) -> bool:
         """Return whether some kernel of PyTorch's fused attention, besides `math`, takes a format: native ones alone."""

@@ -7,7 +7,7 @@ small and skinny products reach less of the rate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,18 +16,22 @@ from numpy.typing import NDArray
 
 from trainwright.accelerators.data_sheets import DataSheet, data_sheet
 from trainwright.accelerators.efficiency import (
+    ATTENTION_BLOCK,
     BACKWARD_ATTENTION_PRODUCTS,
     EFFICIENCIES,
     HOST_SECONDS,
     INNER_OVERHEAD,
     KERNEL_SECONDS,
+    LIBRARY_ATTENTION_RATIOS,
     MEMORY_RATIO,
-    SOFTMAX_KERNELS,
+    STREAMING_RATIOS,
     TILES,
 )
+from trainwright.accelerators.selective_recompute import recomputed_shares, saved_bytes
 from trainwright.layer import Attention, Dtype, LayerKind, Operator, OperatorKind, Split
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
+from trainwright.runtime import Runtime, SelectiveRecompute
 from trainwright.training import Optimizer
 
 Array = NDArray[np.float64]
@@ -41,6 +45,8 @@ class Roof:
 
     Attributes:
         attention_flops_per_second: in fused attention.
+        streaming_ratio: actual over ideal traffic of operators that memory bounds.
+        fuses_loss, selective_recompute: as the runtime states.
         value_bytes: of one activation or weight.
     """
 
@@ -49,10 +55,14 @@ class Roof:
     bytes_per_second: float
     multiprocessors: int
     value_bytes: int
+    streaming_ratio: float
+    fuses_loss: bool = False
+    selective_recompute: SelectiveRecompute | None = None
 
     @classmethod
-    def of(cls, sheet: DataSheet, dtype: Dtype, *, tensor_float32: bool) -> Roof:
-        """Derive the rates from a data sheet; its power limit may cap them."""
+    def of(cls, sheet: DataSheet, dtype: Dtype, *, tensor_float32: bool, runtime: Runtime | None = None) -> Roof:
+        """Derive the rates from a data sheet, as a runtime uses them; its power limit may cap them."""
+        used = runtime or Runtime()
         efficiency = EFFICIENCIES[sheet.generation]
         peak = sheet.flops_per_second(dtype, tensor_float32=tensor_float32)
         if sheet.uses_matrix_units(dtype, tensor_float32=tensor_float32):
@@ -60,12 +70,17 @@ class Roof:
         else:
             ratio, flops_per_joule = efficiency.general_ratio, efficiency.general_flops_per_joule
         rate = min(peak * ratio, sheet.power_watts.value * flops_per_joule)
+        other_attention = LIBRARY_ATTENTION_RATIOS[used.attention_library]
+        attention_ratio = other_attention.get(sheet.generation, efficiency.attention_ratio)
         return cls(
             flops_per_second=rate,
-            attention_flops_per_second=rate * efficiency.attention_ratio,
+            attention_flops_per_second=rate * attention_ratio,
             bytes_per_second=sheet.memory_bytes_per_second.value * MEMORY_RATIO,
             multiprocessors=int(sheet.multiprocessors.value),
             value_bytes=dtype.num_bytes,
+            streaming_ratio=STREAMING_RATIOS[used.kernels],
+            fuses_loss=used.fuses_loss,
+            selective_recompute=used.selective_recompute,
         )
 
     def seconds(self, compute_seconds: Array | float, traffic_bytes: Array | float) -> Array:
@@ -98,6 +113,9 @@ def operator_seconds(operator: Operator, roof: Roof, degrees: Array, rows: Array
         return _product(operator, roof, degrees, rows)
     if operator.kind is OperatorKind.ATTENTION:
         return _attention(operator, roof, degrees, rows)
+    if operator.kind is OperatorKind.CROSS_ENTROPY and roof.fuses_loss:
+        logits = operator.input_elements_per_row * rows / _divisor(operator, degrees) * roof.value_bytes
+        return OperatorSeconds(roof.seconds(0.0, logits), roof.seconds(0.0, 2 * logits))
     return _memory_bound(operator, roof, degrees, rows)
 
 
@@ -130,7 +148,9 @@ def _product(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> Ope
 
 def _attention(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
     share = rows / _divisor(operator, degrees)
-    compute = operator.forward_flops_per_row * share / roof.attention_flops_per_second
+    blocks = max(operator.positions_per_row / ATTENTION_BLOCK, 1.0)
+    visible = (1 + 1 / blocks) / 2 if operator.is_causal else 1.0
+    compute = visible * operator.forward_flops_per_row * share / roof.attention_flops_per_second
     traffic = (operator.input_elements_per_row + operator.output_elements_per_row) * share * roof.value_bytes
     backward = roof.seconds(BACKWARD_ATTENTION_PRODUCTS * compute, 2 * traffic)
     return OperatorSeconds(roof.seconds(compute, traffic), backward)
@@ -144,12 +164,13 @@ def _memory_bound(operator: Operator, roof: Roof, degrees: Array, rows: Array) -
     share = rows / _divisor(operator, degrees)
     is_loss = operator.kind is OperatorKind.CROSS_ENTROPY
     value_bytes = Dtype.FLOAT32.num_bytes if is_loss else roof.value_bytes  # losses are computed in float32
-    kernels = SOFTMAX_KERNELS if operator.kind is OperatorKind.SOFTMAX else 1
-    moved = kernels * (operator.input_elements_per_row + operator.output_elements_per_row) * share * value_bytes
+    moved = (operator.input_elements_per_row + operator.output_elements_per_row) * share * value_bytes
     kept = (operator.saved_elements_per_row * value_bytes + operator.saved_bytes_per_row) * share
     written = kept if is_loss else 0.0  # the log-probabilities are neither its input nor its output
     weights = 3 * operator.weight_elements / _divisor(operator, degrees) * roof.value_bytes
-    return OperatorSeconds(roof.seconds(0.0, moved + written), roof.seconds(0.0, moved + kept + weights))
+    streamed = 1.0 if operator.kind is OperatorKind.EMBEDDING else roof.streaming_ratio
+    forward, backward = streamed * (moved + written), streamed * (moved + kept) + weights
+    return OperatorSeconds(roof.seconds(0.0, forward), roof.seconds(0.0, backward))
 
 
 def _divisor(operator: Operator, degrees: Array, *splits: Split) -> Array:
@@ -173,13 +194,16 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
     rows: Sequence[int],
     optimizer: Optimizer = "adam",
     tensor_float32: bool = False,
+    runtime: Runtime | None = None,
+    power_watts: Mapping[str, float] | None = None,
 ) -> Profiles:
     """Estimate profiles of every layer kind on every accelerator, marked as estimated.
 
     Kinds without tensor parallelism are profiled at degree 1 only; collectives are not included. Profiles carry the
     accelerators' names as given, which may be aliases. `tensor_float32` lets matrix products of float32 tensors run in
     TF32 where the device has it; PyTorch's default is off for matrix products (and on for convolutions, which are not
-    distinguished here).
+    distinguished here). The runtime states the kernels. `power_watts` are power limits by accelerator, in place of the data
+    sheets'.
 
     Raises ValueError for an accelerator without a data sheet, a tensor degree that does not divide the model, and rows
     below 1.
@@ -193,7 +217,8 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
             )
     found: list[LayerProfile] = []
     for accelerator in dict.fromkeys(accelerators):
-        roof = Roof.of(data_sheet(accelerator), model.dtype, tensor_float32=tensor_float32)
+        sheet = data_sheet(accelerator).limited_to((power_watts or {}).get(accelerator))
+        roof = Roof.of(sheet, model.dtype, tensor_float32=tensor_float32, runtime=runtime)
         for kind in _kinds_on(accelerator, model):
             degrees = sorted(set(tensor_degrees)) if kind.is_tensor_parallel else [1]
             found += _kind_profiles(kind, model.dtype, accelerator, roof, degrees, sorted(set(rows)), optimizer)
@@ -228,9 +253,11 @@ def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Seq
     by_rows: Array = np.array(rows, dtype=np.float64)[None, :] * np.ones((len(degrees), 1))
     times = [operator_seconds(operator, roof, by_degree, by_rows) for operator in kind.operators]
     host = HOST_SECONDS * len(times)
+    forward = np.array([time.forward for time in times])
+    again = np.tensordot(recomputed_shares(kind, roof.selective_recompute), forward, axes=1)
     return OperatorSeconds(
-        np.maximum(np.sum([time.forward for time in times], axis=0), host),
-        np.maximum(np.sum([time.backward for time in times], axis=0), host),
+        np.maximum(np.sum(forward, axis=0), host),
+        np.maximum(np.sum([time.backward for time in times], axis=0) + again, host),
     )
 
 
@@ -263,7 +290,7 @@ def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
             forward_seconds=float(seconds.forward[i, j]),
             backward_seconds=float(seconds.backward[i, j]),
             update_seconds=update_seconds(kind.parameters_at(degree), roof, optimizer),
-            activation_bytes=round(kind.saved_bytes(dtype, degree, row)),
+            activation_bytes=round(saved_bytes(kind, roof.selective_recompute, dtype, degree, row)),
             parameter_bytes=kind.parameters_at(degree) * dtype.num_bytes,
         )
         for i, degree in enumerate(degrees)

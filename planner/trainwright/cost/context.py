@@ -74,6 +74,10 @@ class CostContext:
     def gradient_dtype(self) -> Dtype:
         return self.runtime.gradient_dtype
 
+    def keeps_whole_gradients(self, micro_batches: int) -> bool:
+        """Return whether replicas that shard gradients keep them whole until the last micro-batch."""
+        return micro_batches > 1 and not self.runtime.reduces_every_micro_batch
+
     @cached_property
     def value_bytes(self) -> ValueBytes:
         return ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)

@@ -329,17 +329,19 @@ def layer_bytes(  # noqa: PLR0913 - a layer, its strategy, its device and where 
 ) -> LayerBytes:
     """Return the bytes on the device with the most rows; `parameters` are those resident at the run's tensor degree.
 
-    Gradients stay unsharded until the last micro-batch; with a single micro-batch zero2 and zero3 shard them at once.
+    Gradients stay unsharded until the last micro-batch; with a single micro-batch, or if the runtime reduces in every one,
+    zero2 and zero3 shard them at once.
     """
     rows = max(run.rows)
     activations = context.layer_cost(accelerator, kind, run.tensor, rows).activation_bytes
     gathers = run.sharding is Sharding.ZERO3 and run.data > 1
-    scatters = micro_batches == 1 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1
+    accumulates = context.keeps_whole_gradients(micro_batches)
+    scatters = not accumulates and run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1
     per_value, shard = context.value_bytes, shard_values(parameters, run.data)
     saved = activation_bytes(activations, rows * input_bytes_per_row, activations, recompute=run.recompute)
     return LayerBytes(
         saved.per_micro_batch,
-        state_bytes(parameters, shard, run.sharding, per_value, accumulates=micro_batches > 1).total,
+        state_bytes(parameters, shard, run.sharding, per_value, accumulates=accumulates).total,
         saved.once,
         parameters * (per_value.weight * gathers + per_value.gradient * scatters),
     )

@@ -20,6 +20,9 @@ from trainwright.layer import Dtype, OperatorKind
 from trainwright.plan import Sharding, Stage
 from trainwright.rank_layout import RankLayout
 
+FUSED_LOSS_COPIES = 2
+"""Logits and their gradient in the model's number format, which a fused loss holds."""
+
 LOSS_COPIES = 2
 """Float32 copies of the logits during the loss, besides the log-probabilities that the cross-entropy saves: the gradients
 of both. Measured on CPU, in float32 and in bfloat16: 12 bytes a logit in all. Without them the prediction for the last
@@ -33,7 +36,8 @@ class MemoryParts:
 
     Attributes:
         weights_bytes: the rank's shard of the weights.
-        gradients_bytes: unsharded until the last micro-batch under every sharding, unless there is only one.
+        gradients_bytes: unsharded until the last micro-batch under every sharding, unless there is only one or the runtime
+            reduces in every one.
         optimizer_bytes: optimizer state, and float32 master weights in half-precision training.
         activations_bytes: saved activations of the micro-batches in flight, and boundary tensors in transit.
         workspace_bytes: logits and their gradient, and sharded weights while they are unsharded.
@@ -98,7 +102,9 @@ def _state_bytes(
     by_run, whole = ResidentParameters.of(stage, tied_weight_owners(stage, layouts, context), context)
     states = [state_bytes(whole, whole, Sharding.NONE, per_value)]
     for run, values in zip(stage.layers, by_run, strict=True):
-        accumulates = micro_batches > 1 or not mixed_sharding_layers.isdisjoint(range(run.first, run.end))
+        accumulates = context.keeps_whole_gradients(micro_batches) or not mixed_sharding_layers.isdisjoint(
+            range(run.first, run.end)
+        )
         kinds = () if accumulates else context.kind_counts(run.first, run.end)
         largest = max((context.parameters_per_rank(kind, run.tensor) for kind, _ in kinds), default=0)
         shard = shard_values(values, run.data)
@@ -128,7 +134,12 @@ def loss_bytes(context: CostContext, tensor: int, rows: int) -> int:
     last = model.kind_of(len(model.layers) - 1)
     logits = sum(one.input_elements_per_row for one in last.operators if one.kind is OperatorKind.CROSS_ENTROPY)
     ranks = tensor if context.is_tensor_sharded(last, tensor) else 1
-    return round(LOSS_COPIES * rows * logits * Dtype.FLOAT32.num_bytes / ranks)
+    held = (
+        FUSED_LOSS_COPIES * model.dtype.num_bytes
+        if context.runtime.fuses_loss
+        else LOSS_COPIES * Dtype.FLOAT32.num_bytes
+    )
+    return round(held * rows * logits / ranks)
 
 
 def _activation_bytes(

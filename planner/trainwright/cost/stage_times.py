@@ -106,8 +106,7 @@ class StageTimesBuilder:
     def build(self) -> StageTimes:
         layouts = self.layouts
         same_layout = all(layouts[0].is_equivalent(other) for other in layouts[1:])
-        gathers = any(part.all_gather_seconds for part in self.run_costs)
-        if not same_layout or gathers:
+        if not same_layout or self._is_synchronous:
             each = [
                 list(dict.fromkeys(self._replica_keys(one).values()))
                 for one in (layouts[:1] if same_layout else layouts)
@@ -166,20 +165,29 @@ class StageTimesBuilder:
                 backward_sync += count * one.backward_sync_seconds
         moved_forward, moved_backward = self._redistribution
         forward_sharding = backward_sharding = 0.0
-        if any(part.all_gather_seconds for part in self.run_costs):
+        if self._is_synchronous:
             forward_sharding = overlapped_pass_seconds(list(self._forward_passes(taken)), self._slowdown)[0]
             forward_sharding -= forward_compute + forward_sync
-            backward_sharding = overlapped_pass_seconds(list(self._backward_passes(taken, last=False)), self._slowdown)[
-                0
-            ]
+            backward = list(self._backward_passes(taken, last=False))
+            backward_sharding = sum(overlapped_pass_seconds(backward, self._slowdown))
             backward_sharding -= backward_compute + backward_sync
-        forward = PassTime(forward_compute, forward_sync, forward_sharding, moved_forward)
-        backward = PassTime(backward_compute, backward_sync, backward_sharding, moved_backward)
-        last, left = backward.seconds, 0.0
+        forward_time = PassTime(forward_compute, forward_sync, forward_sharding, moved_forward)
+        backward_time = PassTime(backward_compute, backward_sync, backward_sharding, moved_backward)
+        last, left = backward_time.seconds, 0.0
         if any(part.reduce_seconds for part in self.run_costs):
             last, left = overlapped_pass_seconds(list(self._backward_passes(taken, last=True)), self._slowdown)
             last += moved_backward
-        return StageWorker(forward, backward, last, left)
+        return StageWorker(forward_time, backward_time, last, left)
+
+    @cached_property
+    def _is_synchronous(self) -> bool:
+        """Whether replicas wait for each other in every micro-batch: to gather weights or to reduce gradients."""
+        return any(part.all_gather_seconds or self._reduces_always(part) for part in self.run_costs)
+
+    def _reduces_always(self, part: _RunCosts) -> bool:
+        """Return whether gradients are reduced in the backward of every micro-batch."""
+        shards = part.run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
+        return shards and bool(part.reduce_seconds) and self.context.runtime.reduces_every_micro_batch
 
     @property
     def _slowdown(self) -> float:
@@ -220,7 +228,7 @@ class StageTimesBuilder:
             for name, one in seconds.items():
                 gather, reduce = (
                     part.all_gather_seconds.get(name, 0.0),
-                    part.reduce_seconds.get(name, 0.0) if last else 0.0,
+                    part.reduce_seconds.get(name, 0.0) if last or self._reduces_always(part) else 0.0,
                 )
                 waits = reduce > 0 and run.sharding in {Sharding.ZERO2, Sharding.ZERO3}
                 steps[name] = LayerPass(one.backward_seconds, one.backward_sync_seconds, gather, reduce, waits)

@@ -27,10 +27,10 @@ class AttentionShape:
 
     Attributes:
         queries, keys: positions of each in a row.
-        span: keys per query: all of them, or those of its window. A causal mask saves nothing: masked scores are
-            computed and counted.
+        span: keys per query: all of them, or those of its window. Scores that a causal mask hides are counted.
         width: heads × the size of a head.
         key_width: width of the keys, and of the values; smaller where several query heads share one.
+        is_causal: whether a mask hides later positions.
     """
 
     queries: int
@@ -39,11 +39,14 @@ class AttentionShape:
     heads: int
     width: int
     key_width: int
+    is_causal: bool = False
 
     @classmethod
-    def of_itself(cls, positions: int, width: int, heads: int, *, span: int | None = None) -> AttentionShape:
+    def of_itself(
+        cls, positions: int, width: int, heads: int, *, span: int | None = None, is_causal: bool = False
+    ) -> AttentionShape:
         """Return self-attention in which every head has its own keys and values."""
-        return cls(positions, positions, span or positions, heads, width, width)
+        return cls(positions, positions, span or positions, heads, width, width, is_causal)
 
     def operators(self, attention: Attention, *, drops: bool = False, biases: float = 0.0) -> tuple[Operator, ...]:
         """Return the operators from queries, keys and values to the context, all split by a tensor degree.
@@ -79,6 +82,7 @@ class AttentionShape:
             saved_bytes_per_row=STATISTIC_BYTES * self.heads * self.queries,  # sums of exponentials
             split=Split.WHOLE,
             saved_elements_per_micro_batch=biases,
+            is_causal=self.is_causal,
         )
 
     def _stored(self, *, drops: bool) -> tuple[Operator, ...]:
@@ -124,11 +128,14 @@ def _saved_in_float32(operator: Operator) -> Operator:
     return replace(operator, saved_elements_per_row=0.0, saved_bytes_per_row=saved)
 
 
-def attention_segment(positions: int, hidden: int, heads: int, attention: Attention, *, drops: bool = False) -> Segment:
+def attention_segment(  # noqa: PLR0913 - the shape of a branch
+    positions: int, hidden: int, heads: int, attention: Attention, *, is_causal: bool, drops: bool = False
+) -> Segment:
     """Return GPT-2's normalisation, self-attention and residual; a tensor degree splits the heads."""
+    shape = AttentionShape.of_itself(positions, hidden, heads, is_causal=is_causal)
     return all_reduced_segment(
         layer_norm("attention_normalisation", positions, hidden),
-        *attention_branch(AttentionShape.of_itself(positions, hidden, heads), attention, drops=drops),
+        *attention_branch(shape, attention, drops=drops),
         *((dropout("attention_dropout", positions, hidden),) if drops else ()),
         residual("attention_residual", positions, hidden, bias=True),
         elements=positions * hidden,

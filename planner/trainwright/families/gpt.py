@@ -52,7 +52,7 @@ class Gpt:
         block = LayerKind(
             name=BLOCK,
             segments=(
-                attention_segment(tokens, hidden, self.heads, attention, drops=self.dropout),
+                attention_segment(tokens, hidden, self.heads, attention, is_causal=True, drops=self.dropout),
                 feed_forward_segment(tokens, hidden, 4 * hidden, drops=self.dropout),
             ),
             output_elements_per_row=tokens * hidden,

@@ -96,7 +96,7 @@ def rotary_attention_segment(tokens: int, hidden: int, heads: int, groups: int, 
     A rotation saves nothing: its gradient needs only the angles. Queries, keys and values are projected separately, so
     that queries and keys are freed once rotated.
     """
-    shape = AttentionShape(tokens, tokens, tokens, heads, hidden, hidden // heads * groups)
+    shape = AttentionShape(tokens, tokens, tokens, heads, hidden, hidden // heads * groups, is_causal=True)
     projection, *rest = attention_branch(shape, attention, bias=False)
     return all_reduced_segment(
         rms_norm("attention_normalisation", tokens, hidden),

@@ -213,7 +213,7 @@ class _SubmeshTables:
         context, data = self.degree_options.problem.cost_context, way.shape.data
         values = self.degree_options.resident_parameters(way.shape.tensor)
         sizes = np.array([context.parameters_per_rank(kind, way.shape.tensor) for kind in context.model.kinds], float)
-        accumulates, spans = self.micro_batches > 1, self.degree_options.spans
+        accumulates, spans = context.keeps_whole_gradients(self.micro_batches), self.degree_options.spans
         state = state_bytes(
             values,
             shard_values(values, data),

@@ -216,7 +216,7 @@ class StageOptions:
         shardings = sharding_choices(self.micro_batches)
         found = np.empty((len(shardings), *free.shape))
         for index, sharding in enumerate(shardings):
-            accumulates = self.micro_batches > 1
+            accumulates = context.keeps_whole_gradients(self.micro_batches)
             state = state_bytes(one_value, one_value / data, sharding, context.value_bytes, accumulates=accumulates)
             np.subtract(free, resident * state.total, out=found[index])
             if sharding is Sharding.ZERO3:

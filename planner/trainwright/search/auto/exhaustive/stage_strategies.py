@@ -146,7 +146,8 @@ class _StrategyTable:
             if kind.shared_weight and kind.shared_weight not in seen:
                 seen.add(kind.shared_weight)
                 values[index] += cost_context.tied_parameters_per_rank(kind, shape.tensor)
-        per_value, accumulates = cost_context.value_bytes, context.micro_batches > 1
+        per_value = cost_context.value_bytes
+        accumulates = cost_context.keeps_whole_gradients(context.micro_batches)
         states = (state_bytes(values, values / data, one, per_value, accumulates=accumulates) for one in _SHARDINGS)
         resident = np.stack([one.total for one in states])
         total = resident[sharding, np.arange(len(values))].sum(axis=1)
