@@ -70,7 +70,7 @@ class Operator:
             that two operators save counts at one of them. Split where the input is.
         saved_bytes_per_row: saved in other formats (indices, masks, float32 statistics).
         saved_elements_per_micro_batch: saved once for all rows of a micro-batch (score biases), split as well.
-        is_causal: no position attends to later ones; the FLOPs count all pairs, of which fused kernels skip about half.
+        is_causal: no position attends to later ones; the figures count all pairs, of which fused kernels skip about half.
     """
 
     name: str

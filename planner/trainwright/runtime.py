@@ -106,6 +106,9 @@ class Runtime:
         attention_library: of fused attention, where profiles are estimated from data sheets.
         fuses_loss: one kernel computes the loss from logits in the model's number format, another their gradient; no copy
             of them is in float32.
+        overlaps_tensor_sync: tensor groups communicate piece by piece while the products around it compute (torch's
+            asynchronous tensor parallelism, Megatron's `--tp-comm-overlap`).
+        virtual_stages: chunks of layers that each rank of a pipeline holds (Megatron's interleaved schedule); 1: a stage.
         selective_recompute: what layers that are not recomputed compute again nevertheless, where profiles are estimated.
     """
 
@@ -125,6 +128,8 @@ class Runtime:
     kernels: Kernels = Kernels.EAGER
     attention_library: AttentionLibrary = AttentionLibrary.PYTORCH
     fuses_loss: bool = False
+    overlaps_tensor_sync: bool = False
+    virtual_stages: int = 1
     selective_recompute: SelectiveRecompute | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +138,8 @@ class Runtime:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.overlap_slowdown_ratio < 1:
             raise ValueError(f"overlap_slowdown_ratio must be at least 1, got {self.overlap_slowdown_ratio}")
+        if self.virtual_stages < 1:
+            raise ValueError(f"virtual_stages must be at least 1, got {self.virtual_stages}; 1 is a plain pipeline")
         for name in ("constant_seconds", "constant_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

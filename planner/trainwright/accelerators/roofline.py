@@ -31,7 +31,7 @@ from trainwright.accelerators.selective_recompute import recomputed_shares, save
 from trainwright.layer import Attention, Dtype, LayerKind, Operator, OperatorKind, Split
 from trainwright.model import Model
 from trainwright.profiles import LayerProfile, Profiles
-from trainwright.runtime import Runtime, SelectiveRecompute
+from trainwright.runtime import Kernels, Runtime, SelectiveRecompute
 from trainwright.training import Optimizer
 
 Array = NDArray[np.float64]
@@ -46,6 +46,7 @@ class Roof:
     Attributes:
         attention_flops_per_second: in fused attention.
         streaming_ratio: actual over ideal traffic of operators that memory bounds.
+        skips_hidden_scores: whether a fused softmax reads no scores that a causal mask hides.
         fuses_loss, selective_recompute: as the runtime states.
         value_bytes: of one activation or weight.
     """
@@ -56,6 +57,7 @@ class Roof:
     multiprocessors: int
     value_bytes: int
     streaming_ratio: float
+    skips_hidden_scores: bool = False
     fuses_loss: bool = False
     selective_recompute: SelectiveRecompute | None = None
 
@@ -79,6 +81,7 @@ class Roof:
             multiprocessors=int(sheet.multiprocessors.value),
             value_bytes=dtype.num_bytes,
             streaming_ratio=STREAMING_RATIOS[used.kernels],
+            skips_hidden_scores=used.kernels is not Kernels.EAGER,
             fuses_loss=used.fuses_loss,
             selective_recompute=used.selective_recompute,
         )
@@ -148,12 +151,16 @@ def _product(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> Ope
 
 def _attention(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
     share = rows / _divisor(operator, degrees)
-    blocks = max(operator.positions_per_row / ATTENTION_BLOCK, 1.0)
-    visible = (1 + 1 / blocks) / 2 if operator.is_causal else 1.0
-    compute = visible * operator.forward_flops_per_row * share / roof.attention_flops_per_second
+    compute = _visible(operator) * operator.forward_flops_per_row * share / roof.attention_flops_per_second
     traffic = (operator.input_elements_per_row + operator.output_elements_per_row) * share * roof.value_bytes
     backward = roof.seconds(BACKWARD_ATTENTION_PRODUCTS * compute, 2 * traffic)
     return OperatorSeconds(roof.seconds(compute, traffic), backward)
+
+
+def _visible(operator: Operator) -> float:
+    """Return the share of the scores in blocks that a causal mask does not hide; 1 without one."""
+    blocks = max(operator.positions_per_row / ATTENTION_BLOCK, 1.0)
+    return (1 + 1 / blocks) / 2 if operator.is_causal else 1.0
 
 
 def _memory_bound(operator: Operator, roof: Roof, degrees: Array, rows: Array) -> OperatorSeconds:
@@ -162,6 +169,8 @@ def _memory_bound(operator: Operator, roof: Roof, degrees: Array, rows: Array) -
     Its backward reads and writes their gradients and reads the saved activations.
     """
     share = rows / _divisor(operator, degrees)
+    if operator.is_causal and roof.skips_hidden_scores:
+        share = share * (1 + _visible(operator)) / 2  # hidden scores are not read, but written as zeros
     is_loss = operator.kind is OperatorKind.CROSS_ENTROPY
     value_bytes = Dtype.FLOAT32.num_bytes if is_loss else roof.value_bytes  # losses are computed in float32
     moved = (operator.input_elements_per_row + operator.output_elements_per_row) * share * value_bytes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.gradient_sync import gradient_reductions
+from trainwright.cost.interleaved_stages import interleaved_in_flight, interleaved_times
 from trainwright.cost.memory import MemoryParts, stage_memory
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.optimizer_step import OptimizerStep, StageEnd, optimizer_steps, stage_update_seconds
@@ -172,7 +173,9 @@ def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
     found: list[MemoryParts] = []
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
-            kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, len(pipeline.stages))
+            stages = len(pipeline.stages)
+            kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, stages)
+            kept = interleaved_in_flight(kept, stages, plan_times.context.runtime.virtual_stages)
             found += stage_memory(
                 stage,
                 plan_times.layouts[index, number],
@@ -256,7 +259,8 @@ def _slowest(plan_times: PlanTimes) -> _DeviceEnd:
 
 def stage_end_times(plan_times: PlanTimes) -> tuple[dict[StageKey, StageReplayTimes], dict[StageKey, OptimizerStep]]:
     """Return the times of every stage's workers, and its optimizer step."""
-    times = replay_pipelines(plan_times)
+    chunks = plan_times.context.runtime.virtual_stages
+    times = {key: interleaved_times(found, chunks) for key, found in replay_pipelines(plan_times).items()}
     ends = {key: _stage_end(plan_times.stages[key], found) for key, found in times.items()}
     return times, optimizer_steps(plan_times, gradient_reductions(plan_times), ends)
 

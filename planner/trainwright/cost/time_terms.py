@@ -82,6 +82,10 @@ def layer_terms(kind: LayerKind, group: TensorGroupClass, rows: int, context: Co
     """Return the terms of one layer; each device computes by its own profile, and all wait for the slowest."""
     slowest = context.slowest_layer_cost(group.accelerators, kind, group.tensor, rows)
     forward_sync, backward_sync = tensor_sync_seconds(kind, group, rows, context)
+    if context.runtime.overlaps_tensor_sync:
+        slowdown = context.runtime.overlap_slowdown_ratio
+        forward_sync = overlapped_seconds(forward_sync, min(forward_sync, slowest.forward_seconds), slowdown)
+        backward_sync = overlapped_seconds(backward_sync, min(backward_sync, slowest.backward_seconds), slowdown)
     return LayerTerms(
         slowest.forward_seconds,
         forward_sync,

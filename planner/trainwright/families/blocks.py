@@ -97,6 +97,7 @@ class AttentionShape:
             positions_per_row=self.queries,
             saved_elements_per_row=scores,
             split=Split.WHOLE,
+            is_causal=self.is_causal,
         )
         left = dropout("softmax_dropout", self.queries, self.heads * self.span, copies=True, split=Split.WHOLE)
         products = (
