@@ -13,7 +13,6 @@ from trainwright.cluster import Accelerator, Cluster, Link, Node, Port
 from trainwright.cost.memory_terms import ValueBytes
 from trainwright.families import T5, Bert, Family, Gpt, Llama, Moe, Swin, TransGan, Vit, WideResnet
 from trainwright.layer import Dtype
-from trainwright.runtime import Runtime
 from trainwright.search import Problem
 from trainwright.training import Optimizer, Training
 
@@ -221,7 +220,7 @@ def _state_bytes(model: str) -> float:
     """Return bytes of weights, gradients and optimizer state of one copy of the model."""
     family, dtype, optimizer = MODELS[model]
     training = Training(1, optimizer=optimizer, **{family.family: family}).in_format(dtype)  # type: ignore[arg-type]
-    per_value = ValueBytes.of(training.model, optimizer, Runtime().gradient_dtype)
+    per_value = ValueBytes.of(training.model, optimizer, Dtype.FLOAT32)
     return training.model.parameters * per_value.unsharded
 
 

@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
 from trainwright.accelerators import cluster_of, data_sheet, machine
 from trainwright.cluster import Cluster, Device
 from trainwright.documents import adapter
+from trainwright.families import Bert
+from trainwright.families.blocks import HEAD
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, split_rows
@@ -25,6 +26,9 @@ from trainwright_papers.published_models import named_model
 _GPU = re.compile(r"(?P<card>.+?)(?:_(?P<watts>\d+)W)?")
 """Name of a GPU, and its power limit if it is not the card's own: `h100_96gb_500W`."""
 _MEMORY = re.compile(r"_(?P<gigabytes>\d+)gb")
+MASKED_OF_512 = 80
+"""Positions of 512 that BERT predicts at most (max_predictions_per_seq); 20 of 128."""
+
 _OWN_DROPOUT = ("Megatron", "BERT")
 """Parts of the names of sources that train with dropout, as their papers do."""
 
@@ -52,7 +56,7 @@ class PublishedRow:
     micro_batch: int
     global_batch: int
     sequence: int
-    dtype: Literal["float32", "tf32", "float16", "bfloat16"]
+    dtype: str
     recompute: float
     compiled: str
     measured_tokens_per_second_per_gpu: float
@@ -76,7 +80,11 @@ class PublishedRow:
 
     @property
     def number_format(self) -> Dtype:
-        return Dtype.FLOAT32 if self.dtype == "tf32" else Dtype(self.dtype)
+        if self.dtype == "tf32":
+            return Dtype.FLOAT32
+        if self.dtype not in set(Dtype):
+            raise ValueError(f"dtype: {self.dtype!r} cannot be planned; the formats are tf32, {', '.join(Dtype)}")
+        return Dtype(self.dtype)
 
     @property
     def plan_kind(self) -> str:
@@ -91,7 +99,9 @@ class PublishedRow:
     def model_in(self, attention: Attention) -> Model:
         """Return the model with an implementation of attention."""
         drops = any(name in self.source for name in _OWN_DROPOUT)
-        return Model.of(named_model(self.model).of_tokens(self.sequence, drops=drops), self.number_format, attention)
+        family = named_model(self.model).of_tokens(self.sequence, drops=drops)
+        found = Model.of(family, self.number_format, attention)
+        return _with_masked_head(found, family) if isinstance(family, Bert) else found
 
     def cluster(self) -> Cluster:
         """Return as many of the machines as the GPUs need, with the row's card."""
@@ -138,6 +148,13 @@ class PublishedRow:
         )
 
 
+def _with_masked_head(model: Model, family: Bert) -> Model:
+    """Return a BERT whose head computes the masked positions alone."""
+    masked = replace(family, sequence_length=max(family.sequence_length * MASKED_OF_512 // 512, 1))
+    head = Model.of(masked, model.dtype).kind(HEAD)
+    return replace(model, kinds=tuple(head if kind.name == HEAD else kind for kind in model.kinds))
+
+
 def _sheet_name(card: str) -> str:
     """Return the name of a card's data sheet; a size of memory that no sheet has leads to the card's other sheet."""
     try:
@@ -154,12 +171,11 @@ def _sheet_size(name: str) -> str:
     return f"_{found[1]}gb" if found else ""
 
 
-def read_rows(path: Path) -> tuple[PublishedRow, ...]:
-    """Read a table. Raises ValueError with the file, the line and the column of what cannot be used."""
-    return tuple(_rows(path))
+def read_rows(path: Path) -> Iterator[PublishedRow | str]:
+    """Read a table: each row, or a sentence that says why it cannot be used.
 
-
-def _rows(path: Path) -> Iterator[PublishedRow]:
+    Raises ValueError for a file that cannot be read or lacks a column.
+    """
     columns = [field.name for field in fields(PublishedRow)]
     try:
         text = path.read_text(encoding="utf-8")
@@ -176,6 +192,4 @@ def _rows(path: Path) -> Iterator[PublishedRow]:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(
-                f"{path}, line {reader.line_num}: {where}: {first['msg']}, got {first['input']!r}"
-            ) from None
+            yield f"line {reader.line_num}: {where}: {first['msg']}, got {first['input']!r}"

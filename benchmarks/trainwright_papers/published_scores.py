@@ -11,16 +11,10 @@ from statistics import fmean
 from trainwright.accelerators import data_sheet, estimate_profiles
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
-from trainwright.layer import Attention, Dtype
-from trainwright.runtime import Runtime
 from trainwright.throughput import flops_per_row
 from trainwright_papers.comparison import Comparison, Grid, ReportProgress, format_figure, spearman
 from trainwright_papers.published_rows import PublishedRow, read_rows
-
-_STORED_SCORES = ("SC21", "BERT")
-"""Parts of the names of sources older than fused attention."""
-_HALF_PRECISION_GRADIENTS = ("llm-foundry",)
-"""Sources that reduce gradients in the weights' format (FSDP's mixed precision PURE)."""
+from trainwright_papers.published_runtimes import runtime_of, source_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +59,8 @@ class ScoredRow:
 
 def score(row: PublishedRow) -> ScoredRow:
     """Estimate a row's plan. Raises ValueError for a model, a GPU or a machine that is not known."""
-    stored = any(name in row.source for name in _STORED_SCORES)
-    model = row.model_in(Attention.STORED if stored else Attention.FUSED)
+    runtime = runtime_of(row)
+    model = row.model_in(source_runtime(row).attention)
     cluster = row.cluster()
     plan = row.plan(len(model.layers), cluster)
     tensor_float32 = row.dtype == "tf32"
@@ -76,9 +70,9 @@ def score(row: PublishedRow) -> ScoredRow:
         tensor_degrees=[row.tp],
         rows=sorted({1, row.micro_batch}),
         tensor_float32=tensor_float32,
+        runtime=runtime,
+        power_watts={row.gpu_name: row.power_watts} if row.power_watts else None,
     )
-    halved = any(name in row.source for name in _HALF_PRECISION_GRADIENTS)
-    runtime = Runtime(gradient_dtype=model.dtype if halved else Dtype.FLOAT32)
     found = estimate_with_context(plan, CostContext(model, cluster, profiles, "adam", runtime))
     peak = data_sheet(row.gpu_name).flops_per_second(model.dtype, tensor_float32=tensor_float32)
     return ScoredRow(
@@ -153,16 +147,19 @@ GROUPINGS: dict[str, Callable[[PublishedRow], str]] = {
 
 def published_comparison(table: Path, report_progress: ReportProgress) -> Comparison:
     """Estimate every row of a table and compare."""
-    rows = read_rows(table)
+    rows = list(read_rows(table))
     scored, left_out = [], Counter[str]()
     for number, row in enumerate(rows):
+        if isinstance(row, str):
+            left_out[row] += 1
+            continue
         report_progress(f"{row.model} of {row.source}", number / len(rows))
         try:
             scored.append(score(row))
         except ValueError as error:
             left_out[str(error)] += 1
     if not scored:
-        raise ValueError(f"{table}: no row can be estimated: {next(iter(left_out), 'the table has none')}")
+        raise ValueError(f"{table}: no row can be estimated: {'; '.join(left_out) or 'the table has none'}")
     by = {name: groups(scored, key) for name, key in GROUPINGS.items()}
     by_source = {name: Agreement.of(some) for name, some in by["source"].items()}
     everything = Agreement.of(scored)

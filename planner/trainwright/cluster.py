@@ -66,18 +66,24 @@ class Accelerator:
 
     Attributes:
         price_per_hour: of one device, in a currency that the whole cluster shares; needed to plan for cost.
+        power_watts: limit of one device where it is below its data sheet's; it slows estimated profiles.
     """
 
     name: str
     memory_bytes: int
     emulation: Emulation | None = None
     price_per_hour: float | None = None
+    power_watts: float | None = None
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
             raise ValueError(f"accelerator {self.name} needs memory_bytes above 0, got {self.memory_bytes}")
         if self.price_per_hour is not None and self.price_per_hour < 0:
             raise ValueError(f"accelerator {self.name} has a negative price_per_hour: {self.price_per_hour}")
+        if self.power_watts is not None and self.power_watts <= 0:
+            raise ValueError(
+                f"accelerator {self.name} needs power_watts above 0, got {self.power_watts}; or leave it out"
+            )
         if (self.emulation is not None) != self.name.startswith(EMULATED_PREFIX):
             raise ValueError(
                 f"accelerator {self.name}: a name starts with {EMULATED_PREFIX!r} exactly when an emulation is given, "

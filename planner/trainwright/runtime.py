@@ -97,7 +97,7 @@ class Runtime:
         process_bytes: by accelerator, as measured with the profiles; 0 for those not named.
         activation_ratio: actual over profiled activation bytes.
         gradient_dtype: number format in which gradients are stored and reduced, regardless of the weights' (Megatron
-            and torchtitan: float32; DeepSpeed: that of the weights).
+            and torchtitan: float32); None: that of the weights (DeepSpeed).
         splits_boundaries: where a boundary crosses between nodes, each rank of a tensor group is sent a slice of it and
             the ranks on a node all-gather it (Megatron's scatter and gather), instead of a full copy for every rank.
         reduces_every_micro_batch: under zero2 and zero3 replicas reduce gradients in the backward of every micro-batch and
@@ -121,7 +121,7 @@ class Runtime:
     constant_seconds: float = 0.0
     constant_bytes: int = 0
     activation_ratio: float = 1.0
-    gradient_dtype: Dtype = Dtype.FLOAT32
+    gradient_dtype: Dtype | None = Dtype.FLOAT32
     splits_boundaries: bool = True
     process_bytes: tuple[ProcessBytes, ...] = ()
     reduces_every_micro_batch: bool = False

@@ -270,6 +270,13 @@ def layer_seconds(kind: LayerKind, roof: Roof, degrees: Sequence[int], rows: Seq
     )
 
 
+def _saved_bytes(kind: LayerKind, roof: Roof, dtype: Dtype, degree: int, rows: int) -> float:
+    """Return what one rank saves for the backward; a fused loss keeps no log-probabilities besides the logits."""
+    saved = saved_bytes(kind, roof.selective_recompute, dtype, degree, rows)
+    losses = [one for one in kind.operators if one.kind is OperatorKind.CROSS_ENTROPY and roof.fuses_loss]
+    return saved - rows * sum(one.saved_bytes(dtype, degree) for one in losses)
+
+
 def update_seconds(parameters: int, roof: Roof, optimizer: Optimizer) -> float:
     """Return seconds of the optimizer's step, which memory limits.
 
@@ -299,7 +306,7 @@ def _kind_profiles(  # noqa: PLR0913, PLR0917 - one point of a table
             forward_seconds=float(seconds.forward[i, j]),
             backward_seconds=float(seconds.backward[i, j]),
             update_seconds=update_seconds(kind.parameters_at(degree), roof, optimizer),
-            activation_bytes=round(saved_bytes(kind, roof.selective_recompute, dtype, degree, row)),
+            activation_bytes=round(_saved_bytes(kind, roof, dtype, degree, row)),
             parameter_bytes=kind.parameters_at(degree) * dtype.num_bytes,
         )
         for i, degree in enumerate(degrees)

@@ -1,4 +1,4 @@
-"""Commands `trainwright accelerators`, `machines` and `cluster`."""
+"""Commands `trainwright accelerators`, `machines`, `cluster` and `runtimes`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from trainwright.accelerators import cluster_of, data_sheet, data_sheets, machin
 from trainwright.accelerators import machines as known_machines
 from trainwright.cli.framework import command
 from trainwright.cli.output import Format, FormatOption, Output, OutputOption, show, show_document, show_json
+from trainwright.runtime_presets import runtime_preset, runtime_presets
 
 app = typer.Typer(add_completion=False)
 
@@ -37,6 +38,29 @@ def accelerators(
         show(report.accelerator_table(found))
     else:
         show(report.sheet_lines(found[0]), wraps=False)
+
+
+def preset_names(incomplete: str) -> list[str]:
+    """Complete a preset's name in the shell."""
+    return [name for name in runtime_presets() if name.startswith(incomplete)]
+
+
+@app.command()
+@command
+def runtimes(
+    name: Annotated[
+        str | None, typer.Argument(autocompletion=preset_names, help="Preset to show, with the source of every fact.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the presets of training runtimes that `--runtime` takes, or the facts of one with their sources."""
+    found = runtime_presets() if name is None else {name: runtime_preset(name)}
+    if output is Output.JSON:
+        show_json({key: asdict(preset) for key, preset in found.items()})
+    elif name is None:
+        show(report.preset_table(found))
+    else:
+        show(report.preset_lines(name, found[name]), wraps=False)
 
 
 def machine_names(incomplete: str) -> list[str]:

@@ -19,6 +19,7 @@ from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
+from trainwright.runtime_presets import runtime_preset, runtime_presets
 from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Preference, Problem
 from trainwright.training import RequestedDtype, Training
 
@@ -72,7 +73,11 @@ class Inputs:
         typer.Option(help="Measured layer profiles. Without it they are estimated from accelerators' data sheets."),
     ] = None
     runtime: Annotated[
-        Path | None, typer.Option(help="Calibrated training runtime, as `trainwright calibrate` writes it.")
+        Path | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Training runtime: a preset (`trainwright runtimes` lists them), or a file that `trainwright calibrate` writes.",
+        ),
     ] = None
     global_batch_size: Annotated[
         str | None,
@@ -99,11 +104,11 @@ class Inputs:
         """
         cluster: Cluster = read(self.cluster, Cluster)
         training = self._training(cluster, limits or Limits())
-        runtime = Runtime() if self.runtime is None else read(self.runtime, Runtime)
+        runtime = runtime_of(self.runtime)
         return Problem(
             cluster=cluster,
             model=training.model,
-            profiles=self._profiles(cluster, training),
+            profiles=self._profiles(cluster, training, runtime),
             global_batch_size=training.global_batch_size,
             limits=limits or Limits(),
             optimizer=training.optimizer,
@@ -144,7 +149,7 @@ class Inputs:
         if self.profiles is not None and self._given_profiles is not None:
             check_layer_kinds(self._given_profiles, training, file=self.profiles, model_file=self.model)
 
-    def _profiles(self, cluster: Cluster, training: Training) -> Profiles:
+    def _profiles(self, cluster: Cluster, training: Training, runtime: Runtime) -> Profiles:
         given = self._given_profiles
         if given is not None:
             self._check_layer_kinds(training)
@@ -153,7 +158,9 @@ class Inputs:
             return _extrapolated(given, training)
         names = tuple(dict.fromkeys(node.accelerator for node in cluster.nodes))
         try:
-            found = estimate_from_data_sheets(training, names, devices=len(cluster.devices))
+            found = estimate_from_data_sheets(
+                training, names, devices=len(cluster.devices), runtime=runtime, power_watts=power_limits(cluster)
+            )
         except ValueError as error:
             raise ValueError(
                 f"--profiles is needed: {error}; `trainwright accelerators` lists the names that a cluster document uses"
@@ -170,7 +177,33 @@ def _extrapolated(given: Profiles, training: Training) -> Profiles:
     return found
 
 
-def estimate_from_data_sheets(training: Training, accelerators: Sequence[str], *, devices: int) -> Profiles:
+def runtime_of(given: Path | None) -> Runtime:
+    """Return the runtime of a preset's name or of a file; without either Trainwright's own."""
+    if given is None:
+        return Runtime()
+    if not given.exists() and str(given) in runtime_presets():
+        return runtime_preset(str(given)).runtime
+    if not given.exists():
+        raise ValueError(
+            f"--runtime: there is no file and no preset {str(given)!r}; give a file, or one of {', '.join(runtime_presets())}"
+        )
+    runtime: Runtime = read(given, Runtime)
+    return runtime
+
+
+def power_limits(cluster: Cluster) -> dict[str, float]:
+    """Return the power limits that a cluster states, by accelerator."""
+    return {one.name: one.power_watts for one in cluster.accelerators if one.power_watts is not None}
+
+
+def estimate_from_data_sheets(
+    training: Training,
+    accelerators: Sequence[str],
+    *,
+    devices: int,
+    runtime: Runtime | None = None,
+    power_watts: Mapping[str, float] | None = None,
+) -> Profiles:
     """Estimate profiles at every tensor degree that divides the model, up to `devices`, and at ROWS.
 
     Raises ValueError for an accelerator without a data sheet.
@@ -182,6 +215,8 @@ def estimate_from_data_sheets(training: Training, accelerators: Sequence[str], *
         tensor_degrees=[degree for degree in range(1, min(most, devices) + 1) if most % degree == 0],
         rows=ROWS,
         optimizer=training.optimizer,
+        runtime=runtime,
+        power_watts=power_watts,
     )
 
 

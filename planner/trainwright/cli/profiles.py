@@ -12,7 +12,14 @@ import typer
 
 from trainwright.accelerators import best_format
 from trainwright.cli.framework import command
-from trainwright.cli.options import ANY_BATCH, check_model_size, estimate_from_data_sheets, read
+from trainwright.cli.options import (
+    ANY_BATCH,
+    check_model_size,
+    estimate_from_data_sheets,
+    power_limits,
+    read,
+    runtime_of,
+)
 from trainwright.cli.output import note, write_document
 from trainwright.cli.overwriting import WRITTEN
 from trainwright.cluster import Cluster, Port
@@ -124,18 +131,28 @@ def estimate_from_sheets(
     accelerator: Annotated[
         list[str] | None, typer.Option(help="Estimate for this accelerator; may be repeated.")
     ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(metavar="NAME|FILE", help="Training runtime whose kernels they are: a preset or a file."),
+    ] = None,
     write: TargetFile = None,
 ) -> None:
     """Estimate layer profiles from accelerators' data sheets, without measuring anything."""
     names = list(accelerator or ())
-    devices = MAX_ESTIMATED_DEGREE
+    devices, power_watts = MAX_ESTIMATED_DEGREE, dict[str, float]()
     if cluster is not None:
         given: Cluster = read(cluster, Cluster)
         names += [node.accelerator for node in given.nodes]
-        devices = len(given.devices)
+        devices, power_watts = len(given.devices), power_limits(given)
     if not names:
         raise ValueError("nothing to estimate for: give --cluster or --accelerator")
-    found = estimate_from_data_sheets(_training(model, names), tuple(dict.fromkeys(names)), devices=devices)
+    found = estimate_from_data_sheets(
+        _training(model, names),
+        tuple(dict.fromkeys(names)),
+        devices=devices,
+        runtime=runtime_of(runtime),
+        power_watts=power_watts,
+    )
     note("these profiles are estimated from data sheets, not measured")
     write_document(found, write)
 

@@ -72,7 +72,7 @@ class CostContext:
 
     @property
     def gradient_dtype(self) -> Dtype:
-        return self.runtime.gradient_dtype
+        return self.runtime.gradient_dtype or self.model.dtype
 
     def keeps_whole_gradients(self, micro_batches: int) -> bool:
         """Return whether replicas that shard gradients keep them whole until the last micro-batch."""

@@ -23,6 +23,7 @@ from trainwright.report.format_sentences import (
 from trainwright.report.hardware_tables import accelerator_table, machine_table, sheet_lines
 from trainwright.report.iteration_chart import timeline
 from trainwright.report.measured_timeline import chrome_trace, measured_timeline
+from trainwright.report.preset_tables import preset_lines, preset_table
 from trainwright.report.tables import breakdown_table, candidate_table, origin_fields, origin_words, pareto_plot
 from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
 
@@ -46,6 +47,8 @@ __all__ = [
     "pareto_plot",
     "preference_fields",
     "preference_sentences",
+    "preset_lines",
+    "preset_table",
     "runner_up",
     "sheet_lines",
     "slow_format_fields",
