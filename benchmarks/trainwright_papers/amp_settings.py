@@ -18,7 +18,7 @@ from trainwright.families import Family, Gpt, TransGan
 from trainwright.layer import Attention, Dtype
 from trainwright.model import Model
 from trainwright.plan import Plan
-from trainwright.runtime import Runtime
+from trainwright.runtime import Kernels, Runtime
 from trainwright.search import Problem
 from trainwright.search.degrees import Degrees, divisors
 from trainwright.search.uniform.stage_tables import uniform_plan
@@ -75,13 +75,16 @@ def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
     """Return the problem of training a model on a cluster, with tensor degrees up to the devices of a node."""
     model = Model.of(family, Dtype.FLOAT16, Attention.STORED)
     devices_per_node = max(node.devices for node in cluster.nodes)
+    # Megatron-LM fuses kernels; TransGAN's generator is plain PyTorch.
+    kernels = Kernels.EAGER if isinstance(family, TransGan) else Kernels.FUSED
+    runtime = Runtime(splits_boundaries=False, overlaps_gradients=False, kernels=kernels)
     profiles = estimate_profiles(
         model,
         [accelerator.name for accelerator in cluster.accelerators],
         tensor_degrees=[degree for degree in divisors(model.max_tensor_degree) if degree <= devices_per_node],
         rows=divisors(batch),
+        runtime=runtime,
     )
-    runtime = Runtime(splits_boundaries=False, overlaps_gradients=False)
     return Problem(cluster, model, profiles, batch, runtime=runtime)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
@@ -17,7 +17,6 @@ from random_plans import random_plan
 from random_problems import drawn_plan, drawn_problem
 
 from auto_cases import cases
-from auto_never_worse import RESULTS
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
@@ -25,7 +24,7 @@ from trainwright.cost.work_bound import balanced_seconds, work_bound_seconds
 from trainwright.plan import LayerRun, Pipeline, Plan, Stage
 from trainwright.profiles import LayerProfile, Profiles
 from trainwright.runtime import ComputeRatio, Runtime
-from trainwright.search import Problem
+from trainwright.search import NoFeasiblePlan, Problem, run
 from trainwright.search.auto.computing import ComputeEstimate
 
 seeds = st.integers(0, 2**32)
@@ -83,13 +82,15 @@ def test_no_plan_with_rank_orders_or_gpipe_undercuts_the_work_bound(seed: int) -
     assert estimate_with_context(plan, changed.cost_context).iteration_seconds >= bound(changed)
 
 
-def test_no_plan_of_the_case_table_undercuts_the_work_bound() -> None:
-    with RESULTS.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    every = cases()
-    assert len(rows) > 200
-    for row in rows:
-        assert float(row["seconds"]) >= bound(every[int(row["case"])].problem()), row["line"]
+def test_no_plan_of_amp_on_the_cases_undercuts_the_work_bound() -> None:
+    compared = 0
+    for case in cases()[::12]:
+        problem = case.problem()
+        with suppress(NoFeasiblePlan):
+            (found,) = run("amp", problem, top=1)
+            assert found.estimate.iteration_seconds >= bound(problem), str(case)
+            compared += 1
+    assert compared > 10
 
 
 @given(seeds, st.integers(1, 3), st.integers(1, 3))
