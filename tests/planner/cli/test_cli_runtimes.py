@@ -1,0 +1,69 @@
+"""Presets of runtimes on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trainwright.cli import app
+from trainwright.cli.options import runtime_of
+from trainwright.documents import dumps
+from trainwright.layer import Dtype
+from trainwright.runtime import Runtime
+from trainwright.runtime_presets import preset_file, runtime_presets
+
+
+def test_trainwrights_own_preset_is_the_default_runtime():
+    assert runtime_presets()["trainwright"].runtime == Runtime()
+
+
+@pytest.mark.parametrize("name", list(runtime_presets()))
+def test_every_fact_of_a_preset_has_a_source(name):
+    for fact in runtime_presets()[name].facts.values():
+        assert fact.source in preset_file().sources
+
+
+@pytest.mark.parametrize("name", [name for name in runtime_presets() if name != "trainwright"])
+def test_other_frameworks_hold_memory_before_the_first_layer(name):
+    assert runtime_presets()[name].runtime.constant_bytes > 0
+
+
+def test_presets_differ_in_what_decides_a_plan():
+    found = {name: preset.runtime for name, preset in runtime_presets().items()}
+    assert found["deepspeed"].gradient_dtype is None
+    assert found["megatron"].gradient_dtype is Dtype.FLOAT32
+    assert found["torchtitan"].reduces_every_micro_batch
+    assert not found["megatron"].overlaps_gradients
+
+
+def test_a_name_means_its_preset_and_a_file_its_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert runtime_of(None) == Runtime()
+    assert runtime_of(Path("megatron")) == runtime_presets()["megatron"].runtime
+    Path("megatron").write_text(dumps(Runtime(constant_seconds=3.0)))
+    assert runtime_of(Path("megatron")).constant_seconds == 3.0
+
+
+def test_runtimes_lists_presets_and_shows_one_with_its_sources():
+    listed = CliRunner().invoke(app, ["runtimes"])
+    shown = CliRunner().invoke(app, ["runtimes", "deepspeed"])
+    assert all(name in listed.stdout for name in runtime_presets())
+    assert "gradient_dtype: as the weights" in shown.stdout
+    assert "https://www.deepspeed.ai/docs/config-json/" in shown.stdout
+    facts = json.loads(CliRunner().invoke(app, ["runtimes", "--output", "json"]).stdout)["megatron"]["facts"]
+    assert facts["kernels"]["value"] == "fused"
+
+
+@pytest.mark.parametrize("arguments", [["runtimes", "nemo"], ["profiles", "estimate", "--runtime", "nemo"]])
+def test_an_unknown_preset_is_refused_with_the_known_ones(arguments, tmp_path):
+    if arguments[0] == "profiles":
+        model = tmp_path / "model.yaml"
+        model.write_text("vit: {layers: 2, hidden_size: 192, heads: 3}\nglobal_batch_size: 8\n")
+        arguments = [*arguments, "--model", str(model), "--accelerator", "T4"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "'nemo'" in result.stderr
+    assert "trainwright, megatron, deepspeed, torchtitan" in result.stderr

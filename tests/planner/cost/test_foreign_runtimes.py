@@ -1,0 +1,107 @@
+"""What other runtimes do differently: reductions in every micro-batch, interleaved stages, overlapped tensor groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.cluster import Cluster
+from trainwright.cost.estimate import Estimate, estimate_with_context
+from trainwright.cost.interleaved_stages import interleaved_in_flight, interleaved_times
+from trainwright.cost.pipeline_replay import StageReplayTimes
+from trainwright.layer import Dtype
+from trainwright.plan import Plan, Sharding
+from trainwright.runtime import Runtime
+from trainwright.search import Problem
+
+MakeCluster = Callable[..., Cluster]
+MakePlan = Callable[..., Plan]
+MakeProblem = Callable[..., Problem]
+
+
+@pytest.fixture(scope="module")
+def problem(make_problem: MakeProblem, make_cluster: MakeCluster) -> Problem:
+    """Two nodes of two devices each."""
+    return make_problem(make_cluster((("fast", 2),) * 2, between=1e6, latency=0.0), batch=16)
+
+
+def cost(problem: Problem, plan: Plan, **runtime: object) -> Estimate:
+    return estimate_with_context(plan, replace(problem.cost_context, runtime=Runtime(**runtime)))  # type: ignore[arg-type]
+
+
+def quick(problem: Problem) -> Problem:
+    links = tuple(replace(link, bandwidth_bytes_per_second=1e12) for link in problem.cluster.links)
+    return replace(problem, cluster=replace(problem.cluster, links=links))
+
+
+def sharded(plan: Plan, sharding: Sharding) -> Plan:
+    return plan.map_stages(
+        lambda stage: replace(stage, layers=tuple(replace(run, sharding=sharding) for run in stage.layers))
+    )
+
+
+@pytest.mark.parametrize("sharding", [Sharding.ZERO2, Sharding.ZERO3])
+def test_reducing_in_every_micro_batch_frees_whole_gradients_and_takes_their_time(
+    problem: Problem, make_plan: MakePlan, sharding: Sharding
+) -> None:
+    plan = sharded(make_plan(problem, [14], data=4, rows=1), sharding)
+    batches = plan.pipelines[0].micro_batches
+    last, every = (cost(problem, plan, reduces_every_micro_batch=each) for each in (False, True))
+    values = problem.model.parameters
+    kept, freed = (found.memory_parts[0].gradients_bytes for found in (last, every))
+    assert kept == 4 * values
+    largest = max(kind.parameters for kind in problem.model.kinds)
+    assert freed == 4 * -(-values // 4) + 4 * largest
+    seconds = every.iteration_seconds - last.iteration_seconds
+    assert 0 < seconds <= (batches - 1) * 4 * values / 1e6 * 2
+
+
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO1])
+def test_only_sharded_gradients_are_reduced_in_every_micro_batch(
+    problem: Problem, make_plan: MakePlan, sharding: Sharding
+) -> None:
+    plan = sharded(make_plan(problem, [14], data=4, rows=1), sharding)
+    assert cost(problem, plan, reduces_every_micro_batch=True) == cost(problem, plan)
+
+
+def test_gradients_without_a_format_have_that_of_the_weights(problem: Problem, make_plan: MakePlan) -> None:
+    half = replace(problem, model=replace(problem.model, dtype=Dtype.FLOAT16))
+    plan = make_plan(half, [14], data=4, rows=1)
+    own, full = (cost(half, plan, gradient_dtype=dtype) for dtype in (None, Dtype.FLOAT32))
+    assert 2 * own.memory_parts[0].gradients_bytes == full.memory_parts[0].gradients_bytes
+
+
+def test_interleaved_stages_divide_the_bubble(problem: Problem, make_plan: MakePlan) -> None:
+    plan = make_plan(problem, [4, 4, 3, 3], rows=1)
+    plain, interleaved = (cost(quick(problem), plan, virtual_stages=chunks) for chunks in (1, 2))
+    saved = plain.iteration_seconds - interleaved.iteration_seconds
+    assert 0 < saved <= plain.breakdown.bubble_seconds / 2 + 1e-9
+    assert interleaved.peak_memory_bytes > plain.peak_memory_bytes
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.integers(1, 8))
+def test_interleaving_moves_the_end_by_its_waits(busy: float, idle: float, transit: float, chunks: int) -> None:
+    end = busy + idle + transit
+    found = interleaved_times(StageReplayTimes((end,), (end,), (transit,), (idle,)), chunks)
+    assert found.ends[0] == pytest.approx(busy + idle / chunks + transit * chunks)
+    assert found.replay_ends == found.ends
+
+
+@pytest.mark.parametrize(("stages", "chunks", "expected"), [(4, 1, 4), (4, 3, 5), (8, 2, 12)])
+def test_chunks_keep_more_micro_batches_in_flight(stages: int, chunks: int, expected: int) -> None:
+    assert interleaved_in_flight(stages, stages, chunks) == expected
+
+
+def test_overlapped_tensor_groups_pay_the_slow_down_alone(problem: Problem, make_plan: MakePlan) -> None:
+    plan = make_plan(problem, [14], tensor=2, data=2, rows=1)
+    plain, hidden = (cost(quick(problem), plan, overlaps_tensor_sync=overlaps) for overlaps in (False, True))
+    assert hidden.breakdown.tensor_sync_seconds == pytest.approx(0.3 * plain.breakdown.tensor_sync_seconds)
+
+
+def test_a_pipeline_has_at_least_one_chunk() -> None:
+    with pytest.raises(ValueError, match="virtual_stages must be at least 1, got 0"):
+        Runtime(virtual_stages=0)
