@@ -86,16 +86,6 @@ class PublishedRow:
             raise ValueError(f"dtype: {self.dtype!r} cannot be planned; the formats are tf32, {', '.join(Dtype)}")
         return Dtype(self.dtype)
 
-    @property
-    def plan_kind(self) -> str:
-        """Kind of plan: how the model is divided."""
-        parts = [
-            *(["tp"] if self.tp > 1 else []),
-            *(["pp"] if self.pp > 1 else []),
-            *(["fsdp"] if self.sharding is Sharding.ZERO3 else ["dp"] if self.dp > 1 else []),
-        ]
-        return "+".join(parts) or "one GPU"
-
     def model_in(self, attention: Attention) -> Model:
         """Return the model with an implementation of attention."""
         drops = any(name in self.source for name in _OWN_DROPOUT)

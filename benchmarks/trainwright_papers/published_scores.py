@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
+
+import numpy as np
 
 from trainwright.accelerators import data_sheet, estimate_profiles
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
+from trainwright.error_bands import ErrorBand, plan_kind
 from trainwright.throughput import flops_per_row
 from trainwright_papers.comparison import Comparison, Grid, ReportProgress, format_figure, spearman
 from trainwright_papers.published_rows import PublishedRow, read_rows
 from trainwright_papers.published_runtimes import runtime_of, source_runtime
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +29,13 @@ class ScoredRow:
     """Published and estimated throughput, in tokens per second and GPU.
 
     Attributes:
+        plan_kind: how the plan divides the model.
         utilisation_per_token: model FLOP utilisation of one token per second.
         reason: shortfall of memory if the plan is called infeasible.
     """
 
     row: PublishedRow
+    plan_kind: str
     estimated: float
     utilisation_per_token: float
     peak_memory_bytes: int
@@ -48,7 +57,7 @@ class ScoredRow:
             "model": row.model,
             "gpu": row.gpu,
             "gpus": row.gpus,
-            "plan": row.plan_kind,
+            "plan": self.plan_kind,
             "published_tokens_per_second_per_gpu": self.published,
             "predicted_tokens_per_second_per_gpu": self.estimated,
             "relative_error": self.error,
@@ -77,6 +86,7 @@ def score(row: PublishedRow) -> ScoredRow:
     peak = data_sheet(row.gpu_name).flops_per_second(model.dtype, tensor_float32=tensor_float32)
     return ScoredRow(
         row,
+        plan_kind(plan),
         plan.global_batch_size * row.sequence / found.iteration_seconds / row.gpus,
         flops_per_row(model) / row.sequence / peak,
         found.peak_memory_bytes,
@@ -130,23 +140,48 @@ class Agreement:
 HEADINGS = ("rows", "mean error", "mean", "worst", "rank of MFU", "called infeasible")
 
 
-def groups(scored: Iterable[ScoredRow], key: Callable[[PublishedRow], str]) -> dict[str, list[ScoredRow]]:
+def groups(scored: Iterable[ScoredRow], key: Callable[[ScoredRow], Key]) -> dict[Key, list[ScoredRow]]:
     """Group rows by a key, in the order of their first appearance."""
-    found: dict[str, list[ScoredRow]] = {}
+    found: dict[Key, list[ScoredRow]] = {}
     for one in scored:
-        found.setdefault(key(one.row), []).append(one)
+        found.setdefault(key(one), []).append(one)
     return found
 
 
-GROUPINGS: dict[str, Callable[[PublishedRow], str]] = {
-    "source": lambda row: row.source,
-    "GPU": lambda row: row.gpu,
-    "kind of plan": lambda row: row.plan_kind,
+GROUPINGS: dict[str, Callable[[ScoredRow], str]] = {
+    "source": lambda one: one.row.source,
+    "GPU": lambda one: one.row.gpu,
+    "kind of plan": lambda one: one.plan_kind,
 }
 
 
-def published_comparison(table: Path, report_progress: ReportProgress) -> Comparison:
-    """Estimate every row of a table and compare."""
+def bands_of(scored: Sequence[ScoredRow]) -> list[ErrorBand]:
+    """Return the error bands of all rows, by generation, by kind of plan, and by both."""
+
+    def keys(one: ScoredRow) -> Iterator[tuple[str | None, str | None]]:
+        generation = data_sheet(one.row.gpu_name).generation
+        yield from product((None, generation), (None, one.plan_kind))
+
+    ratios: dict[tuple[str | None, str | None], list[float]] = {}
+    for one in scored:
+        for key in keys(one):
+            ratios.setdefault(key, []).append(1 + one.error)
+    return [
+        ErrorBand(generation, kind, len(some), *(round(float(q), 3) for q in np.quantile(some, (0.1, 0.9))))
+        for (generation, kind), some in sorted(ratios.items(), key=lambda item: [name or "" for name in item[0]])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTable:
+    """Estimated rows of a table, and how many were left out for which reason."""
+
+    rows: tuple[ScoredRow, ...]
+    left_out: Mapping[str, int]
+
+
+def scored_table(table: Path, report_progress: ReportProgress) -> ScoredTable:
+    """Estimate every row of a table. Raises ValueError if there is none that can be estimated."""
     rows = list(read_rows(table))
     scored, left_out = [], Counter[str]()
     for number, row in enumerate(rows):
@@ -160,6 +195,12 @@ def published_comparison(table: Path, report_progress: ReportProgress) -> Compar
             left_out[str(error)] += 1
     if not scored:
         raise ValueError(f"{table}: no row can be estimated: {'; '.join(left_out) or 'the table has none'}")
+    return ScoredTable(tuple(scored), left_out)
+
+
+def published_comparison(found: ScoredTable) -> Comparison:
+    """Compare the estimated rows with what was published."""
+    scored, left_out = found.rows, found.left_out
     by = {name: groups(scored, key) for name, key in GROUPINGS.items()}
     by_source = {name: Agreement.of(some) for name, some in by["source"].items()}
     everything = Agreement.of(scored)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -15,7 +17,7 @@ from rich.text import Text
 from trainwright.cli.output import Output, show, show_json
 from trainwright.report.tables import add_row, new_table, titled
 from trainwright_papers.comparison import Comparison, Grid, ReportProgress
-from trainwright_papers.published_scores import published_comparison
+from trainwright_papers.published_scores import bands_of, published_comparison, scored_table
 from trainwright_papers.tables import TABLES, rebuild_tables
 
 
@@ -30,10 +32,14 @@ def print_tables(names: Sequence[str], output: Output) -> None:
             show(*_render(comparison))
 
 
-def print_published(table: Path, output: Output) -> None:
-    """Estimate the rows of a table of published throughputs, and print them with their agreement."""
+def print_published(table: Path, output: Output, write_bands: Path | None) -> None:
+    """Estimate the rows of a table of published throughputs, print them with their agreement, and write error bands."""
     with _progress_bar(1) as report_progress:
-        comparison = published_comparison(table, report_progress)
+        found = scored_table(table, report_progress)
+    comparison = published_comparison(found)
+    if write_bands is not None:
+        bands = ",\n".join(f"  {json.dumps(asdict(band))}" for band in bands_of(found.rows))
+        write_bands.write_text(f"[\n{bands}\n]\n", encoding="utf-8")
     if output is Output.JSON:
         show_json(comparison.document() | {"origin": "estimated"})
     else:

@@ -29,6 +29,15 @@ NEWER = {
     "overlap_dtype": ["float32"],
     "formats": [[]],
     "saved_elements_per_micro_batch": [0.0],
+    "is_causal": [False],
+    "power_watts": [None],
+    "reduces_every_micro_batch": [False],
+    "kernels": ["eager"],
+    "attention_library": ["pytorch"],
+    "fuses_loss": [False],
+    "overlaps_tensor_sync": [False],
+    "virtual_stages": [1],
+    "selective_recompute": [None],
 }
 """Fields that version 0.1.0 did not write, with the values that stand for their absence."""
 

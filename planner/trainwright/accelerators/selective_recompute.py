@@ -1,4 +1,4 @@
-"""What a layer computes again in its backward under selective recompute, and what it saves."""
+"""Selective recompute: operators that a layer computes again in its backward, and the bytes that it saves."""
 
 from __future__ import annotations
 

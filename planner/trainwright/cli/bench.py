@@ -10,6 +10,7 @@ import typer
 
 from trainwright.cli.framework import command
 from trainwright.cli.output import Output, OutputOption
+from trainwright.cli.overwriting import WRITTEN
 
 PACKAGE = "trainwright_papers"
 
@@ -75,7 +76,12 @@ def published(
     table: Annotated[
         Path, typer.Option(metavar="FILE", help="CSV of measured throughputs; docs/accuracy.md names its columns.")
     ],
+    write_bands: Annotated[
+        Path | None,
+        typer.Option(help="Write the errors by generation and kind of plan as error_bands.json has them."),
+        WRITTEN,
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Estimate published runs from data sheets alone, next to what was measured: by source, GPU and kind of plan."""
-    _load("report").print_published(table, output)
+    _load("report").print_published(table, output, write_bands)

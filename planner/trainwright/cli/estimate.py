@@ -68,6 +68,7 @@ def estimate(
                 "feasible": found.feasible,
                 "reason": found.reason,
                 "breakdown": asdict(found.breakdown),
+                **report.error_range_fields(answer.candidates[0], problem),
                 **report.format_fields(answer),
                 **report.origin_fields(problem),
             }
@@ -76,7 +77,7 @@ def estimate(
     show(report.breakdown_table(found, given, problem))
     if cost_model != EXACT:
         show(f"{title} predicts {seconds:.4g} s")
-    show(*report.format_sentences(answer, given=True))
+    show(*report.error_range_sentences(answer.candidates[0], problem), *report.format_sentences(answer, given=True))
     if found.reason is not None:
         show(f"not feasible: {found.reason}")
 

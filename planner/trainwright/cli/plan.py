@@ -71,6 +71,7 @@ def plan(  # noqa: PLR0913 - one group of options each
             {
                 **head,
                 **report.work_bound_fields(candidates[0], problem),
+                **report.error_range_fields(candidates[0], problem),
                 **report.format_fields(found),
                 **candidate_fields(candidates, problem),
             }
@@ -80,6 +81,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, answer.top))
     told = [
+        *report.error_range_sentences(candidates[0], problem),
         *report.format_sentences(found),
         *report.preference_sentences(candidates, problem),
         *distance_sentences(candidates[0], inputs, problem, control),

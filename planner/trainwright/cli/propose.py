@@ -60,6 +60,7 @@ class Candidates:
     search_seconds: float | None = None
     stopped_by_budget: bool = False
     work_bound_seconds: float | None = None
+    estimated_range: dict[str, Any] | None = None
     profiles: str | None = None
     lower_bound_seconds: float | None = None
     gap: float | None = None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainwright.cluster import Cluster, Device
 from trainwright.cost.context import CostContext
 from trainwright.cost.gradient_sync import gradient_reductions
-from trainwright.cost.interleaved_stages import interleaved_in_flight, interleaved_times
 from trainwright.cost.memory import MemoryParts, stage_memory
 from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.optimizer_step import OptimizerStep, StageEnd, optimizer_steps, stage_update_seconds
@@ -174,8 +173,8 @@ def _memory_parts(plan_times: PlanTimes) -> tuple[MemoryParts, ...]:
     for index, pipeline in enumerate(plan.pipelines):
         for number, stage in enumerate(pipeline.stages):
             stages = len(pipeline.stages)
-            kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, stages)
-            kept = interleaved_in_flight(kept, stages, plan_times.context.runtime.virtual_stages)
+            chunks = plan_times.context.runtime.virtual_stages
+            kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, number, stages, chunks=chunks)
             found += stage_memory(
                 stage,
                 plan_times.layouts[index, number],
@@ -263,6 +262,27 @@ def stage_end_times(plan_times: PlanTimes) -> tuple[dict[StageKey, StageReplayTi
     times = {key: interleaved_times(found, chunks) for key, found in replay_pipelines(plan_times).items()}
     ends = {key: _stage_end(plan_times.stages[key], found) for key, found in times.items()}
     return times, optimizer_steps(plan_times, gradient_reductions(plan_times), ends)
+
+
+def interleaved_times(times: StageReplayTimes, virtual_stages: int) -> StageReplayTimes:
+    """Return the times of a stage whose ranks hold `virtual_stages` chunks each.
+
+    A micro-batch passes every stage as often, in passes that take that part of the time: the bubble shrinks by the number of
+    chunks, and there are as many times more messages (Narayanan et al. 2021, section 2.2).
+    """
+    if virtual_stages == 1:
+        return times
+    idle = tuple(seconds / virtual_stages for seconds in times.idle_seconds)
+    transit = tuple(seconds * virtual_stages for seconds in times.transit_seconds)
+    waits = zip(idle, transit, times.idle_seconds, times.transit_seconds, strict=True)
+    change = [after + moved - before - sent for after, moved, before, sent in waits]
+    return replace(
+        times,
+        replay_ends=tuple(end + by for end, by in zip(times.replay_ends, change, strict=True)),
+        ends=tuple(end + by for end, by in zip(times.ends, change, strict=True)),
+        idle_seconds=idle,
+        transit_seconds=transit,
+    )
 
 
 def _stage_end(stage: StageTimes, times: StageReplayTimes) -> StageEnd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -122,6 +123,13 @@ def boundary_buffer_bytes(entering: Values, leaving: Values) -> InFlightBytes[Va
     return InFlightBytes(leaving, _PREFETCHED_BOUNDARIES * (entering + leaving))
 
 
-def in_flight_micro_batches(schedule: Schedule, micro_batches: int, stage: int, stages: int) -> int:
-    """Return the micro-batches in flight at a stage: under 1F1B at most one per stage from this one on, under GPipe all."""
-    return micro_batches if schedule is Schedule.GPIPE else min(micro_batches, stages - stage)
+def in_flight_micro_batches(schedule: Schedule, micro_batches: int, stage: int, stages: int, *, chunks: int = 1) -> int:
+    """Return the micro-batches in flight at a stage: under 1F1B at most one per stage from this one on, under GPipe all.
+
+    Interleaved stages of several chunks keep 1 + (p - 1) / (p v) times as many, here rounded up (Korthikanti et al. 2022,
+    section 4.2.3).
+    """
+    if schedule is Schedule.GPIPE:
+        return micro_batches
+    kept = min(micro_batches, stages - stage)
+    return kept if chunks == 1 else math.ceil(kept * (1 + (stages - 1) / (stages * chunks)))

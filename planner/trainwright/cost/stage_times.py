@@ -181,7 +181,7 @@ class StageTimesBuilder:
 
     @cached_property
     def _is_synchronous(self) -> bool:
-        """Whether replicas wait for each other in every micro-batch: to gather weights or to reduce gradients."""
+        """Is True if replicas wait for each other in every micro-batch: to gather weights or to reduce gradients."""
         return any(part.all_gather_seconds or self._reduces_always(part) for part in self.run_costs)
 
     def _reduces_always(self, part: _RunCosts) -> bool:

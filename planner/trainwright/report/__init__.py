@@ -13,6 +13,7 @@ from trainwright.report.comparison import (
     work_bound_fields,
     work_bound_sentences,
 )
+from trainwright.report.error_range import error_range_fields, error_range_sentences
 from trainwright.report.explanation import Explanation
 from trainwright.report.format_sentences import (
     format_fields,
@@ -38,6 +39,8 @@ __all__ = [
     "comparison_fields",
     "comparison_table",
     "enumeration_sentence",
+    "error_range_fields",
+    "error_range_sentences",
     "format_fields",
     "format_sentences",
     "machine_table",

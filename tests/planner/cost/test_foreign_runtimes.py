@@ -1,4 +1,4 @@
-"""What other runtimes do differently: reductions in every micro-batch, interleaved stages, overlapped tensor groups."""
+"""Runtimes that differ from ours: reductions in every micro-batch, interleaved stages, overlapped tensor groups."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
-from trainwright.cost.estimate import Estimate, estimate_with_context
-from trainwright.cost.interleaved_stages import interleaved_in_flight, interleaved_times
+from trainwright.cost.estimate import Estimate, estimate_with_context, interleaved_times
+from trainwright.cost.memory_terms import in_flight_micro_batches
 from trainwright.cost.pipeline_replay import StageReplayTimes
 from trainwright.layer import Dtype
-from trainwright.plan import Plan, Sharding
+from trainwright.plan import Plan, Schedule, Sharding
 from trainwright.runtime import Runtime
 from trainwright.search import Problem
 
@@ -93,7 +93,8 @@ def test_interleaving_moves_the_end_by_its_waits(busy: float, idle: float, trans
 
 @pytest.mark.parametrize(("stages", "chunks", "expected"), [(4, 1, 4), (4, 3, 5), (8, 2, 12)])
 def test_chunks_keep_more_micro_batches_in_flight(stages: int, chunks: int, expected: int) -> None:
-    assert interleaved_in_flight(stages, stages, chunks) == expected
+    schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+    assert in_flight_micro_batches(schedule, 99, 0, stages, chunks=chunks) == expected
 
 
 def test_overlapped_tensor_groups_pay_the_slow_down_alone(problem: Problem, make_plan: MakePlan) -> None:

@@ -1,0 +1,78 @@
+"""Error bands of estimates from data sheets: how far published runs lay from their estimates, by generation and kind of plan.
+
+`trainwright bench published --write-bands FILE` makes `error_bands.json` from a table of published throughputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
+from trainwright.documents import adapter
+from trainwright.plan import Plan, Sharding
+
+LEAST_RUNS: Final = 5
+"""Runs below which a band of a generation or a kind of plan says too little."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBand:
+    """Measured over estimated seconds: the quantiles of 10 and 90 % of published runs.
+
+    Attributes:
+        generation, plan: of accelerators and kind of plan; None: all.
+    """
+
+    generation: str | None
+    plan: str | None
+    runs: int
+    least_ratio: float
+    greatest_ratio: float
+
+    def range_of(self, seconds: float) -> tuple[float, float]:
+        """Return the seconds between which a measurement is expected; the estimate itself is among them."""
+        return seconds * min(self.least_ratio, 1.0), seconds * max(self.greatest_ratio, 1.0)
+
+
+def plan_kind(plan: Plan) -> str:
+    """Return how a plan divides the model: any of tp, pp and fsdp or dp, or `one GPU`."""
+    runs = [run for stage in plan.stages for run in stage.layers]
+    shards = any(run.sharding in {Sharding.ZERO2, Sharding.ZERO3} and run.data > 1 for run in runs)
+    replicas = len(plan.pipelines) > 1 or any(run.data > 1 for run in runs)
+    parts = [
+        *(["tp"] if any(run.tensor > 1 for run in runs) else []),
+        *(["pp"] if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines) else []),
+        *(["fsdp"] if shards else ["dp"] if replicas else []),
+    ]
+    return "+".join(parts) or "one GPU"
+
+
+@cache
+def error_bands() -> tuple[ErrorBand, ...]:
+    """Load the committed bands."""
+    text = files("trainwright").joinpath("error_bands.json").read_text(encoding="utf-8")
+    found: tuple[ErrorBand, ...] = adapter(tuple[ErrorBand, ...]).validate_python(json.loads(text))
+    return found
+
+
+def error_band(plan: Plan, accelerators: Collection[str]) -> ErrorBand:
+    """Return the band of a plan on accelerators: of the generation and kind of plan with the widest one.
+
+    Where too few such runs were published, it is that of the kind of plan, then of the generation, then of all runs.
+    """
+    generations = {data_sheet(name).generation if has_data_sheet(name) else None for name in accelerators}
+    kind = plan_kind(plan)
+    return max((_band(generation, kind) for generation in generations), key=lambda band: band.greatest_ratio)
+
+
+def _band(generation: str | None, kind: str) -> ErrorBand:
+    known = {(band.generation, band.plan): band for band in error_bands() if band.runs >= LEAST_RUNS}
+    for key in ((generation, kind), (None, kind), (generation, None)):
+        if key in known and key != (None, None):
+            return known[key]
+    return known[None, None]

@@ -1,0 +1,83 @@
+"""Error bands of estimates from data sheets, from the published runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from trainwright import error_bands
+from trainwright.cli import app
+from trainwright.cluster import Device
+from trainwright.error_bands import ErrorBand, error_band, plan_kind
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
+
+
+def make_plan(tensor: int = 1, data: int = 1, stages: int = 1, sharding: Sharding = Sharding.NONE) -> Plan:
+    width = tensor * data
+    made = [
+        Stage(
+            tuple(Device("node", stage * width + slot) for slot in range(width)),
+            (LayerRun(stage, 1, tensor, data, (1,) * data, sharding=sharding),),
+        )
+        for stage in range(stages)
+    ]
+    return Plan(stages, data, (Pipeline(1, data, tuple(made)),))
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [
+        (make_plan(), "one GPU"),
+        (make_plan(data=2), "dp"),
+        (make_plan(data=2, sharding=Sharding.ZERO1), "dp"),
+        (make_plan(data=2, sharding=Sharding.ZERO3), "fsdp"),
+        (make_plan(tensor=2, data=2, stages=2), "tp+pp+dp"),
+        (make_plan(tensor=2, data=2, sharding=Sharding.ZERO2), "tp+fsdp"),
+    ],
+)
+def test_kind_of_a_plan_names_how_it_divides_the_model(plan, kind):
+    assert plan_kind(plan) == kind
+
+
+def test_committed_bands_are_of_all_runs_and_their_parts():
+    bands = {(band.generation, band.plan): band for band in error_bands.error_bands()}
+    every = bands[None, None]
+    assert every.runs == sum(band.runs for (generation, plan), band in bands.items() if generation and not plan)
+    assert all(band.least_ratio <= band.greatest_ratio for band in bands.values())
+
+
+def test_a_band_falls_back_to_the_kind_of_plan_then_to_the_generation_then_to_all(monkeypatch):
+    bands = (
+        ErrorBand(None, None, 40, 0.7, 1.4),
+        ErrorBand("ampere", None, 20, 0.8, 1.3),
+        ErrorBand(None, "dp", 9, 0.9, 1.2),
+        ErrorBand("ampere", "fsdp", 8, 0.95, 1.1),
+        ErrorBand("hopper", "dp", 2, 0.5, 1.6),
+    )
+    monkeypatch.setattr(error_bands, "error_bands", lambda: bands)
+    sharded, plain, alone = make_plan(data=2, sharding=Sharding.ZERO3), make_plan(data=2), make_plan()
+    assert error_band(sharded, ["A100-80"]).greatest_ratio == 1.1
+    assert error_band(plain, ["H100"]).greatest_ratio == 1.2  # two runs are too few
+    assert error_band(alone, ["A100-80"]).greatest_ratio == 1.3
+    assert error_band(alone, ["T4"]).greatest_ratio == 1.4
+    assert error_band(sharded, ["A100-80", "T4"]).greatest_ratio == 1.4
+
+
+def test_the_estimate_is_in_its_own_range():
+    assert ErrorBand(None, None, 9, 0.7, 0.8).range_of(2.0) == (1.4, 2.0)
+
+
+def test_plan_says_estimated_with_a_range_where_nothing_was_measured(tmp_path):
+    cluster, model = tmp_path / "cluster.yaml", tmp_path / "model.yaml"
+    cluster.write_text(CliRunner().invoke(app, ["cluster", "p4d.24xlarge=1"]).stdout)
+    model.write_text(
+        "gpt: {layers: 4, hidden_size: 512, heads: 8, sequence_length: 512, vocabulary_size: 50304}\nglobal_batch_size: 16\n"
+    )
+    given = ["plan", "--planner", "megatron", "--cluster", str(cluster), "--model", str(model)]
+    told = CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+    assert "Estimated from data sheets: " in told.stdout
+    answer = json.loads(CliRunner().invoke(app, [*given, "--output", "json"]).stdout)
+    found, seconds = answer["estimated_range"], answer["candidates"][0]["predicted_seconds"]
+    assert found["least_seconds"] <= seconds <= found["greatest_seconds"]
