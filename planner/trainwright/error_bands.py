@@ -16,7 +16,7 @@ from trainwright.accelerators.data_sheets import data_sheet, has_data_sheet
 from trainwright.documents import adapter
 from trainwright.plan import Plan, Sharding
 
-LEAST_RUNS: Final = 5
+LEAST_RUNS: Final = 10
 """Runs below which a band of a generation or a kind of plan says too little."""
 
 

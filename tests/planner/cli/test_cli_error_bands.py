@@ -52,8 +52,8 @@ def test_a_band_falls_back_to_the_kind_of_plan_then_to_the_generation_then_to_al
     bands = (
         ErrorBand(None, None, 40, 0.7, 1.4),
         ErrorBand("ampere", None, 20, 0.8, 1.3),
-        ErrorBand(None, "dp", 9, 0.9, 1.2),
-        ErrorBand("ampere", "fsdp", 8, 0.95, 1.1),
+        ErrorBand(None, "dp", 19, 0.9, 1.2),
+        ErrorBand("ampere", "fsdp", 18, 0.95, 1.1),
         ErrorBand("hopper", "dp", 2, 0.5, 1.6),
     )
     monkeypatch.setattr(error_bands, "error_bands", lambda: bands)
