@@ -15,6 +15,7 @@ from trainwright.report.comparison import (
 )
 from trainwright.report.error_range import error_range_fields, error_range_sentences
 from trainwright.report.explanation import Explanation
+from trainwright.report.export_price import ExportPrice, export_sentences, export_table
 from trainwright.report.format_sentences import (
     format_fields,
     format_sentences,
@@ -31,6 +32,7 @@ from trainwright.report.trial_report import calibration_report, trial_fields, tr
 __all__ = [
     "ComparisonRow",
     "Explanation",
+    "ExportPrice",
     "accelerator_table",
     "breakdown_table",
     "calibration_report",
@@ -41,6 +43,8 @@ __all__ = [
     "enumeration_sentence",
     "error_range_fields",
     "error_range_sentences",
+    "export_sentences",
+    "export_table",
     "format_fields",
     "format_sentences",
     "machine_table",

@@ -1,0 +1,43 @@
+"""Exports of plans to other trainers and launchers, and the nearest plan that each of them can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from trainwright.exports.accelerate import Accelerate
+from trainwright.exports.capabilities import Capabilities, is_expressible, losses
+from trainwright.exports.deepspeed import DeepSpeed
+from trainwright.exports.megatron import Megatron
+from trainwright.exports.nearest_plan import nearest_plan, nearest_shapes
+from trainwright.exports.pytorchjob import PyTorchJob
+from trainwright.exports.target import ExportFile, ExportOrder, Target
+from trainwright.exports.torchrun import Torchrun
+from trainwright.exports.torchtitan import Torchtitan
+from trainwright.exports.uniform_shape import UniformShape, shape_of
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "megatron": Megatron(),
+        "torchtitan": Torchtitan(),
+        "deepspeed": DeepSpeed(),
+        "accelerate": Accelerate(),
+        "torchrun": Torchrun(),
+        "pytorchjob": PyTorchJob(),
+    }
+)
+"""Targets by the name of `--to`."""
+
+__all__ = [
+    "TARGETS",
+    "Capabilities",
+    "ExportFile",
+    "ExportOrder",
+    "Target",
+    "UniformShape",
+    "is_expressible",
+    "losses",
+    "nearest_plan",
+    "nearest_shapes",
+    "shape_of",
+]

@@ -1,0 +1,90 @@
+"""Export to Hugging Face Accelerate: its ParallelismConfig, as Python.
+
+Names: src/accelerate/parallelism_config.py of https://github.com/huggingface/accelerate.
+"""
+
+from __future__ import annotations
+
+from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.launch import launch_script
+from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
+from trainwright.layer import Dtype
+from trainwright.plan import Sharding
+
+FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
+PRECISION = {Dtype.FLOAT32: "no", Dtype.FLOAT16: "fp16", Dtype.BFLOAT16: "bf16"}
+
+
+class Accelerate:
+    """Accelerate with DDP or FSDP2. It has no pipelines, and refuses DDP together with a tensor degree."""
+
+    software = "Accelerate 1.15.0"
+    capabilities = Capabilities(
+        pipelines=False,
+        replicated_tensor=False,
+        shardings=FSDP | {Sharding.NONE},
+    )
+    remark = (
+        "The script is yours: it takes its Accelerator and the DataLoader's batch size from trainwright_parallelism.py."
+    )
+
+    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        program = '"${SCRIPT:-train.py}"'
+        return (
+            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks)),
+            ExportFile("trainwright_parallelism.py", _module(order)),
+        )
+
+
+def _module(order: ExportOrder) -> str:
+    shape = order.shape
+    sharded = shape.sharding in FSDP
+    sizes = [
+        (f"dp_replicate_size={1 if sharded else shape.data},", "1: replicas shard" if sharded else "replicas, as DDP"),
+        (
+            f"dp_shard_size={shape.data if sharded else 1},",
+            f"FSDP2 over {counted(shape.data, 'replica')}" if sharded else "no FSDP",
+        ),
+        (f"tp_size={shape.tensor},", "devices that share each layer"),
+    ]
+    options = [
+        ("parallelism_config=parallelism(),", ""),
+        (f"gradient_accumulation_steps={shape.micro_batches},", "micro-batches of an iteration"),
+    ]
+    if order.model is not None:
+        options.append((f'mixed_precision="{PRECISION[order.model.dtype]}",', "number format of the plan"))
+    plugin, recompute = "", "Nothing is recomputed."
+    if sharded:
+        always = shape.sharding is Sharding.ZERO3
+        why = (
+            "ZeRO-3: weights are gathered for each pass" if always else "ZeRO-2: weights stay whole until the backward"
+        )
+        arguments = [
+            ("fsdp_version=2,", ""),
+            (f"reshard_after_forward={always},", why),
+            (f"activation_checkpointing={shape.recomputed_blocks > 0},", "recompute of all blocks, or none"),
+            ('auto_wrap_policy="transformer_based_wrap",', "block by block, as predicted"),
+        ]
+        plugin = f"    plugin = FullyShardedDataParallelPlugin(\n{explained(arguments, ' ' * 8)}    )\n"
+        options.append(("fsdp_plugin=plugin,", ""))
+    elif shape.recomputed_blocks:
+        recompute = "All blocks are recomputed: call model.gradient_checkpointing_enable()."
+    imports = "from accelerate.utils import FullyShardedDataParallelPlugin\n" if sharded else ""
+    return f'''{comment(["Parallelism of the plan for Accelerate 1.15.0."])}from accelerate import Accelerator
+from accelerate.parallelism_config import ParallelismConfig
+{imports}
+ROWS = {shape.rows}  # batch_size of the DataLoader: rows of a micro-batch on one replica
+RANKS = {len(shape.devices)}
+
+
+def parallelism():
+    """Return how {counted(len(shape.devices), "rank")} train the model."""
+    return ParallelismConfig(
+{explained(sizes, " " * 8)}    )
+
+
+def accelerator():
+    """Return the Accelerator of a rank. {recompute if not sharded else ""}"""
+{plugin}    return Accelerator(
+{explained(options, " " * 8)}    )
+'''

@@ -1,0 +1,139 @@
+"""Capabilities of a trainer, and what of a plan it cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from trainwright.exports.uniform_shape import blocks_by_stage, mixes_orders, recomputed_blocks, sharding_of
+from trainwright.plan import Pipeline, Plan, Schedule, Sharding, Stage, format_degrees, format_range, split_rows
+
+EVERY_SHARDING = frozenset(Sharding)
+ONLY_1F1B = frozenset({Schedule.ONE_FORWARD_ONE_BACKWARD})
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a trainer can be told of a plan.
+
+    Attributes:
+        every_plan: it reads the plan itself, so that nothing is lost.
+        pipelines: it can have several stages.
+        uneven_stages: stages may have any numbers of layers; else as even as possible, the first ones with the remainder.
+        pipelined_tensor: stages may have tensor groups.
+        replicated_tensor: tensor groups may have replicas that shard nothing.
+        shardings, pipelined_shardings: without stages, and with several.
+        tensor_shardings: with tensor groups.
+        partial_recompute: the first blocks of every stage can be recomputed, else all blocks or none.
+        schedules: of several stages. With one stage the micro-batches follow one another, which is 1F1B.
+    """
+
+    every_plan: bool = False
+    pipelines: bool = True
+    uneven_stages: bool = True
+    pipelined_tensor: bool = True
+    replicated_tensor: bool = True
+    shardings: frozenset[Sharding] = EVERY_SHARDING
+    pipelined_shardings: frozenset[Sharding] = EVERY_SHARDING
+    tensor_shardings: frozenset[Sharding] = EVERY_SHARDING
+    partial_recompute: bool = False
+    schedules: frozenset[Schedule] = ONLY_1F1B
+
+    def shardings_of(self, stages: int, tensor: int, data: int) -> frozenset[Sharding]:
+        """Return the shardings that it can have with these degrees; without replicas nothing is sharded."""
+        found = self.shardings
+        if stages > 1:
+            found &= self.pipelined_shardings
+        if tensor > 1:
+            found &= self.tensor_shardings
+        if data > 1 and tensor > 1 and not self.replicated_tensor:
+            found -= {Sharding.NONE}
+        return found if data > 1 else frozenset({Sharding.NONE})
+
+    def schedules_of(self, stages: int) -> frozenset[Schedule]:
+        return self.schedules if stages > 1 else ONLY_1F1B
+
+    def can_split(self, stages: int, tensor: int) -> bool:
+        """Return whether it can have these numbers of stages and of devices that share a layer."""
+        return stages == 1 or (self.pipelines and (tensor == 1 or self.pipelined_tensor))
+
+    def can_recompute(self, plan: Plan, blocks: int) -> bool:
+        """Return whether it can recompute the first `blocks` blocks of every stage."""
+        return self.partial_recompute or blocks in {0, max(map(len, blocks_by_stage(plan)))}
+
+
+def is_expressible(plan: Plan, capabilities: Capabilities) -> bool:
+    """Return whether a trainer can be told the plan as it is."""
+    return not losses(plan, capabilities)
+
+
+def losses(plan: Plan, capabilities: Capabilities) -> tuple[str, ...]:
+    """Return what of the plan a trainer cannot be told, one phrase each; empty if nothing is lost."""
+    if capabilities.every_plan:
+        return ()
+    return (*_unequal_parts(plan), *_missing_features(plan, capabilities))
+
+
+def _unequal_parts(plan: Plan) -> Iterator[str]:
+    """Say what makes a plan not uniform."""
+    stages, runs = plan.stages, [run for stage in plan.stages for run in stage.layers]
+    if len(plan.pipelines) > 1:
+        yield f"{len(plan.pipelines)} pipelines: every replica goes through the same stages"
+    if len({(run.tensor, run.data) for run in runs}) > 1:
+        yield f"degrees by stage ({_named(map(format_degrees, stages))}): all stages share them"
+    elif mixes_orders(plan):
+        yield "tensor groups that differ between the layers of a stage: they are the same for all layers"
+    uneven = [run.rows for run in runs if len(set(run.rows)) > 1]
+    if uneven:
+        yield f"uneven rows ({format_range(uneven[0])} of a micro-batch by replica): every replica gets as many"
+    shardings = {sharding_of(run) for run in runs}
+    if len(shardings) > 1:
+        yield f"sharding by layer ({_named(sorted(shardings))}): all layers share it"
+    if recomputed_blocks(plan) is None:
+        yield f"recompute of chosen layers ({_named(map(_recomputed, stages))}): it is told for all blocks alike"
+
+
+def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:
+    """Say which features of a plan a trainer lacks."""
+    runs = [run for stage in plan.stages for run in stage.layers]
+    stages = max(len(pipeline.stages) for pipeline in plan.pipelines)
+    tensor = max(run.tensor for run in runs)
+    if stages > 1 and not capabilities.pipelines:
+        yield f"{stages} pipeline stages: it has none"
+    elif not capabilities.can_split(stages, tensor):
+        yield f"tensor degree {tensor} within {stages} pipeline stages: it has one or the other"
+    elif not capabilities.uneven_stages and not _is_even(plan):
+        yield f"stages of chosen sizes ({_named(map(_sizes, plan.pipelines))} layers): it splits layers evenly"
+    refused = [run for run in runs if sharding_of(run) not in capabilities.shardings_of(stages, run.tensor, run.data)]
+    if refused:
+        yield f"{_sharding(sharding_of(refused[0]))} at these degrees"
+    count = recomputed_blocks(plan)
+    if count is not None and not capabilities.can_recompute(plan, count):
+        yield f"recompute of the first {count} blocks of each stage: it is all or none"
+    if plan.schedule not in capabilities.schedules_of(stages):
+        yield f"the schedule {plan.schedule}"
+
+
+def _is_even(plan: Plan) -> bool:
+    return all(
+        [stage.end - stage.first for stage in pipeline.stages] == [*split_rows(plan.model_layers, len(pipeline.stages))]
+        for pipeline in plan.pipelines
+    )
+
+
+def _sizes(pipeline: Pipeline) -> str:
+    return " ".join(str(stage.end - stage.first) for stage in pipeline.stages)
+
+
+def _sharding(sharding: Sharding) -> str:
+    return "replicas without sharding" if sharding is Sharding.NONE else f"sharding {sharding}"
+
+
+def _named(parts: Iterable[str]) -> str:
+    """Join different parts, at most four of them."""
+    found = list(dict.fromkeys(parts))
+    return " | ".join(found[:4]) + (" | …" if len(found) > 4 else "")
+
+
+def _recomputed(stage: Stage) -> str:
+    return f"{sum(run.count for run in stage.layers if run.recompute)} of {stage.end - stage.first}"

@@ -1,0 +1,104 @@
+"""Export to DeepSpeed: its JSON, and the pipeline's arguments, which JSON cannot hold.
+
+Names: https://www.deepspeed.ai/docs/config-json and deepspeed/runtime/pipe/module.py of https://github.com/deepspeedai/DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.launch import launch_script
+from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
+from trainwright.exports.uniform_shape import UniformShape
+from trainwright.layer import Dtype
+from trainwright.plan import Sharding
+from trainwright.training import Optimizer
+
+STAGES = {sharding: number for number, sharding in enumerate(Sharding)}
+"""ZeRO's stages."""
+_PIPELINED = frozenset({Sharding.NONE, Sharding.ZERO1})
+
+
+class DeepSpeed:
+    """DeepSpeed. Its pipeline engine refuses ZeRO-2 and 3, splits layers evenly, and has no tensor degree of its own."""
+
+    software = "DeepSpeed 0.19.8"
+    capabilities = Capabilities(
+        uneven_stages=False,
+        pipelined_tensor=False,
+        pipelined_shardings=_PIPELINED,
+        tensor_shardings=frozenset(Sharding) - {Sharding.ZERO3},
+    )
+    remark = "The script is yours: give ds_config.json to deepspeed.initialize(config=…)."
+
+    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        shape = order.shape
+        dtype = None if order.model is None else order.model.dtype
+        found = [
+            ExportFile(
+                "launch.sh", launch_script(order.ranks, '"${SCRIPT:-train.py}"', (*order.remarks, *_reasons(shape)))
+            ),
+            ExportFile("ds_config.json", json.dumps(config(shape, dtype, order.optimizer), indent=2) + "\n"),
+        ]
+        if len(shape.ends) > 1:
+            found.append(ExportFile("trainwright_pipeline.py", _pipeline(shape)))
+        return tuple(found)
+
+
+def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> dict[str, Any]:
+    """Return DeepSpeed's configuration."""
+    return {
+        "train_batch_size": shape.global_batch_size,
+        "train_micro_batch_size_per_gpu": shape.rows,
+        "gradient_accumulation_steps": shape.micro_batches,
+        "zero_optimization": {"stage": STAGES[shape.sharding]},
+        **({"tensor_parallel": {"autotp_size": shape.tensor}} if shape.tensor > 1 else {}),
+        **({"fp16": {"enabled": True}} if dtype is Dtype.FLOAT16 else {}),
+        **({"bf16": {"enabled": True}} if dtype is Dtype.BFLOAT16 else {}),
+        "optimizer": {"type": {"adam": "Adam", "sgd": "SGD"}[optimizer], "params": {"lr": 1e-4}},
+    }
+
+
+def _reasons(shape: UniformShape) -> list[str]:
+    """Explain ds_config.json, since JSON has no comments."""
+    told = [
+        (
+            f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each of {counted(shape.data, 'replica')}, {counted(shape.micro_batches, 'micro-batch', 'es')} "
+            f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.sharding]}; the learning rate is yours."
+        )
+    ]
+    if shape.tensor > 1:
+        told.append(f"tensor_parallel.autotp_size {shape.tensor}: devices that share each layer.")
+    if shape.recomputed_blocks and len(shape.ends) == 1:
+        told.append(
+            "All blocks are recomputed: call model.gradient_checkpointing_enable(), or wrap them in checkpoint()."
+        )
+    return told
+
+
+def _pipeline(shape: UniformShape) -> str:
+    interval = int(shape.recomputed_blocks > 0)
+    lines = [
+        (f"topology=PipeDataParallelTopology(num_pp={len(shape.ends)}, num_dp={shape.data}),", "stages outermost"),
+        ('partition_method="uniform",', "stages of equal numbers of layers: embedding and head count as one each"),
+        (
+            f"activation_checkpoint_interval={interval},",
+            "every layer is recomputed" if interval else "nothing is recomputed",
+        ),
+    ]
+    head = comment(
+        ["Pipeline of the plan for DeepSpeed; give it one entry for the embedding, for every block and for the head."]
+    )
+    return f'''{head}from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import PipeDataParallelTopology
+
+
+def pipeline(layers, loss_fn):
+    """Return {shape.layers} layers as {len(shape.ends)} stages."""
+    return PipelineModule(
+        layers=layers,
+        loss_fn=loss_fn,
+{explained(lines, " " * 8)}    )
+'''

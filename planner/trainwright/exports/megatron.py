@@ -1,0 +1,163 @@
+"""Export to Megatron-LM: its arguments and the commands that start them.
+
+Names of the arguments: megatron/training/arguments.py and docs/user-guide/features/pipeline_parallel_layout.md of
+https://github.com/NVIDIA/Megatron-LM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+from typing import Final
+
+from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.launch import launch_script
+from trainwright.exports.target import ExportFile, ExportOrder, counted, explained
+from trainwright.exports.uniform_shape import UniformShape
+from trainwright.families import Gpt, Llama, Moe
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Sharding
+from trainwright.training import Optimizer
+
+STRATEGIES: Final = {Sharding.ZERO2: "optim_grads", Sharding.ZERO3: "optim_grads_params"}
+"""Megatron-FSDP's names of what is sharded."""
+
+Arguments = Iterator[tuple[str, str]]
+"""Arguments with the reason for each."""
+
+
+class Megatron:
+    """Megatron-LM. Its FSDP is documented with tensor, expert and context degrees, not with pipelines."""
+
+    software = "Megatron-LM core_v0.16.1"
+    capabilities = Capabilities(
+        pipelined_shardings=frozenset({Sharding.NONE, Sharding.ZERO1}),
+        partial_recompute=True,
+    )
+    remark = "--sequence-parallel can be added where the tensor degree is above 1; it saves memory, and the prediction is without."
+
+    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        arguments = [*parallel_arguments(order.shape), *_model_arguments(order.model), *_run_arguments(order.optimizer)]
+        before = f"arguments=(\n{explained(arguments)})\n"
+        if order.shape.tensor > 1 and order.shape.sharding not in STRATEGIES:
+            before += (
+                "export CUDA_DEVICE_MAX_CONNECTIONS=1  # Megatron asks for it with a tensor degree, before Blackwell\n"
+            )
+        program = f'{SCRIPT} "${{arguments[@]}}"'
+        return (ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks, before=before)),)
+
+
+SCRIPT = '"${MEGATRON:-.}"/pretrain_gpt.py'
+"""Script in a checkout of Megatron-LM, as the shell names it."""
+
+
+def layout(shape: UniformShape) -> str:
+    """Return Megatron's pipeline layout: E the embedding, t a block, L the loss with the head, | between stages."""
+    stages = []
+    for (first, end), blocks in zip(shape.spans, shape.blocks, strict=True):
+        middle = "" if blocks == 0 else "t" if blocks == 1 else f"t*{blocks}"
+        stages.append(f"{'E' * (first == 0)}{middle}{'L' * (end == shape.layers)}")
+    return "|".join(stages)
+
+
+def parallel_arguments(shape: UniformShape) -> Arguments:
+    """Yield the arguments that say how the model is trained on the devices."""
+    stages = len(shape.ends)
+    yield f"--tensor-model-parallel-size {shape.tensor}", "devices that share each layer"
+    yield f"--pipeline-model-parallel-size {stages}", "stages; replicas follow from the number of ranks"
+    if stages > 1:
+        layers = " ".join(str(end - first) for first, end in shape.spans)
+        yield f"--pipeline-model-parallel-layout {quote(layout(shape))}", f"layers by stage {layers}, E and L included"
+    yield f"--micro-batch-size {shape.rows}", "rows of a micro-batch on one replica"
+    yield (
+        f"--global-batch-size {shape.global_batch_size}",
+        f"{counted(shape.data, 'replica')} × {counted(shape.micro_batches, 'micro-batch', 'es')}",
+    )
+    if shape.sharding is Sharding.NONE:
+        if shape.data > 1:
+            yield "--overlap-grad-reduce", "gradients are reduced during the last backward, as predicted"
+    elif shape.sharding is Sharding.ZERO1:
+        yield "--use-distributed-optimizer", f"ZeRO-1: optimizer state over {counted(shape.data, 'replica')}"
+        yield "--overlap-grad-reduce", "gradients are reduced during the last backward, as predicted"
+    else:
+        strategy = STRATEGIES[shape.sharding]
+        yield "--use-megatron-fsdp", f"{shape.sharding} over {counted(shape.data, 'replica')}"
+        yield f"--data-parallel-sharding-strategy {strategy}", "what is sharded"
+        yield "--use-distributed-optimizer", "Megatron-FSDP needs it"
+        yield "--no-gradient-accumulation-fusion", "Megatron-FSDP needs it"
+        yield "--ckpt-format fsdp_dtensor", "the only format that Megatron-FSDP writes"
+    yield from _recompute_arguments(shape)
+
+
+def _recompute_arguments(shape: UniformShape) -> Arguments:
+    count, most = shape.recomputed_blocks, max(shape.blocks)
+    if count == 0:
+        return
+    yield "--recompute-granularity full", "activations of a block are computed again in the backward"
+    if count == most:
+        yield "--recompute-method uniform", "all blocks"
+        yield "--recompute-num-layers 1", "one block at a time"
+    else:
+        yield "--recompute-method block", "the first blocks of each stage"
+        yield f"--recompute-num-layers {count}", "blocks of each stage"
+
+
+def _model_arguments(model: Model | None) -> Arguments:
+    if model is None or not isinstance(model.family, Gpt | Llama | Moe):
+        what = (
+            "the model was not given (--model)" if model is None else f"Megatron's arguments of {model.family.family}"
+        )
+        yield "# add the arguments of your model here", what
+        return
+    family = model.family
+    yield f"--num-layers {family.layers}", "blocks; the plan counts embedding and head as layers, too"
+    yield f"--hidden-size {family.hidden_size}", "model"
+    yield f"--num-attention-heads {family.heads}", "model"
+    yield f"--seq-length {family.sequence_length}", "model"
+    yield f"--max-position-embeddings {family.sequence_length}", "model"
+    drops = isinstance(family, Gpt) and family.dropout
+    for name in ("hidden", "attention"):
+        yield f"--{name}-dropout {0.1 if drops else 0.0}", "as profiled"
+    if isinstance(family, Gpt):
+        yield "--position-embedding-type learned_absolute", "GPT-2"
+    else:
+        yield from _llama_arguments(family)
+    if isinstance(family, Moe):
+        yield from _expert_arguments(family)
+    if model.dtype is not Dtype.FLOAT32:
+        yield f"--{'fp16' if model.dtype is Dtype.FLOAT16 else 'bf16'}", "number format of the plan"
+        yield "--accumulate-allreduce-grads-in-fp32", "gradients are float32 in the prediction"
+    yield f"--vocab-size {family.vocabulary_size - 1}", "NullTokenizer adds one"
+    yield "--make-vocab-size-divisible-by 1", "the vocabulary is that of the plan"
+
+
+def _llama_arguments(family: Llama | Moe) -> Arguments:
+    yield "--position-embedding-type rope", "Llama"
+    yield "--normalization RMSNorm", "Llama"
+    yield "--disable-bias-linear", "Llama"
+    if isinstance(family, Llama) or family.gated:
+        yield "--swiglu", "gated feed-forward"
+    yield f"--ffn-hidden-size {family.feed_forward_size}", "model"
+    if family.key_value_heads not in (None, family.heads):
+        yield "--group-query-attention", "grouped queries"
+        yield f"--num-query-groups {family.key_value_heads}", "heads of keys and values"
+    if not family.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights", "the head has weights of its own"
+
+
+def _expert_arguments(family: Moe) -> Arguments:
+    yield f"--num-experts {family.experts}", "model"
+    yield f"--moe-router-topk {family.experts_per_token}", "experts of each token"
+    yield f"--moe-ffn-hidden-size {family.feed_forward_size}", "width of one expert"
+    if family.expert_every > 1:
+        numbers = [int(number % family.expert_every == 0) for number in range(1, family.layers + 1)]
+        yield f"--moe-layer-freq {quote(str(numbers).replace(' ', ''))}", "blocks that have experts"
+
+
+def _run_arguments(optimizer: Optimizer) -> Arguments:
+    yield f"--optimizer {optimizer}", "as predicted"
+    yield "--lr 1e-4", "yours"
+    yield "--train-iters 100", "yours"
+    yield "--mock-data", "yours: --data-path"
+    yield "--tokenizer-type NullTokenizer", "yours"

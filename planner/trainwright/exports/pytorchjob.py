@@ -1,0 +1,89 @@
+"""Export to PyTorchJobs of Kubeflow's training operator: a pod for each run of ranks, pinned to its node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.launch import Agent, agents
+from trainwright.exports.target import ExportFile, ExportOrder, comment
+from trainwright.exports.torchrun import PLAN_FILE, plan_file
+
+NAME = "trainwright"
+PORT = 29500
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper that writes texts of several lines as blocks."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+class PyTorchJob:
+    """Kubeflow's training operator v1.
+
+    A PyTorchJob has one template for all its workers, which cannot name a node for each of them. So every run of ranks is a
+    job of its own with a master alone, and torchrun's own arguments join them.
+    """
+
+    software = "Kubeflow training operator v1 (PyTorchJob kubeflow.org/v1)"
+    capabilities = Capabilities(every_plan=True)
+    remark = (
+        "Replace REGISTRY/TRAINING-IMAGE and train.py; rank r of the script is the r-th device of /plan/plan.json. Which GPUs of "
+        "a node a pod gets is up to its device plugin. "
+        "With a queue (Kueue) each job is a workload of its own, and they may be admitted one by one."
+    )
+
+    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        found = agents(order.plan.devices)
+        documents = [_config_map(order), *(_job(agent, len(found)) for agent in found)]
+        text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True)
+        return (ExportFile("pytorchjobs.yaml", comment(order.remarks) + text),)
+
+
+def _config_map(order: ExportOrder) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{NAME}-plan"},
+        "data": {PLAN_FILE: plan_file(order).text},
+    }
+
+
+def _job(agent: Agent, count: int) -> dict[str, Any]:
+    program = (
+        f"exec torchrun --nnodes {count} --node-rank {agent.number} --nproc-per-node {len(agent.slots)} "
+        f"--master-addr {NAME}-0-master-0 --master-port {PORT} train.py --plan /plan/{PLAN_FILE}"
+    )
+    container = {
+        "name": "pytorch",  # the operator looks for this name
+        "image": "REGISTRY/TRAINING-IMAGE",
+        "command": ["sh", "-c", program],
+        "resources": {"limits": {"nvidia.com/gpu": len(agent.slots)}},
+        "volumeMounts": [{"name": "plan", "mountPath": "/plan"}],
+    }
+    pod = {
+        "nodeSelector": {"kubernetes.io/hostname": agent.node},
+        "containers": [container],
+        "volumes": [{"name": "plan", "configMap": {"name": f"{NAME}-plan"}}],
+    }
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {
+            "name": f"{NAME}-{agent.number}",
+            "annotations": {"trainwright.dev/ranks": agent.rank_words},
+        },
+        "spec": {
+            "pytorchReplicaSpecs": {
+                "Master": {"replicas": 1, "restartPolicy": "Never", "template": {"spec": pod}},
+            }
+        },
+    }

@@ -1,0 +1,89 @@
+"""Target of an export: a trainer or a launcher, in one version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainwright.cluster import Device
+from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.uniform_shape import UniformShape, ranks, shape_of
+from trainwright.model import Model
+from trainwright.plan import Plan
+from trainwright.training import Optimizer
+
+
+@dataclass(frozen=True)
+class ExportOrder:
+    """Plan to write for a target, which can be told it.
+
+    Attributes:
+        model: what is trained; None if it was not given.
+        remarks: sentences for the head of the first file: where the plan is from, what was lost, what it costs.
+    """
+
+    plan: Plan
+    model: Model | None = None
+    optimizer: Optimizer = "adam"
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> UniformShape:
+        """Shape of the plan, which every target but a mere launcher needs."""
+        shape = shape_of(self.plan)
+        assert shape is not None, "the nearest plan of a trainer is uniform"
+        return shape
+
+    @property
+    def ranks(self) -> tuple[Device, ...]:
+        return ranks(self.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """File of an export."""
+
+    name: str
+    text: str
+
+
+class Target(Protocol):
+    """Trainer or launcher that a plan is exported to.
+
+    Attributes:
+        software: its name and the version whose options the files use.
+        remark: what a user has to know of any plan there.
+    """
+
+    software: str
+    capabilities: Capabilities
+    remark: str
+
+    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]: ...
+
+
+def comment(sentences: Iterable[str], width: int = 116) -> str:
+    """Return sentences as lines of a comment."""
+    lines = []
+    for sentence in sentences:
+        line = "#"
+        for word in sentence.split():
+            if len(line) + 1 + len(word) > width:
+                lines.append(line)
+                line = "#  "
+            line += f" {word}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def explained(lines: Iterable[tuple[str, str]], indent: str = "    ") -> str:
+    """Return lines of code, each with its reason as a comment behind it, aligned."""
+    pairs = [*lines]
+    width = min(max(len(code) for code, _ in pairs), 60)
+    return "".join(f"{indent}{code:<{width}}  # {why}\n" if why else f"{indent}{code}\n" for code, why in pairs)
+
+
+def counted(number: int, noun: str, ending: str = "s") -> str:
+    """Format a number with its noun."""
+    return f"{number} {noun}{ending if number != 1 else ''}"

@@ -1,0 +1,31 @@
+"""Export to a training script of one's own: torchrun starts its ranks where the plan has them."""
+
+from __future__ import annotations
+
+import json
+
+from trainwright import documents
+from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.launch import launch_script
+from trainwright.exports.target import ExportFile, ExportOrder
+
+PLAN_FILE = "plan.json"
+
+
+class Torchrun:
+    """torchrun; the script reads the plan and forms its process groups from it."""
+
+    software = "torchrun (torch ≥ 2.8)"
+    capabilities = Capabilities(every_plan=True)
+    remark = "Rank r of your script is the r-th device of plan.json, counted through pipelines and stages; name the script in SCRIPT."
+
+    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        program = f'"${{SCRIPT:-train.py}}" --plan {PLAN_FILE}'
+        return (
+            ExportFile("launch.sh", launch_script(order.plan.devices, program, order.remarks)),
+            plan_file(order),
+        )
+
+
+def plan_file(order: ExportOrder) -> ExportFile:
+    return ExportFile(PLAN_FILE, json.dumps(documents.dump(order.plan), indent=2) + "\n")

@@ -1,0 +1,212 @@
+"""Export to torchtitan: a recipe in Python, which is its form of a configuration.
+
+Names: torchtitan/config/configs.py and torchtitan/models/llama3 of https://github.com/pytorch/torchtitan, tag v0.3.0.
+"""
+
+from __future__ import annotations
+
+from trainwright.exports.capabilities import Capabilities
+from trainwright.exports.launch import launch_script
+from trainwright.exports.target import ExportFile, ExportOrder, comment, counted, explained
+from trainwright.exports.uniform_shape import UniformShape
+from trainwright.families import Llama
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Schedule, Sharding
+
+FSDP = frozenset({Sharding.ZERO2, Sharding.ZERO3})
+RECIPE = "trainwright_recipe"
+
+
+class Torchtitan:
+    """torchtitan with DDP or FSDP2."""
+
+    software = "torchtitan 0.3.0"
+    capabilities = Capabilities(
+        shardings=FSDP | {Sharding.NONE},
+        schedules=frozenset(Schedule),
+    )
+    remark = "enable_sequence_parallel can be set to True; it saves memory, and the prediction is without it."
+
+    def files(self, order: ExportOrder) -> tuple[ExportFile, ...]:
+        program = f"-m torchtitan.train --module {RECIPE} --config trainwright"
+        return (
+            ExportFile("launch.sh", launch_script(order.ranks, program, order.remarks)),
+            ExportFile(f"{RECIPE}.py", _recipe(order)),
+        )
+
+
+def module_names(shape: UniformShape) -> list[list[str]]:
+    """Return the modules of every stage: embedding, blocks, final normalisation and head."""
+    return [
+        [
+            *(["tok_embeddings"] if first == 0 else []),
+            *(f"layers.{layer - 1}" for layer in range(max(first, 1), min(end, shape.layers - 1))),
+            *(["norm", "lm_head"] if end == shape.layers else []),
+        ]
+        for first, end in shape.spans
+    ]
+
+
+def _recipe(order: ExportOrder) -> str:
+    shape, model = order.shape, order.model
+    spec = _llama_spec(model.family) if model is not None and isinstance(model.family, Llama) else _own_spec(model)
+    stages = len(shape.ends)
+    recompute = "FullAC.Config()" if shape.recomputed_blocks else "None"
+    training = [
+        (f"local_batch_size={shape.rows * (shape.micro_batches if stages > 1 else 1)},", _local_batch(shape)),
+        (f"global_batch_size={shape.global_batch_size},", f"{counted(shape.data, 'replica')}"),
+        (f"seq_len={'SEQUENCE' if model is None else _sequence(model)},", "model"),
+        ("steps=100,", "yours"),
+        *_formats(model),
+        *([("disable_cuda_graphs=True,", "torchtitan has none with stages")] if stages > 1 else []),
+    ]
+    return f'''{comment([f"Recipe of the plan for {Torchtitan.software}."])}from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.trainer import Trainer
+{spec}
+
+def parallelism():
+    """Return how {counted(len(shape.devices), "rank")} train the model."""
+    return ParallelismConfig(
+{explained(_degrees(shape), " " * 8)}{_pipeline(shape) if stages > 1 else ""}    )
+
+
+def training():
+    """Return the batch and the number formats."""
+    return TrainingConfig(
+{explained(training, " " * 8)}    )
+
+
+def trainwright():
+    """Return the run, for `--module {RECIPE} --config trainwright`."""
+    spec = model_spec()
+    return Trainer.Config(
+        model_spec=spec,
+        loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
+        hf_assets_path="./assets/hf/TOKENIZER",  # yours
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),  # yours
+        optimizer=default_adamw(lr=3e-4),  # yours
+        training=training(),
+        parallelism=parallelism(),
+        activation_checkpoint={recompute},  # {"all blocks are recomputed" if shape.recomputed_blocks else "nothing is recomputed"}
+    )
+'''
+
+
+def _sequence(model: Model) -> object:
+    return getattr(model.family, "sequence_length", "SEQUENCE")
+
+
+def _local_batch(shape: UniformShape) -> str:
+    if len(shape.ends) > 1:
+        return f"{counted(shape.micro_batches, 'micro-batch', 'es')} × {counted(shape.rows, 'row')} on one replica"
+    return f"rows of a micro-batch on one replica; {shape.micro_batches} of them accumulate"
+
+
+def _degrees(shape: UniformShape) -> list[tuple[str, str]]:
+    sharded = shape.sharding in FSDP
+    replicas = 1 if sharded else shape.data
+    told = [
+        (f"data_parallel_replicate_degree={replicas},", "1: replicas shard" if sharded else "replicas, as DDP"),
+        (
+            f"data_parallel_shard_degree={shape.data if sharded else 1},",
+            f"{shape.sharding} (FSDP2)" if sharded else "no FSDP",
+        ),
+        (f"tensor_parallel_degree={shape.tensor},", "devices that share each layer"),
+        ("enable_sequence_parallel=False,", "as predicted"),
+        (f"pipeline_parallel_degree={len(shape.ends)},", "stages"),
+    ]
+    if sharded:
+        always = shape.sharding is Sharding.ZERO3
+        why = "weights are gathered for each pass" if always else "weights stay whole until the backward"
+        told.insert(2, (f'fsdp_reshard_after_forward="{"always" if always else "never"}",', why))
+    return told
+
+
+def _pipeline(shape: UniformShape) -> str:
+    schedule = "GPipe" if shape.schedule is Schedule.GPIPE else "1F1B"
+    lines = [
+        (f'pipeline_parallel_schedule="{schedule}",', "as planned"),
+        (f"pipeline_parallel_microbatch_size={shape.rows},", "rows of a micro-batch on one replica"),
+        ("module_fqns_per_model_part=[", "modules of each stage"),
+    ]
+    stages = "".join(f"            {_quoted(names)},\n" for names in module_names(shape))
+    return f"{explained(lines, ' ' * 8)}{stages}        ],\n"
+
+
+def _quoted(names: list[str]) -> str:
+    """Write a stage's modules, with its blocks as a comprehension where they are several."""
+    blocks = [int(name.removeprefix("layers.")) for name in names if name.startswith("layers.")]
+    if len(blocks) < 3:
+        return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+    inner = f'*(f"layers.{{block}}" for block in range({blocks[0]}, {blocks[-1] + 1}))'
+    before = ['"tok_embeddings"'] if names[0] == "tok_embeddings" else []
+    after = ['"norm"', '"lm_head"'] if names[-1] == "lm_head" else []
+    return "[" + ", ".join([*before, inner, *after]) + "]"
+
+
+def _formats(model: Model | None) -> list[tuple[str, str]]:
+    if model is None:
+        return []
+    if model.dtype is Dtype.FLOAT32:
+        return [('mixed_precision_param="float32",', "number format of the plan")]
+    why = (
+        "number format of the plan"
+        if model.dtype is Dtype.BFLOAT16
+        else "torchtitan has no float16, which the plan is in"
+    )
+    return [('mixed_precision_param="bfloat16",', why)]
+
+
+def _own_spec(model: Model | None) -> str:
+    reason = (
+        "The model was not given (--model)." if model is None else f"torchtitan 0.3.0 has no {model.family.family}."
+    )
+    return f"""
+{comment([f"{reason} Name a module of yours whose model_spec() returns the ModelSpec; its model has tok_embeddings, layers, norm, lm_head."])}from your_model import model_spec
+"""
+
+
+def _llama_spec(family: Llama) -> str:
+    width, heads = family.hidden_size, family.key_value_heads or family.heads
+    tied = (
+        "\n        enable_weight_tying=True,  # torchtitan refuses it with several stages"
+        if family.tied_embeddings
+        else ""
+    )
+    return f'''from torchtitan.models import llama3
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+
+
+def model_spec():
+    """Return a Llama of the plan's sizes; torchtitan names only some sizes itself."""
+    spec = llama3.model_registry("debugmodel")
+    spec.model = llama3.Llama3Model.Config(
+        dim={width},
+        vocab_size={family.vocabulary_size},{tied}
+        tok_embeddings=Embedding.Config(
+            num_embeddings={family.vocabulary_size}, embedding_dim={width}, param_init=llama3._EMBEDDING_INIT
+        ),
+        norm=RMSNorm.Config(normalized_shape={width}, param_init=llama3._NORM_INIT),
+        lm_head=Linear.Config(
+            in_features={width}, out_features={family.vocabulary_size}, param_init=llama3._output_linear_init({width})
+        ),
+        layers=llama3._build_llama3_layers(
+            n_layers={family.layers},
+            dim={width},
+            n_heads={family.heads},
+            n_kv_heads={heads},
+            hidden_dim={family.feed_forward_size},
+            rope=ComplexRoPE.Config(
+                dim={width // family.heads}, max_seq_len={family.sequence_length}, theta=500000, scaling="llama"
+            ),
+            attn_backend="flex",
+        ),
+    )
+    return spec
+'''

@@ -1,0 +1,96 @@
+"""Search among the plans that a trainer can be told, from plans that it cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainwright.exports import Capabilities, UniformShape, is_expressible, nearest_shapes, shape_of
+from trainwright.exports.shape_moves import neighbours
+from trainwright.plan import Plan
+from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
+from trainwright.search.problem import Candidate, Problem, SearchControl
+
+STARTS, DESCENTS = 40, 4
+"""Shapes that are costed near a plan, and those of them from which the search descends."""
+MAX_EVALUATIONS: Final = 600
+"""Maximum number of plans that are costed for one answer."""
+MIN_GAIN_RATIO: Final = 1e-6
+
+
+def expressible_candidates(
+    problem: Problem, plans: Iterable[Plan], capabilities: Capabilities, control: SearchControl
+) -> list[Candidate]:
+    """Return plans that the trainer can be told, fastest first; empty if none of those that were tried fits.
+
+    Plans that it can be told are among them; the search descends from the shapes nearest to the others.
+    """
+    return _Descent(problem, capabilities, control).run([*plans])
+
+
+def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) -> Candidate:
+    """Return the plan if the trainer can be told it, else the fastest one near it that fits.
+
+    If none fits, the nearest one, whose estimate says what is missing.
+    """
+    if is_expressible(plan, capabilities):
+        return candidate_of(problem, plan)
+    found = expressible_candidates(problem, [plan], capabilities, SearchControl())
+    return found[0] if found else candidate_of(problem, nearest_shapes(plan, capabilities)[0].plan())
+
+
+@dataclass
+class _Descent:
+    problem: Problem
+    capabilities: Capabilities
+    control: SearchControl
+    costed: dict[Plan, Candidate | None] = field(default_factory=dict)
+
+    def run(self, plans: list[Plan]) -> list[Candidate]:
+        starts: list[tuple[float, UniformShape]] = []
+        for plan in plans:
+            given = shape_of(plan) if is_expressible(plan, self.capabilities) else None
+            shapes = nearest_shapes(plan, self.capabilities)[:STARTS]
+            for shape in (*([given] if given else []), *shapes):
+                found = self._cost_with_savings(shape)
+                if found is not None:
+                    starts.append((self._seconds(found), found))
+        for _, shape in sorted(starts, key=lambda start: start[0])[:DESCENTS]:
+            self._descend(shape)
+        return fastest_first(candidate for candidate in self.costed.values() if candidate is not None)
+
+    def _seconds(self, shape: UniformShape) -> float:
+        candidate = self.costed[shape.plan()]
+        assert candidate is not None
+        return candidate.estimate.iteration_seconds
+
+    def _cost_with_savings(self, shape: UniformShape) -> UniformShape | None:
+        """Cost a shape; if it does not fit, the first neighbour that does."""
+        if self._cost(shape) is not None:
+            return shape
+        return next((one for one in neighbours(shape, self.capabilities) if self._cost(one) is not None), None)
+
+    def _descend(self, shape: UniformShape) -> None:
+        """Move to the fastest neighbour until none is faster."""
+        while not self._is_over():
+            faster = [one for one in neighbours(shape, self.capabilities) if self._cost(one) is not None]
+            best = min(faster, key=self._seconds, default=None)
+            if best is None or self._seconds(best) >= self._seconds(shape) * (1 - MIN_GAIN_RATIO):
+                return
+            shape = best
+
+    def _is_over(self) -> bool:
+        found_some = any(candidate is not None for candidate in self.costed.values())
+        return found_some and (len(self.costed) >= MAX_EVALUATIONS or self.control.expired())
+
+    def _cost(self, shape: UniformShape) -> Candidate | None:
+        plan = shape.plan()
+        if plan not in self.costed:
+            if self._is_over():
+                return None
+            try:
+                self.costed[plan] = fitting_candidate(self.problem, plan)
+            except ValueError:  # a layer without a profile at this degree or these rows
+                self.costed[plan] = None
+        return self.costed[plan]
