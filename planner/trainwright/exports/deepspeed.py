@@ -48,9 +48,12 @@ class DeepSpeed:
 
 
 def config(shape: UniformShape, dtype: Dtype | None, optimizer: Optimizer) -> dict[str, Any]:
-    """Return DeepSpeed's configuration."""
+    """Return DeepSpeed's configuration.
+
+    With tensor groups the global batch is left to DeepSpeed, which counts every rank as a replica in it.
+    """
     return {
-        "train_batch_size": shape.global_batch_size,
+        **({"train_batch_size": shape.global_batch_size} if shape.tensor == 1 else {}),
         "train_micro_batch_size_per_gpu": shape.rows,
         "gradient_accumulation_steps": shape.micro_batches,
         "zero_optimization": {"stage": STAGES[shape.sharding]},

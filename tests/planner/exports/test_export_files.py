@@ -1,0 +1,164 @@
+"""Files of every export, run and read as their users would."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from exported_shapes import plans, shapes, started
+from hypothesis import given
+from property_tests import examples
+
+from trainwright import documents
+from trainwright.cluster import Device
+from trainwright.exports import TARGETS, ExportOrder, UniformShape, nearest_plan
+from trainwright.exports.deepspeed import config
+from trainwright.exports.launch import agents
+from trainwright.exports.megatron import layout, parallel_arguments
+from trainwright.exports.torchtitan import module_names
+from trainwright.families import Gpt, Llama, Moe
+from trainwright.layer import Dtype
+from trainwright.model import Model
+from trainwright.plan import Plan, Schedule, Sharding
+
+SHAPE = UniformShape(
+    ends=(2, 5, 6),
+    tensor=1,
+    data=2,
+    rows=2,
+    micro_batches=4,
+    sharding=Sharding.NONE,
+    recomputed_blocks=0,
+    schedule=Schedule.ONE_FORWARD_ONE_BACKWARD,
+    devices=tuple(Device(node, slot) for node, slot in (("a", 1), ("a", 0), ("b", 0), ("b", 1), ("b", 2), ("a", 3))),
+)
+LLAMA = Model.of(Llama(layers=4, hidden_size=64, heads=4, sequence_length=32, key_value_heads=2), Dtype.BFLOAT16)
+MODELS = [
+    None,
+    LLAMA,
+    Model.of(Gpt(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=100), Dtype.FLOAT16),
+    Model.of(Moe(layers=4, hidden_size=64, heads=4, sequence_length=32, experts=4, expert_every=2)),
+]
+
+
+def written(name: str, plan: Plan, model: Model | None = LLAMA) -> dict[str, str]:
+    target = TARGETS[name]
+    order = ExportOrder(nearest_plan(plan, target.capabilities), model, remarks=("What it costs.",))
+    return {file.name: file.text for file in target.files(order)}
+
+
+def test_launch_script_starts_every_rank_on_its_device(tmp_path: Path) -> None:
+    script = written("megatron", SHAPE.plan())["launch.sh"]
+    calls = [call for node in "ab" for call in started(script, node, tmp_path)]
+    ranked = sorted(calls, key=lambda call: int(call[call.index("--node-rank") + 1]))
+    assert [call[0] for call in ranked] == ["1,0", "0,1,2", "3"]
+    assert [call[call.index("--nproc-per-node") + 1] for call in ranked] == ["2", "3", "1"]
+    assert all(call[call.index("--nnodes") + 1] == "3" for call in ranked)
+    assert all(call[call.index("--master-addr") + 1] == "a" for call in ranked)
+    assert all(call[call.index("--micro-batch-size") + 1] == "2" for call in ranked)
+
+
+def test_launch_script_refuses_another_node(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refusal:
+        started(written("torchrun", SHAPE.plan())["launch.sh"], "c", tmp_path)
+    assert refusal.value.stderr == "NODE must be one of a, b\n"
+
+
+@given(plan=plans)
+@examples(100)
+def test_agents_hold_every_rank_once_and_in_order(plan: Plan) -> None:
+    found = agents(plan.devices)
+    assert [Device(agent.node, slot) for agent in found for slot in agent.slots] == [*plan.devices]
+    assert [agent.number for agent in found] == [*range(len(found))]
+    assert all(one.node != other.node for one, other in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [((6,), "Et*4L"), ((1, 5, 6), "E|t*4|L"), ((2, 5, 6), "Et|t*3|L"), ((3, 6), "Et*2|t*2L")],
+)
+def test_megatron_layout_names_the_layers_of_every_stage(ends: tuple[int, ...], expected: str) -> None:
+    assert layout(replace(SHAPE, ends=ends)) == expected
+
+
+@given(shape=shapes())
+@examples(100)
+def test_megatron_arguments_say_the_batch(shape: UniformShape) -> None:
+    given_arguments = dict(argument.split(maxsplit=1) for argument, _ in parallel_arguments(shape) if " " in argument)
+    micro, whole = int(given_arguments["--micro-batch-size"]), int(given_arguments["--global-batch-size"])
+    parallel = int(given_arguments["--tensor-model-parallel-size"]) * int(
+        given_arguments["--pipeline-model-parallel-size"]
+    )
+    assert whole == shape.plan().global_batch_size
+    assert whole == micro * shape.micro_batches * (len(shape.devices) // parallel)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "recomputed", "arguments"),
+    [
+        (Sharding.ZERO1, 0, ["--use-distributed-optimizer", "--overlap-grad-reduce"]),
+        (Sharding.ZERO3, 0, ["--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads_params"]),
+        (Sharding.NONE, 1, ["--recompute-method block", "--recompute-num-layers 1"]),
+        (Sharding.NONE, 3, ["--recompute-method uniform", "--recompute-num-layers 1"]),
+    ],
+)
+def test_megatron_arguments_save_memory(sharding: Sharding, recomputed: int, arguments: list[str]) -> None:
+    told = [
+        argument for argument, _ in parallel_arguments(replace(SHAPE, sharding=sharding, recomputed_blocks=recomputed))
+    ]
+    assert set(arguments) <= set(told)
+
+
+@given(shape=shapes())
+@examples(100)
+def test_torchtitan_modules_are_those_of_the_model_in_order(shape: UniformShape) -> None:
+    found = module_names(shape)
+    blocks = [f"layers.{number}" for number in range(shape.layers - 2)]
+    assert [name for stage in found for name in stage] == ["tok_embeddings", *blocks, "norm", "lm_head"]
+    assert len(found) == len(shape.ends)
+
+
+@given(shape=shapes())
+@examples(100)
+def test_deepspeed_configuration_states_the_batch(shape: UniformShape) -> None:
+    found = config(shape, Dtype.FLOAT16, "adam")
+    whole = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * shape.data
+    assert whole == shape.global_batch_size
+    assert found.get("train_batch_size", whole) == whole
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "no model" if model is None else model.family.family)
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_file_is_well_formed_and_says_what_it_costs(name: str, model: Model | None) -> None:
+    files = written(name, SHAPE.plan(), model)
+    assert "# What it costs." in next(iter(files.values()))
+    for file, text in files.items():
+        if file.endswith(".py"):
+            ast.parse(text)
+        elif file.endswith(".json"):
+            json.loads(text)
+        elif file.endswith(".sh"):
+            subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_megatron_is_told_the_sizes_of_the_model(tmp_path: Path) -> None:
+    script = written("megatron", SHAPE.plan(), MODELS[3])["launch.sh"]
+    (call, *_) = started(script, "b", tmp_path)
+    told = dict(pairwise(call))
+    assert (told["--num-layers"], told["--num-experts"], told["--moe-layer-freq"]) == ("4", "4", "[0,1,0,1]")
+
+
+def test_pytorchjobs_pin_a_pod_for_every_run_of_ranks() -> None:
+    documents_of = list(yaml.safe_load_all(written("pytorchjob", SHAPE.plan())["pytorchjobs.yaml"]))
+    stored, *jobs = documents_of
+    assert documents.loads(stored["data"]["plan.json"], Plan) == SHAPE.plan()
+    pods = [job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"] for job in jobs]
+    assert [pod["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == ["a", "b", "a"]
+    assert [pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in pods] == [2, 3, 1]
+    assert all("--master-addr trainwright-0-master-0" in pod["containers"][0]["command"][-1] for pod in pods)

@@ -1,0 +1,137 @@
+"""The nearest plan that a trainer can be told, on random plans of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from exported_shapes import plans, shapes
+from hypothesis import given
+from hypothesis import strategies as st
+from property_tests import examples
+
+from trainwright.cluster import Device
+from trainwright.exports import (
+    TARGETS,
+    Capabilities,
+    UniformShape,
+    is_expressible,
+    losses,
+    nearest_plan,
+    nearest_shapes,
+    shape_of,
+)
+from trainwright.exports.shape_moves import neighbours
+from trainwright.exports.uniform_shape import ranks
+from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Schedule, Sharding, Stage
+
+FEW = Capabilities(
+    pipelined_tensor=False,
+    uneven_stages=False,
+    replicated_tensor=False,
+    shardings=frozenset({Sharding.NONE, Sharding.ZERO2}),
+)
+EVERY_CAPABILITIES = {**{name: target.capabilities for name, target in TARGETS.items()}, "few": FEW}
+
+
+@given(plan=plans, name=st.sampled_from(sorted(EVERY_CAPABILITIES)))
+@examples(400)
+def test_nearest_plan_is_expressible_and_trains_the_same_batch(plan: Plan, name: str) -> None:
+    capabilities = EVERY_CAPABILITIES[name]
+    found = nearest_plan(plan, capabilities)
+    assert is_expressible(found, capabilities), losses(found, capabilities)
+    assert (found.global_batch_size, found.model_layers) == (plan.global_batch_size, plan.model_layers)
+    assert set(found.devices) <= set(plan.devices)
+
+
+@given(plan=plans, name=st.sampled_from(sorted(EVERY_CAPABILITIES)))
+@examples(400)
+def test_nearest_plan_is_the_plan_itself_exactly_if_it_is_expressible(plan: Plan, name: str) -> None:
+    capabilities = EVERY_CAPABILITIES[name]
+    assert (nearest_plan(plan, capabilities) == plan) == is_expressible(plan, capabilities)
+
+
+@given(shape=shapes())
+@examples(200)
+def test_shape_of_the_plan_of_a_shape_is_the_shape(shape: UniformShape) -> None:
+    assert shape_of(shape.plan()) == shape
+
+
+@given(plan=plans, name=st.sampled_from(sorted(EVERY_CAPABILITIES)))
+@examples(100)
+def test_moves_stay_expressible_and_keep_the_batch(plan: Plan, name: str) -> None:
+    capabilities = EVERY_CAPABILITIES[name]
+    for shape in nearest_shapes(plan, capabilities)[:2]:
+        for other in neighbours(shape, capabilities):
+            assert other != shape
+            assert is_expressible(other.plan(), capabilities)
+            assert other.global_batch_size == plan.global_batch_size
+
+
+@given(plan=plans)
+@examples(100)
+def test_a_launcher_loses_nothing(plan: Plan) -> None:
+    assert nearest_plan(plan, TARGETS["torchrun"].capabilities) is plan
+
+
+DEVICES = tuple(Device(f"node-{number // 2}", number % 2) for number in range(4))
+
+
+def stage(first: int, count: int, devices: tuple[Device, ...], **strategy: object) -> Stage:
+    given_strategy = {"tensor": 1, "data": len(devices), "rows": (4 // len(devices),) * len(devices), **strategy}
+    return Stage(devices, (LayerRun(first, count, **given_strategy),))
+
+
+def two_stages(first: Stage, second: Stage) -> Plan:
+    return Plan(6, 8, (Pipeline(2, 4, (first, second)),))
+
+
+EVEN = two_stages(stage(0, 3, DEVICES[:2]), stage(3, 3, DEVICES[2:]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (two_stages(stage(0, 3, DEVICES[:1]), stage(3, 3, DEVICES[1:3])), "degrees by stage (dp1 tp1 | dp2 tp1)"),
+        (two_stages(stage(0, 3, DEVICES[:2], rows=(3, 1)), stage(3, 3, DEVICES[2:])), "uneven rows (1–3"),
+        (two_stages(stage(0, 3, DEVICES[:2], sharding=Sharding.ZERO1), stage(3, 3, DEVICES[2:])), "sharding by layer"),
+        (
+            two_stages(stage(0, 3, DEVICES[:2], recompute=True), stage(3, 3, DEVICES[2:])),
+            "recompute of chosen layers (3 of 3 | 0 of 3)",
+        ),
+        (Plan(6, 8, tuple(Pipeline(1, 4, (stage(0, 6, half),)) for half in (DEVICES[:2], DEVICES[2:]))), "2 pipelines"),
+        (replace(EVEN, schedule=Schedule.GPIPE), "the schedule gpipe"),
+    ],
+)
+def test_losses_name_what_megatron_cannot_be_told(plan: Plan, words: str) -> None:
+    (loss,) = losses(plan, TARGETS["megatron"].capabilities)
+    assert words in loss
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "words"),
+    [
+        ("accelerate", EVEN, "2 pipeline stages"),
+        ("deepspeed", two_stages(stage(0, 2, DEVICES[:2]), stage(2, 4, DEVICES[2:])), "stages of chosen sizes (2 4 layers)"),
+        ("deepspeed", two_stages(stage(0, 3, DEVICES[:2], tensor=2, data=1, rows=(4,)), stage(3, 3, DEVICES[2:], tensor=2, data=1, rows=(4,))), "tensor degree 2"),
+        ("torchtitan", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO1),))), "zero1"),
+        ("megatron", EVEN.map_stages(lambda one: Stage(one.devices, (replace(one.layers[0], sharding=Sharding.ZERO3),))), "zero3"),
+        ("accelerate", Plan(6, 8, (Pipeline(2, 4, (stage(0, 6, DEVICES, tensor=2, data=2, rows=(2, 2)),)),)), "replicas without sharding"),
+    ],
+)  # fmt: skip
+def test_losses_name_what_a_trainer_lacks(name: str, plan: Plan, words: str) -> None:
+    assert any(words in loss for loss in losses(plan, TARGETS[name].capabilities))
+
+
+def test_ranks_keep_the_tensor_groups_of_a_plan_with_the_data_degree_innermost() -> None:
+    run = LayerRun(0, 6, 2, 2, (2, 2), RankOrder.DATA_INNER)
+    plan = Plan(6, 8, (Pipeline(2, 4, (Stage(DEVICES, (run,)),)),))
+    assert ranks(plan) == (DEVICES[0], DEVICES[2], DEVICES[1], DEVICES[3])
+    assert is_expressible(plan, TARGETS["megatron"].capabilities)
+
+
+def test_nearest_plan_gives_fast_devices_more_layers() -> None:
+    plan = two_stages(stage(0, 4, DEVICES[:1]), stage(4, 2, DEVICES[1:3]))
+    found = nearest_plan(plan, TARGETS["megatron"].capabilities)
+    sizes = {device: stage.end - stage.first for stage in found.stages for device in stage.devices}
+    assert max(sizes, key=sizes.__getitem__) == DEVICES[0]
