@@ -41,9 +41,11 @@ class PriceInputs:
     runtime: Annotated[Path | None, typer.Option(help="Calibrated training runtime.")] = None
 
     def inputs(self) -> Inputs | None:
-        """Return the inputs of an estimate; None unless there are cluster and model."""
-        if self.cluster is None or self.model is None:
+        """Return the inputs of an estimate; None without a cluster."""
+        if self.cluster is None:
             return None
+        if self.model is None:
+            raise ValueError("--cluster needs --model to price the export; add it, or leave --cluster out")
         return Inputs(self.cluster, self.model, self.profiles, self.runtime)
 
     def training(self) -> Training | None:

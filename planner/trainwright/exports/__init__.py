@@ -8,7 +8,7 @@ from types import MappingProxyType
 from trainwright.exports.accelerate import Accelerate
 from trainwright.exports.capabilities import Capabilities, is_expressible, losses
 from trainwright.exports.deepspeed import DeepSpeed
-from trainwright.exports.megatron import Megatron
+from trainwright.exports.megatron_arguments import Megatron
 from trainwright.exports.nearest_plan import nearest_plan, nearest_shapes
 from trainwright.exports.pytorchjob import PyTorchJob
 from trainwright.exports.target import ExportFile, ExportOrder, Target

@@ -14,7 +14,7 @@ ONLY_1F1B = frozenset({Schedule.ONE_FORWARD_ONE_BACKWARD})
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a trainer can be told of a plan.
+    """Features of a plan that a trainer has.
 
     Attributes:
         every_plan: it reads the plan itself, so that nothing is lost.
@@ -90,7 +90,7 @@ def _unequal_parts(plan: Plan) -> Iterator[str]:
     if len(shardings) > 1:
         yield f"sharding by layer ({_named(sorted(shardings))}): all layers share it"
     if recomputed_blocks(plan) is None:
-        yield f"recompute of chosen layers ({_named(map(_recomputed, stages))}): it is told for all blocks alike"
+        yield f"recompute of chosen layers ({_named(map(_recomputed, stages))}): all blocks alike, or the first of each stage"
 
 
 def _missing_features(plan: Plan, capabilities: Capabilities) -> Iterator[str]:

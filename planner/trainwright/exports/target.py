@@ -78,7 +78,7 @@ def comment(sentences: Iterable[str], width: int = 116) -> str:
 
 
 def explained(lines: Iterable[tuple[str, str]], indent: str = "    ") -> str:
-    """Return lines of code, each with its reason as a comment behind it, aligned."""
+    """Return lines of code, each with its reason as a comment, aligned."""
     pairs = [*lines]
     width = min(max(len(code) for code, _ in pairs), 60)
     return "".join(f"{indent}{code:<{width}}  # {why}\n" if why else f"{indent}{code}\n" for code, why in pairs)

@@ -20,7 +20,7 @@ from trainwright.cluster import Device
 from trainwright.exports import TARGETS, ExportOrder, UniformShape, nearest_plan
 from trainwright.exports.deepspeed import config
 from trainwright.exports.launch import agents
-from trainwright.exports.megatron import layout, parallel_arguments
+from trainwright.exports.megatron_arguments import layout, parallel_arguments
 from trainwright.exports.torchtitan import module_names
 from trainwright.families import Gpt, Llama, Moe
 from trainwright.layer import Dtype

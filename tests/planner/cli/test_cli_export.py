@@ -1,0 +1,96 @@
+"""`trainwright export`, as a program that somebody else calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from trainwright import documents
+from trainwright.cli import app
+from trainwright.cluster import Device
+from trainwright.exports import TARGETS, is_expressible
+from trainwright.plan import LayerRun, Pipeline, Plan, Stage
+from trainwright.search import Problem
+from trainwright.search.candidates import candidate_of
+
+MODEL = """
+gpt: {layers: 12, hidden_size: 128, heads: 4, sequence_length: 64, vocabulary_size: 1000}
+global_batch_size: 16
+"""
+PRICED = ("--cluster", "cluster.json", "--model", "model.yaml", "--profiles", "profiles.json")
+
+
+@pytest.fixture
+def problem(make_problem: Callable[..., Problem]) -> Problem:
+    return make_problem()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, problem: Problem) -> Path:
+    """Return a folder with cluster, model, profiles, and a plan whose stages have different degrees."""
+    first, *others = problem.devices[:3]
+    plan = Plan(14, 16, (Pipeline(4, 4, (stage(0, 5, first), stage(5, 9, *others))),))
+    (tmp_path / "cluster.json").write_text(documents.dumps(problem.cluster))
+    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "profiles.json").write_text(documents.dumps(problem.profiles))
+    (tmp_path / "plan.json").write_text(documents.dumps(plan))
+    return tmp_path
+
+
+def stage(first: int, count: int, *devices: Device) -> Stage:
+    data = len(devices)
+    return Stage(devices, (LayerRun(first, count, 1, data, (4 // data,) * data),))
+
+
+def export(folder: Path, *options: str) -> Result:
+    words = [str(folder / word) if (folder / word).is_file() else word for word in ("plan.json", *options)]
+    return CliRunner().invoke(app, ["export", *words])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_export_prices_a_plan_that_the_target_can_be_told(folder: Path, problem: Problem, name: str) -> None:
+    result = export(folder, "--to", name, *PRICED, "--output", "json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    given = documents.loads((folder / "plan.json").read_text(), Plan)
+    found = documents.parse(answer["plan"], Plan)
+    assert is_expressible(found, TARGETS[name].capabilities)
+    assert answer["given_seconds"] == candidate_of(problem, given).estimate.iteration_seconds
+    assert answer["predicted_seconds"] == candidate_of(problem, found).estimate.iteration_seconds
+    assert (found == given) == (not answer["lost"])
+
+
+def test_export_without_a_cluster_says_that_no_price_can_be_given(folder: Path) -> None:
+    result = export(folder, "--to", "megatron")
+    assert result.exit_code == 0, result.output
+    assert "No price: give --cluster and --model." in result.stdout
+    assert "--num-layers" not in result.stdout
+
+
+def test_export_with_the_model_alone_writes_its_sizes(folder: Path) -> None:
+    assert "--num-layers 12 " in export(folder, "--to", "megatron", "--model", "model.yaml").stdout
+
+
+def test_export_writes_its_files_into_a_folder(folder: Path) -> None:
+    result = export(folder, "--to", "deepspeed", *PRICED, "--into", str(folder / "new" / "ds"))
+    assert result.exit_code == 0, result.output
+    assert "Predicted: " in (folder / "new" / "ds" / "launch.sh").read_text()
+    assert json.loads((folder / "new" / "ds" / "ds_config.json").read_text())["train_batch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--to", "jax"), "--to must be one of megatron, "),
+        (("--to", "torchrun", "--into", "."), "which is read; write into another folder"),
+        (("--to", "megatron", "--cluster", "cluster.json"), "--cluster needs --model"),
+    ],
+)
+def test_export_refuses_what_it_cannot_do(folder: Path, options: tuple[str, ...], words: str) -> None:
+    result = export(folder, *(str(folder) if option == "." else option for option in options))
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
