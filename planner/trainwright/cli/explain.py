@@ -60,6 +60,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
             *report.format_sentences(answer),
             *report.runner_up(candidates),
             *report.preference_sentences(candidates, problem),
+            *report.unlimited_sentences(candidates[0]),
             *distance_sentences(candidates[0], inputs, problem, control),
             *stopped_sentences(control),
         ]

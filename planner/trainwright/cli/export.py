@@ -12,7 +12,7 @@ import typer
 from trainwright import documents, report
 from trainwright.cli.estimate import estimated_plan
 from trainwright.cli.framework import command
-from trainwright.cli.options import ANY_BATCH, Inputs, read
+from trainwright.cli.options import ANY_BATCH, Inputs, read, target_names, target_of
 from trainwright.cli.output import Output, OutputOption, note, show, show_json
 from trainwright.exports import TARGETS, ExportFile, ExportOrder, Target, losses, nearest_plan
 from trainwright.layer import Dtype
@@ -22,11 +22,6 @@ from trainwright.search.expressible import nearest_candidate
 from trainwright.training import Optimizer, RequestedDtype, Training
 
 app = typer.Typer(add_completion=False)
-
-
-def target_names(incomplete: str) -> list[str]:
-    """Complete a target's name in the shell."""
-    return [name for name in TARGETS if name.startswith(incomplete)]
 
 
 @dataclass(frozen=True)
@@ -102,9 +97,7 @@ def export(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Write a plan for another trainer, as near as it can be told, and predict what the difference costs."""
-    if to not in TARGETS:
-        raise ValueError(f"--to must be one of {', '.join(TARGETS)}, got {to!r}")
-    found = _exported(file, TARGETS[to], inputs)
+    found = _exported(file, target_of("--to", to), inputs)
     files = found.files(file)
     if into is not None:
         _write(files, into, (file, inputs.cluster, inputs.model, inputs.profiles, inputs.runtime))

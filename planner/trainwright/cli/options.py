@@ -15,6 +15,7 @@ from trainwright.accelerators import best_format, estimate_profiles, extrapolate
 from trainwright.cli.output import note
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
 from trainwright.cluster import Cluster
+from trainwright.exports import TARGETS, Target
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
@@ -55,6 +56,18 @@ def content_of(path: Path) -> bytes:
 def planner_names(incomplete: str) -> list[str]:
     """Complete a planner's name in the shell."""
     return [name for name in SEARCHES if name.startswith(incomplete)]
+
+
+def target_names(incomplete: str) -> list[str]:
+    """Complete the name of a target of exports in the shell."""
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+
+def target_of(option: str, name: str) -> Target:
+    """Return the target of exports that an option names. Raises ValueError for an unknown name."""
+    if name not in TARGETS:
+        raise ValueError(f"{option} must be one of {', '.join(TARGETS)}, got {name!r}")
+    return TARGETS[name]
 
 
 PlannerOption = Annotated[
@@ -251,6 +264,14 @@ class LimitOptions:
     spare: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Exclude these nodes or accelerators, by name.")
     ] = None
+    expressible_by: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=target_names,
+            metavar="TARGET",
+            help=f"Only plans that this trainer can run: one of {', '.join(TARGETS)}.",
+        ),
+    ] = None
     objective: Annotated[
         Objective,
         typer.Option(help="Quantity to minimise: time of an iteration, cost of a sample, or both."),
@@ -266,6 +287,9 @@ class LimitOptions:
             use_nodes=_names("--use-nodes", self.use_nodes),
             spare=_names("--spare", self.spare),
             objective=self.objective,
+            expressible_by=None
+            if self.expressible_by is None
+            else target_of("--expressible-by", self.expressible_by).capabilities,
         )
 
 

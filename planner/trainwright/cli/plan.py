@@ -73,6 +73,7 @@ def plan(  # noqa: PLR0913 - one group of options each
                 **report.work_bound_fields(candidates[0], problem),
                 **report.error_range_fields(candidates[0], problem),
                 **report.format_fields(found),
+                **report.unlimited_fields(candidates[0]),
                 **candidate_fields(candidates, problem),
             }
         )
@@ -84,6 +85,7 @@ def plan(  # noqa: PLR0913 - one group of options each
         *report.error_range_sentences(candidates[0], problem),
         *report.format_sentences(found),
         *report.preference_sentences(candidates, problem),
+        *report.unlimited_sentences(candidates[0]),
         *distance_sentences(candidates[0], inputs, problem, control),
         *stopped_sentences(control),
     ]

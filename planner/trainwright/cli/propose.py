@@ -144,7 +144,14 @@ def _chosen(answer: Proposal) -> int | None:
 def _refuse_limits(limits: LimitOptions) -> None:
     given = [
         name
-        for name in ("use_nodes", "spare", "max_tensor_degree", "max_data_degree", "max_pipeline_degree")
+        for name in (
+            "use_nodes",
+            "spare",
+            "max_tensor_degree",
+            "max_data_degree",
+            "max_pipeline_degree",
+            "expressible_by",
+        )
         if getattr(limits, name) is not None
     ]
     if given:

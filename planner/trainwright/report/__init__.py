@@ -10,6 +10,8 @@ from trainwright.report.comparison import (
     preference_fields,
     preference_sentences,
     runner_up,
+    unlimited_fields,
+    unlimited_sentences,
     work_bound_fields,
     work_bound_sentences,
 )
@@ -63,6 +65,8 @@ __all__ = [
     "timeline",
     "trial_fields",
     "trial_table",
+    "unlimited_fields",
+    "unlimited_sentences",
     "work_bound_fields",
     "work_bound_sentences",
 ]

@@ -79,6 +79,20 @@ def enumeration_sentence(plan: Plan, problem: Problem) -> str:
     return f"This plan is at least as fast as all {plans}."
 
 
+def unlimited_sentences(candidate: Candidate) -> list[str]:
+    """Return what the best plan would take without the limit to one trainer; nothing without such a limit."""
+    free = candidate.unlimited_seconds
+    if free is None:
+        return []
+    gain = 1 - free / candidate.estimate.iteration_seconds
+    return [f"Without --expressible-by an iteration takes {tables.seconds(free)}, {gain:.1%} less."]
+
+
+def unlimited_fields(candidate: Candidate) -> dict[str, Any]:
+    """Return that time for JSON output."""
+    return {} if candidate.unlimited_seconds is None else {"unlimited_seconds": candidate.unlimited_seconds}
+
+
 def runner_up(candidates: Sequence[Candidate]) -> list[str]:
     """Return a sentence on how much longer the second candidate takes than the first; none without a second."""
     if len(candidates) < 2:

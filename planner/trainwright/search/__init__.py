@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from trainwright.search.cost_objective import MAX_SUBCLUSTERS, cheapest, pareto
 from trainwright.search.degrees import RequiredProfile, required_profiles
+from trainwright.search.expressible import ExpressibleSearch
 from trainwright.search.preference.candidate_order import (
     MIN_CANDIDATES,
     add_distinct_complexities,
@@ -74,7 +75,7 @@ def run(
     control = control or SearchControl()
     max_subclusters = FEW_SUBCLUSTERS if planner in MAY_LEAVE_DEVICES_IDLE else MAX_SUBCLUSTERS
     if problem.limits.objective is Objective.PARETO:
-        return pareto(SEARCHES[planner], problem, control, top, max_subclusters=max_subclusters)
+        return pareto(_search(planner, problem), problem, control, top, max_subclusters=max_subclusters)
     try:
         found = _run_search(planner, in_search_order(problem), control, top, max_subclusters)
     except NoFeasiblePlan:
@@ -89,7 +90,7 @@ def _run_search(
     planner: str, problem: Problem, control: SearchControl, top: int | None, max_subclusters: int
 ) -> list[Candidate]:
     """Return the search's own candidates: enough that a preference has some to choose from."""
-    search, count = SEARCHES[planner], _requested_candidates(planner, problem, top)
+    search, count = _search(planner, problem), _requested_candidates(planner, problem, top)
     if problem.limits.objective is Objective.COST:
         return cheapest(search, problem, control, count, max_subclusters=max_subclusters)
     found = search(problem, control, count)
@@ -98,6 +99,12 @@ def _run_search(
         if top is None or count is not None
         else add_distinct_complexities(found, max(top, MIN_CANDIDATES), problem)
     )
+
+
+def _search(planner: str, problem: Problem) -> Search:
+    """Return the planner's search, among the plans of one trainer if the limits name it."""
+    wanted = problem.limits.expressible_by
+    return SEARCHES[planner] if wanted is None else ExpressibleSearch(SEARCHES[planner], wanted)
 
 
 def _requested_candidates(planner: str, problem: Problem, top: int | None) -> int | None:

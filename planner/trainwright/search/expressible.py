@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainwright.exports import Capabilities, UniformShape, is_expressible, nearest_shapes, shape_of
 from trainwright.exports.shape_moves import neighbours
 from trainwright.plan import Plan
 from trainwright.search.candidates import candidate_of, fastest_first, fitting_candidate
-from trainwright.search.problem import Candidate, Problem, SearchControl
+from trainwright.search.megatron import megatron
+from trainwright.search.problem import Candidate, NoFeasiblePlan, Problem, Search, SearchControl
 
 STARTS, DESCENTS = 40, 4
 """Shapes that are costed near a plan, and those of them from which the search descends."""
+MAX_STARTING_PLANS = 4
+"""Plans of the other search from which a limited search descends."""
 MAX_EVALUATIONS: Final = 600
 """Maximum number of plans that are costed for one answer."""
 MIN_GAIN_RATIO: Final = 1e-6
@@ -27,6 +31,32 @@ def expressible_candidates(
     Plans that it can be told are among them; the search descends from the shapes nearest to the others.
     """
     return _Descent(problem, capabilities, control).run([*plans])
+
+
+@dataclass(frozen=True)
+class ExpressibleSearch:
+    """Search among the plans that a trainer can be told.
+
+    It runs another search without that limit, and descends from the shapes nearest to its plans, and from Megatron's heuristic.
+    """
+
+    search: Search
+    capabilities: Capabilities
+
+    def __call__(self, problem: Problem, control: SearchControl, top: int | None) -> list[Candidate]:
+        """Return the trainer's plans, fastest first. Raises NoFeasiblePlan if none of those that were tried fits."""
+        free = replace(problem, limits=replace(problem.limits, expressible_by=None))
+        if self.capabilities.every_plan:
+            return self.search(free, control, top)
+        unlimited = self.search(free, control.part(2), top)
+        plans = [candidate.plan for candidate in unlimited[:MAX_STARTING_PLANS]]
+        with suppress(NoFeasiblePlan):
+            plans += [candidate.plan for candidate in megatron(free, control, 1)]
+        found = expressible_candidates(free, plans, self.capabilities, control)
+        if not found:
+            raise NoFeasiblePlan("no plan that the trainer can be told fits into memory; allow other plans or trainers")
+        seconds = unlimited[0].estimate.iteration_seconds
+        return [replace(candidate, unlimited_seconds=seconds) for candidate in found[:top]]
 
 
 def nearest_candidate(problem: Problem, plan: Plan, capabilities: Capabilities) -> Candidate:

@@ -14,6 +14,7 @@ from typing import Protocol
 from trainwright.cluster import Cluster, Device, Node
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import Estimate
+from trainwright.exports.capabilities import Capabilities
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.operator_shardings import SpanSpecs
@@ -43,6 +44,7 @@ class Limits:
         memory_headroom_ratio: share of every device's memory that plans leave free.
         use_nodes: names of the only nodes that plans use; empty: all.
         spare: names of nodes or accelerators that plans do not use.
+        expressible_by: capabilities of the trainer that has to run the plans; None: any plan.
     """
 
     max_tensor_degree: int | None = None
@@ -52,6 +54,7 @@ class Limits:
     use_nodes: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     objective: Objective = Objective.TIME
+    expressible_by: Capabilities | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tensor_degree", "max_data_degree", "max_pipeline_degree"):
@@ -193,6 +196,7 @@ class Candidate:
         operators: `[stage]` operator shardings, if the search found more than degrees can express (None for a stage that
             degrees express); `plan` then has the nearest degrees, and `estimate` is that of `plan`. Empty if no stage has any.
         dtype: number format that was chosen for the plan; None where the problem's model names it.
+        unlimited_seconds: iteration of the best plan found without the limit to one trainer; None without such a limit.
     """
 
     plan: Plan
@@ -201,6 +205,7 @@ class Candidate:
     traded: str | None = None
     operators: tuple[SpanSpecs | None, ...] = ()
     dtype: Dtype | None = None
+    unlimited_seconds: float | None = None
 
     @property
     def price_per_row(self) -> float | None:

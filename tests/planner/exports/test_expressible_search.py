@@ -1,0 +1,66 @@
+"""Searches that are limited to the plans of one trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from trainwright.exports import TARGETS, is_expressible
+from trainwright.search import Limits, NoFeasiblePlan, Objective, Problem, SearchControl, run
+from trainwright.search.expressible import nearest_candidate
+
+TRAINERS = [name for name, target in TARGETS.items() if not target.capabilities.every_plan]
+QUICK = SearchControl(effort=0.1)
+
+
+def limited(problem: Problem, name: str, **others: object) -> Problem:
+    return replace(problem, limits=Limits(expressible_by=TARGETS[name].capabilities, **others))
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_limited_search_returns_plans_of_the_trainer_best_first(
+    make_problem: Callable[..., Problem], name: str
+) -> None:
+    problem = make_problem()
+    found = run("amp", limited(problem, name), top=5)
+    assert all(is_expressible(one.plan, TARGETS[name].capabilities) for one in found)
+    seconds = [one.estimate.iteration_seconds for one in found]
+    assert seconds == sorted(seconds)
+    assert found[0].unlimited_seconds == run("amp", problem, top=1)[0].estimate.iteration_seconds
+
+
+def test_limited_search_is_never_slower_than_the_heuristic_that_the_trainer_can_run(
+    make_problem: Callable[..., Problem],
+) -> None:
+    problem = make_problem()
+    (found,) = run("auto", limited(problem, "megatron"), top=1, control=QUICK)
+    assert found.estimate.iteration_seconds <= run("megatron", problem, top=1)[0].estimate.iteration_seconds
+
+
+def test_limited_search_finds_its_own_best_plan_again(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    (found,) = run("amp", limited(problem, "megatron"), top=1)
+    again = nearest_candidate(problem, found.plan, TARGETS["megatron"].capabilities)
+    assert again.plan == found.plan
+
+
+def test_launcher_is_no_limit(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    assert run("amp", limited(problem, "torchrun"), top=1)[0].plan == run("amp", problem, top=1)[0].plan
+
+
+def test_front_of_time_and_cost_is_limited_too(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    accelerators = tuple(replace(one, price_per_hour=1.0) for one in problem.cluster.accelerators)
+    priced = replace(problem, cluster=replace(problem.cluster, accelerators=accelerators))
+    found = run("amp", limited(priced, "deepspeed", objective=Objective.PARETO), top=3)
+    assert found
+    assert all(is_expressible(one.plan, TARGETS["deepspeed"].capabilities) for one in found)
+
+
+def test_limited_search_says_that_no_plan_of_the_trainer_fits(make_problem: Callable[..., Problem]) -> None:
+    problem = make_problem()
+    with pytest.raises(NoFeasiblePlan, match="fit"):
+        run("amp", limited(problem, "accelerate", memory_headroom_ratio=0.9999), top=1)
