@@ -131,6 +131,7 @@ def parse(data: Any, noun: Any, *, source: str = "document", absent: Mapping[str
         raise DocumentError(sentence, needs_newer_version=is_unknown)
     found = _validated(body, kinds[document], source)
     _refuse_large_numbers(found, source)
+    _refuse_truth_for_number(body, found, source, "")
     return found
 
 
@@ -211,6 +212,20 @@ def _fields_at(noun: Any, path: tuple[int | str, ...]) -> list[str]:
         reached = named or [argument for one in options for argument in get_args(one)]
     options = [option for one in reached for option in (one, *get_args(one))]
     return [field.name for option in options if is_dataclass(option) for field in fields(option)]
+
+
+def _refuse_truth_for_number(written: Any, found: Any, source: str, where: str) -> None:
+    """Raise DocumentError where a number was written as true or false, which pydantic reads as 1 or 0."""
+    if isinstance(written, bool) and isinstance(found, int | float) and not isinstance(found, bool):
+        raise DocumentError(f"{source}: {where}: expected a number, got {str(written).lower()}; write the number")
+    if isinstance(written, dict) and is_dataclass(found):
+        for name, value in written.items():
+            _refuse_truth_for_number(
+                value, getattr(found, str(name), None), source, f"{where}.{name}" if where else name
+            )
+    elif isinstance(written, list) and isinstance(found, tuple):
+        for number, (value, member) in enumerate(zip(written, found, strict=False)):
+            _refuse_truth_for_number(value, member, source, f"{where}.{number}")
 
 
 def _refuse_large_numbers(value: Any, source: str) -> None:

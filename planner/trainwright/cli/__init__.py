@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from io import TextIOWrapper
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -111,7 +112,19 @@ app = typer.Typer(
 )
 
 
+def _show_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trainwright {version('trainwright')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _without_command(context: typer.Context) -> None:
+def _without_command(
+    context: typer.Context,
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)

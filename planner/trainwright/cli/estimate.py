@@ -11,7 +11,7 @@ import typer
 
 from trainwright import documents, report
 from trainwright.cli.framework import command
-from trainwright.cli.options import Inputs, read
+from trainwright.cli.options import Inputs
 from trainwright.cli.output import Output, OutputOption, show, show_json
 from trainwright.cost import amp_model, galvatron_model
 from trainwright.cost.context import CostContext
@@ -39,7 +39,14 @@ def cost_model_names(incomplete: str) -> list[str]:
 @command
 def estimate(
     inputs: Inputs,
-    plan_file: Annotated[Path, typer.Option("--plan", help="The plan to cost.")],
+    plan_file: Annotated[
+        Path,
+        typer.Option(
+            "--plan",
+            metavar="PLAN",
+            help="The plan, as a file or in words: pp2 dp2 tp2 mb1 zero1 recompute, on the cluster's devices in their order.",
+        ),
+    ],
     cost_model: Annotated[
         str,
         typer.Option(
@@ -96,7 +103,7 @@ def plan_of(file: Path, problem: Problem, inputs: Inputs) -> Plan:
         raise ValueError(
             "--global-batch-size cannot be `search` for a given plan, which has a batch size; leave it out"
         )
-    given: Plan = read(file, Plan)
+    given = inputs.plan(file)
     if given.model_layers != len(problem.model.layers):
         raise documents.DocumentError(
             f"{file}: the plan is for a model of {given.model_layers} layers, but that of {inputs.model} has "

@@ -35,7 +35,14 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
     limits: LimitOptions,
     preferences: PreferenceOptions,
     search: SearchOptions,
-    plan_file: Annotated[Path | None, typer.Option("--plan", help="Explain this plan, not the planner's best.")] = None,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="PLAN",
+            help="Explain this plan (a file, or words: pp2 dp2 tp2 mb1), not the planner's best.",
+        ),
+    ] = None,
     planner: PlannerOption = DEFAULT_PLANNER,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -51,7 +58,7 @@ def explain(  # noqa: PLR0913 - a plan that is given, or how to find one
         )
     preload_search(planner)
     search.check([planner])
-    problem = inputs.problem(limits.limits, preferences.preference)
+    problem = inputs.problem(limits.limits, preferences.preference(inputs))
     if plan_file is None:
         with show_progress(f"searching with {planner}", search) as control:
             answer = find_in_formats(planner, inputs, problem, control, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,9 +14,11 @@ import typer
 from trainwright import documents
 from trainwright.accelerators import best_format, estimate_profiles, extrapolated
 from trainwright.cli.output import note
+from trainwright.cli.plausibility import check_rates
 from trainwright.cli.profile_match import check_layer_kinds, format_of, mismatch_warning
 from trainwright.cluster import Cluster
 from trainwright.exports import TARGETS, Target
+from trainwright.exports.plan_shorthand import is_shorthand, plan_of_shorthand
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.profiles import Profiles
@@ -25,6 +28,7 @@ from trainwright.search import SEARCHES, Limits, NoFeasiblePlan, Objective, Pref
 from trainwright.training import RequestedDtype, Training
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
+STANDARD_INPUT = Path("-")
 ROWS = tuple(2**power for power in range(9))
 """Row counts of estimated profiles; beyond the last, every device is busy and time is proportional to the rows."""
 SEARCHED = "search"
@@ -42,10 +46,13 @@ def read(path: Path, noun: Any, *, absent: Mapping[str, Any] | None = None) -> A
 
 
 def content_of(path: Path) -> bytes:
-    """Read a file of at most MAX_DOCUMENT_BYTES. Raises DocumentError with one sentence."""
+    """Read a file, or standard input for `-`, of at most MAX_DOCUMENT_BYTES. Raises DocumentError with one sentence."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_DOCUMENT_BYTES + 1)
+        if path == STANDARD_INPUT:
+            content = sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                content = file.read(MAX_DOCUMENT_BYTES + 1)
     except (OSError, ValueError) as error:
         raise documents.DocumentError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MAX_DOCUMENT_BYTES:
@@ -115,7 +122,7 @@ class Inputs:
 
         Where the model file leaves the number format open, it is the best one for all accelerators or that of the profiles.
         """
-        cluster: Cluster = read(self.cluster, Cluster)
+        cluster = self._cluster
         training = self._training(cluster, limits or Limits())
         runtime = runtime_of(self.runtime)
         return Problem(
@@ -128,6 +135,20 @@ class Inputs:
             runtime=runtime,
             preference=preference or Preference(),
         )
+
+    def plan(self, given: Path) -> Plan:
+        """Read a plan from a file, or from its shorthand, which takes the cluster's devices in their order."""
+        if given.exists() or not is_shorthand(str(given)):
+            found: Plan = read(given, Plan)
+            return found
+        layers = len(self._requested.family.stack(self._requested.attention).layers)
+        return plan_of_shorthand(str(given), self._cluster.devices, layers, self._requested.global_batch_size)
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        found: Cluster = read(self.cluster, Cluster)
+        check_rates(found, self.cluster)
+        return found
 
     @cached_property
     def _requested(self) -> Training:
@@ -305,7 +326,11 @@ class PreferenceOptions:
         typer.Option(help="Prefer the simplest plan that is worse than the best by at most this share, e.g. 0.03."),
     ] = 0.0
     keep: Annotated[
-        Path | None, typer.Option(metavar="PLAN", help="The plan that runs now: prefer plans that move little of it.")
+        Path | None,
+        typer.Option(
+            metavar="PLAN",
+            help="The plan that runs now, as a file or in words (pp2 dp2 tp2 mb1): prefer plans that move little of it.",
+        ),
     ] = None
     keep_weight: Annotated[
         float,
@@ -315,11 +340,11 @@ class PreferenceOptions:
         ),
     ] = DEFAULT_KEEP_WEIGHT
 
-    @property
-    def preference(self) -> Preference:
+    def preference(self, inputs: Inputs) -> Preference:
+        """Return the preference. Raises ValueError if the plan to keep cannot be read."""
         if self.keep is None and self.keep_weight != DEFAULT_KEEP_WEIGHT:
             raise ValueError("--keep-weight needs --keep, the plan that runs now; add it, or leave --keep-weight out")
-        return Preference(self.tolerance, None if self.keep is None else read(self.keep, Plan), self.keep_weight)
+        return Preference(self.tolerance, None if self.keep is None else inputs.plan(self.keep), self.keep_weight)
 
 
 def _names(option: str, text: str | None) -> tuple[str, ...]:
