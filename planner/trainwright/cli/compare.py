@@ -11,13 +11,10 @@ from trainwright import report
 from trainwright.cli.framework import command, show_progress
 from trainwright.cli.options import Inputs, LimitOptions, PreferenceOptions, SearchOptions, planner_names
 from trainwright.cli.output import Output, OutputOption, show, show_json
-from trainwright.cli.plan import find_candidates, find_in_formats, has_enumerated, in_named_format
+from trainwright.cli.plan import BASELINE, find_candidates, find_in_formats, has_enumerated, in_named_format
 from trainwright.search import SEARCHES, NoFeasiblePlan, Problem, preload_search
 
 app = typer.Typer(add_completion=False)
-
-BASELINE = "megatron"
-"""Default baseline: Megatron's heuristic."""
 
 
 @app.command()

@@ -24,11 +24,15 @@ from trainwright.cli.options import (
 )
 from trainwright.cli.output import Output, OutputOption, check_writable, screen, show, show_json, write_document
 from trainwright.cli.overwriting import WRITTEN
-from trainwright.search import Candidate, Objective, Problem, SearchControl, preload_search, run
+from trainwright.search import Candidate, NoFeasiblePlan, Objective, Problem, SearchControl, preload_search, run
+from trainwright.search.baselines import baselines
 from trainwright.search.batch_size import best_batch_size
-from trainwright.search.format_search import FormatAnswer, search_formats, slow_format
+from trainwright.search.format_search import FormatAnswer, search_formats, slow_format, without
 
 app = typer.Typer(add_completion=False)
+
+BASELINE = "megatron"
+"""Planner that is its own baseline."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class PlanAnswer:
 
     top: Annotated[int, typer.Option(help="How many candidates to show.")] = 10
     write_plan: Annotated[Path | None, typer.Option(help="Write the best plan into this file, too."), WRITTEN] = None
+    node_worth: Annotated[
+        bool, typer.Option("--node-worth", help="Also search without each type of node: what is it worth?")
+    ] = False
     output: OutputOption = Output.TABLE
 
 
@@ -63,6 +70,7 @@ def plan(  # noqa: PLR0913 - one group of options each
     search_seconds = time.perf_counter() - started
     if answer.write_plan is not None:
         write_document(candidates[0].plan, answer.write_plan)
+    worth = _node_worth(planner, inputs, problem, search, candidates[0]) if answer.node_worth else []
     if answer.output is Output.JSON:
         head: dict[str, Any] = {"planner": planner, "search_seconds": search_seconds}
         if control.budget_exhausted.is_set():
@@ -74,6 +82,7 @@ def plan(  # noqa: PLR0913 - one group of options each
                 **report.error_range_fields(candidates[0], problem),
                 **report.format_fields(found),
                 **report.unlimited_fields(candidates[0]),
+                **(report.worth_fields(worth) if worth else {}),
                 **candidate_fields(candidates, problem),
             }
         )
@@ -81,9 +90,12 @@ def plan(  # noqa: PLR0913 - one group of options each
     show(report.candidate_table(candidates, problem, planner=planner, searched=search_seconds))
     if problem.limits.objective is Objective.PARETO:
         show("", _front(candidates, answer.top))
+    if worth:
+        show("", report.worth_table(worth, candidates[0], problem))
     told = [
         *report.error_range_sentences(candidates[0], problem),
         *report.format_sentences(found),
+        *_baseline_sentences(planner, inputs, problem, candidates[0]),
         *report.preference_sentences(candidates, problem),
         *report.unlimited_sentences(candidates[0]),
         *distance_sentences(candidates[0], inputs, problem, control),
@@ -91,6 +103,36 @@ def plan(  # noqa: PLR0913 - one group of options each
     ]
     if told:
         show("", *told)
+
+
+def _baseline_sentences(planner: str, inputs: Inputs, problem: Problem, candidate: Candidate) -> list[str]:
+    """Return the speed-up over the heuristic; nothing where another quantity than time is asked for, or another batch."""
+    if planner == BASELINE or problem.limits.objective is not Objective.TIME or inputs.searches_batch:
+        return []
+    return report.baseline_sentences(candidate, baselines(problem), problem)
+
+
+def _node_worth(
+    planner: str, inputs: Inputs, problem: Problem, search: SearchOptions, best: Candidate
+) -> list[report.NodeWorth]:
+    """Search without each accelerator; one that the best plan leaves idle is worth nothing. Empty if there is but one."""
+    if problem.limits.objective is not Objective.TIME or inputs.searches_batch:
+        raise ValueError(
+            "--node-worth compares iterations of one batch; leave out --objective and --global-batch-size search"
+        )
+    used = {problem.cluster.node(node).accelerator for node in best.plan.nodes}
+    found = []
+    for name in problem.accelerators if len(problem.accelerators) > 1 else ():
+        seconds: float | None = best.estimate.iteration_seconds
+        if name in used:
+            with show_progress(f"searching without {name}", search) as control:
+                try:
+                    other = find_in_formats(planner, inputs, without(problem, [name]), control, 1)
+                    seconds = other.candidates[0].estimate.iteration_seconds
+                except NoFeasiblePlan:
+                    seconds = None
+        found.append(report.NodeWorth.of(problem, name, seconds))
+    return found
 
 
 def _front(candidates: Sequence[Candidate], top: int) -> Text | str:

@@ -30,12 +30,15 @@ from trainwright.report.measured_timeline import chrome_trace, measured_timeline
 from trainwright.report.preset_tables import preset_lines, preset_table
 from trainwright.report.tables import breakdown_table, candidate_table, origin_fields, origin_words, pareto_plot
 from trainwright.report.trial_report import calibration_report, trial_fields, trial_table
+from trainwright.report.worth import NodeWorth, baseline_sentences, worth_fields, worth_table
 
 __all__ = [
     "ComparisonRow",
     "Explanation",
     "ExportPrice",
+    "NodeWorth",
     "accelerator_table",
+    "baseline_sentences",
     "breakdown_table",
     "calibration_report",
     "candidate_table",
@@ -69,4 +72,6 @@ __all__ = [
     "unlimited_sentences",
     "work_bound_fields",
     "work_bound_sentences",
+    "worth_fields",
+    "worth_table",
 ]

@@ -14,6 +14,7 @@ from trainwright import documents
 from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan, Schedule
 from trainwright.report import plan_summary, tables
+from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns
 from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, rows_per_second, titled
 from trainwright.search import Candidate, Limits, Problem
 from trainwright.search.preference.state_migration import migration_bytes, migration_seconds
@@ -165,37 +166,39 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
     priced = all(answer.candidate is None or answer.candidate.price_per_row is not None for answer in answers)
     batches = {answer.candidate.plan.global_batch_size for answer in answers if answer.candidate is not None}
     batch_differs = not batches <= {problem.global_batch_size}
-    table = new_table(
+    columns = figure_columns(problem)[:-1]
+    figures = new_table([("planner", "whole"), *((heading, "right") for heading, _ in columns)])
+    plans = new_table(
         [
             ("planner", "whole"),
-            ("iteration", "right"),
-            *([("batch", "right")] if batch_differs else []),
             ("time", "right"),
+            *([("batch", "right")] if batch_differs else []),
             *([("cost/1000", "right")] if priced else []),
-            ("memory", "right"),
-            ("degrees", "whole"),
             ("search", "right"),
+            ("format", "right"),
+            ("degrees", "whole"),
         ]
     )
     for answer in answers:
         found = answer.candidate
         if found is None:
-            blank = [""] * (3 + batch_differs + priced)
-            add_row(table, answer.planner, "no plan", *blank, _searched(answer), style="dim")
+            add_row(figures, answer.planner, "no plan", *[""] * (len(columns) - 1), style="dim")
+            add_row(plans, answer.planner, "", *[""] * (batch_differs + priced), _searched(answer), "", "", style="dim")
             continue
+        one = PlanFigures.of(found, answer.problem)
+        add_row(figures, answer.planner, *(cell(one) for _, cell in columns))
         add_row(
-            table,
+            plans,
             answer.planner,
-            tables.seconds(found.estimate.iteration_seconds),
-            *([str(found.plan.global_batch_size)] if batch_differs else []),
             f"{_relative(answer, baseline):.1%}",
+            *([str(found.plan.global_batch_size)] if batch_differs else []),
             *([tables.money(1000 * (found.price_per_row or 0.0))] if priced else []),
-            tables.format_bytes(found.estimate.peak_memory_bytes),
-            plan_summary.lines(found.plan, problem.cluster)[0],
             _searched(answer),
+            SHORT_FORMATS[one.dtype],
+            plan_summary.lines(found.plan, problem.cluster)[0],
         )
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
-    caption += f"; {plan_summary.DEGREES}"
+    caption += f"; {FIGURES}; {plan_summary.DEGREES}"
     if priced:
         caption += "; cost: of 1000 rows, in the cluster's currency"
     refusals = [Text(f"{answer.planner}: {answer.reason}") for answer in answers if answer.reason is not None]
@@ -205,7 +208,15 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
         if answer.stopped
     ]
     told = [Text(line) for line in _distances(answers, baseline)]
-    return Group(titled(f"Planners compared{origin_words(problem)}", table, caption), *told, *refusals, *cut_short)
+    return Group(
+        titled(f"Planners compared{origin_words(problem)}", figures),
+        plans,
+        Text(),
+        Text(caption, style="dim"),
+        *told,
+        *refusals,
+        *cut_short,
+    )
 
 
 def _distances(answers: Sequence[ComparisonRow], baseline: ComparisonRow | None) -> list[str]:

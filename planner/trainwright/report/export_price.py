@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group
+from rich.text import Text
 
-from trainwright.quantity import format_bytes
+from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
 from trainwright.report.tables import add_row, new_table, origin_words, seconds, titled
 from trainwright.search import Candidate, Problem
 
@@ -70,9 +71,12 @@ def export_sentences(software: str, lost: Sequence[str], price: ExportPrice | No
 
 def export_table(price: ExportPrice) -> Group:
     """Return the plan as given and as exported."""
-    table = new_table([("plan", "left"), ("iteration", "right"), ("memory", "right"), ("degrees", "left")])
+    columns = figure_columns(price.problem)
+    figures = new_table([("plan", "left"), *((heading, "right") for heading, _ in columns)])
+    plans = new_table([("plan", "left"), ("degrees, micro-batches, layers", "left")])
     for name, candidate in (("given", price.given), ("exported", price.exported)):
-        estimate = candidate.estimate
-        peak = format_bytes(estimate.peak_memory_bytes)
-        add_row(table, name, seconds(estimate.iteration_seconds), peak, candidate.plan.summary())
-    return titled(f"Predicted{origin_words(price.problem)}", table, "predicted, not measured")
+        one = PlanFigures.of(candidate, price.problem)
+        add_row(figures, name, *(cell(one) for _, cell in columns))
+        add_row(plans, name, candidate.plan.summary())
+    legend = Text(f"predicted, not measured; {FIGURES}", style="dim")
+    return Group(titled(f"Predicted{origin_words(price.problem)}", figures), plans, Text(), legend)

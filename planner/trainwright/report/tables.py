@@ -17,6 +17,8 @@ from trainwright.cost.estimate import Breakdown, Estimate
 from trainwright.plan import Plan
 from trainwright.quantity import format_bytes
 from trainwright.report import plan_summary
+from trainwright.report.plan_figures import FIGURES, PlanFigures, figure_columns
+from trainwright.report.units import money, rate, seconds, share
 from trainwright.search import Candidate, Objective, Problem
 
 
@@ -35,26 +37,6 @@ def origin_fields(problem: Problem) -> dict[str, str]:
 
 
 __all__ = ["format_bytes", "money", "rate", "seconds", "share"]
-
-
-def seconds(value: float) -> str:
-    """Format with four significant digits, in milliseconds below a second."""
-    return f"{value:.4g} s" if value >= 1 or value == 0 else f"{1000 * value:.4g} ms"
-
-
-def share(part: float, whole: float) -> str:
-    """Format as a percentage; 0.0% if the whole is zero."""
-    return f"{part / whole if whole else 0.0:.1%}"
-
-
-def rate(value: float) -> str:
-    """Format with three significant digits, from 100 on as a whole number with thousands separators."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def money(value: float) -> str:
-    """Format with four significant digits, without a currency sign: the cluster's prices define the currency."""
-    return f"{value:.4g}"
 
 
 HEIGHT, WIDEST, NARROWEST = 10, 60, 20
@@ -152,48 +134,63 @@ def _keep_widths(table: Table, cells: Sequence[str]) -> None:
 
 
 def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planner: str, searched: float) -> Group:
-    """Return candidates as a table, best first, marked where devices are emulated or profiles estimated.
+    """Return candidates, best first, as a table of their figures and one of their plans.
 
-    It omits columns without information: the batch if it is the requested one, savings if nothing is saved, prices if
-    the objective is time. Each group of uniform stages takes one line.
+    They are marked where devices are emulated or profiles estimated. Columns without information are left out: the batch if it
+    is the requested one, savings if nothing is saved, prices if the objective is time. Each group of uniform stages takes one line.
     """
+    front = problem.limits.objective is Objective.PARETO
+    title = f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}"
+    legend = f"predicted, not measured; searched for {seconds(searched)}; {FIGURES}"
+    return Group(
+        titled(title, _figures_table(candidates, problem), legend),
+        Text(),
+        _plans_table(candidates, problem),
+        Text(),
+        Text(f"{plan_summary.DEGREES}; {plan_summary.BATCHES}", style="dim"),
+    )
+
+
+def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
     batch_differs = any(candidate.plan.global_batch_size != problem.global_batch_size for candidate in candidates)
-    saves = any(plan_summary.savings(candidate.plan) for candidate in candidates)
     costs = problem.limits.objective is not Objective.TIME
-    cells_of = [plan_summary.lines(candidate.plan, problem.cluster) for candidate in candidates]
-    headings = [
-        ("rank", "right"),
-        *([("batch", "right")] if batch_differs else []),
-        ("iteration", "right"),
-        *([("cost/1000", "right")] if costs else []),
-        ("rows/s", "right"),
-        ("memory", "right"),
-        ("degrees", "whole"),
-        ("batches", "whole"),
-        ("layers by stage", _layers_column([told[2] for told in cells_of])),
-        *([("saves by", "left")] if saves else []),
-    ]
-    table = new_table(headings)
-    for number, (candidate, told) in enumerate(zip(candidates, cells_of, strict=True), 1):
-        estimate, plan = candidate.estimate, candidate.plan
-        cost = candidate.price_per_row
+    columns = figure_columns(problem)
+    table = new_table(
+        [
+            ("rank", "right"),
+            *((heading, "right") for heading, _ in columns),
+            *([("batch", "right")] if batch_differs else []),
+            *([("cost/1000", "right")] if costs else []),
+        ]
+    )
+    for number, candidate in enumerate(candidates, 1):
+        figures, cost = PlanFigures.of(candidate, problem), candidate.price_per_row
         cells = [
             str(number),
-            *([str(plan.global_batch_size)] if batch_differs else []),
-            seconds(estimate.iteration_seconds),
+            *(cell(figures) for _, cell in columns),
+            *([str(candidate.plan.global_batch_size)] if batch_differs else []),
             *(["?" if cost is None else money(1000 * cost)] if costs else []),
-            rate(rows_per_second(plan, estimate)),
-            format_bytes(estimate.peak_memory_bytes),
-            *told,
-            *([plan_summary.savings(plan)] if saves else []),
         ]
         add_row(table, *cells, style="bold" if number == 1 else "")
-    front = problem.limits.objective is Objective.PARETO
-    return titled(
-        f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}",
-        table,
-        f"predicted, not measured; searched for {seconds(searched)}; {plan_summary.DEGREES}; {plan_summary.BATCHES}",
+    return table
+
+
+def _plans_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
+    saves = any(plan_summary.savings(candidate.plan) for candidate in candidates)
+    cells_of = [plan_summary.lines(candidate.plan, problem.cluster) for candidate in candidates]
+    table = new_table(
+        [
+            ("rank", "right"),
+            ("degrees", "whole"),
+            ("batches", "whole"),
+            ("layers by stage", _layers_column([cells[2] for cells in cells_of])),
+            *([("saves by", "left")] if saves else []),
+        ]
     )
+    for number, (candidate, cells) in enumerate(zip(candidates, cells_of, strict=True), 1):
+        savings = [plan_summary.savings(candidate.plan)] if saves else []
+        add_row(table, str(number), *cells, *savings, style="bold" if number == 1 else "")
+    return table
 
 
 def _layers_column(cells: Sequence[str]) -> str:
@@ -208,13 +205,14 @@ def rows_per_second(plan: Plan, estimate: Estimate) -> float:
 
 
 def breakdown_table(estimate: Estimate, plan: Plan, problem: Problem) -> Group:
-    """Return the time of the critical device by part."""
+    """Return the time of the critical device by part, and the figures of the plan."""
     table = new_table([("part", "left"), ("time", "right"), ("share", "right")])
     for field in fields(Breakdown):
         spent = getattr(estimate.breakdown, field.name)
         name = field.name.removesuffix("_seconds").replace("_", " ")
         add_row(table, name, seconds(spent), share(spent, estimate.iteration_seconds))
     table.add_section()
-    add_row(table, "iteration", seconds(estimate.iteration_seconds), "", style="bold")
-    add_row(table, "peak memory", format_bytes(estimate.peak_memory_bytes), "")
-    return titled(f"{plan.summary()} on {estimate.critical_device}{origin_words(problem)}", table)
+    figures = PlanFigures.of(Candidate(plan, estimate), problem)
+    for heading, cell in figure_columns(problem):
+        add_row(table, heading, cell(figures), "", style="bold" if heading == "iteration" else "")
+    return titled(f"{plan.summary()} on {estimate.critical_device}{origin_words(problem)}", table, FIGURES)

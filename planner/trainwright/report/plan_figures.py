@@ -1,0 +1,83 @@
+"""Figures of a plan that every table shows: rate per GPU, model FLOP utilisation, memory of its limit, number format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+from trainwright.layer import Dtype
+from trainwright.report.units import rate, seconds
+from trainwright.search import Candidate, Problem
+from trainwright.throughput import throughput, tokens_per_row
+
+SHORT_FORMATS: Final = {Dtype.FLOAT32: "fp32", Dtype.FLOAT16: "fp16", Dtype.BFLOAT16: "bf16"}
+UNKNOWN: Final = "?"
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """Figures of one plan.
+
+    Attributes:
+        rate: tokens per second and GPU; rows where they are not sequences of tokens.
+        utilisation: model FLOPs over the peak of the plan's GPUs in its number format; None if a peak is not known.
+        peak_bytes, limit_bytes: of the device that is fullest.
+    """
+
+    iteration_seconds: float
+    rate: float
+    utilisation: float | None
+    peak_bytes: int
+    limit_bytes: int
+    dtype: Dtype
+
+    @classmethod
+    def of(cls, candidate: Candidate, problem: Problem) -> PlanFigures:
+        estimate, plan = candidate.estimate, candidate.plan
+        model = replace(problem.model, dtype=candidate.dtype or problem.model.dtype)
+        limits = {
+            device: problem.cluster.accelerator_of(device).memory_bytes for device, _ in estimate.memory_by_device
+        }
+        fullest, peak = max(estimate.memory_by_device, key=lambda held: held[1] / limits[held[0]])
+        found = None
+        if estimate.iteration_seconds > 0:
+            found = throughput([estimate.iteration_seconds], plan, model, problem.cluster)
+        a_second = None if found is None else found.tokens_per_second or found.rows_per_second
+        return cls(
+            iteration_seconds=estimate.iteration_seconds,
+            rate=inf if a_second is None else a_second / len(plan.devices),
+            utilisation=None if found is None else found.utilisation,
+            peak_bytes=peak,
+            limit_bytes=limits[fullest],
+            dtype=model.dtype,
+        )
+
+    @property
+    def memory(self) -> str:
+        """Peak memory of its limit, in GiB."""
+        return f"{self.peak_bytes / 2**30:.1f}/{self.limit_bytes / 2**30:.1f}"
+
+    @property
+    def utilisation_words(self) -> str:
+        return UNKNOWN if self.utilisation is None else f"{self.utilisation:.1%}"
+
+
+Column = tuple[str, Callable[[PlanFigures], str]]
+
+
+def figure_columns(problem: Problem) -> Sequence[Column]:
+    """Return headings and cells of the figures."""
+    unit = "rows" if tokens_per_row(problem.model.family) is None else "tok"
+    return (
+        ("iteration", lambda one: seconds(one.iteration_seconds)),
+        (f"{unit}/s/GPU", lambda one: rate(one.rate)),
+        ("MFU", lambda one: one.utilisation_words),
+        ("memory GiB", lambda one: one.memory),
+        ("format", lambda one: SHORT_FORMATS[one.dtype]),
+    )
+
+
+FIGURES: Final = "MFU: model FLOPs of the GPUs' peak; memory: peak of the limit, on the fullest device"
+"""Legend of these columns."""
