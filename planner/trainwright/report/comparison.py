@@ -15,7 +15,7 @@ from trainwright.cost.work_bound import work_bound_seconds
 from trainwright.plan import Plan, Schedule
 from trainwright.report import plan_summary, tables
 from trainwright.report.plan_figures import FIGURES, SHORT_FORMATS, PlanFigures, figure_columns
-from trainwright.report.tables import add_row, new_table, origin_fields, origin_words, rows_per_second, titled
+from trainwright.report.tables import COST, add_row, new_table, origin_fields, origin_words, rows_per_second, titled
 from trainwright.search import Candidate, Limits, Problem
 from trainwright.search.preference.state_migration import migration_bytes, migration_seconds
 
@@ -168,39 +168,39 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
     batch_differs = not batches <= {problem.global_batch_size}
     columns = figure_columns(problem)[:-1]
     figures = new_table([("planner", "whole"), *((heading, "right") for heading, _ in columns)])
-    plans = new_table(
+    searches = new_table(
         [
             ("planner", "whole"),
             ("time", "right"),
             *([("batch", "right")] if batch_differs else []),
-            *([("cost/1000", "right")] if priced else []),
+            *([("cost", "right")] if priced else []),
             ("search", "right"),
             ("format", "right"),
-            ("degrees", "whole"),
         ]
     )
+    plans = new_table([("planner", "whole"), ("degrees", "whole")])
     for answer in answers:
         found = answer.candidate
         if found is None:
             add_row(figures, answer.planner, "no plan", *[""] * (len(columns) - 1), style="dim")
-            add_row(plans, answer.planner, "", *[""] * (batch_differs + priced), _searched(answer), "", "", style="dim")
+            add_row(searches, answer.planner, "", *[""] * (batch_differs + priced), _searched(answer), "", style="dim")
             continue
         one = PlanFigures.of(found, answer.problem)
         add_row(figures, answer.planner, *(cell(one) for _, cell in columns))
         add_row(
-            plans,
+            searches,
             answer.planner,
             f"{_relative(answer, baseline):.1%}",
             *([str(found.plan.global_batch_size)] if batch_differs else []),
             *([tables.money(1000 * (found.price_per_row or 0.0))] if priced else []),
             _searched(answer),
             SHORT_FORMATS[one.dtype],
-            plan_summary.lines(found.plan, problem.cluster)[0],
         )
+        add_row(plans, answer.planner, plan_summary.lines(found.plan, problem.cluster)[0])
     caption = "predicted, not measured; time: for a row, against " + (baseline.planner if baseline else "none")
     caption += f"; {FIGURES}; {plan_summary.DEGREES}"
     if priced:
-        caption += "; cost: of 1000 rows, in the cluster's currency"
+        caption += f"; {COST}"
     refusals = [Text(f"{answer.planner}: {answer.reason}") for answer in answers if answer.reason is not None]
     cut_short = [
         Text(f"{answer.planner}: stopped by its budget; it may have left better plans out")
@@ -210,6 +210,8 @@ def comparison_table(answers: Sequence[ComparisonRow], problem: Problem) -> Grou
     told = [Text(line) for line in _distances(answers, baseline)]
     return Group(
         titled(f"Planners compared{origin_words(problem)}", figures),
+        searches,
+        Text(),
         plans,
         Text(),
         Text(caption, style="dim"),

@@ -57,11 +57,16 @@ class PlanFigures:
     @property
     def memory(self) -> str:
         """Peak memory of its limit, in GiB."""
-        return f"{self.peak_bytes / 2**30:.1f}/{self.limit_bytes / 2**30:.1f}"
+        return f"{_gibibytes(self.peak_bytes)}/{_gibibytes(self.limit_bytes)}"
 
     @property
     def utilisation_words(self) -> str:
         return UNKNOWN if self.utilisation is None else f"{self.utilisation:.1%}"
+
+
+def _gibibytes(num_bytes: int) -> str:
+    """Format with one decimal, below a tenth with two significant digits."""
+    return f"{num_bytes / 2**30:.1f}" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**30:.2g}"
 
 
 Column = tuple[str, Callable[[PlanFigures], str]]
@@ -74,10 +79,10 @@ def figure_columns(problem: Problem) -> Sequence[Column]:
         ("iteration", lambda one: seconds(one.iteration_seconds)),
         (f"{unit}/s/GPU", lambda one: rate(one.rate)),
         ("MFU", lambda one: one.utilisation_words),
-        ("memory GiB", lambda one: one.memory),
+        ("memory", lambda one: one.memory),
         ("format", lambda one: SHORT_FORMATS[one.dtype]),
     )
 
 
-FIGURES: Final = "MFU: model FLOPs of the GPUs' peak; memory: peak of the limit, on the fullest device"
+FIGURES: Final = "MFU: model FLOPs of the GPUs' peak; memory: peak GiB of the limit, on the fullest device"
 """Legend of these columns."""

@@ -133,6 +133,10 @@ def _keep_widths(table: Table, cells: Sequence[str]) -> None:
         column.min_width = max(column.min_width or 0, needed)
 
 
+COST = "cost: of 1000 rows, in the cluster's currency"
+"""Legend of the column of costs."""
+
+
 def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planner: str, searched: float) -> Group:
     """Return candidates, best first, as a table of their figures and one of their plans.
 
@@ -142,6 +146,8 @@ def candidate_table(candidates: Sequence[Candidate], problem: Problem, *, planne
     front = problem.limits.objective is Objective.PARETO
     title = f"{'Front of time and cost' if front else 'Candidates'} of {planner}{origin_words(problem)}"
     legend = f"predicted, not measured; searched for {seconds(searched)}; {FIGURES}"
+    if problem.limits.objective is not Objective.TIME:
+        legend += f"; {COST}"
     return Group(
         titled(title, _figures_table(candidates, problem), legend),
         Text(),
@@ -160,7 +166,7 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
             ("rank", "right"),
             *((heading, "right") for heading, _ in columns),
             *([("batch", "right")] if batch_differs else []),
-            *([("cost/1000", "right")] if costs else []),
+            *([("cost", "right")] if costs else []),
         ]
     )
     for number, candidate in enumerate(candidates, 1):
@@ -169,7 +175,7 @@ def _figures_table(candidates: Sequence[Candidate], problem: Problem) -> Table:
             str(number),
             *(cell(figures) for _, cell in columns),
             *([str(candidate.plan.global_batch_size)] if batch_differs else []),
-            *(["?" if cost is None else money(1000 * cost)] if costs else []),
+            *(["?" if cost is None else f"{1000 * cost:.3g}"] if costs else []),
         ]
         add_row(table, *cells, style="bold" if number == 1 else "")
     return table
