@@ -36,7 +36,8 @@ def find_blocks(seconds: Sequence[float], expected: Sequence[float], kinds: Sequ
     smallest = min((value for value in seconds if value > 0), default=1.0)
     times = np.log(np.maximum(seconds, smallest * 1e-3))
     wanted = np.log(np.maximum(expected, 1e-30))
-    factors = np.quantile(times, np.linspace(0, 1, MOST_FACTORS)) - np.median(wanted)
+    # A kind may need another factor than the others, so each wanted time meets every quantile.
+    factors = np.unique(np.quantile(times, np.linspace(0, 1, MOST_FACTORS))[:, None] - np.unique(wanted)).ravel()
     deviations = np.abs(times[None, None, :] - wanted[:, None, None] - factors[None, :, None])
     changes = np.abs(factors[:, None] - factors[None, :])[:, :, None]
     total = deviations[0]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
 from trainwright.plan import Sharding
-from trainwright.search.auto.replica_sets import StageOption, sharding_choices
+from trainwright.search.auto.replica_sets import StageOption
 from trainwright.search.auto.stage_options import StageOptions
 from trainwright.search.auto.stage_sites import StageSites
 
@@ -128,6 +128,6 @@ class LineOptions:
         number = numbers[index]
         return (
             stage_options.options[number],
-            sharding_choices(self.micro_batches)[sharding_number],
+            stage_options.shardings[sharding_number],
             float(costs.recompute_ratio[sharding_number, number, column]),
         )

@@ -91,13 +91,13 @@ GroupCounts = tuple[tuple[TensorGroupClass, int], ...]
 """(tensor group class, count) pairs."""
 
 
-def sharding_choices(micro_batches: int) -> tuple[Sharding, Sharding, Sharding]:
+def sharding_choices(*, keeps_whole_gradients: bool) -> tuple[Sharding, Sharding, Sharding]:
     """Return the shardings that tables distinguish.
 
-    With several micro-batches ZeRO-1 and ZeRO-2 store the same bytes, and under ZeRO-1 no layer waits for a reduction. With
-    one micro-batch ZeRO-2 never stores whole gradients.
+    Where whole gradients are kept over micro-batches, ZeRO-1 and ZeRO-2 store the same bytes, and under ZeRO-1 no layer waits
+    for a reduction. Where they are not, ZeRO-2 never stores whole gradients.
     """
-    return Sharding.NONE, Sharding.ZERO2 if micro_batches == 1 else Sharding.ZERO1, Sharding.ZERO3
+    return Sharding.NONE, Sharding.ZERO1 if keeps_whole_gradients else Sharding.ZERO2, Sharding.ZERO3
 
 
 @dataclass(frozen=True, slots=True)

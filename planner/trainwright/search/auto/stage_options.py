@@ -175,6 +175,12 @@ class StageOptions:
         return span_sums(prefix_sums(exposed), self.spans)
 
     @cached_property
+    def shardings(self) -> tuple[Sharding, ...]:
+        """Shardings that the tables distinguish."""
+        context = self.replica_tables.problem.cost_context
+        return sharding_choices(keeps_whole_gradients=context.keeps_whole_gradients(self.micro_batches))
+
+    @cached_property
     def tail_seconds(self) -> Array:
         """Return [sharding, option, span] approximate seconds after the last backward: reduce, update and all-gather."""
         update = self._slowest(self._option_cells.prefix_sums[2])
@@ -190,7 +196,7 @@ class StageOptions:
                 window=self.backward_seconds if sharding in overlapped else 0.0,
                 context=context,
             )
-            for sharding in sharding_choices(self.micro_batches)
+            for sharding in self.shardings
         ]
         return np.stack(tails)
 
@@ -213,9 +219,8 @@ class StageOptions:
         gathered = np.array([self.replica_tables.max_gathered_bytes(one.tensor) for one in self.options])[
             members.option_numbers
         ]
-        shardings = sharding_choices(self.micro_batches)
-        found = np.empty((len(shardings), *free.shape))
-        for index, sharding in enumerate(shardings):
+        found = np.empty((len(self.shardings), *free.shape))
+        for index, sharding in enumerate(self.shardings):
             accumulates = context.keeps_whole_gradients(self.micro_batches)
             state = state_bytes(one_value, one_value / data, sharding, context.value_bytes, accumulates=accumulates)
             np.subtract(free, resident * state.total, out=found[index])
