@@ -23,10 +23,12 @@ from typing import Any
 import pytest
 import real_api_server
 import yaml
+from flow_jobs import pods_of_job
 from operator_process import Gateway, operator, until
-from real_api_server import pytorch_job_definition
+from real_api_server import job_set_definition, pytorch_job_definition
 
 from trainwright_operator.api import crd
+from trainwright_operator.api.spec import LauncherKind
 from trainwright_operator.flow.names import PLACED_ANNOTATION
 from trainwright_operator.kube.lease import DURATION_SECONDS
 from trainwright_operator.kube.write_guard import WRITE_SECONDS
@@ -38,14 +40,14 @@ NODES = ("alpha", "beta")
 
 @pytest.fixture(scope="session")
 def equipped_api_server(api_server) -> Any:
-    """Return the API server with PyTorchJob's definition and two nodes of two emulated devices each."""
+    """Return the API server with the definitions of PyTorchJob and JobSet, and two nodes of two emulated devices each."""
     equip(api_server)
     return api_server
 
 
 def equip(api: Any) -> None:
-    api.kubectl("create", document=pytorch_job_definition())
-    until("PyTorchJob to be served", 30, lambda: api.try_kubectl("get", "pytorchjobs").returncode == 0)
+    api.kubectl("create", document=[pytorch_job_definition(), job_set_definition()])
+    until("both kinds to be served", 30, lambda: api.try_kubectl("get", "pytorchjobs,jobsets").returncode == 0)
     for name in NODES:
         labels = {"nvidia.com/gpu.product": "emulated-v100", "nvidia.com/gpu.memory": "16384"}
         annotations = {"trainwright.dev/emulation": json.dumps(EMULATION)}
@@ -75,25 +77,19 @@ def condition(api: Any, namespace: str, name: str, kind: str) -> dict[str, Any]:
 
 
 def make_pods(api: Any, namespace: str, job: dict[str, Any]) -> list[str]:
-    """Create the pods that the training operator would create for a PyTorchJob."""
+    """Create the pods that the training operator or JobSet would create."""
     names = []
-    for role, replicas in job["spec"]["pytorchReplicaSpecs"].items():
-        for index in range(replicas["replicas"]):
-            template = json.loads(json.dumps(replicas["template"]))
-            name = f"{job['metadata']['name']}-{role.lower()}-{index}"
-            template["metadata"] |= {"name": name, "namespace": namespace}
-            template["metadata"]["labels"] |= {
-                "training.kubeflow.org/job-name": job["metadata"]["name"],
-                "training.kubeflow.org/replica-type": role.lower(),
-                "training.kubeflow.org/replica-index": str(index),
-            }
-            api.create({"apiVersion": "v1", "kind": "Pod", **template})
-            names.append(name)
+    for pod, template in pods_of_job(job):
+        manifest = {"apiVersion": "v1", "kind": "Pod", **json.loads(json.dumps(template))}
+        manifest["metadata"] |= {"name": pod["name"], "namespace": namespace}
+        manifest["metadata"]["labels"] |= pod["labels"]
+        api.create(manifest)
+        names.append(pod["name"])
     return names
 
 
-def jobs(api: Any, namespace: str) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = api.get("pytorchjobs", "--namespace", namespace)["items"]
+def jobs(api: Any, namespace: str, kind: str = "PyTorchJob") -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = api.get(kind, "--namespace", namespace)["items"]
     return items
 
 
@@ -107,13 +103,14 @@ def pinned_nodes(api: Any, namespace: str) -> list[str]:
     return nodes
 
 
+@pytest.mark.parametrize("launcher", LauncherKind)
 def test_gang_stays_pinned_after_a_kill_and_a_bad_image_is_named(
-    equipped_api_server, namespace, training_plan, tmp_path
+    equipped_api_server, namespace, training_plan, tmp_path, launcher
 ) -> None:
     api = equipped_api_server
-    api.create(training_plan("killed"))
+    api.create(training_plan("killed", {"launcher": launcher}))
     with operator(api, namespace, tmp_path) as (process, _, _):
-        (job,) = until("a job for the links", 40, lambda: jobs(api, namespace))
+        (job,) = until("a job for the links", 40, lambda: jobs(api, namespace, launcher))
         process.kill()
     names = make_pods(api, namespace, job)
     assert pinned_nodes(api, namespace) == []
@@ -128,6 +125,7 @@ def test_gang_stays_pinned_after_a_kill_and_a_bad_image_is_named(
         until("the end", 40, lambda: condition(api, namespace, "killed", "Succeeded")["status"] == "False")
         assert condition(api, namespace, "killed", "LinksMeasured")["reason"] == "ImagePullFailed"
         assert "couldn't parse image name" in condition(api, namespace, "killed", "Succeeded")["message"]
+        until("no job", 40, lambda: not jobs(api, namespace, launcher))
         until("no job is left", 20, lambda: not jobs(api, namespace))
         with urllib.request.urlopen(f"http://127.0.0.1:{health}/healthz", timeout=5) as answer:
             assert answer.status == 200

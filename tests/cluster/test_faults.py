@@ -64,7 +64,7 @@ def test_a_crashing_candidate_is_named_and_another_one_wins(workbench, small_pla
 def test_killed_worker_is_named_with_its_peers_log_kept_and_another_candidate_wins(
     workbench, small_plan, launcher
 ) -> None:
-    """Kill one of two pods in the middle of a trial: its exit code is told, whatever its peer reports."""
+    """Kill one of two pods in the middle of a trial: the message has its exit code, whatever its peer reports."""
     plan = small_plan(
         devices={"products": ["emulated-v100"], "max": 4},
         trials={"topK": 2, "baseline": "None", "warmupIterations": 1, "iterations": 400},

@@ -20,7 +20,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from local_cluster.binaries import TRAINING_OPERATOR, Binaries
+from local_cluster.binaries import JOBSET, TRAINING_OPERATOR, Binaries, GoModule
 from local_cluster.paths import Folders, default_cache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,8 +103,17 @@ class ApiServer:
 
 def pytorch_job_definition() -> dict[str, Any]:
     """Return the definition of PyTorchJob as the training operator installs it."""
-    manifests = yaml.safe_load_all((TRAINING_OPERATOR.build_folder(FOLDERS) / "manifests.yaml").read_text())
-    found: dict[str, Any] = next(m for m in manifests if m["metadata"]["name"] == "pytorchjobs.kubeflow.org")
+    return _definition(TRAINING_OPERATOR, "pytorchjobs.kubeflow.org")
+
+
+def job_set_definition() -> dict[str, Any]:
+    """Return the definition of JobSet as its controller's manifests install it."""
+    return _definition(JOBSET, "jobsets.jobset.x-k8s.io")
+
+
+def _definition(part: GoModule, name: str) -> dict[str, Any]:
+    manifests = yaml.safe_load_all(BINARIES.manifests(part).read_text())
+    found: dict[str, Any] = next(m for m in manifests if m["metadata"]["name"] == name)
     found.pop("status", None)
     return found
 

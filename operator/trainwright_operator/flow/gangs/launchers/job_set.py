@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from trainwright.worker_api import Gang, GangNode
@@ -16,24 +17,26 @@ from trainwright_operator.flow.names import RENDEZVOUS_LABEL, Names
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
 
+_API: Final = JobApi("jobset.x-k8s.io", "v1alpha2", "jobsets")
 _LABELS: Final = "jobset.sigs.k8s.io"
 _INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 _NO_LIMIT: Final = 2**31 - 1
 """Limit that no Job reaches.
 
 A Job that fails makes the JobSet delete all other Jobs, and with their pods the workers' logs and last words. Below its
-limit it stays, with its failed pods, and replaces them by pods that wait behind the operator's gate and hold no devices,
+limit it stays, with its failed pods, and replaces them by pods that keep the operator's gate and hold no devices,
 until the operator has read what the workers say and deletes the JobSet.
 """
 
 
+@dataclass(frozen=True, slots=True)
 class JobSetLauncher:
     """Launcher of JobSets."""
 
-    kind = LauncherKind.JOB_SET
-    api = JobApi("jobset.x-k8s.io", "v1alpha2", "jobsets")
-    missing = Reason.JOBSET_MISSING
-    succeeded_condition = "Completed"
+    kind: LauncherKind = LauncherKind.JOB_SET
+    api: JobApi = _API
+    missing: Reason = Reason.JOBSET_MISSING
+    succeeded_condition: str = "Completed"
 
     def places(self, names: Names, gang_name: str, gang: Gang) -> tuple[tuple[PodPlace, GangNode], ...]:
         """Return each pod's place with its node. The gang's first node comes first, so its pod hosts the rendezvous."""

@@ -26,7 +26,7 @@ TrainingPlan is deleted.
 
 
 class JobApi(NamedTuple):
-    """Where the API server serves a kind of object."""
+    """Group, version and plural under which the API server serves a kind of object."""
 
     group: str
     version: str

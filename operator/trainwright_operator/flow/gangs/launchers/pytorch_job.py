@@ -19,6 +19,7 @@ from trainwright_operator.flow.reasons import Reason
 
 _MASTER: Final = "master"
 _WORKER: Final = "worker"
+_API: Final = JobApi("kubeflow.org", "v1", "pytorchjobs")
 _LABELS: Final = "training.kubeflow.org"
 
 
@@ -31,13 +32,14 @@ class _JobShape:
     nodes: tuple[GangNode, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class PyTorchJobLauncher:
     """Launcher of PyTorchJobs."""
 
-    kind = LauncherKind.PYTORCH_JOB
-    api = JobApi("kubeflow.org", "v1", "pytorchjobs")
-    missing = Reason.PYTORCHJOB_MISSING
-    succeeded_condition = "Succeeded"
+    kind: LauncherKind = LauncherKind.PYTORCH_JOB
+    api: JobApi = _API
+    missing: Reason = Reason.PYTORCHJOB_MISSING
+    succeeded_condition: str = "Succeeded"
 
     def places(self, names: Names, gang_name: str, gang: Gang) -> tuple[tuple[PodPlace, GangNode], ...]:
         """Return each pod's place with its node. The gang's first node comes first, so its Master hosts the rendezvous."""
