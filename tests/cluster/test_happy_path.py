@@ -80,10 +80,11 @@ def example() -> dict[str, Any]:
     return plan
 
 
+@pytest.mark.parametrize("launcher", [{}, pytest.param({"launcher": "JobSet"}, marks=pytest.mark.slow)])
 def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicted(
-    workbench, example, prometheus
+    workbench, example, prometheus, launcher
 ) -> None:
-    name = workbench.apply(example)
+    name = workbench.apply({**example, "spec": example["spec"] | launcher})
     resource = workbench.wait_finished(name)
     status = resource["status"]
     states = {found["type"]: found["status"] for found in status["conditions"]}

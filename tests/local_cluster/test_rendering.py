@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from local_cluster.addons import adapt_training_operator
+from local_cluster.addons import adapt_jobset, adapt_training_operator
 from local_cluster.binaries import GO_MODULES, HELM, KUBERNETES, Binaries
 from local_cluster.certificates import make_certificates
 from local_cluster.config import SYSTEM_NODE_NAME, ClusterConfig
@@ -112,6 +112,14 @@ def test_the_training_operator_serves_pytorch_jobs_from_images_on_the_nodes() ->
     assert "--pytorch-init-container-image=docker.io/trainwright/base:dev" in container["args"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["nodeSelector"] == {"trainwright.dev/system": "true"}
+
+
+def test_jobset_runs_from_its_image_on_the_system_node() -> None:
+    *_, deployment = adapt_jobset(operator_manifests())
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "docker.io/trainwright/jobset:dev"
+    assert pod["containers"][0]["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}}
     assert pod["nodeSelector"] == {"trainwright.dev/system": "true"}
 
 
