@@ -172,5 +172,7 @@ class Tables:
     def problem(self, devices: Mapping[str, int]) -> Problem:
         """Return the problem with Megatron's runtime; tensor groups stay inside a node, as measured."""
         limits = Limits(max_tensor_degree=DEVICES_PER_NODE)
-        runtime = Runtime(overlaps_gradients=False, constant_bytes=RUNTIME_BYTES, splits_boundaries=True)
+        runtime = Runtime(
+            overlaps_gradients=False, constant_bytes=RUNTIME_BYTES, splits_boundaries=True, hides_transfers=False
+        )
         return Problem(self.cluster(devices), MODEL, self.profiles, GLOBAL_BATCH_SIZE, limits, runtime=runtime)

@@ -1,7 +1,7 @@
 """AMP's three experiments (§4.3, appendix §6.5): clusters, models, batches and ways to assign layers to stages.
 
 AMP ran DeepSpeed with Megatron's layers: float16, attention stored (the experiments are older than fused kernels in
-PyTorch), gradients reduced in float16 after the last backward.
+PyTorch), gradients reduced in float16 after the last backward, messages between stages sent between computations.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def problem_on(cluster: Cluster, family: Family, batch: int) -> Problem:
     devices_per_node = max(node.devices for node in cluster.nodes)
     # Megatron-LM fuses kernels; TransGAN's generator is plain PyTorch.
     kernels = Kernels.EAGER if isinstance(family, TransGan) else Kernels.FUSED
-    runtime = Runtime(splits_boundaries=False, overlaps_gradients=False, kernels=kernels)
+    runtime = Runtime(splits_boundaries=False, overlaps_gradients=False, hides_transfers=False, kernels=kernels)
     profiles = estimate_profiles(
         model,
         [accelerator.name for accelerator in cluster.accelerators],

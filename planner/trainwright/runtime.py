@@ -110,6 +110,8 @@ class Runtime:
             asynchronous tensor parallelism, Megatron's `--tp-comm-overlap`).
         virtual_stages: chunks of layers that each rank of a pipeline holds (Megatron's interleaved schedule); 1: a stage.
         selective_recompute: what layers that are not recomputed compute again nevertheless, where profiles are estimated.
+        hides_transfers: stages compute while boundaries are sent, as our worker does. Megatron and DeepSpeed send
+            between computations: a message begins when sender and receiver are both free, and occupies both.
     """
 
     compute_ratios: tuple[ComputeRatio, ...] = ()
@@ -131,6 +133,7 @@ class Runtime:
     overlaps_tensor_sync: bool = False
     virtual_stages: int = 1
     selective_recompute: SelectiveRecompute | None = None
+    hides_transfers: bool = True
 
     def __post_init__(self) -> None:
         for name in ("row_growth_ratio", "link_ratio", "activation_ratio"):

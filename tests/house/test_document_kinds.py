@@ -28,6 +28,7 @@ NEWER = {
     "process_bytes": [None, []],
     "overlap_dtype": ["float32"],
     "formats": [[]],
+    "hides_transfers": [True],
     "saved_elements_per_micro_batch": [0.0],
     "is_causal": [False],
     "power_watts": [None],

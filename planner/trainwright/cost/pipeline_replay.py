@@ -13,6 +13,7 @@ from trainwright.cost.network import Load, Nic
 from trainwright.cost.schedule_replay import (
     BACKWARD,
     FORWARD,
+    BlockingReplay,
     BoundaryChannel,
     FifoReplay,
     PassDurations,
@@ -38,18 +39,23 @@ class MergedWorkers:
     channels: tuple[BoundaryChannel, ...]
 
 
-def merge_identical_workers(durations: Sequence[PassDurations], channels: Sequence[BoundaryChannel]) -> MergedWorkers:
+def merge_identical_workers(
+    durations: Sequence[PassDurations], channels: Sequence[BoundaryChannel], *, hides_transfers: bool = True
+) -> MergedWorkers:
     """Merge workers into the coarsest classes with equal durations and equal channels from equal classes.
 
+    Unless the runtime `hides_transfers`, channels to equal classes must be equal, too, since a sender waits for them.
     The replay of the classes is exact: by induction over the operations, workers of a class start and end together.
     """
     classes, count = _numbered(durations)
     while channels:
-        inputs: list[set[Hashable]] = [set() for _ in durations]
+        ends: list[set[Hashable]] = [set() for _ in durations]
         for channel in channels:
-            key = (channel.direction, classes[channel.sender], channel.send_seconds, channel.latency_seconds)
-            inputs[channel.receiver].add(key)
-        finer, new_count = _numbered([(c, frozenset(i)) for c, i in zip(classes, inputs, strict=True)])
+            costs = (channel.direction, channel.send_seconds, channel.latency_seconds)
+            ends[channel.receiver].add((classes[channel.sender], *costs))
+            if not hides_transfers:
+                ends[channel.sender].add((*costs, classes[channel.receiver]))
+        finer, new_count = _numbered([(c, frozenset(e)) for c, e in zip(classes, ends, strict=True)])
         if new_count == count:
             break
         classes, count = finer, new_count
@@ -66,20 +72,27 @@ def merge_identical_workers(durations: Sequence[PassDurations], channels: Sequen
 
 
 def replay_merged(
-    schedule: Schedule, micro_batches: int, durations: Sequence[PassDurations], channels: Sequence[BoundaryChannel]
+    schedule: Schedule,
+    micro_batches: int,
+    durations: Sequence[PassDurations],
+    channels: Sequence[BoundaryChannel],
+    *,
+    hides_transfers: bool = True,
 ) -> ReplayTrace:
     """Replay all workers by class; connected components of the pipeline are replayed separately.
 
     Workers are not merged if messages queue, since identical workers then receive theirs one after the other.
     """
     if any(channel.nic_queues for channel in channels):
-        return FifoReplay(schedule, micro_batches, durations, channels).run()
-    merged = merge_identical_workers(durations, channels)
+        queued = FifoReplay if hides_transfers else BlockingReplay
+        return queued(schedule, micro_batches, durations, channels).run()
+    replay = Replay if hides_transfers else BlockingReplay
+    merged = merge_identical_workers(durations, channels, hides_transfers=hides_transfers)
     count = len(merged.durations)
     ends, transit, idle = [0.0] * count, [0.0] * count, [0.0] * count
     for part in _connected_components(merged):
         number = {worker: index for index, worker in enumerate(part)}
-        found = Replay(
+        found = replay(
             schedule,
             micro_batches,
             [merged.durations[worker] for worker in part],
@@ -224,7 +237,13 @@ def replay_pipelines(plan_times: PlanTimes) -> dict[StageKey, StageReplayTimes]:
     shortest = float("inf")
     for index, pipeline in enumerate(plan.pipelines):
         flows = channels_of(index, plan_times)
-        timeline = replay_merged(plan.schedule, pipeline.micro_batches, flows.durations, flows.channels)
+        timeline = replay_merged(
+            plan.schedule,
+            pipeline.micro_batches,
+            flows.durations,
+            flows.channels,
+            hides_transfers=plan_times.context.runtime.hides_transfers,
+        )
         shortest = min(shortest, *timeline.ends)
         for card, seconds in flows.nic_seconds.items():
             busy[card] += pipeline.micro_batches * seconds

@@ -1,4 +1,4 @@
-"""Replay of a pipeline schedule (1F1B or GPipe) as a max-plus recurrence, with and without FIFO NIC queues.
+"""Replay of a pipeline schedule (1F1B or GPipe) as a max-plus recurrence: sends hidden, queued, or occupying both ends.
 
 Durations are fixed and every worker has a fixed order of operations, so each moment is the maximum of earlier moments
 plus a duration: a shorter duration never makes anything later. Once rounds repeat, the rest is extrapolated.
@@ -321,3 +321,80 @@ class FifoReplay(Replay):
         moving = [step for step in now if step > 0]
         is_even = not moving or max(moving) - min(moving) <= TOLERANCE * max(moving)
         return is_even and super()._is_steady(now, steps, direction)
+
+
+@dataclass
+class BlockingReplay(Replay):
+    """Replay in which a transfer begins when sender and receiver are both free, and neither computes meanwhile.
+
+    Between two operations a stage sends the outputs of the first and receives the inputs of the second (Megatron-LM's
+    `p2p_communication.py` waits for every request; DeepSpeed's `TrainSchedule` exchanges on the compute stream). All
+    messages of a micro-batch in one direction of a boundary pass together; where activations and gradients meet, the
+    gradients follow. Under FIFO messages queue for their NICs.
+
+    In the order of operations of `Replay`, a stage comes to a message only when the other end has computed all that
+    precedes it there, so the message is carried as soon as one of its ends comes to it. A worker ends when its last
+    message has arrived.
+    """
+
+    _outputs: list[list[int]] = field(default_factory=list)
+    """Channels out of each stage."""
+    _stage_inputs: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    """Channels into each stage, by direction."""
+    _is_pending: list[bool] = field(default_factory=list)
+    """Whether the last output of a channel's sender was not sent yet."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        stages = len(self._by_stage)
+        self._outputs = [[] for _ in range(stages)]
+        self._stage_inputs = [([], []) for _ in range(stages)]
+        self._is_pending = [False] * len(self.channels)
+        for index, channel in enumerate(self.channels):
+            self._outputs[self.durations[channel.sender].stage].append(index)
+            self._stage_inputs[self.durations[channel.receiver].stage][channel.direction].append(index)
+        queues = 1 + max((queue for channel in self.channels for queue, _ in channel.nic_queues), default=-1)
+        self._channel_free = [0.0] * queues
+
+    def _execute(self, worker: int, direction: int, micro_batch: int) -> None:
+        """Execute one operation; the stage's first worker carries the messages of all its workers."""
+        stage = self.durations[worker].stage
+        if worker == self._by_stage[stage][0]:
+            self._carry([index for index in self._outputs[stage] if self._is_pending[index]])
+            self._carry([index for index in self._stage_inputs[stage][direction] if self._is_pending[index]])
+            for index in self._outputs[stage]:
+                self._is_pending[index] = self.channels[index].direction == direction
+        self._compute(worker, direction, micro_batch, self._worker_free[worker])
+
+    def _carry(self, group: Sequence[int]) -> None:
+        """Carry messages that pass together; each occupies its ends until it has arrived."""
+        free = self._worker_free
+        ready = []
+        for index in group:
+            channel = self.channels[index]
+            ready.append((max(free[channel.sender], free[channel.receiver]), index))
+            self._is_pending[index] = False
+        begun: dict[int, float] = {}
+        arrived: dict[int, float] = {}
+        for moment, index in sorted(ready):
+            channel, begin = self.channels[index], moment
+            for queue, _ in channel.nic_queues:
+                begin = max(begin, self._channel_free[queue])
+            for queue, busy in channel.nic_queues:
+                self._channel_free[queue] = begin + busy
+            end = begin + channel.send_seconds + channel.latency_seconds
+            for worker in (channel.sender, channel.receiver):
+                begun[worker] = min(begun.get(worker, begin), begin)
+                arrived[worker] = max(arrived.get(worker, 0.0), end)
+        for worker, end in arrived.items():
+            self._idle[worker] += begun[worker] - free[worker]
+            self._transit[worker] += end - begun[worker]
+            free[worker] = end
+
+    def _is_steady(self, now: list[float], steps: list[float], direction: int | None) -> bool:  # noqa: ARG002
+        """Return whether all moments that advance do so by one step, twice: both ends of a message wait."""
+        limit = TOLERANCE * max(now)
+        moving = [step for step in now if step > 0]
+        return all(abs(a - b) <= limit for a, b in zip(now, steps, strict=True)) and (
+            not moving or max(moving) - min(moving) <= limit
+        )

@@ -12,7 +12,7 @@ from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import stage_end_times
 from trainwright.cost.optimizer_step import OptimizerStep, stage_update_seconds
 from trainwright.cost.pipeline_replay import StageReplayTimes, channels_of
-from trainwright.cost.schedule_replay import FORWARD, Replay
+from trainwright.cost.schedule_replay import FORWARD, BlockingReplay, Replay
 from trainwright.cost.stage_times import PlanTimes, StageKey, StageTimes
 from trainwright.plan import Plan
 from trainwright.report import tables
@@ -99,7 +99,8 @@ def _operations(plan_times: PlanTimes, worker: Mapping[StageKey, int]) -> dict[S
         if 2 * pipeline.micro_batches * len(whole.durations) > MAX_OPERATIONS:
             continue
         trace: list[tuple[int, int, int, float, float]] = []
-        Replay(plan.schedule, pipeline.micro_batches, whole.durations, whole.channels, trace=trace).run()
+        replay = Replay if plan_times.context.runtime.hides_transfers else BlockingReplay
+        replay(plan.schedule, pipeline.micro_batches, whole.durations, whole.channels, trace=trace).run()
         stage_of = {whole.first_worker_of_stage[n] + worker[index, n]: (index, n) for n in range(len(pipeline.stages))}
         for number, direction, _, start, end in trace:
             if number in stage_of:

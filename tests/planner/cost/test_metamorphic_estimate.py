@@ -108,6 +108,7 @@ runtimes = st.builds(
     overlaps_gradients=st.booleans(),
     overlap_slowdown_ratio=st.sampled_from([1.0, 1.3, 2.0]),
     constant_seconds=st.sampled_from([0.0, 1e-3]),
+    hides_transfers=st.booleans(),
 )
 cases = st.builds(lambda cluster, runtime: CostContext(MODEL, cluster, PROFILES, runtime=runtime), clusters(), runtimes)
 
@@ -164,6 +165,7 @@ def test_iteration_doubles_when_all_times_double(setting: CostContext, plan: Pla
     doubled = CostContext(MODEL, Cluster(cluster.accelerators, nodes, links), Profiles(layers), runtime=runtime)
     before, after = estimate_with_context(plan, setting), estimate_with_context(plan, doubled)
     assert after.iteration_seconds == pytest.approx(2 * before.iteration_seconds, rel=1e-6)
+    assert lower_bound_seconds(plan, setting) <= before.iteration_seconds * (1 + 1e-9)
     assert lower_bound_seconds(plan, doubled) == pytest.approx(2 * lower_bound_seconds(plan, setting), rel=1e-9)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from drawn_pipelines import Times, chain, durations, replicated
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,18 +20,6 @@ from trainwright.cost.schedule_replay import (
     operations,
 )
 from trainwright.plan import Schedule
-
-Times = Sequence[tuple[float, float]]
-
-
-def chain(times: Times, exchange: float, latency: float) -> tuple[list[PassDurations], list[BoundaryChannel]]:
-    """Stages with one worker each."""
-    works = [PassDurations(s, forward, backward, backward) for s, (forward, backward) in enumerate(times)]
-    channels = []
-    for s in range(len(times) - 1):
-        channels.append(BoundaryChannel(s, s + 1, FORWARD, exchange, latency))
-        channels.append(BoundaryChannel(s + 1, s, BACKWARD, exchange, latency))
-    return works, channels
 
 
 def pipeline(
@@ -88,9 +77,6 @@ def recurrence(
     return max(end.values())
 
 
-durations = st.floats(0.01, 5)
-
-
 @given(
     times=st.lists(st.tuples(durations, durations), min_size=1, max_size=5),
     micro_batches=st.integers(1, 60),
@@ -142,27 +128,6 @@ def test_the_last_backward_may_take_longer() -> None:
     channels = chain([(1.0, 2.0)] * 2, 0.0, 0.0)[1]
     timeline = Replay(Schedule.ONE_FORWARD_ONE_BACKWARD, 3, works, channels).run()
     assert timeline.ends == pytest.approx((12 + 3 + 2, 10 + 2))
-
-
-@st.composite
-def replicated(draw: st.DrawFn) -> tuple[list[PassDurations], list[BoundaryChannel]]:
-    """Two or three stages of one to four workers; each message lasts as long as its kind says."""
-    kinds = [
-        draw(st.lists(st.sampled_from([1.0, 2.0]), min_size=1, max_size=4)) for _ in range(draw(st.integers(2, 3)))
-    ]
-    works = [PassDurations(s, one, 2 * one, 2 * one) for s, stage in enumerate(kinds) for one in stage]
-    firsts = [sum(map(len, kinds[:s])) for s in range(len(kinds))]
-    channels = []
-    for s in range(len(kinds) - 1):
-        size = max(len(kinds[s]), len(kinds[s + 1]))
-        pairs = {(firsts[s] + i % len(kinds[s]), firsts[s + 1] + i % len(kinds[s + 1])) for i in range(size)}
-        for upper, lower in sorted(pairs):
-            drain, latency = draw(st.sampled_from([0.0, 0.5])), draw(st.sampled_from([0.1, 0.7]))
-            channels += [
-                BoundaryChannel(upper, lower, FORWARD, drain, latency),
-                BoundaryChannel(lower, upper, BACKWARD, drain, latency),
-            ]
-    return works, channels
 
 
 @given(flow=replicated(), micro_batches=st.integers(1, 12), schedule=st.sampled_from(Schedule))

@@ -37,7 +37,10 @@ def drawn_problem(pick: random.Random) -> Problem:
     )
     profiles = estimate_profiles(model, names, tensor_degrees=(1, 2, 4), rows=(1, 2, 4, 8))
     runtime = Runtime(
-        overlaps_gradients=pick.random() < 0.4, overlap_slowdown_ratio=pick.choice((1.0, 1.3)), constant_seconds=1e-4
+        overlaps_gradients=pick.random() < 0.4,
+        overlap_slowdown_ratio=pick.choice((1.0, 1.3)),
+        constant_seconds=1e-4,
+        hides_transfers=pick.random() < 0.5,
     )
     return Problem(Cluster(accelerators, nodes), model, profiles, pick.choice((4, 8, 12, 24)), runtime=runtime)
 

@@ -137,11 +137,14 @@ def test_candidates_are_feasible_distinct_and_in_order(
 
 
 @examples(60)
-@given(speeds=nodes, batch=st.sampled_from([4, 6, 8, 24]), pick=randoms, seed=st.integers(0, 2**32))
+@given(
+    speeds=nodes, batch=st.sampled_from([4, 6, 8, 24]), pick=randoms, seed=st.integers(0, 2**32), hides=st.booleans()
+)
 def test_the_bound_is_never_above_the_replay(
-    *, draw: Callable[..., Problem], speeds: list[tuple[str, int]], batch: int, pick: Random, seed: int
+    *, draw: Callable[..., Problem], speeds: list[tuple[str, int]], batch: int, pick: Random, seed: int, hides: bool
 ) -> None:
     problem = draw(speeds, batch, pick)
+    problem = replace(problem, runtime=replace(problem.runtime, hides_transfers=hides))
     drafting = UniformPlanSpace.of(problem)
     layers = len(problem.model.layers)
     for degrees in open_degrees(problem):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trainwright.cost.layer_sums import Array
 from trainwright.cost.time_terms import pipeline_seconds
+from trainwright.runtime import Runtime
 from trainwright.search.auto.line_tables import LineOptions
 from trainwright.search.auto.stage_sites import LineInterval
 
@@ -122,8 +123,8 @@ class LayerDeviceDP:
         )
         return 1 if memory_is_ample and max_stages == most else max_stages
 
-    def _stage_and_message_seconds(self, level: int, block: int) -> tuple[Array, Array]:
-        """Return [end block, first, end] seconds of stages that start at `block`, and of their messages."""
+    def _stage_and_message_seconds(self, level: int, block: int) -> tuple[Array, Array, Array]:
+        """Return [end block, first, end] seconds of stages that start at `block`, of their messages, and their period."""
         line_options = self.line_options
         site_numbers = line_options.sites.site_numbers[block, block + 1 :]
         best = line_options.best(line_options.in_flight_level(level + 1))
@@ -132,26 +133,39 @@ class LayerDeviceDP:
             seconds[shared_end_blocks[0] - block if block < shared_end_blocks[0] else 0 :, 0] = np.inf
             if block < self._block_count - shared_end_blocks[1]:
                 seconds[:, :, -1] = np.inf
-        messages = self._message_seconds[block, block + 1 :][:, None, :]
-        if not self._splits_boundaries:
-            messages = messages * np.where(np.isinf(seconds), 1.0, best.tensor[site_numbers])
-        return seconds, messages
+        entering, leaving = self._message_seconds[:, block, block + 1 :]
+        entering, leaving = entering[:, :, None], leaving[:, None, :]
+        if not self._runtime.splits_boundaries:
+            copies = np.where(np.isinf(seconds), 1.0, best.tensor[site_numbers])
+            entering, leaving = entering * copies, leaving * copies
+        return seconds, leaving, self._periods(seconds, entering, leaving)
+
+    def _periods(self, seconds: Array, entering: Array, leaving: Array) -> Array:
+        """Return the seconds that a stage takes for every micro-batch, given both messages on each side."""
+        if self._runtime.hides_transfers:
+            return np.maximum(seconds, leaving / 2)
+        return seconds + entering + leaving
 
     @property
-    def _splits_boundaries(self) -> bool:
-        return self.line_options.sites.replica_tables.problem.runtime.splits_boundaries
+    def _runtime(self) -> Runtime:
+        return self.line_options.sites.replica_tables.problem.runtime
 
     @cached_property
     def _message_seconds(self) -> Array:
-        """Return [first block, end block, end] seconds of both messages between a stage of tensor degree 1 and the next."""
+        """Return [side, first block, end block, cut] seconds of both messages across a side of a stage of tensor degree 1.
+
+        The sides are that of the stage before and that of the stage after. Messages entering a stage count as if the
+        stage before had as many nodes.
+        """
         sites, block_count = self.line_options.sites, self._block_count
-        found = np.zeros((block_count + 1, block_count + 1, self._cut_count))
+        found = np.zeros((2, block_count + 1, block_count + 1, self._cut_count))
         row_bytes = self.line_options.rows * sites.replica_tables.row_bytes
         for first in range(block_count):
-            for end in range(first + 1, block_count):
+            for end in range(first + 1, block_count + 1):
                 number = sites.site_numbers[first, end]
                 nodes = sites.sites[number].node_count if number >= 0 else 1
-                found[first, end] = row_bytes * sites.boundary_seconds_per_byte[end] / nodes
+                for side, block in enumerate((first, end)):
+                    found[side, first, end] = row_bytes * sites.boundary_seconds_per_byte[block] / nodes
         return found
 
     def _terminal_seconds(self, count: int) -> Array:
@@ -182,8 +196,8 @@ class LayerDeviceDP:
             new = self._terminal_seconds(1)[0] if self._level_count == 1 else np.full_like(best, np.inf)
             source = new if self._level_count == 1 else best
             for block in range(self._block_count - 1, -1, -1):
-                seconds, messages = self._stage_and_message_seconds(level, block)
-                bottleneck = np.maximum(np.maximum(seconds, messages / 2), source[block + 1 :, None, :])
+                _, _, periods = self._stage_and_message_seconds(level, block)
+                bottleneck = np.maximum(periods, source[block + 1 :, None, :])
                 new[block] = np.minimum(np.minimum(bottleneck.min(axis=(0, 2)), new[block + 1]), new[block])
             best = new if self._level_count == 1 else np.minimum(best, new)
         return float(best[0, 0])
@@ -207,9 +221,9 @@ class LayerDeviceDP:
             line_options.best(line_options.in_flight_level(number + 1)),
             line_options.sites.site_numbers[block, block + 1 :],
         )
-        seconds, messages = self._stage_and_message_seconds(number, block)
+        seconds, messages, periods = self._stage_and_message_seconds(number, block)
         path = (seconds + messages)[None] + source.path_seconds[:, block + 1 :, None, :]
-        np.putmask(path, np.maximum(seconds, messages / 2)[None] > limits[:, None, None, None], np.inf)
+        np.putmask(path, periods[None] > limits[:, None, None, None], np.inf)
         tail = source.tail_seconds[:, block + 1 :, None, :] - best.backward[site_numbers]
         np.maximum(tail, best.tail[site_numbers], out=tail)
         score = (path + tail).transpose(0, 2, 1, 3).reshape(len(limits), self._cut_count, -1)
@@ -253,6 +267,6 @@ class LayerDeviceDP:
         site_number = line_options.sites.site_numbers[interval.first_block, interval.end_block]
         best = line_options.best(line_options.in_flight_level(level + 1))
         index = site_number, interval.first, interval.end
-        copies = 1.0 if self._splits_boundaries else float(best.tensor[index])
-        message = float(self._message_seconds[interval.first_block, interval.end_block, interval.end]) * copies
-        return max(float(best.seconds[index]), message / 2)
+        copies = 1.0 if self._runtime.splits_boundaries else float(best.tensor[index])
+        entering, leaving = copies * self._message_seconds[:, interval.first_block, interval.end_block]
+        return float(self._periods(best.seconds[index], entering[interval.first], leaving[interval.end]))

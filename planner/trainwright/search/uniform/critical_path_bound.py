@@ -25,7 +25,8 @@ class CriticalPathBound:
     Before a stage can start, the first micro-batch passes the earlier stages; then the stage computes every micro-batch; then
     the last one returns: m · t_i + Σ_{j<i} (t_j + e_fwd,j + e_bwd,j), for every stage and replica. Boundaries give a similar
     bound: from the arrival of the first message on, the messages of all micro-batches leave one after the other. Also, no
-    stage ends before the busiest NIC has carried all messages.
+    stage ends before the busiest NIC has carried all messages. Unless the runtime hides transfers, t_i includes the
+    messages of stage i, but for the first one that it receives and the last one that it sends.
 
     After that, the first stage reduces its gradients and updates its weights, as does every stage after its own last
     backward. Rings count without contention, except those of one stage's gradients, which start together and share each link
@@ -60,6 +61,10 @@ class CriticalPathBound:
         np.cumsum(backward[:, :-1] + send[1] + latency[1], axis=1, out=last_backward_return[:, 1:])
         forward_backward = forward + backward
         compute_end = first_forward_start + micro_batches * forward_backward
+        if not self.problem.runtime.hides_transfers:
+            transfers = (send + latency).sum(axis=0)
+            compute_end[:, 1:] += (micro_batches - 1) * transfers
+            compute_end[:, :-1] += micro_batches * transfers
         # `first_forward_start` and `last_backward_return` already include the first message.
         later_sends = (micro_batches - 1) * send
         round_trip = first_forward_start[:, -1:] + forward_backward[:, -1:] + last_backward_return[:, -1:]
