@@ -142,7 +142,9 @@ class Measurement:
 
 
 def profiles_of(measurements: Sequence[Measurement], *, model: Model, accelerator: str) -> Profiles:
-    """Return measured profiles of the model's kinds: medians over the layers of a kind, with their spread.
+    """Return measured profiles of the model's kinds: means over the layers of a kind, with their spread.
+
+    Means add up to the whole table's time; medians would not.
 
     A kind is profiled at every degree of the tables, even if this model does not split it: other runtimes do, and
     measured it so (Megatron's embedding and head). Plans cost such a kind at degree 1.
@@ -221,15 +223,15 @@ def _profile(kind: LayerKind, measurement: Measurement, model: Model, accelerato
         kind=kind.name,
         tensor_degree=tensor,
         rows=rows,
-        forward_seconds=_median([layer.forward_seconds for layer in layers]),
-        backward_seconds=_median([layer.backward_seconds for layer in layers]),
-        update_seconds=_median([layer.update_seconds for layer in layers]),
-        activation_bytes=round(_median(activations) if activations else kind.saved_bytes(model.dtype, tensor, rows)),
-        parameter_bytes=round(_median(weights) if weights else kind.parameters_at(tensor) * model.dtype.num_bytes),
+        forward_seconds=_mean([layer.forward_seconds for layer in layers]),
+        backward_seconds=_mean([layer.backward_seconds for layer in layers]),
+        update_seconds=_mean([layer.update_seconds for layer in layers]),
+        activation_bytes=round(_mean(activations) if activations else kind.saved_bytes(model.dtype, tensor, rows)),
+        parameter_bytes=round(_mean(weights) if weights else kind.parameters_at(tensor) * model.dtype.num_bytes),
         samples=measurement.samples * len(layers),
         relative_spread=(high - low) / middle if middle > 0 else 0.0,
     )
 
 
-def _median(values: Sequence[float]) -> float:
-    return float(np.median(values))
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
