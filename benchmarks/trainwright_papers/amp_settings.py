@@ -25,7 +25,7 @@ from trainwright.search.uniform.stage_tables import uniform_plan
 from trainwright_papers.published import AmpSetting, MeasuredPlan
 
 GPT2 = Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=1024, vocabulary_size=52256)
-TRANS_GAN = TransGan(layers=(12, 0, 0, 0, 0, 12), hidden_size=1024, bottom_width=9)
+TRANS_GAN = TransGan(layers=(12, 0, 0, 0, 0, 12), hidden_size=1024, bottom_width=9, window_size=18)
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,12 @@ class Experiment:
     entries: tuple[int, ...]
 
 
-_GPT2_ENTRIES = (1, *range(3, 27), 29)
-"""Entries of 30: 3–26 are the blocks, with the embedding before and the final normalisation and head after them."""
-_TRANS_GAN_ENTRIES = (0, *range(4, 16), 16, 21, 26, 31, 36, *range(42, 54), 55)
-"""Entries of 56: 4–15 and 42–53 are the blocks, with upsampling between them."""
+_GPT2_ENTRIES = (0, *range(2, 26), 28)
+"""Entries of 30, counted from 0 as the cuts do: 2–25 are the blocks, which Megatron's cuts divide evenly, with the embedding
+before and the final normalisation and head after them.
+"""
+_TRANS_GAN_ENTRIES = (0, *range(3, 15), 15, 20, 25, 30, 35, *range(41, 53), 54)
+"""Entries of 56: 3–14 and 41–52 are the blocks (the appendix counts from 1), with upsampling between them."""
 
 EXPERIMENTS: Mapping[AmpSetting, Experiment] = {
     "homogeneous": Experiment("GPT-2 on 4 × g4dn.12xlarge", {"g4dn.12xlarge": 4}, GPT2, 32, _GPT2_ENTRIES),
