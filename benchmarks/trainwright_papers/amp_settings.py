@@ -1,7 +1,7 @@
 """AMP's three experiments (§4.3, appendix §6.5): clusters, models, batches and ways to assign layers to stages.
 
 AMP ran DeepSpeed with Megatron's layers: float16, attention stored (the experiments are older than fused kernels in
-PyTorch), gradients reduced in float16 after the last backward, messages between stages sent between computations.
+PyTorch), gradients reduced after the last backward, messages between stages sent between computations.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ from trainwright.search.degrees import Degrees, divisors
 from trainwright.search.uniform.stage_tables import uniform_plan
 from trainwright_papers.published import AmpSetting, MeasuredPlan
 
-GPT2 = Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=1024, vocabulary_size=52256)
-TRANS_GAN = TransGan(layers=(12, 0, 0, 0, 0, 12), hidden_size=1024, bottom_width=9, window_size=18)
+GPT2 = Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=1024, vocabulary_size=52256, dropout=True)
+"""GPT-2 with the dropout that Megatron-LM's arguments have by default."""
+TRANS_GAN = TransGan(
+    layers=(12, 0, 0, 0, 0, 12), hidden_size=1024, bottom_width=9, window_size=18, dropout=True, fused_gelu=False
+)
+"""TransGAN with the blocks of its authors' code (VITA-Group/TransGAN): dropout behind the softmax, GELU by its formula."""
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,8 @@ def _model_problems(model: Model) -> Iterator[str]:
         yield f"model.family {family} cannot be run: this worker has layers of {', '.join(supported_families())}; order one of them"
     if getattr(model.family, "dropout", False):
         yield f"{family}.dropout cannot be run: this worker's layers drop nothing; leave it out"
+    if not getattr(model.family, "fused_gelu", True):
+        yield f"{family}.fused_gelu cannot be false: this worker's GELU is one kernel; leave it out"
     if Model.of(model.family, model.dtype) != model:
         yield f"the model's layers are not those that family {family} builds; build it from its family"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from trainwright.families.blocks import EMBEDDING, HEAD, AttentionShape, attention_branch, feed_forward_segment, layer
 from trainwright.families.fields import MOST_LAYERS, Bounds, Doc, FieldRule, Heads, Length, Pixels, Width, check
 from trainwright.families.operators import all_reduced_segment, convolution, element_wise, layer_norm, matmul, residual
-from trainwright.layer import Attention, LayerKind, LayerList
+from trainwright.layer import Attention, LayerKind, LayerList, Segment, Split
 
 IMAGE_CHANNELS = 3
 FIRST_NARROWER = 3
@@ -38,6 +38,10 @@ class TransGan:
     bottom_width: Annotated[Pixels, Doc("Side of the first stage's image.")] = 9
     latent_size: Annotated[Width, Doc("Values that an image is made from.")] = 512
     window_size: Annotated[Pixels, Doc("Side of a window; where the image is larger, attention stays in windows.")] = 16
+    dropout: Annotated[bool, Doc("Drop out behind the softmax, as TransGAN's authors do.", is_offered=False)] = False
+    fused_gelu: Annotated[
+        bool, Doc("GELU as one kernel; false: by its formula, as TransGAN's authors write it.", is_offered=False)
+    ] = True
     family: Annotated[Literal["trans_gan"], Doc("TransGAN's generator.")] = "trans_gan"
     rules: ClassVar[tuple[FieldRule[TransGan], ...]] = (
         FieldRule(
@@ -104,13 +108,35 @@ class TransGan:
                 all_reduced_segment(
                     layer_norm("attention_normalisation", positions, width),
                     *windows,
-                    *attention_branch(shape, attention),
+                    *attention_branch(shape, attention, drops=self.dropout),
                     residual("attention_residual", positions, width, bias=True),
                     elements=positions * width,
                 ),
-                feed_forward_segment(positions, width, 4 * width),
+                self._feed_forward(positions, width),
             ),
             output_elements_per_row=positions * width,
+        )
+
+    def _feed_forward(self, positions: int, width: int) -> Segment:
+        """Return the feed-forward; an unfused GELU is x/2 · (1 + erf(x/√2)), whose error function and product save theirs."""
+        fused = feed_forward_segment(positions, width, 4 * width)
+        if self.fused_gelu:
+            return fused
+        kernels = tuple(
+            element_wise(name, positions, 4 * width, inputs=inputs, keeps=keeps, split=Split.WHOLE)
+            for name, inputs, keeps in (
+                ("half", 1, 0),
+                ("divided", 1, 0),
+                ("error_function", 1, 1),
+                ("plus_one", 1, 0),
+                ("activation", 2, 2),
+            )
+        )
+        return replace(
+            fused,
+            operators=tuple(
+                part for one in fused.operators for part in (kernels if one.name == "activation" else (one,))
+            ),
         )
 
     def _grow(self, stage: int) -> LayerKind:

@@ -33,6 +33,7 @@ FAMILIES = (
     WideResnet(50, 2, "both", 8, 64, classes=10),
     WideResnet(50, 3, "second", 4, 32, classes=10),
     TransGan((1, 1, 0, 1), 64, 2, 4, 16, window_size=8),
+    TransGan((1,), 64, 2, 4, 16, dropout=True, fused_gelu=False),
 )
 
 KINDS = [

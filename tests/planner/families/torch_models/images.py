@@ -17,6 +17,7 @@ from torch_models.parts import (
     inputs,
     layer_norm,
     linear,
+    maybe_dropout,
 )
 
 
@@ -242,6 +243,10 @@ class ToImage(nn.Module):
         return functional.mse_loss(self.convolution(picture), target)
 
 
+def gelu_by_formula(values: Tensor) -> Tensor:
+    return values * 0.5 * (1.0 + torch.erf(values / 2**0.5))
+
+
 def trans_gan_layer(gan, kind: str, stored: bool) -> Reference:
     if kind == "embedding":
         return Reference(Latent(gan), inputs(image(gan.latent_size)))
@@ -254,7 +259,10 @@ def trans_gan_layer(gan, kind: str, stored: bool) -> Reference:
         before = width * 4 if stage > 2 else width
         grow = Grow(side // 2, before, shuffles=stage > 2)
         return Reference(grow, inputs(hidden(side**2 // 4, before)))
-    attention = Attention(width, gan.heads, stored=stored)
+    attention, feed_forward = Attention(width, gan.heads, stored=stored), FeedForward(width, 4 * width)
+    attention.dropout = maybe_dropout(gan.dropout)
+    if not gan.fused_gelu:
+        feed_forward.activation = gelu_by_formula
     mixes = Windows(attention, side, gan.window_size) if side > gan.window_size else attention
-    block = Residuals((layer_norm(width), mixes), (layer_norm(width), FeedForward(width, 4 * width)))
+    block = Residuals((layer_norm(width), mixes), (layer_norm(width), feed_forward))
     return Reference(block, inputs(hidden(side**2, width)))
