@@ -31,10 +31,11 @@ GLOBAL_BATCH_SIZE = 1024
 MODEL = Model.of(Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=2048, vocabulary_size=50304))
 """OPT-350M as measured: the embedding's 53,608,448 values show a padded vocabulary instead of 50,272."""
 MEMORY_BYTES: Mapping[str, int] = {"A100-40": 40 * 2**30, "V100-16": 16 * 2**30}
-RUNTIME_BYTES = 3 * 10**9 + 8 * sum(MODEL.kind_of(layer).parameters for layer in range(len(MODEL.layers)))
-"""Memory of Megatron and DeepSpeed on each device beyond our estimate, by the public simulator: 3 GB (2 GB without
-tensor degrees) and 8 bytes for each value, as a constant for the whole model, so that plans that fit here fit
-there."""
+RUNTIME_BYTES = 3 * 10**9
+COPIED_BYTES_PER_PARAMETER = 8.0
+"""Memory of Megatron and DeepSpeed on each device beyond our estimate, by the public simulator: 3 GB (2 GB without tensor
+degrees), and a communication buffer and DeepSpeed's copy, each of 4 bytes for each parameter of a rank.
+"""
 
 NETWORK_BYTES = (2e6, 64e6)
 """Message sizes between nodes: boundaries of one to eight rows are 8 to 67 MB, ring steps 1 to 60 MB."""
@@ -173,6 +174,10 @@ class Tables:
         """Return the problem with Megatron's runtime; tensor groups stay inside a node, as measured."""
         limits = Limits(max_tensor_degree=DEVICES_PER_NODE)
         runtime = Runtime(
-            overlaps_gradients=False, constant_bytes=RUNTIME_BYTES, splits_boundaries=True, hides_transfers=False
+            overlaps_gradients=False,
+            constant_bytes=RUNTIME_BYTES,
+            copied_bytes_per_parameter=COPIED_BYTES_PER_PARAMETER,
+            splits_boundaries=True,
+            hides_transfers=False,
         )
         return Problem(self.cluster(devices), MODEL, self.profiles, GLOBAL_BATCH_SIZE, limits, runtime=runtime)

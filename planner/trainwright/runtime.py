@@ -87,7 +87,8 @@ class Runtime:
         row_growth_ratio: achieved over profiled growth of compute seconds with the rows beyond the first: a layer takes
             compute_ratio × (profile(1) + row_growth_ratio × (profile(rows) - profile(1))). It corrects profiles whose
             growth with the micro-batch was derived from a data sheet.
-        link_ratio: achieved over stated bandwidth of every link.
+        link_ratio: achieved over stated bandwidth of every link between nodes.
+        inside_link_ratio: of links inside nodes; None: as link_ratio.
         collective_ratios: of collectives, on top of their links' times.
         overlaps_gradients: replicas reduce each layer's gradients during the last backward even without sharding and
             under zero1, as PyTorch's DDP does. (Under zero2 and zero3 they always do.)
@@ -96,6 +97,8 @@ class Runtime:
         constant_bytes: on every device, for any plan (communication buffers, fragmentation), besides process_bytes.
         process_bytes: by accelerator, as measured with the profiles; 0 for those not named.
         activation_ratio: actual over profiled activation bytes.
+        copied_bytes_per_parameter: for each parameter of a rank, sharded or not, besides its weight, gradient and optimizer
+            state: flat buffers and copies of the framework.
         gradient_dtype: number format in which gradients are stored and reduced, regardless of the weights' (Megatron
             and torchtitan: float32); None: that of the weights (DeepSpeed).
         splits_boundaries: where a boundary crosses between nodes, each rank of a tensor group is sent a slice of it and
@@ -134,22 +137,30 @@ class Runtime:
     virtual_stages: int = 1
     selective_recompute: SelectiveRecompute | None = None
     hides_transfers: bool = True
+    copied_bytes_per_parameter: float = 0.0
+    inside_link_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("row_growth_ratio", "link_ratio", "activation_ratio"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("row_growth_ratio", "link_ratio", "activation_ratio", "inside_link_ratio"):
+            ratio = getattr(self, name)
+            if ratio is not None and ratio <= 0:
+                raise ValueError(f"{name} must be above 0, got {ratio}")
         if self.overlap_slowdown_ratio < 1:
             raise ValueError(f"overlap_slowdown_ratio must be at least 1, got {self.overlap_slowdown_ratio}")
         if self.virtual_stages < 1:
             raise ValueError(f"virtual_stages must be at least 1, got {self.virtual_stages}; 1 is a plain pipeline")
-        for name in ("constant_seconds", "constant_bytes"):
+        for name in ("constant_seconds", "constant_bytes", "copied_bytes_per_parameter"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for field, entries in (("compute_ratios", self.compute_ratios), ("process_bytes", self.process_bytes)):
             names = [entry.accelerator for entry in entries]
             if len(set(names)) < len(names):
                 raise ValueError(f"{field} name an accelerator twice: {', '.join(names)}")
+
+    @property
+    def inside_ratio(self) -> float:
+        """Return achieved over stated bandwidth of links inside nodes."""
+        return self.link_ratio if self.inside_link_ratio is None else self.inside_link_ratio
 
     def compute_ratio(self, accelerator: str) -> float:
         """Return measured over profiled compute seconds; 1 if the accelerator is not named."""

@@ -29,6 +29,8 @@ NEWER = {
     "overlap_dtype": ["float32"],
     "formats": [[]],
     "hides_transfers": [True],
+    "copied_bytes_per_parameter": [0.0],
+    "inside_link_ratio": [None],
     "saved_elements_per_micro_batch": [0.0],
     "is_causal": [False],
     "power_watts": [None],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from trainwright.calibration.calibrate import fit
-from trainwright.calibration.fit_report import Errors, Factor, Fit, FittedTrial, Quantity
+from trainwright.calibration.fit_report import Errors, Evidence, Factor, Fit, FittedTrial, Quantity
 from trainwright.calibration.measured_trials import DeviceMemory, FailedTrial, Trial, Trials
 
 __all__ = [
     "DeviceMemory",
     "Errors",
+    "Evidence",
     "Factor",
     "FailedTrial",
     "Fit",

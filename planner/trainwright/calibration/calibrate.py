@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -16,9 +16,9 @@ from trainwright.calibration.factors import (
     measured_bytes,
     measured_seconds,
 )
-from trainwright.calibration.fit_report import Errors, Fit, FittedTrial, Quantity
+from trainwright.calibration.fit_report import Errors, Evidence, Fit, FittedTrial, Quantity
 from trainwright.calibration.measured_trials import Trial, Trials
-from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, loss, solve
+from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector, influences, loss, solve
 from trainwright.cost.context import CostContext
 from trainwright.cost.estimate import estimate_with_context
 
@@ -35,6 +35,7 @@ class CalibrationOutcome:
 
     Attributes:
         helps: fits to the other trials predict better than no fit; true for a single trial, which cannot say.
+        evidence: what the trials say of every parameter, by name.
     """
 
     parameters: tuple[Parameter, ...]
@@ -44,6 +45,7 @@ class CalibrationOutcome:
     left_out: tuple[Vector, ...]
     outliers: tuple[bool, ...]
     helps: bool
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,21 @@ def calibrate(
     """
     residuals = _Residuals(predict, observed, deviation_ratio)
     outcomes = [_outcome(residuals, parameters) for parameters in (nested if len(observed) > 1 else nested[:1])]
-    return min(outcomes, key=lambda outcome: residuals.loss(outcome.left_out))
+    best = min(outcomes, key=lambda outcome: residuals.loss(outcome.left_out))
+    return replace(best, evidence=_evidence(best, residuals, nested[-1]))
+
+
+def _evidence(outcome: CalibrationOutcome, residuals: _Residuals, every: tuple[Parameter, ...]) -> dict[str, Evidence]:
+    """Return what the trials say of `every` parameter; those of the outcome may be held."""
+    has_influence = influences(residuals.at, every, outcome.solution.values)
+    return {
+        chosen.name: Evidence.NO_INFLUENCE
+        if not influence
+        else Evidence.FITTED
+        if outcome.helps and chosen.low < chosen.high
+        else Evidence.HELD
+        for chosen, influence in zip(outcome.parameters, has_influence, strict=True)
+    }
 
 
 def _outcome(residuals: _Residuals, parameters: tuple[Parameter, ...]) -> CalibrationOutcome:
@@ -119,7 +135,7 @@ MEMORY_DEVIATION_RATIO: Final = 0.03
 
 
 def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_with_context) -> Fit:
-    """Fit the factors with which the cost model agrees with the trials.
+    """Fit the factors with which the cost model agrees with the trials, and plans do not fit that ran out of memory.
 
     Every factor's prior is its value in `context.runtime`, so few trials move it little, and it stays if no trial
     depends on it. Soft-L1 bounds the influence of outliers. The fit makes a dozen steps of a few predictions per trial.
@@ -128,19 +144,20 @@ def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_w
     """
     if not trials.trials:
         raise ValueError("there is nothing to fit: no trial was measured")
-    evaluation = Evaluation(trials.trials, context, predict)
-    times, time = _fit_times(evaluation)
+    overfull = tuple(trial for trial in trials.failed if trial.out_of_memory)
+    evaluation = Evaluation((*trials.trials, *overfull), context, predict)
+    times, time = _fit_times(evaluation, trials.trials)
     runtime = times.apply(time.solution.values, context.runtime) if time.helps else context.runtime
-    factors = times.account(time.solution, runtime)
+    factors = times.account(time.solution, time.evidence, runtime)
     seconds = _quantities(time, [measured_seconds(trial) for trial in trials.trials])
     with_memory = [number for number, trial in enumerate(trials.trials) if measured_bytes(trial).size]
     held: dict[int, Quantity] = {}
     memory_helps = None
-    if with_memory:
-        memories, memory = _fit_memory(evaluation, with_memory)
+    if with_memory or overfull:
+        memories, memory = _fit_memory(evaluation, trials.trials, with_memory)
         memory_helps = memory.helps
         runtime = memories.apply(memory.solution.values, runtime) if memory.helps else runtime
-        factors += memories.account(memory.solution, runtime)
+        factors += memories.account(memory.solution, memory.evidence, runtime)
         sizes = _quantities(memory, [measured_bytes(trials.trials[number]) for number in with_memory])
         held = dict(zip(with_memory, sizes, strict=True))
     return Fit(
@@ -157,8 +174,8 @@ def fit(trials: Trials, context: CostContext, *, predict: Predictor = estimate_w
     )
 
 
-def _fit_times(evaluation: Evaluation) -> tuple[TimeFactors, CalibrationOutcome]:
-    context, trials = evaluation.context, evaluation.trials
+def _fit_times(evaluation: Evaluation, trials: tuple[Trial, ...]) -> tuple[TimeFactors, CalibrationOutcome]:
+    context = evaluation.context
     factors = TimeFactors(
         runtime=context.runtime,
         accelerators=tuple(accelerator.name for accelerator in context.cluster.accelerators),
@@ -175,14 +192,30 @@ def _fit_times(evaluation: Evaluation) -> tuple[TimeFactors, CalibrationOutcome]
     return factors, outcome
 
 
-def _fit_memory(evaluation: Evaluation, numbers: list[int]) -> tuple[MemoryFactors, CalibrationOutcome]:
-    """Fit the memory factors to the trials `numbers`, which measured memory."""
+def _fit_memory(
+    evaluation: Evaluation, trials: tuple[Trial, ...], numbers: list[int]
+) -> tuple[MemoryFactors, CalibrationOutcome]:
+    """Fit the memory factors to the trials `numbers`, which measured memory, and to those that ran out of it.
+
+    The latter are bounds: they count only if they are predicted to fit.
+    """
     runtime = evaluation.context.runtime
-    measured = tuple(measured_bytes(evaluation.trials[number]) for number in numbers)
-    factors = MemoryFactors(runtime, smallest_bytes=float(np.min(np.concatenate(measured))))
+    measured = tuple(measured_bytes(trials[number]) for number in numbers)
+    memories = (accelerator.memory_bytes for accelerator in evaluation.context.cluster.accelerators)
+    factors = MemoryFactors(
+        runtime, smallest_bytes=float(min((np.min(peaks) for peaks in measured), default=min(memories)))
+    )
+    overfull = range(len(trials), len(evaluation.trials))
+
+    def predict(values: Vector, index: int) -> Vector:
+        changed = factors.apply(values, runtime)
+        if index < len(numbers):
+            return evaluation.peak_bytes(numbers[index], changed)
+        return evaluation.filled_share(overfull[index - len(numbers)], changed)
+
     outcome = calibrate(
-        lambda values, index: evaluation.peak_bytes(numbers[index], factors.apply(values, runtime)),
-        measured,
+        predict,
+        (*measured, *(np.ones(1) for _ in overfull)),
         factors.nested,
         MEMORY_DEVIATION_RATIO,
     )
@@ -200,5 +233,5 @@ def _quantities(outcome: CalibrationOutcome, measured: list[np.ndarray]) -> tupl
     after = outcome.after if outcome.helps else outcome.before
     return tuple(
         Quantity(*(float(np.max(numbers)) for numbers in of_trial))
-        for of_trial in zip(measured, outcome.before, after, outcome.left_out, strict=True)
+        for of_trial in zip(measured, outcome.before, after, outcome.left_out, strict=False)
     )

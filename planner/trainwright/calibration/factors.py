@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from typing import Final, Protocol
 
 import numpy as np
 
-from trainwright.calibration.fit_report import Factor
-from trainwright.calibration.measured_trials import Trial
+from trainwright.calibration.fit_report import Evidence, Factor
+from trainwright.calibration.measured_trials import FailedTrial, Trial
 from trainwright.calibration.robust_least_squares import Parameter, RobustFit, Vector
 from trainwright.cluster import Device
 from trainwright.cost.context import CostContext
@@ -35,7 +35,7 @@ Predictor = Callable[[Plan, CostContext], Prediction]
 class Evaluation:
     """Predictions of trials in one context, cached by runtime."""
 
-    def __init__(self, trials: tuple[Trial, ...], context: CostContext, predict: Predictor) -> None:
+    def __init__(self, trials: tuple[Trial | FailedTrial, ...], context: CostContext, predict: Predictor) -> None:
         self.trials, self.context, self._predict = trials, context, predict
         self._settings: dict[Runtime, CostContext] = {}
         self._made: dict[tuple[int, Runtime], Prediction] = {}
@@ -47,11 +47,21 @@ class Evaluation:
     def peak_bytes(self, trial: int, runtime: Runtime) -> Vector:
         """Return predicted peaks of the devices that were measured individually, else the maximum over devices."""
         found = self._of(trial, runtime)
-        devices = self.trials[trial].memory_by_device
+        measured = self.trials[trial]
+        devices = measured.memory_by_device if isinstance(measured, Trial) else ()
         if not devices:
             return np.array([found.peak_memory_bytes], dtype=np.float64)
         held = dict(found.memory_by_device)
         return np.array([held[memory.device] for memory in devices], dtype=np.float64)
+
+    def filled_share(self, trial: int, runtime: Runtime) -> Vector:
+        """Return the share of its memory that the fullest device is predicted to fill, at most 1, as an array of one.
+
+        A plan that ran out of memory filled one of them.
+        """
+        cluster = self.context.cluster
+        held = self._of(trial, runtime).memory_by_device
+        return np.array([min(max(size / cluster.accelerator_of(device).memory_bytes for device, size in held), 1.0)])
 
     def _of(self, trial: int, runtime: Runtime) -> Prediction:
         if (trial, runtime) not in self._made:
@@ -97,6 +107,10 @@ MOST_CONSTANT: Final = 0.5
 """Maximum of constant_seconds, as a share of the fastest measured iteration."""
 ACTIVATION_SPREAD: Final = 0.2
 CONSTANT_MEMORY_SPREAD: Final = 0.2
+COPIES_UNIT_BYTES: Final = 16.0
+COPIES_SPREAD: Final = 0.25
+MOST_COPIES: Final = 1.5
+"""Prior deviation and maximum of copied_bytes_per_parameter, in units of what mixed precision holds with Adam."""
 MOST_CONSTANT_MEMORY: Final = 0.9
 """Maximum of constant_bytes, as a share of the smallest measured peak."""
 
@@ -127,6 +141,7 @@ class TimeFactors:
         return (
             Parameter("compute_ratio", 0.0, log(0.2), log(5.0), COMPUTE_SPREAD),
             _ratio("link_ratio", runtime.link_ratio, 0.05, 4.0, LINK_SPREAD),
+            _ratio("inside_link_ratio", runtime.inside_ratio, 0.05, 4.0, LINK_SPREAD),
             _ratio("overlap_slowdown_ratio", runtime.overlap_slowdown_ratio, 1.0, 3.0, OVERLAP_SPREAD),
             _ratio("row_growth_ratio", runtime.row_growth_ratio, 0.2, 3.0, growth_spread),
             Parameter("constant_seconds", constant, 0.0, max(MOST_CONSTANT, constant), CONSTANT_SPREAD),
@@ -144,7 +159,7 @@ class TimeFactors:
 
     def apply(self, values: Vector, runtime: Runtime) -> Runtime:
         """Return the runtime with these parameter values."""
-        shared, link, overlap, growth, constant, *deviations = (float(value) for value in values)
+        shared, link, inside, overlap, growth, constant, *deviations = (float(value) for value in values)
         deviation = dict(zip(self.deviating, deviations, strict=True))
         return replace(
             runtime,
@@ -153,16 +168,16 @@ class TimeFactors:
                 for name in self.accelerators
             ),
             link_ratio=exp(link),
+            inside_link_ratio=None if inside == link else exp(inside),
             overlap_slowdown_ratio=max(exp(overlap), 1.0),
             row_growth_ratio=exp(growth),
             constant_seconds=constant * self.fastest_seconds,
         )
 
-    def account(self, solution: RobustFit, after: Runtime) -> tuple[Factor, ...]:
+    def account(self, solution: RobustFit, evidence: Mapping[str, Evidence], after: Runtime) -> tuple[Factor, ...]:
         """Return every factor with its value in `after`; an accelerator's shared and own ratios are combined."""
         names = [parameter.name for parameter in self.parameters]
         covariance = solution.covariance(self.parameters)
-        informed = dict(zip(names, solution.informed.tolist(), strict=True))
 
         def deviation(*summed: str) -> float:
             places = [names.index(name) for name in summed if name in names]
@@ -175,18 +190,24 @@ class TimeFactors:
                 self.runtime.compute_ratio(name),
                 after.compute_ratio(name),
                 deviation("compute_ratio", f"compute_ratio {name}"),
-                informed["compute_ratio"],
+                evidence["compute_ratio"],
             )
             for name in self.accelerators
         ) + tuple(
             Factor(
                 name,
-                getattr(self.runtime, name),
-                getattr(after, name),
+                _value(self.runtime, name),
+                _value(after, name),
                 unit.get(name, 1.0) * deviation(name),
-                informed[name],
+                evidence[name],
             )
-            for name in ("link_ratio", "overlap_slowdown_ratio", "row_growth_ratio", "constant_seconds")
+            for name in (
+                "link_ratio",
+                "inside_link_ratio",
+                "overlap_slowdown_ratio",
+                "row_growth_ratio",
+                "constant_seconds",
+            )
         )
 
 
@@ -196,7 +217,7 @@ class MemoryFactors:
 
     Attributes:
         runtime: before the fit.
-        smallest_bytes: smallest measured peak, the unit of constant_bytes.
+        smallest_bytes: smallest peak that was measured, or memory that did not suffice: the unit of constant_bytes.
     """
 
     runtime: Runtime
@@ -209,29 +230,54 @@ class MemoryFactors:
         return (
             _ratio("activation_ratio", self.runtime.activation_ratio, 0.3, 3.0, ACTIVATION_SPREAD),
             Parameter("constant_bytes", constant, 0.0, highest, CONSTANT_MEMORY_SPREAD),
+            Parameter(
+                "copied_bytes_per_parameter",
+                self.runtime.copied_bytes_per_parameter / COPIES_UNIT_BYTES,
+                0.0,
+                max(MOST_COPIES, self.runtime.copied_bytes_per_parameter / COPIES_UNIT_BYTES),
+                COPIES_SPREAD,
+            ),
         )
 
     @property
     def nested(self) -> tuple[tuple[Parameter, ...], ...]:
-        """Parameter sets to choose from: only the constant, or both."""
-        activation, constant = self.parameters
-        return (activation.held, constant), self.parameters
+        """Parameter sets to choose from: the constant alone, with one of the others, or all."""
+        activation, constant, copies = self.parameters
+        return (
+            (activation.held, constant, copies.held),
+            (activation, constant, copies.held),
+            (activation.held, constant, copies),
+            self.parameters,
+        )
 
     def apply(self, values: Vector, runtime: Runtime) -> Runtime:
         """Return the runtime with these parameter values."""
-        activation, constant = (float(value) for value in values)
-        return replace(runtime, activation_ratio=exp(activation), constant_bytes=round(constant * self.smallest_bytes))
-
-    def account(self, solution: RobustFit, after: Runtime) -> tuple[Factor, ...]:
-        """Return both factors with their values in `after`."""
-        activation, constant = np.sqrt(np.diag(solution.covariance(self.parameters))).tolist()
-        constant *= self.smallest_bytes
-        informed = solution.informed.tolist()
-        before = self.runtime
-        return (
-            Factor("activation_ratio", before.activation_ratio, after.activation_ratio, activation, informed[0]),
-            Factor("constant_bytes", before.constant_bytes, after.constant_bytes, constant, informed[1]),
+        activation, constant, copies = (float(value) for value in values)
+        return replace(
+            runtime,
+            activation_ratio=exp(activation),
+            constant_bytes=round(constant * self.smallest_bytes),
+            copied_bytes_per_parameter=copies * COPIES_UNIT_BYTES,
         )
+
+    def account(self, solution: RobustFit, evidence: Mapping[str, Evidence], after: Runtime) -> tuple[Factor, ...]:
+        """Return all factors with their values in `after`."""
+        deviations = np.sqrt(np.diag(solution.covariance(self.parameters)))
+        units = {"constant_bytes": self.smallest_bytes, "copied_bytes_per_parameter": COPIES_UNIT_BYTES}
+        return tuple(
+            Factor(
+                parameter.name,
+                _value(self.runtime, parameter.name),
+                _value(after, parameter.name),
+                units.get(parameter.name, 1.0) * float(deviation),
+                evidence[parameter.name],
+            )
+            for parameter, deviation in zip(self.parameters, deviations, strict=True)
+        )
+
+
+def _value(runtime: Runtime, name: str) -> float:
+    return runtime.inside_ratio if name == "inside_link_ratio" else float(getattr(runtime, name))
 
 
 def _ratio(name: str, start: float, low: float, high: float, spread: float) -> Parameter:

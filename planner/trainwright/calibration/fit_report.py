@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from trainwright.runtime import Runtime
+
+
+class Evidence(StrEnum):
+    """What the trials say of a factor."""
+
+    FITTED = "fitted"
+    HELD = "held for want of evidence"
+    NO_INFLUENCE = "no influence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,16 +23,16 @@ class Factor:
     Attributes:
         name: field of the runtime; for compute ratios followed by the accelerator.
         deviation: standard deviation of `after`, relative for ratios, in the factor's unit for constants; the prior's
-            where no trial informs it.
-        informed: it was fitted and a trial depends on it; otherwise it is unchanged, since the shared compute ratio
-            alone often predicts few trials best.
+            where it was not fitted.
+        evidence: whether it was fitted. It is held where trials depend on it, but fewer factors, or none, predict
+            left-out trials better: the shared compute ratio alone often predicts few trials best.
     """
 
     name: str
     before: float
     after: float
     deviation: float
-    informed: bool
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True)

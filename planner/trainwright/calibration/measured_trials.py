@@ -95,6 +95,11 @@ class FailedTrial:
     out_of_memory: bool = False
     name: str | None = None
 
+    @property
+    def label(self) -> str:
+        """Name in reports."""
+        return self.name or self.plan.summary()
+
 
 @document("Trials")
 @dataclass(frozen=True)

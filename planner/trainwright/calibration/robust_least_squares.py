@@ -51,11 +51,6 @@ class RobustFit:
     residuals: Vector
     jacobian: Vector
 
-    @property
-    def informed(self) -> NDArray[np.bool_]:
-        """`[parameter]`: True if any residual depends on it."""
-        return np.asarray(np.any(self.jacobian != 0, axis=0))
-
     def covariance(self, parameters: tuple[Parameter, ...]) -> Vector:
         """Return the `[parameter, parameter]` covariance of the fitted values, by the curvature of the loss."""
         pull = np.diag([1 / parameter.spread**2 for parameter in parameters])
@@ -71,6 +66,14 @@ def weights(residuals: Vector) -> Vector:
 def loss(residuals: Vector) -> float:
     """Sum the soft-L1 loss: half the square near 0, the absolute value far from it."""
     return float(np.sum(np.sqrt(1 + residuals**2) - 1))
+
+
+def influences(
+    residuals: Callable[[Vector], Vector], parameters: tuple[Parameter, ...], at: Vector
+) -> NDArray[np.bool_]:
+    """Return `[parameter]`: True if any residual depends on it near `at`."""
+    low, high = (np.array([getattr(parameter, name) for parameter in parameters]) for name in ("low", "high"))
+    return np.asarray(np.any(_derivatives(residuals, at, residuals(at), low, high) != 0, axis=0))
 
 
 def solve(

@@ -41,7 +41,7 @@ class CostContext:
 
     @cached_property
     def network(self) -> Network:
-        return Network(self.cluster, self.runtime.link_ratio)
+        return Network(self.cluster, self.runtime.link_ratio, self.runtime.inside_link_ratio)
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -53,7 +53,9 @@ class CostContext:
 
     @cached_property
     def link_matrices(self) -> LinkMatrices:
-        return link_matrices(self.cluster)
+        """Links as stated, but inside nodes such that link_ratio leads to what the runtime achieves there."""
+        found, ratio = link_matrices(self.cluster), self.runtime.inside_ratio / self.runtime.link_ratio
+        return found if ratio == 1 else found.with_inside(ratio)
 
     @cached_property
     def node_numbers(self) -> dict[str, int]:
@@ -80,7 +82,8 @@ class CostContext:
 
     @cached_property
     def value_bytes(self) -> ValueBytes:
-        return ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
+        known = ValueBytes.of(self.model, self.optimizer, self.gradient_dtype)
+        return known._replace(copies=self.runtime.copied_bytes_per_parameter)
 
     def layer_cost(self, accelerator: str, kind: LayerKind, tensor: int, rows: int) -> LayerCost:
         """Return the profiled cost of one layer, scaled by the runtime's calibrated ratios."""

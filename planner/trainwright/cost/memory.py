@@ -38,7 +38,7 @@ class MemoryParts:
         weights_bytes: the rank's shard of the weights.
         gradients_bytes: unsharded until the last micro-batch under every sharding, unless there is only one or the runtime
             reduces in every one.
-        optimizer_bytes: optimizer state, and float32 master weights in half-precision training.
+        optimizer_bytes: optimizer state, float32 master weights in half-precision training, and the framework's copies.
         activations_bytes: saved activations of the micro-batches in flight, and boundary tensors in transit.
         workspace_bytes: logits and their gradient, and sharded weights while they are unsharded.
         constant_bytes: the runtime's own.
@@ -82,7 +82,7 @@ def stage_memory(  # noqa: PLR0913 (what memory depends on)
         found[accelerator, rows] = MemoryParts(
             state.weights,
             state.gradients + state.unreduced,
-            state.optimizer,
+            round(state.optimizer),
             round(activations),
             gathered + (loss_bytes(context, stage.layers[-1].tensor, rows[-1]) if is_last else 0),
             context.runtime.constant_bytes_of(accelerator),

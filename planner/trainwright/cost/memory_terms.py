@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ class StateBytes(NamedTuple, Generic[Values]):
     """Bytes of training state on one rank.
 
     Attributes:
-        optimizer: moments, and float32 master weights in half-precision training.
+        optimizer: moments, float32 master weights in half-precision training, and the framework's copies.
         unreduced: where gradients are sharded, those of the largest layer before their reduction.
     """
 
@@ -43,11 +43,12 @@ class StateBytes(NamedTuple, Generic[Values]):
 
 
 class ValueBytes(NamedTuple):
-    """Bytes per parameter of weights, gradients and optimizer state."""
+    """Bytes per parameter of weights, gradients, optimizer state and the framework's copies, which nothing divides."""
 
     weight: int
     gradient: int
     optimizer: int
+    copies: float = 0.0
 
     @classmethod
     def of(cls, model: Model, optimizer: Optimizer, gradient_dtype: Dtype) -> ValueBytes:
@@ -55,7 +56,7 @@ class ValueBytes(NamedTuple):
         return cls(model.dtype.num_bytes, gradient_dtype.num_bytes, _MOMENTS_BYTES[optimizer] + master)
 
     @property
-    def unsharded(self) -> int:
+    def unsharded(self) -> float:
         """Return the bytes per parameter without sharding."""
         return sum(self)
 
@@ -89,7 +90,7 @@ def state_bytes(  # noqa: PLR0913 - what training state depends on
     return StateBytes(
         weights * per_value.weight,
         gradients * per_value.gradient,
-        updated * per_value.optimizer,
+        updated * per_value.optimizer + cast("Values", values * per_value.copies if per_value.copies else 0),
         unreduced * per_value.gradient,
     )
 

@@ -54,11 +54,13 @@ class Network:
     a faster link never slows another message down.
 
     Attributes:
-        link_ratio: achieved over stated bandwidth.
+        link_ratio: achieved over stated bandwidth between nodes.
+        inside_ratio: the same inside nodes; None: equal.
     """
 
     cluster: Cluster
     link_ratio: float = 1.0
+    inside_ratio: float | None = None
     _links: dict[Edge, tuple[float, float]] = field(default_factory=dict)
     _flows: dict[Edge, float] = field(default_factory=dict)
 
@@ -99,15 +101,18 @@ class Network:
         found = self._links.get(edge)
         if found is None:
             link = self.cluster.link(*edge)
-            found = self._links[edge] = link.latency_seconds, link.bandwidth_bytes_per_second * self.link_ratio
+            found = self._links[edge] = link.latency_seconds, link.bandwidth_bytes_per_second * self._ratio(edge)
         return found
+
+    def _ratio(self, edge: Edge) -> float:
+        return self.link_ratio if edge[0] != edge[1] or self.inside_ratio is None else self.inside_ratio
 
     def flow_bytes_per_second(self, edge: Edge) -> float:
         """Return the achieved bytes per second of a single stream."""
         found = self._flows.get(edge)
         if found is None:
             alone, bandwidth = self.cluster.link(*edge).flow_bytes_per_second, self.link(edge)[1]
-            found = self._flows[edge] = bandwidth if alone is None else min(alone * self.link_ratio, bandwidth)
+            found = self._flows[edge] = bandwidth if alone is None else min(alone * self._ratio(edge), bandwidth)
         return found
 
     def nics(self, edge: Edge) -> tuple[Nic, ...]:
@@ -162,6 +167,12 @@ class LinkMatrices:
 
     bandwidth: Array
     latency: Array
+
+    def with_inside(self, ratio: float) -> LinkMatrices:
+        """Return the matrices with `ratio` times the bandwidth inside nodes."""
+        return LinkMatrices(
+            self.bandwidth * np.where(np.eye(len(self.bandwidth), dtype=np.bool_), ratio, 1.0), self.latency
+        )
 
     def slowest(self, nodes: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return `[...]` the minimum bandwidth and maximum latency over all pairs of `nodes[..., member]`."""

@@ -58,7 +58,7 @@ def _factors(found: Fit) -> Group:
             f"{factor.before:.4g}",
             f"{factor.after:.4g}",
             f"{factor.deviation:.2g}",
-            "" if factor.informed else "no trial depends on it",
+            factor.evidence.value,
         )
     return titled("Factors", table)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainwright import documents
-from trainwright.calibration import DeviceMemory, Trial, Trials, fit
+from trainwright.calibration import DeviceMemory, Evidence, FailedTrial, Trial, Trials, fit
 from trainwright.cost.estimate import estimate_with_context
 from trainwright.plan import Plan, Sharding
 from trainwright.profiles import Profiles
@@ -109,7 +109,7 @@ def test_many_trials_recover_the_factors(plans, setting):
     assert found.runtime.constant_bytes == pytest.approx(2**22, rel=0.05)
     for name, true in (("compute_ratio emulated-slow", 1.6), ("link_ratio", 0.5), ("activation_ratio", 1.4)):
         factor = _factor(found, name)
-        assert factor.informed
+        assert factor.evidence is Evidence.FITTED
         assert abs(np.log(factor.after / true)) < 3 * factor.deviation
 
 
@@ -196,8 +196,53 @@ def test_factor_stays_when_no_trial_depends_on_it(plans, setting):
     before = replace(setting.runtime, overlap_slowdown_ratio=1.7, overlaps_gradients=False)
     found = fit(Trials(tuple(_five(plans, setting, 0)[0])), replace(setting, runtime=before))
     factor = _factor(found, "overlap_slowdown_ratio")
-    assert not factor.informed
+    assert factor.evidence is Evidence.NO_INFLUENCE
     assert found.runtime.overlap_slowdown_ratio == pytest.approx(1.7)
+
+
+def test_factors_beyond_one_ratio_are_held_when_trials_show_no_more(plans, setting):
+    truth = Runtime(compute_ratios=tuple(ComputeRatio(f"emulated-{name}", 1.3) for name in ("fast", "slow")))
+    found = fit(Trials(tuple(_measured(plan, setting, truth) for plan in plans[:3])), setting)
+    assert _factor(found, "compute_ratio emulated-slow").evidence is Evidence.FITTED
+    assert _factor(found, "link_ratio").evidence is Evidence.HELD
+    assert found.runtime.link_ratio == 1.0
+
+
+def test_links_inside_nodes_and_between_them_are_told_apart(make_problem, make_cluster, make_plan):
+    problem = make_problem(make_cluster(between=4e6, within=8e6), batch=BATCH)
+    setting, layers = problem.cost_context, len(problem.model.layers)
+    plans = [
+        make_plan(problem, _even(layers, stages), data=data, tensor=tensor, rows=rows)
+        for stages, data, tensor in ((2, 2, 2), (4, 1, 2), (4, 2, 1), (8, 1, 1), (1, 4, 2), (2, 4, 1))
+        for rows in (1, 2, 4)
+    ]
+    truth = Runtime(link_ratio=1.5, inside_link_ratio=0.4)
+    found = fit(Trials(tuple(_measured(plan, setting, truth) for plan in plans)), setting)
+    assert found.runtime.inside_ratio < 0.6
+    assert found.runtime.link_ratio > 1.2
+
+
+def test_bytes_of_each_parameter_are_fitted(plans, setting):
+    truth = Runtime(copied_bytes_per_parameter=8.0)
+    found = fit(Trials(tuple(_measured(plan, setting, truth) for plan in plans[::2])), setting)
+    assert found.runtime.copied_bytes_per_parameter == pytest.approx(8.0, rel=0.1)
+    assert found.memory_errors is not None
+    assert found.memory_errors.left_out < 0.02
+
+
+def test_plans_that_ran_out_of_memory_are_bounds(plans, setting):
+    """Each is predicted to fill half of the smallest device before; it did not fit, so it filled more than one."""
+    plan = plans[0]
+    needed = estimate_with_context(plan, setting).peak_memory_bytes
+    accelerators = tuple(replace(one, memory_bytes=2 * needed) for one in setting.cluster.accelerators)
+    small = replace(setting, cluster=replace(setting.cluster, accelerators=accelerators))
+    trial = Trial(plan, estimate_with_context(plan, small).iteration_seconds)
+    bounded = fit(Trials((trial,), (FailedTrial(plan, out_of_memory=True),)), small).runtime
+    assert estimate_with_context(plan, replace(small, runtime=bounded)).peak_memory_bytes > 1.8 * needed
+    for harmless in (FailedTrial(plan), FailedTrial(plans[0], out_of_memory=True)):
+        there = small if not harmless.out_of_memory else replace(small, runtime=Runtime(constant_bytes=2 * needed))
+        kept = fit(Trials((trial,), (harmless,)), there).runtime
+        assert kept.constant_bytes == pytest.approx(there.runtime.constant_bytes)
 
 
 def _sharded(plan: Plan, sharding: Sharding) -> Plan:
@@ -218,7 +263,7 @@ def test_overlapping_plans_determine_the_overlap_slowdown(plans, setting):
     ]
     truth = Runtime(overlap_slowdown_ratio=1.6)
     found = fit(Trials(tuple(_measured(plan, setting, truth) for plan in overlapping)), setting)
-    assert _factor(found, "overlap_slowdown_ratio").informed
+    assert _factor(found, "overlap_slowdown_ratio").evidence is Evidence.FITTED
     assert found.runtime.overlap_slowdown_ratio == pytest.approx(1.6, abs=0.2)
 
 

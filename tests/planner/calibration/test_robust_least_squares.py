@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.calibration.robust_least_squares import Parameter, loss, solve
+from trainwright.calibration.robust_least_squares import Parameter, influences, loss, solve
 
 
 def _total(values, residuals, parameters):
@@ -37,11 +37,15 @@ def test_no_point_within_the_bounds_is_better(seed, count, size):
     assert best <= min(_total(point, residuals, parameters) for point in np.r_[points, near]) + 0.02
 
 
-def test_parameter_without_effect_stays_and_is_uninformed():
+def test_parameter_without_effect_stays_and_has_no_influence():
     parameters = (Parameter("used", 0.0, -1.0, 1.0, 10.0), Parameter("unused", 0.3, -1.0, 1.0, 0.1))
-    found = solve(lambda values: np.array([values[0] - 0.5] * 3) * 10, parameters)
+
+    def residuals(values):
+        return np.array([values[0] - 0.5] * 3) * 10
+
+    found = solve(residuals, parameters)
     assert found.values == pytest.approx([0.5, 0.3], abs=1e-2)
-    assert found.informed.tolist() == [True, False]
+    assert influences(residuals, parameters, found.values).tolist() == [True, False]
     deviations = np.sqrt(np.diag(found.covariance(parameters)))
     assert deviations[1] == pytest.approx(0.1)
     assert deviations[0] == pytest.approx(1 / np.sqrt(300), rel=0.1)
