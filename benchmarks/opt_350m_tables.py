@@ -7,7 +7,6 @@ this one: `OPT_350M_TABLES` names their folder.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.profile_imports import FORMATS, ImportOptions
+from trainwright.profile_imports.bandwidth_curves import Curve
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, Problem
@@ -43,28 +41,6 @@ BUCKET_BYTES = 5e8
 """Bucket size of gradient all-reduces."""
 INSIDE_BYTES = (2e6, 34e6)
 """Ring steps of tensor groups: a half or a quarter of boundaries of one to eight rows."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Measured bandwidth by message size: a x² + b x + c GB/s with x = log2 of its megabytes."""
-
-    coefficients: tuple[float, float, float]
-
-    def seconds(self, message_bytes: float) -> float:
-        x = math.log2(message_bytes / 1e6)
-        a, b, c = self.coefficients
-        return message_bytes / 1e9 / (a * x * x + b * x + c)
-
-    def port(self, sizes: tuple[float, float]) -> Port:
-        """Return the latency and bandwidth that fit the curve between two sizes with least squared relative errors."""
-        grid = np.geomspace(*sizes, 50)
-        seconds = np.array([self.seconds(float(size)) for size in grid])
-        columns = np.stack([np.ones_like(grid), grid], axis=1) / seconds[:, None]
-        (alpha, per_byte), *_ = np.linalg.lstsq(columns, np.ones_like(grid), rcond=None)
-        if alpha < 0:
-            alpha, per_byte = 0.0, float(np.sum(columns[:, 1]) / np.sum(columns[:, 1] ** 2))
-        return Port(float(alpha), 1 / float(per_byte))
 
 
 def ring_seconds(message_bytes: float, members: int, curve: Curve) -> float:

@@ -56,6 +56,16 @@ class TableOptions:
         ),
     ] = None
     inside_latency: Annotated[float, typer.Option(metavar="SECONDS", help="The latency of that link.")] = 1e-5
+    inside_curves: Annotated[
+        Path | None,
+        typer.Option(help="sailor: its bandwidths inside a machine by message size, instead of --inside-bandwidth."),
+    ] = None
+    entry: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME/…", help="sailor: model and accelerator to read from a merged file, as OPT-350/A100-40."
+        ),
+    ] = ""
     memory_table: Annotated[
         Path | None, typer.Option(help="sailor: its layers.json, with activation and parameter bytes.")
     ] = None
@@ -78,6 +88,9 @@ class TableOptions:
         return ImportOptions(
             inside=None if bandwidth is None else Port(self.inside_latency, bandwidth),
             memory_table=self.memory_table,
+            inside_curves=self.inside_curves,
+            entry=tuple(part for part in self.entry.split("/") if part),
+            tell=note,
             blocks=tuple(_range(part) for part in self.blocks.split(",") if part),
             tensor_degrees=tuple(_number(part, "--tensor-degrees") for part in self.tensor_degrees.split(",") if part),
         )

@@ -9,7 +9,7 @@ optimizer's step come from the data sheet.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
@@ -35,6 +35,8 @@ from trainwright.profiles import Profiles
 
 ROWS: Final = (1, 2, 4, 8, 16, 32)
 BACKWARD_RATIO: Final = 2.0
+LIKE_A_BLOCK: Final = 0.25
+"""Relative difference within which an entry's time is that of a block."""
 MAX_ENTRIES: Final = 1024
 _UNREADABLE: Final = (
     ArithmeticError,
@@ -77,8 +79,10 @@ def import_amp(
         check_degree(degree, model, str(path))
     tables = [_AmpTable(path, degree, _seconds(path)) for path, degree in zip(paths, degrees, strict=True)]
     expected = estimate_profiles(model, (accelerator,), tensor_degrees=sorted({1, *degrees}), rows=(1,))
-    measured = _measurements(tables, model, accelerator, expected, options.blocks)
-    alone = subtract_all_reduces(measured, model=model, accelerator=accelerator, inside=options.inside)
+    measured = _measurements(tables, model, accelerator, expected, options)
+    alone = subtract_all_reduces(
+        measured, model=model, accelerator=accelerator, inside=options.inside, tell=options.tell
+    )
     grown = [table for measurement in alone for table in _extrapolate_rows(measurement, model, accelerator)]
     return profiles_of(grown, model=model, accelerator=accelerator)
 
@@ -115,7 +119,7 @@ def _seconds(path: Path) -> tuple[float, ...]:
 
 
 def _measurements(
-    tables: Sequence[_AmpTable], model: Model, accelerator: str, expected: Profiles, given: tuple[tuple[int, int], ...]
+    tables: Sequence[_AmpTable], model: Model, accelerator: str, expected: Profiles, options: ImportOptions
 ) -> list[Measurement]:
     """Return the tables as measurements at one row; backwards are set once the all-reduces are subtracted.
 
@@ -129,7 +133,9 @@ def _measurements(
         costs = [expected.cost(accelerator, kind.name, degree, 1) for kind, degree in zip(kinds, degrees, strict=True)]
         seconds = [cost.forward_seconds for cost in costs]
         if len(table.seconds) not in places:
-            places[len(table.seconds)] = _entries(table, model, seconds, given)
+            places[len(table.seconds)] = _entries(table, model, seconds, options.blocks)
+            for remark in _remarks(table, places[len(table.seconds)], model):
+                options.tell(remark)
         forwards = layer_seconds(table.seconds, places[len(table.seconds)], model, seconds)
         layers = tuple(
             MeasuredLayer(forward, 0.0, cost.update_seconds) for forward, cost in zip(forwards, costs, strict=True)
@@ -164,9 +170,33 @@ def _entries(
     if count < len(blocks):
         raise ValueError(
             f"{table.path}: there are {count} entries, but the model has {len(blocks)} blocks; give the model that was "
-            "measured"
+            f"measured, with at most {count} layers"
         )
     return find_blocks(table.seconds, [expected[layer] for layer in blocks], [model.layers[layer] for layer in blocks])
+
+
+def _remarks(table: _AmpTable, entries: Sequence[int], model: Model) -> Iterator[str]:
+    """Yield which entries were taken for which layers, and a warning if entries beside the blocks look like blocks."""
+    ranges: list[list[int]] = []
+    for entry, layer in zip(entries, block_layers(model), strict=True):
+        if ranges and entry == ranges[-1][1] + 1 and layer == ranges[-1][3] + 1:
+            ranges[-1][1::2] = entry, layer
+        else:
+            ranges.append([entry, entry, layer, layer])
+    taken = ", ".join(f"{first} to {last} for layers {layer} to {end}" for first, last, layer, end in ranges)
+    yield f"{table.path}: of {len(table.seconds)} entries, those from {taken} were taken as blocks, the others for the layers between"
+    for first, last, *_ in ranges:
+        middle = float(np.median(table.seconds[first : last + 1]))
+        alike = [
+            entry
+            for entry in (first - 1, last + 1)
+            if 0 <= entry < len(table.seconds) and abs(table.seconds[entry] / middle - 1) < LIKE_A_BLOCK
+        ]
+        if alike:
+            yield (
+                f"{table.path}: entry {alike[0]} takes as long as the blocks beside it; if the table is of a model with more "
+                f"layers than {len(entries)}, give that model, or name the entries with --blocks {first}:{last + 1}"
+            )
 
 
 def _extrapolate_rows(measurement: Measurement, model: Model, accelerator: str) -> list[Measurement]:

@@ -187,9 +187,13 @@ def _used_kinds(model: Model) -> list[LayerKind]:
 def check_layer_count(count: int, model: Model, where: str) -> None:
     """Raise ValueError if a table's number of layers differs from the model's."""
     if count != len(model.layers):
+        blocks = block_layers(model)
+        others = len(model.layers) - len(blocks)
+        remedy = "give the model that was measured"
+        if len({model.layers[layer] for layer in blocks}) == 1 and count > others:
+            remedy = f"give the model that was measured, with layers: {count - others}"
         raise ValueError(
-            f"{where}: there are {count} layers, but the model has {len(model.layers)} (embedding and head included); "
-            "give the model that was measured"
+            f"{where}: there are {count} layers, but the model has {len(model.layers)} (embedding and head included); {remedy}"
         )
 
 
@@ -198,7 +202,7 @@ def check_degree(tensor_degree: int, model: Model, where: str) -> None:
     if tensor_degree < 1 or model.max_tensor_degree % tensor_degree:
         raise ValueError(
             f"{where}: the tensor degree {tensor_degree} does not divide the model's largest "
-            f"({model.max_tensor_degree}); give the model that was measured"
+            f"({model.max_tensor_degree}); give the model that was measured, with a multiple of {tensor_degree} heads"
         )
 
 

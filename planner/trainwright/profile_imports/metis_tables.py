@@ -63,7 +63,9 @@ def import_metis(
             f"the files are of several device types ({', '.join(devices)}); import each with its own accelerator"
         )
     measurements = [_measurement(table, tables, model) for table in tables]
-    alone = subtract_all_reduces(measurements, model=model, accelerator=accelerator, inside=options.inside)
+    alone = subtract_all_reduces(
+        measurements, model=model, accelerator=accelerator, inside=options.inside, tell=options.tell
+    )
     return profiles_of(alone, model=model, accelerator=accelerator)
 
 

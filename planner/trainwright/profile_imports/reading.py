@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from trainwright.cluster import Port
+
+
+def _say_nothing(_: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +25,23 @@ class ImportOptions:
         memory_table: Sailor's `layers.json`, with activation and parameter bytes.
         blocks: AMP: half-open ranges of entries that are the model's tensor-parallel layers, in order.
         tensor_degrees: AMP: the tensor degree of every file, in order, if the file names do not end with it.
+        inside_curves: Sailor's bandwidths inside a machine, instead of `inside`.
+        entry: Sailor: names that lead to a table in a file that holds those of several models or accelerators.
+        tell: takes each remark on how the tables were read.
     """
 
     inside: Port | None = None
     memory_table: Path | None = None
     blocks: tuple[tuple[int, int], ...] = ()
     tensor_degrees: tuple[int, ...] = ()
+    inside_curves: Path | None = None
+    entry: tuple[str, ...] = ()
+    tell: Callable[[str], None] = _say_nothing
 
     def check(self, table_format: str, *known: str) -> None:
         """Raise ValueError for a given option that the format does not read."""
         for field in fields(self):
-            if field.name not in {"inside", *known} and getattr(self, field.name) != field.default:
+            if field.name not in {"inside", "tell", *known} and getattr(self, field.name) != field.default:
                 raise ValueError(f"the format {table_format} has no use for {field.name}; leave it out")
 
 
@@ -66,6 +76,23 @@ def mapping(data: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict) or not data:
         raise ValueError(f"{where}: expected a mapping with at least one entry, got {shown(data)}")
     return data
+
+
+def choose(data: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[Mapping[str, Any], str]:
+    """Return the innermost table under keys that are names, not numbers, and its place.
+
+    A key among `names` is taken, or else the only one. Raises ValueError if there are several.
+    """
+    while not any(key.isdigit() for key in data):
+        wanted = [name for name in names if name in data] or list(data)
+        if len(wanted) > 1:
+            raise ValueError(
+                f"{where}: there are tables of {', '.join(key[:40] for key in list(data)[:6])}; name the one to read with "
+                f"--entry {wanted[0][:40]}"
+            )
+        where = f"{where}: {wanted[0][:40]}"
+        data = mapping(data[wanted[0]], where)
+    return data, where
 
 
 def member(data: Any, key: str, where: str) -> Any:

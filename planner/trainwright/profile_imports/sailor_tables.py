@@ -1,6 +1,6 @@
 """Tables of Sailor: `{rows: {tensor degree: {layer: [forward s, backward s, update s]}}}`, one file per accelerator.
 
-Layer 0 is the embedding, the last one the head. A table of memory (`layers.json`: `{tensor degree: {layer:
+In a merged file such tables stand under the names of models and accelerators. Layer 0 is the embedding, the last one the head. A table of memory (`layers.json`: `{tensor degree: {layer:
 {act_mem_bytes, params_bytes, …}}}`, for one row) is optional; without it bytes follow from the model.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.model import Model
+from trainwright.profile_imports.bandwidth_curves import read_curves
 from trainwright.profile_imports.layer_time_tables import (
     MeasuredLayer,
     Measurement,
@@ -20,6 +21,7 @@ from trainwright.profile_imports.layer_time_tables import (
 )
 from trainwright.profile_imports.reading import (
     ImportOptions,
+    choose,
     mapping,
     member,
     number,
@@ -42,20 +44,27 @@ def import_sailor(
     The files divide one figure of optimizer seconds evenly among the layers; the import divides it by parameters.
     """
     options = options or ImportOptions()
-    options.check("sailor", "memory_table")
-    held = _memory(options.memory_table, model) if options.memory_table is not None else {}
-    tables = [table for path in paths for table in _tables(path, model, held)]
-    alone = subtract_all_reduces(tables, model=model, accelerator=accelerator, inside=options.inside)
+    options.check("sailor", "memory_table", "inside_curves", "entry")
+    if options.inside is not None and options.inside_curves is not None:
+        raise ValueError("--inside-bandwidth and --inside-curves say the same; give one of them")
+    names = (*options.entry, accelerator)
+    held = _memory(options.memory_table, model, names) if options.memory_table is not None else {}
+    tables = [table for path in paths for table in _tables(path, model, held, names)]
+    curves = options.inside_curves and read_curves(options.inside_curves, accelerator, options.entry)
+    alone = subtract_all_reduces(
+        tables, model=model, accelerator=accelerator, inside=curves or options.inside, tell=options.tell
+    )
     return profiles_of(alone, model=model, accelerator=accelerator)
 
 
-def _tables(path: Path, model: Model, held: _Bytes) -> list[Measurement]:
+def _tables(path: Path, model: Model, held: _Bytes, names: Sequence[str]) -> list[Measurement]:
     found = []
-    for rows_key, degrees in read_mapping(path).items():
-        rows = positive_integer(rows_key, f"{path}")
-        for degree_key, layers in mapping(degrees, f"{path}: {rows_key}").items():
-            degree = positive_integer(degree_key, f"{path}: {rows_key}")
-            where = f"{path}: {rows_key}.{degree_key}"
+    tables, place = choose(read_mapping(path), names, str(path))
+    for rows_key, degrees in tables.items():
+        rows = positive_integer(rows_key, place)
+        for degree_key, layers in mapping(degrees, f"{place}: {rows_key}").items():
+            degree = positive_integer(degree_key, f"{place}: {rows_key}")
+            where = f"{place}: {rows_key}.{degree_key}"
             seconds = [_three(layer, f"{where}.{key}") for key, layer in _in_order(layers, where, model)]
             updates = _updates([update for _, _, update in seconds], model)
             known = held.get(degree, ((None, None),) * len(seconds))
@@ -93,15 +102,16 @@ def _updates(updates: Sequence[float], model: Model) -> Sequence[float]:
     return [total * share for share in update_shares(model)]
 
 
-def _memory(path: Path, model: Model) -> _Bytes:
+def _memory(path: Path, model: Model, names: Sequence[str]) -> _Bytes:
     found = {}
-    for degree_key, layers in read_mapping(path).items():
-        degree = positive_integer(degree_key, str(path))
+    degrees, place = choose(read_mapping(path), names, str(path))
+    for degree_key, layers in degrees.items():
+        degree = positive_integer(degree_key, place)
         found[degree] = tuple(
             (
-                number(member(layer, "act_mem_bytes", f"{path}: {degree_key}.{key}"), f"{path}: {degree_key}.{key}"),
-                number(member(layer, "params_bytes", f"{path}: {degree_key}.{key}"), f"{path}: {degree_key}.{key}"),
+                number(member(layer, "act_mem_bytes", f"{place}: {degree_key}.{key}"), f"{place}: {degree_key}.{key}"),
+                number(member(layer, "params_bytes", f"{place}: {degree_key}.{key}"), f"{place}: {degree_key}.{key}"),
             )
-            for key, layer in _in_order(layers, f"{path}: {degree_key}", model)
+            for key, layer in _in_order(layers, f"{place}: {degree_key}", model)
         )
     return found

@@ -7,7 +7,7 @@ twice as large in the backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +15,7 @@ from trainwright.accelerators import data_sheet
 from trainwright.cluster import Port
 from trainwright.layer import LayerKind
 from trainwright.model import Model
+from trainwright.profile_imports.bandwidth_curves import Curves, ring_curve
 from trainwright.profile_imports.layer_time_tables import MeasuredLayer, Measurement
 
 ACHIEVED_LINK_RATIO: Final = 0.7
@@ -24,17 +25,27 @@ STEP_SECONDS: Final = 1e-5
 
 
 def subtract_all_reduces(
-    measurements: Sequence[Measurement], *, model: Model, accelerator: str, inside: Port | None
+    measurements: Sequence[Measurement],
+    *,
+    model: Model,
+    accelerator: str,
+    inside: Port | Curves | None,
+    tell: Callable[[str], None],
 ) -> tuple[Measurement, ...]:
     """Subtract the seconds of rings over the port, at most down to an even share of degree 1.
 
     Degree 1 is scaled from the nearest rows at which it was measured. Without a port, the accelerator's data sheet
-    gives one; without a sheet, the tables stay as they are.
+    gives one; without a sheet, the tables stay as they are, and `tell` is told so.
     """
     if all(measurement.tensor_degree == 1 for measurement in measurements):
         return tuple(measurements)
     port = inside or _port(accelerator)
     if port is None:
+        degrees = sorted({measurement.tensor_degree for measurement in measurements} - {1})
+        tell(
+            f"the times at tensor degrees {', '.join(map(str, degrees))} include their all-reduces, which estimates count "
+            f"again: there is no data sheet of {accelerator}; give the bandwidth between its devices with --inside-bandwidth"
+        )
         return tuple(measurements)
     whole = [measurement for measurement in measurements if measurement.tensor_degree == 1]
     return tuple(
@@ -45,9 +56,13 @@ def subtract_all_reduces(
     )
 
 
-def ring_seconds(members: int, message_bytes: float, port: Port) -> float:
-    """Return seconds of a ring all-reduce: 2(n-1)(α + M/(nβ))."""
-    step = port.latency_seconds + message_bytes / members / port.bandwidth_bytes_per_second
+def ring_seconds(members: int, message_bytes: float, port: Port | Curves) -> float:
+    """Return seconds of a ring all-reduce: 2(n-1)(α + M/(nβ)), where curves give β by message size."""
+    part = message_bytes / members
+    if isinstance(port, Port):
+        step = port.latency_seconds + part / port.bandwidth_bytes_per_second
+    else:
+        step = ring_curve(port, members).seconds(part)
     return 2 * (members - 1) * step
 
 
@@ -69,7 +84,7 @@ class _TensorParallelTable:
 
     table: Measurement
     whole: Measurement | None
-    port: Port
+    port: Port | Curves
 
     def without_all_reduces(self, model: Model) -> Measurement:
         layers = tuple(

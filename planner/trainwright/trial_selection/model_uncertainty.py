@@ -140,7 +140,11 @@ def _changes(context: CostContext, doubts: ModelUncertainty) -> dict[str, tuple[
     return {
         **by_accelerator,
         "bandwidth of links": (
-            lambda runtime, by: replace(runtime, link_ratio=runtime.link_ratio * exp(by)),
+            lambda runtime, by: replace(
+                runtime,
+                link_ratio=runtime.link_ratio * exp(by),
+                inside_link_ratio=runtime.inside_link_ratio and runtime.inside_link_ratio * exp(by),
+            ),
             doubts.link,
         ),
         "growth with the rows": (

@@ -163,3 +163,14 @@ def test_any_bytes_give_profiles_or_one_sentence(seed, changes, length):
             said = str(refusal)
     assert said
     assert "\n" not in said
+
+
+def test_entries_that_were_taken_as_blocks_are_told(tmp_path):
+    seconds, told = np.full(30, 1e-5), []
+    seconds[3:27] = 0.004
+    path = _save(tmp_path, "gpt2_T4_1.npy", seconds)
+    _import_amp([path], Model.of(Gpt(24, 1024, 16, 1024, 50304), Dtype.FLOAT16), tell=told.append)
+    assert len(told) == 1
+    assert "of 30 entries, those from 3 to 26 for layers 1 to 24 were taken as blocks" in told[0]
+    _import_amp([path], Model.of(Gpt(12, 1024, 16, 1024, 50304), Dtype.FLOAT16), tell=told.append)
+    assert "takes as long as the blocks beside it; if the table is of a model with more layers than 12" in told[2]

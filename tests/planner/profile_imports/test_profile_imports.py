@@ -15,6 +15,7 @@ from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profile_imports import FORMATS, ImportOptions
+from trainwright.profile_imports.bandwidth_curves import Curve
 from trainwright.profile_imports.subtract_all_reduces import ring_seconds
 
 MODEL = Model.of(Gpt(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=500), Dtype.FLOAT32)
@@ -123,7 +124,8 @@ def test_several_files_give_several_tables(tmp_path):
         ("nonsense", "not JSON"),
         ("[1, 2]", "expected a mapping"),
         ({}, "an empty dict"),
-        ({"zero": {}}, "whole number of at least 1"),
+        ({"zero": {}}, "zero: expected a mapping"),
+        ({"0": {}}, "whole number of at least 1"),
         ({"1": {"1": {"0": [1, 2, 3]}}}, "there are 1 layers, but the model has 6"),
         ({"1": {"1": {str(i): [1, 2] for i in range(6)}}}, r"1\.1\.0: expected \[forward, backward, update\]"),
         ({"1": {"1": {str(i): [1, -2, 3] for i in range(6)}}}, r"1\.1\.0\[1\]: expected a number from 0"),
@@ -256,3 +258,61 @@ def test_any_json_gives_profiles_or_one_sentence(junk, as_memory):
         else:
             _only_one_sentence("sailor", path)
             _only_one_sentence("metis", path)
+
+
+def test_all_reduces_that_cannot_be_subtracted_are_told(tmp_path):
+    path, told = _write(tmp_path, _sailor_table(degrees=(1, 2))), []
+    _import("sailor", [path], accelerator="made-up-card", tell=told.append)
+    assert len(told) == 1
+    assert "degrees 2 include their all-reduces, which estimates count again" in told[0]
+    assert "no data sheet of made-up-card; give" in told[0]
+    for known in ({"accelerator": "Tesla-T4"}, {"inside": Port(1e-5, 1e10)}):
+        _import("sailor", [path], tell=told.append, **known)
+    assert len(told) == 1
+
+
+def test_merged_file_is_read_by_the_names_of_its_tables(tmp_path):
+    slow = {
+        rows: {
+            degree: {layer: [2 * one for one in times] for layer, times in layers.items()}
+            for degree, layers in table.items()
+        }
+        for rows, table in _sailor_table().items()
+    }
+    merged = _write(tmp_path, {"OPT-350": {"card": _sailor_table(), "other": slow}}, "merged.json")
+    whole = _import("sailor", [_write(tmp_path, _sailor_table())], accelerator="card")
+    assert _import("sailor", [merged], accelerator="card") == whole
+    assert _import("sailor", [merged], accelerator="renamed", entry=("OPT-350", "card")).cost(
+        "renamed", "block", 1, 1
+    ) == (whole.cost("card", "block", 1, 1))
+    with pytest.raises(ValueError, match=r"OPT-350: there are tables of card, other; name the one .* --entry card"):
+        _import("sailor", [merged], accelerator="renamed")
+
+
+def test_curves_give_each_message_the_bandwidth_of_its_size(tmp_path):
+    table = _write(tmp_path, _sailor_table(rows=(1,), degrees=(1, 4)))
+    curves = _write(tmp_path, {"card": {"2": [[0.0, 0.0, 9.0], 9e9], "4": [[0.0, 0.0, 2.0], 2e9]}}, "curves.json")
+    flat, by_size = (
+        _import("sailor", [table], accelerator="card", **inside).cost("card", "block", 4, 1)
+        for inside in ({"inside": Port(0.0, 2e9)}, {"inside_curves": curves})
+    )
+    assert by_size == flat
+    with pytest.raises(ValueError, match="give one of them"):
+        _import("sailor", [table], inside=Port(0.0, 2e9), inside_curves=curves)
+    for bad in ([1.0], [[0.0, 0.0, 0.0], 1.0], "curve"):
+        _write(tmp_path, {"card": {"4": bad}}, "curves.json")
+        with pytest.raises(ValueError, match=r"curves.json: card: 4: "):
+            _import("sailor", [table], accelerator="card", inside_curves=curves)
+
+
+def test_curve_grows_with_the_message():
+    curve = Curve((0.8, 16.0, 33.0))
+    assert curve.seconds(2e6) == pytest.approx(2e-3 / 49.8)
+    assert curve.seconds(1e3) == pytest.approx(1e-6 / 33)
+    assert all(curve.seconds(size) < curve.seconds(2 * size) for size in (1e5, 1e6, 1e7))
+
+
+def test_refusal_of_a_layer_count_names_the_number_to_write(tmp_path):
+    table = _write(tmp_path, _sailor_table(model=Model.of(Gpt(7, 64, 4, 32, 500))))
+    with pytest.raises(ValueError, match=r"there are 9 layers, but the model has 6 .* with layers: 7"):
+        _import("sailor", [table])
