@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,17 +52,14 @@ def read_curves(path: Path, accelerator: str, entry: Sequence[str]) -> Curves:
     }
 
 
-def _curve(fitted: object, where: str) -> Curve:
+def _curve(fitted: Any, where: str) -> Curve:
     try:
-        (a, b, c), _ = fitted  # type: ignore[misc]
-        found = Curve((float(a), float(b), float(c)))
-    except (TypeError, ValueError):
+        a, b, c = (float(number) for number in fitted[0])
+    except (IndexError, KeyError, TypeError, ValueError):
         raise ValueError(f"{where}: expected [[a, b, c], most bytes/s], got {shown(fitted)}") from None
-    if not all(map(math.isfinite, found.coefficients)) or found.coefficients[2] <= 0:
-        raise ValueError(
-            f"{where}: c, the GB/s of messages of one megabyte, must be above 0, got {shown(found.coefficients[2])}"
-        )
-    return found
+    if not all(map(math.isfinite, (a, b, c))) or c <= 0:
+        raise ValueError(f"{where}: c, the GB/s of messages of one megabyte, must be above 0, got {shown(c)}")
+    return Curve((a, b, c))
 
 
 def ring_curve(curves: Curves, members: int) -> Curve:

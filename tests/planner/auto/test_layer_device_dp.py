@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -78,13 +79,15 @@ def _may_stand(chain: tuple[LineInterval, ...], line: DeviceLine) -> bool:
     return chain[0].end_block <= first and chain[-1].first_block >= line.blocks - last
 
 
+@pytest.mark.parametrize("hides_transfers", [True, False])
 @pytest.mark.parametrize("memory", [None, 9_000_000])
 @pytest.mark.parametrize("rows", [2, 4])
 def test_slowest_stage_is_as_short_as_possible(
-    make_cluster: MakeCluster, make_problem: MakeProblem, memory: int | None, rows: int
+    make_cluster: MakeCluster, make_problem: MakeProblem, memory: int | None, rows: int, *, hides_transfers: bool
 ) -> None:
     """Compare with every chain: the first chain has the shortest slowest stage."""
     problem = make_problem(make_cluster((("fast", 1), ("slow", 2)), memory=memory), layers=3, batch=8)
+    problem = replace(problem, runtime=replace(problem.runtime, hides_transfers=hides_transfers))
     looked_at = 0
     for line in device_lines(problem, 8, 4, 4):
         (tables,) = LineOptions.for_lines([StageSites(ReplicaTables(problem, 28), line)], rows, 8 // rows)
@@ -98,8 +101,10 @@ def test_slowest_stage_is_as_short_as_possible(
                 best = tables.best(tables.in_flight_level(behind))
                 number = tables.sites.site_numbers[section.first_block, section.end_block]
                 where = number, section.first, section.end
-                message = LayerDeviceDP(tables)._message_seconds[section.first_block, section.end_block, section.end]
-                paces.append(max(best.seconds[where], message * best.tensor[where] / 2 if paces else 0.0))
+                before, after = LayerDeviceDP(tables)._message_seconds[:, section.first_block, section.end_block]
+                entering, leaving = before[section.first], after[section.end]
+                seconds = best.seconds[where]
+                paces.append(max(seconds, leaving / 2) if hides_transfers else seconds + entering + leaving)
             least = min(least, max(paces))
         found = LayerDeviceDP(tables).sequences()
         if np.isfinite(least):

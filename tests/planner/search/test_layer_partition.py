@@ -14,7 +14,7 @@ from property_tests import examples
 from trainwright.cost.layer_sums import Array
 from trainwright.families import Gpt
 from trainwright.model import Model
-from trainwright.search.uniform.layer_partition import even_split, partition
+from trainwright.search.uniform.layer_partition import even_split, partition, with_messages
 
 Instance = tuple[Array, Array, int]
 
@@ -155,3 +155,16 @@ def test_megatron_splits_the_blocks_evenly_and_leaves_the_rest_at_the_ends(
 ) -> None:
     model = Model.of(Gpt(24, 64, 4, 32, 100))
     assert even_split(model, stages) == expected
+
+
+@given(instances(), st.data())
+def test_stages_spend_the_messages_on_both_their_sides(instance: Instance, data: st.DataObject) -> None:
+    times, exchanges, _ = instance
+    stages, layers = len(times), times.shape[1] - 1
+    cuts = data.draw(st.lists(st.integers(1, layers), min_size=stages - 1, max_size=stages - 1).map(sorted))
+    ends = [0, *cuts, layers]
+    occupied = with_messages(times, exchanges)
+    for stage in range(stages):
+        first, end = ends[stage : stage + 2]
+        sides = (exchanges[stage - 1, first] if stage else 0.0) + (exchanges[stage, end] if stage < stages - 1 else 0.0)
+        assert occupied[stage, first, end] == pytest.approx(times[stage, first, end] + sides)

@@ -16,7 +16,7 @@ from trainwright.cost.layer_sums import Array, span_sums
 from trainwright.plan import LayerRun, Pipeline, Plan, RankOrder, Sharding, Stage
 from trainwright.search.auto.replica_tables import ReplicaTables
 from trainwright.search.problem import Problem
-from trainwright.search.uniform.layer_partition import partition
+from trainwright.search.uniform.layer_partition import partition, with_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +203,10 @@ class LayerRebalancer:
                     times = np.stack([self._stage_seconds(stage) for stage in configs])
                 except ValueError:  # a layer without a profile
                     continue
-                ends = partition(
-                    times, self._boundary_seconds(configs, pipeline.micro_batch_size), pipeline.micro_batches
-                )
+                messages = self._boundary_seconds(configs, pipeline.micro_batch_size)
+                if not self.problem.runtime.hides_transfers:
+                    times, messages = with_messages(times, messages), np.zeros_like(messages)
+                ends = partition(times, messages, pipeline.micro_batches)
                 if ends is not None:
                     plan = with_stage_configs(plan, index, _with_ends(configs, ends))
         return plan

@@ -18,6 +18,17 @@ _BALANCE_WEIGHT = 1e-9
 """Weight of unevenness against Eq. 5: enough to break ties, far below any real difference."""
 
 
+def with_messages(times: Array, boundary_seconds: Array) -> Array:
+    """Return `[stage, first, end]` seconds of stages that also spend the messages on both their sides, as `partition` has them.
+
+    So they do where the runtime does not hide transfers; boundaries then cost nothing besides.
+    """
+    occupied = times.copy()
+    occupied[1:] += boundary_seconds[: len(times) - 1, :, None]
+    occupied[:-1] += boundary_seconds[: len(times) - 1, None, :]
+    return occupied
+
+
 def partition(times: Array, boundary_seconds: Array, micro_batches: int) -> tuple[int, ...] | None:
     """Return the ends of the stages that minimise AMP's Eq. 5: (gas - 1) · max t_i + Σ e_i + Σ t_i; None if none is feasible.
 

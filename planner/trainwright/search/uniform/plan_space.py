@@ -19,7 +19,7 @@ from trainwright.search.degrees import Degrees, enumerate_degrees, is_profiled, 
 from trainwright.search.node_order import DeviceOrder, device_order
 from trainwright.search.problem import NoFeasiblePlan, Problem
 from trainwright.search.uniform.critical_path_bound import CriticalPathBound
-from trainwright.search.uniform.layer_partition import partition
+from trainwright.search.uniform.layer_partition import partition, with_messages
 from trainwright.search.uniform.stage_tables import (
     PlacedStages,
     Placement,
@@ -96,11 +96,17 @@ class UniformPlanSpace:
                     yield stages, rows
 
     def best_assignment(self, stages: PlacedStages, rows: int, *, within_memory: bool = True) -> tuple[int, ...] | None:
-        """Return the ends that minimise Eq. 5, by default among those that fit into memory."""
+        """Return the ends that minimise Eq. 5, by default among those that fit into memory.
+
+        Unless the runtime hides transfers, t_i includes the messages of stage i.
+        """
         times = self.tables.times(stages, rows)
         if within_memory:
             times = np.where(self.tables.fits(stages, rows), times, math.inf)
-        return partition(times, self.tables.boundary_seconds(stages, rows), self.micro_batches(stages, rows))
+        messages = self.tables.boundary_seconds(stages, rows)
+        if not self.problem.runtime.hides_transfers:
+            times, messages = with_messages(times, messages), np.zeros_like(messages)
+        return partition(times, messages, self.micro_batches(stages, rows))
 
     def micro_batches(self, stages: PlacedStages, rows: int) -> int:
         """Return the number of micro-batches (AMP's gas)."""
