@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from auto_oracle import PlanSpace
 
@@ -39,12 +40,9 @@ def _draw(pick: random.Random, layers: int, devices: int) -> Problem:
         max_data_degree=pick.choice((None, None, None, 1, 2)),
         max_pipeline_degree=pick.choice((None, None, None, 2)),
     )
-    runtime = Runtime(
-        overlaps_gradients=pick.random() < 1 / 3,
-        overlap_slowdown_ratio=pick.choice((1.0, 1.3)),
-        hides_transfers=pick.random() < 2 / 3,
-    )
+    runtime = Runtime(overlaps_gradients=pick.random() < 1 / 3, overlap_slowdown_ratio=pick.choice((1.0, 1.3)))
     batch = pick.choice((2, 3, 4, 4, 5, 6))
+    runtime = replace(runtime, hides_transfers=batch != 4)
     return Problem(cluster, model, _profiles(pick, cluster, model), batch, limits, runtime=runtime)
 
 
