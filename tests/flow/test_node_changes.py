@@ -207,6 +207,23 @@ def test_device_time_of_a_gang_that_the_change_cuts_off_is_counted() -> None:
     assert former["device_seconds"] == pytest.approx(devices * (world.now - started).total_seconds(), rel=0.1)
 
 
+def test_device_time_of_a_gang_that_ends_for_lack_of_any_node_is_counted() -> None:
+    limits = {"runDeadlineSeconds": 9000, "maxDeviceHours": 100}
+    world = until_gang(World(spec=spec_of(settlingSeconds=300, trials=limits)), "candidate-1")
+    world.run(until=lambda: any(str(one.state) == "Running" for one in world.status.trials))
+    started, devices, world.run_seconds = world.now, len({one.node for one in world.pods.values()}) * 2, 1e9
+    usable, world.nodes = world.nodes, tuple(replace(one, schedulable=False) for one in world.nodes)
+    world.run(until=lambda: not world.jobs)
+    used = devices * (world.now - started).total_seconds()
+    assert world.condition("NodesDiscovered").reason == "NoUsableNodes"
+    world.nodes = usable[:2]
+    revise(world)
+    (former,) = [
+        json.loads(one.data[FORMER_KEY]) for name, one in world.stored.items() if name.endswith("-discovery-2")
+    ]
+    assert former["device_seconds"] == pytest.approx(used, rel=0.1)
+
+
 def test_a_new_node_is_planned_with_only_where_the_spec_says_so() -> None:
     never, watching = World(), World(spec=spec_of(**WATCHING))
     for world in (never, watching):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from flow_harm import lost_attempt
 from flow_reports import log_of, parts_of, report_of
 from flow_series import gangs, outcomes, planned_in, states, world_of
 from flow_world import World, spec_of
@@ -61,6 +62,31 @@ def test_measured_trials_of_a_suspended_series_are_not_repeated() -> None:
     world.run()
     assert gangs(world) == [f"{names[3]}s"]
     assert set(states(world).values()) == {"Succeeded"}
+
+
+def test_device_time_of_a_series_without_a_measured_trial_is_kept() -> None:
+    world, _ = measuring(trials=0)
+    suspend(world)
+    for _ in range(3):
+        world.step()
+    assert lost_attempt(world, SERIES).device_seconds == pytest.approx(2 * 60, abs=10)
+
+
+def test_device_time_of_trials_that_a_suspension_cuts_off_counts() -> None:
+    limits = {"maxDeviceHours": 2 * 250.0 / 3600, "runDeadlineSeconds": 240}
+    world = world_of(per_gang=1, **limits)
+    planned_in(world)
+    world.run_seconds = 1e9
+    for _ in range(2):
+        world.run(until=lambda: any(pod.phase == "Running" for pod in world.pods.values() if "cand" in pod.gang))
+        world.pass_time(120)
+        suspend(world)
+        for _ in range(3):
+            world.step()
+        assert world.jobs == {}
+        suspend(world, suspended=False)
+    world.run()
+    assert {trial.reason for trial in world.status.trials} == {"DeviceHoursExhausted"}
 
 
 def test_operator_keeps_measurements_when_killed_during_suspension() -> None:
@@ -136,7 +162,8 @@ def test_suspension_frees_devices_when_a_task_was_modified(
     changed = tuple(found for stored in snapshot.stored if (found := harm(stored)) is not None)
     todo = decide(replace(snapshot, stored=changed), world.now)
     assert [action.name for action in todo if isinstance(action, a.DeleteJob)] == list(world.jobs)
-    assert not [action for action in todo if isinstance(action, a.CreateConfigMap)]
+    created = [action for action in todo if isinstance(action, a.CreateConfigMap)]
+    assert not [action.name for action in created if action.role is a.StoredRole.RESULT]
 
 
 def test_suspension_frees_devices_when_results_cannot_be_stored() -> None:

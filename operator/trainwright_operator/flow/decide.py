@@ -46,7 +46,7 @@ from trainwright_operator.flow.phases import (
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import Snapshot, StoredConfigMap
 from trainwright_operator.flow.status_update import status_actions
-from trainwright_operator.flow.suspension import measured_results, suspend
+from trainwright_operator.flow.suspension import suspend, unstored_results
 
 PHASES: Final = tuple(
     one.PHASE for one in (acceptance, discovery, node_changes, links, profiling, planning, trials, result)
@@ -88,7 +88,7 @@ def _decide(context: ReconcileContext) -> list[Action]:
     last = steps[-1].result
     live_gangs = last.live_gangs if isinstance(last, Waiting) else frozenset[str]()
     # A suspension or an edit can drop a gang whose pods have just ended; when it is planned again, its result is there.
-    actions += measured_results(context, live_gangs)
+    actions += unstored_results(context, live_gangs)
     return [*actions, *_deletions(context, live_gangs), *status_actions(context, steps)]
 
 

@@ -21,6 +21,7 @@ from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.retries import find_retry
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.snapshot import StoredConfigMap
 from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES
 
 FORMER_KEY: Final = "former.json"
@@ -80,11 +81,16 @@ def former_revision(context: ReconcileContext) -> FormerRevision:
     return former
 
 
+def is_trial(stored: StoredConfigMap) -> bool:
+    """Return whether a ConfigMap is of a gang of trials, whose device time counts."""
+    return stored.gang.startswith(GANG_PREFIXES)
+
+
 def trial_device_seconds(context: ReconcileContext) -> float:
     """Return device seconds of the trials of all revisions, of lost attempts and of the gang under way too."""
     names, found = context.names, former_revision(context).device_seconds
     owned = [one for one in context.snapshot.stored if not one.terminating and names.owns(one.name)]
-    trials = [one for one in owned if one.gang.startswith(GANG_PREFIXES)]
+    trials = [one for one in owned if is_trial(one)]
     found += sum(result_in(one).outcome.device_seconds for one in trials if one.role == StoredRole.RESULT)
     found += sum(running_device_seconds(context, one) for one in trials if one.role == StoredRole.TASK)
     lost = {one.gang for one in trials if one.role == StoredRole.ATTEMPT}
