@@ -205,3 +205,16 @@ def test_timed_out_measurement_is_repeated_with_a_later_deadline(
     world.change(**{section: {"deadlineSeconds": 900}})
     world.run()
     assert world.succeeded == ("True" if reason == "DeadlineExceeded" else "False")
+
+
+def test_device_time_of_a_trial_that_an_edit_repeats_counts() -> None:
+    limits = {"topK": 1, "baseline": "None", "runDeadlineSeconds": 240}
+    world = World(spec=spec_of(trials={**limits, "maxDeviceHours": 6 * 250.0 / 3600}))
+    world.run(until=lambda: running(world, "candidate-1"))
+    world.run_seconds = 1000.0
+    world.run()
+    assert world.trial("candidate-1").reason == "DeadlineExceeded"
+    world.run_seconds = 10.0
+    world.change(trials={**limits, "maxDeviceHours": 6 * 251.0 / 3600})
+    world.run()
+    assert world.trial("candidate-1").reason == "DeviceHoursExhausted"

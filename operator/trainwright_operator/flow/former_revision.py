@@ -14,15 +14,12 @@ from trainwright.document_kind import document
 from trainwright.layer import Dtype
 from trainwright.plan import Plan
 from trainwright.search import RequiredProfile
-from trainwright_operator.flow.actions import DeleteConfigMap, StoredRole
+from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.discovered_devices import DiscoveredDevices
-from trainwright_operator.flow.gangs.lifecycle import result_in, running_device_seconds
+from trainwright_operator.flow.gangs.lifecycle import result_in
 from trainwright_operator.flow.gangs.outcome import OutcomeState
-from trainwright_operator.flow.gangs.retries import find_retry
 from trainwright_operator.flow.gangs.worker_log import parse_strict
 from trainwright_operator.flow.phase import ReconcileContext
-from trainwright_operator.flow.snapshot import StoredConfigMap
-from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES
 
 FORMER_KEY: Final = "former.json"
 
@@ -79,23 +76,6 @@ def former_revision(context: ReconcileContext) -> FormerRevision:
         return FIRST
     former: FormerRevision = parse_strict(stored.data.get(FORMER_KEY, ""), FormerRevision, stored.name)
     return former
-
-
-def is_trial(stored: StoredConfigMap) -> bool:
-    """Return whether a ConfigMap is of a gang of trials, whose device time counts."""
-    return stored.gang.startswith(GANG_PREFIXES)
-
-
-def trial_device_seconds(context: ReconcileContext) -> float:
-    """Return device seconds of the trials of all revisions, of lost attempts and of the gang under way too."""
-    names, found = context.names, former_revision(context).device_seconds
-    owned = [one for one in context.snapshot.stored if not one.terminating and names.owns(one.name)]
-    trials = [one for one in owned if is_trial(one)]
-    found += sum(result_in(one).outcome.device_seconds for one in trials if one.role == StoredRole.RESULT)
-    found += sum(running_device_seconds(context, one) for one in trials if one.role == StoredRole.TASK)
-    lost = {one.gang for one in trials if one.role == StoredRole.ATTEMPT}
-    retries = (find_retry(context, gang) for gang in sorted(lost))
-    return found + sum(one.lost.device_seconds for one in retries if one is not None)
 
 
 def keep_profile(

@@ -11,17 +11,15 @@ from trainwright.worker_api import TrialSeriesTask, WorkerTask
 from trainwright_operator.api.conditions import PHASE_CONDITIONS, ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
 from trainwright_operator.flow.actions import Action, StoredRole
-from trainwright_operator.flow.former_revision import is_trial
-from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
-from trainwright_operator.flow.gangs.lifecycle import partial_results, running_device_seconds
+from trainwright_operator.flow.gangs.lifecycle import partial_results
 from trainwright_operator.flow.gangs.pod_template import TASK_FILE
-from trainwright_operator.flow.gangs.retries import record_lost_attempt
 from trainwright_operator.flow.gangs.worker_log import NeedsNewerVersion, parse_strict
 from trainwright_operator.flow.phase import Done, Findings, ReconcileContext, Step, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
 from trainwright_operator.flow.snapshot import StoredConfigMap
 from trainwright_operator.flow.trials import trial_gangs, trial_status
+from trainwright_operator.flow.trials.device_time import record_stopped_trial
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 from trainwright_operator.flow.trials.trial_schedule import SERIES_SUFFIX
 
@@ -52,18 +50,9 @@ def unstored_results(context: ReconcileContext, live_gangs: AbstractSet[str]) ->
         try:
             gang_spec = _gang_of_task(context, stored)
             measured = partial_results(context, gang_spec) if gang_spec is not None else ()
-            yield from measured or _used_device_time(context, stored)
+            yield from measured or record_stopped_trial(context, stored)
         except (documents.DocumentError, NeedsNewerVersion):
             continue  # its task was modified, or is of a newer version; the measurement is repeated
-
-
-def _used_device_time(context: ReconcileContext, stored: StoredConfigMap) -> tuple[Action, ...]:
-    """Return the record of a trial's device time without a result, which counts against trials.maxDeviceHours."""
-    seconds = running_device_seconds(context, stored) if is_trial(stored) else 0.0
-    if not seconds:
-        return ()
-    stopped = GangFailure(Reason.TERMINATED, "it was stopped while running, as the plan was suspended or changed")
-    return record_lost_attempt(context, stored.gang, stopped, device_seconds=seconds, log="")
 
 
 def _gang_of_task(context: ReconcileContext, stored: StoredConfigMap) -> GangSpec | None:

@@ -82,12 +82,21 @@ def is_ended_by_cluster(retry: Retry | None, task_map: StoredConfigMap) -> bool:
     return retry is not None and retry.ended_at >= task_map.created_at
 
 
-def record_lost_attempt(
-    context: ReconcileContext, gang: str, failure: GangFailure, *, device_seconds: float, log: str
+def record_lost_attempt(  # noqa: PLR0913 - each is a different fact of the end
+    context: ReconcileContext,
+    gang: str,
+    failure: GangFailure,
+    *,
+    device_seconds: float,
+    log: str,
+    is_paused: bool = True,
 ) -> tuple[Action, ...]:
-    """Return the creation of the record, then the deletions of those before it."""
+    """Return the creation of the record, then the deletions of those before it.
+
+    Without `is_paused` the next attempt is due at once, as after an edit.
+    """
     former = find_retry(context, gang)
-    generation = context.plan.generation
+    generation = context.plan.generation if is_paused else 0
     is_in_a_row = former is not None and former.lost.generation == generation
     lost = LostAttempt(
         number=former.lost.number + 1 if former is not None else 1,

@@ -14,7 +14,7 @@ from trainwright.layer import Dtype
 from trainwright.worker_api import Gang, GangNode, LinkTask
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.status import TrainingPlanStatus
-from trainwright_operator.flow.actions import DeleteConfigMap, DryRunJob, StoredRole
+from trainwright_operator.flow.actions import Action, DryRunJob, StoredRole
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.launchers.launcher import Launcher
 from trainwright_operator.flow.gangs.launchers.registry import possible_launchers
@@ -22,6 +22,7 @@ from trainwright_operator.flow.gangs.outcome import parse_outcome
 from trainwright_operator.flow.number_formats import model_from_spec
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.trials.device_time import discard_result
 
 _PROBE = GangSpec(
     name="dry-run",
@@ -99,7 +100,7 @@ def _probe(context: ReconcileContext, launcher: Launcher) -> DryRunJob:
 
 def discard_transient_failures(context: ReconcileContext, findings: Findings) -> PhaseResult:
     """Delete environmental failures of former generations and versions, so that their gangs run again."""
-    discards = []
+    discards: list[Action] = []
     for stored in context.snapshot.stored:
         if stored.role != StoredRole.RESULT or stored.terminating or not context.names.owns(stored.name):
             continue
@@ -108,7 +109,7 @@ def discard_transient_failures(context: ReconcileContext, findings: Findings) ->
         except documents.DocumentError:
             continue  # reported where the result is read
         if not outcome.counts_for(context.plan.generation):
-            discards.append(DeleteConfigMap(stored.name))
+            discards.extend(discard_result(context, stored))
     if discards:
         return Waiting(actions=tuple(discards), live_gangs=_current_gangs(context))
     return Done(findings)

@@ -26,7 +26,6 @@ from trainwright_operator.flow.former_revision import (
     former_revision,
     keep_profile,
     obsolete_maps,
-    trial_device_seconds,
 )
 from trainwright_operator.flow.names import DOCUMENT_KEY
 from trainwright_operator.flow.number_formats import with_formats
@@ -35,6 +34,7 @@ from trainwright_operator.flow.phases.discovery import describe_excluded, find_l
 from trainwright_operator.flow.phases.links import measured_links_map
 from trainwright_operator.flow.phases.profiling import needed_runs, profile_map
 from trainwright_operator.flow.reasons import Reason, explain
+from trainwright_operator.flow.trials.device_time import trial_device_seconds
 from trainwright_operator.flow.trials.planned_trials import PlannedTrials
 
 _LONGEST_SETTLING = 5

@@ -15,7 +15,6 @@ from trainwright.worker_api import Progress
 from trainwright_operator.api.conditions import ConditionType
 from trainwright_operator.api.spec import TrialsSpec
 from trainwright_operator.api.status import TrainingPlanStatus, TrialState
-from trainwright_operator.flow.actions import DeleteConfigMap
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.gang_spec import GangSpec
 from trainwright_operator.flow.gangs.lifecycle import GangStep, advance
@@ -26,6 +25,7 @@ from trainwright_operator.flow.patience import explain_exhaustion
 from trainwright_operator.flow.phase import Done, Failed, Findings, PhaseResult, PlanPhase, ReconcileContext, Waiting
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait
 from trainwright_operator.flow.trials import trial_gangs, trial_status
+from trainwright_operator.flow.trials.device_time import discard_result
 from trainwright_operator.flow.trials.planned_trials import PlannedTrial
 from trainwright_operator.flow.trials.trial_schedule import TrialAttempts, TrialResult, TrialTurn, next_trials
 from trainwright_operator.flow.trials.trial_status import TriedPlan, trial_result
@@ -87,7 +87,8 @@ def try_plans(context: ReconcileContext, findings: Findings) -> PhaseResult:
     attempts = {trial.name: TrialAttempts.of(context, trial.name) for trial in planned.trials}
     foreign = [name for trial in planned.trials for name in attempts[trial.name].results_of_other_plans(trial.plan)]
     if foreign or any(trial_gangs.runs_other_plan(context, trial) for trial in planned.trials):
-        return Waiting(actions=tuple(DeleteConfigMap(context.names.result(name)) for name in foreign))
+        maps = (context.snapshot.find(context.names.result(name)) for name in foreign)
+        return Waiting(actions=tuple(one for stored in maps if stored for one in discard_result(context, stored)))
     turns = next_trials(planned, _trial_results(attempts), context.spec.trials.stop_when_regret_below)
     active = _select_gang(context, findings, turns, attempts)
     step = active.advance(context)

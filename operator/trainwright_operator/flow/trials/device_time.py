@@ -1,0 +1,53 @@
+"""Device time of trials, which counts against trials.maxDeviceHours, also where no result of a trial is kept."""
+
+from __future__ import annotations
+
+from trainwright_operator.flow.actions import Action, DeleteConfigMap, StoredRole
+from trainwright_operator.flow.former_revision import former_revision
+from trainwright_operator.flow.gangs.failures import GangFailure
+from trainwright_operator.flow.gangs.lifecycle import result_in, running_device_seconds
+from trainwright_operator.flow.gangs.retries import find_retry, is_ended_by_cluster, record_lost_attempt
+from trainwright_operator.flow.phase import ReconcileContext
+from trainwright_operator.flow.reasons import Reason
+from trainwright_operator.flow.snapshot import StoredConfigMap
+from trainwright_operator.flow.trials.planned_trials import GANG_PREFIXES
+
+
+def trial_device_seconds(context: ReconcileContext) -> float:
+    """Return device seconds of the trials of all revisions, of attempts without a result and of the gang under way too."""
+    names, found = context.names, former_revision(context).device_seconds
+    owned = [one for one in context.snapshot.stored if not one.terminating and names.owns(one.name)]
+    trials = [one for one in owned if _is_trial(one)]
+    found += sum(result_in(one).outcome.device_seconds for one in trials if one.role == StoredRole.RESULT)
+    found += sum(running_device_seconds(context, one) for one in trials if one.role == StoredRole.TASK)
+    lost = {one.gang for one in trials if one.role == StoredRole.ATTEMPT}
+    retries = (find_retry(context, gang) for gang in sorted(lost))
+    return found + sum(one.lost.device_seconds for one in retries if one is not None)
+
+
+def record_stopped_trial(context: ReconcileContext, task_map: StoredConfigMap) -> tuple[Action, ...]:
+    """Return the record of the device time of a trial that is stopped without a result."""
+    seconds = running_device_seconds(context, task_map) if _is_trial(task_map) else 0.0
+    return _record(context, task_map.gang, Reason.TERMINATED, "the plan was suspended or changed while it ran", seconds)
+
+
+def discard_result(context: ReconcileContext, result_map: StoredConfigMap) -> tuple[Action, ...]:
+    """Return the deletion of a result that does not count any more, after the record of a trial's device time."""
+    gang, deletion = result_map.gang, DeleteConfigMap(result_map.name)
+    if not _is_trial(result_map) or is_ended_by_cluster(find_retry(context, gang), result_map):
+        return (deletion,)  # else a pass that was interrupted after the record would record it again
+    outcome = result_in(result_map).outcome
+    return (*_record(context, gang, outcome.reason, outcome.message, outcome.device_seconds), deletion)
+
+
+def _is_trial(stored: StoredConfigMap) -> bool:
+    return stored.gang.startswith(GANG_PREFIXES)
+
+
+def _record(
+    context: ReconcileContext, gang: str, reason: Reason, sentence: str, device_seconds: float
+) -> tuple[Action, ...]:
+    if not device_seconds:
+        return ()
+    ended = GangFailure(reason, sentence)
+    return record_lost_attempt(context, gang, ended, device_seconds=device_seconds, log="", is_paused=False)
