@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 
 from trainwright import documents
@@ -33,6 +33,10 @@ from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.placement_queue import gangs_ahead
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
+
+
+_CLOCK_STEP = timedelta(seconds=1)
+"""Resolution of the API server's times: a task must be younger than the record of the attempt before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def advance(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
     if retry is not None and (is_early if task_map is None else retries.is_ended_by_cluster(retry, task_map)):
         return GangStep.of_retry(retry)
     if task_map is None:
-        return _create_task(context, gang_spec)
+        return _create_task(context, gang_spec, retry)
     try:
         stored_task = worker_log.parse_strict(task_map.data.get(TASK_FILE, ""), WorkerTask, task_map.name)
     except documents.DocumentError as error:
@@ -117,11 +121,12 @@ def is_under_way(context: ReconcileContext, gang: str) -> bool:
     return not retries.is_ended_by_cluster(retries.find_retry(context, gang), task_map)
 
 
-def _create_task(context: ReconcileContext, gang_spec: GangSpec) -> GangStep:
+def _create_task(context: ReconcileContext, gang_spec: GangSpec, retry: Retry | None) -> GangStep:
     jobs = context.snapshot.jobs_of(gang_spec.name)
-    if jobs or any(not pod.terminating for pod in context.snapshot.pods_of(gang_spec.name)):
-        # Left from before the plan was suspended; the pods' task is gone. A JobSet goes before its pods, which would
-        # be taken for those of the next one. Terminating pods may stay for ever where their node is dead.
+    # Left from before the plan was suspended or changed; the pods' task is gone. A deleted job goes before its pods, which
+    # would be taken for those of the next one. Terminating pods may stay for ever where their node is dead.
+    pods = [pod for pod in context.snapshot.pods_of(gang_spec.name) if not pod.terminating]
+    if jobs or pods or (retry is not None and context.now - retry.ended_at < _CLOCK_STEP):
         deletions = tuple(DeleteJob(job.name) for job in jobs if not job.terminating)
         return GangStep(activity="waiting for the previous pods to terminate", actions=deletions)
     image = worker_image.image_to_run(context, gang_spec.task.gang)
