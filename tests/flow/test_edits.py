@@ -146,15 +146,16 @@ def end_without_a_pass(world: World, gang: str) -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_trial_goes_on_while_an_edit_is_planned(ends: bool) -> None:
-    world = World(spec=spec_of(trials={"topK": 2}))
-    world.run(until=lambda: running(world, "candidate-1"))
+@pytest.mark.parametrize(("per_gang", "gang"), [(1, "candidate-1"), (2, "candidate-1s")])
+def test_trials_go_on_while_an_edit_is_planned(per_gang: int, gang: str, ends: bool) -> None:
+    world = World(spec=spec_of(trials={"topK": 2, "perGang": per_gang}))
+    world.run(until=lambda: running(world, gang))
     if ends:
-        end_without_a_pass(world, "candidate-1")
-    world.change(trials={"topK": 3})
+        end_without_a_pass(world, gang)
+    world.change(trials={"topK": 3, "perGang": per_gang})
     world.run()
     assert world.succeeded == "True"
-    assert sum(name.endswith("-candidate-1-order") for name in world.created) == 1
+    assert sum("-candidate-1" in name and name.endswith("-order") for name in world.created) == 1
 
 
 def test_running_trial_is_replaced_when_it_runs_a_plan_of_a_former_search() -> None:

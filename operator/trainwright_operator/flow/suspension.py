@@ -56,14 +56,17 @@ def unstored_results(context: ReconcileContext, live_gangs: AbstractSet[str]) ->
 
 
 def _gang_of_task(context: ReconcileContext, stored: StoredConfigMap) -> GangSpec | None:
-    """Return the gang of a task, as far as its results depend on it, or None for a series that is no longer planned."""
+    """Return the gang of a task, as far as its results depend on it, or None for a series that was never planned."""
     task: WorkerTask = parse_strict(stored.data.get(TASK_FILE, ""), WorkerTask, stored.name)
     if not isinstance(task, TrialSeriesTask):
         return GangSpec(stored.gang, task, pending_seconds=0.0, run_seconds=0.0)
-    planned = context.stored_document(context.names.candidates(context.spec.trials.top_k), PlannedTrials)
-    if planned is None:
-        return None
-    parts = tuple(trial.name + SERIES_SUFFIX for trial in trial_gangs.active_series(context, planned))
-    if parts[:1] != (stored.gang,):
-        return None
-    return GangSpec(stored.gang, task, pending_seconds=0.0, run_seconds=0.0, part_names=parts)
+    present, every = context.names.candidates(context.spec.trials.top_k), context.names.child("candidates-")
+    # After an edit of topK its trials are those of another document, perhaps until the next search.
+    former = sorted(one.name for one in context.snapshot.stored if one.name.startswith(every) and one.name != present)
+    for name in (present, *former):
+        planned = context.stored_document(name, PlannedTrials)
+        series = trial_gangs.active_series(context, planned) if planned is not None else ()
+        parts = tuple(trial.name + SERIES_SUFFIX for trial in series)
+        if parts[:1] == (stored.gang,):
+            return GangSpec(stored.gang, task, pending_seconds=0.0, run_seconds=0.0, part_names=parts)
+    return None

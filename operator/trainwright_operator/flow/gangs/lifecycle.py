@@ -34,7 +34,6 @@ from trainwright_operator.flow.placement_queue import gangs_ahead
 from trainwright_operator.flow.reasons import Explanation, Reason, explain, explain_wait, message
 from trainwright_operator.flow.snapshot import JobFacts, PodFacts, StoredConfigMap
 
-
 _CLOCK_STEP = timedelta(seconds=1)
 """Resolution of the API server's times: a task must be younger than the record of the attempt before it."""
 
