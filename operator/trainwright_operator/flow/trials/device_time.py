@@ -6,6 +6,7 @@ from trainwright_operator.flow.actions import Action, DeleteConfigMap, StoredRol
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.gangs.failures import GangFailure
 from trainwright_operator.flow.gangs.lifecycle import result_in, running_device_seconds
+from trainwright_operator.flow.gangs.outcome import OutcomeState
 from trainwright_operator.flow.gangs.retries import find_retry, is_ended_by_cluster, record_lost_attempt
 from trainwright_operator.flow.phase import ReconcileContext
 from trainwright_operator.flow.reasons import Reason
@@ -37,7 +38,9 @@ def discard_result(context: ReconcileContext, result_map: StoredConfigMap) -> tu
     if not _is_trial(result_map) or is_ended_by_cluster(find_retry(context, gang), result_map):
         return (deletion,)  # else a pass that was interrupted after the record would record it again
     outcome = result_in(result_map).outcome
-    return (*_record(context, gang, outcome.reason, outcome.message, outcome.device_seconds), deletion)
+    is_measured = outcome.state is OutcomeState.SUCCEEDED
+    sentence = "what was measured is not the plan of this name any more" if is_measured else outcome.message
+    return (*_record(context, gang, outcome.reason, sentence, outcome.device_seconds), deletion)
 
 
 def _is_trial(stored: StoredConfigMap) -> bool:
