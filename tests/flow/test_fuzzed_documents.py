@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from flow_reports import log_of, report_of
 from flow_world import World, node, spec_of
 from hypothesis import HealthCheck, given
@@ -137,3 +138,23 @@ def test_changed_spec_is_refused_or_never_breaks_a_pass(data: st.DataObject) -> 
     for _ in range(25):
         world.step()
     go_on(world)
+
+
+@pytest.mark.parametrize("part", ["trials", "covariance", "memory_shares", "node"])
+def test_changed_candidates_end_the_plan_with_a_sentence(part: str) -> None:
+    world = small()
+    trials = {"topK": 2, "baseline": "None", "stopWhenRegretBelow": 0.01}
+    world.change(search={"planner": "Megatron", "limits": {"maxTensorDegree": 1}}, trials=trials)
+    world.run(until=lambda: bool(world.status.trials))
+    stored = world.stored[world.status.candidates_ref.config_map]
+    document = json.loads(stored.data["document.json"])
+    if part == "trials":
+        document["trials"] = []
+    elif part == "node":
+        document = json.loads(json.dumps(document).replace('"n1"', '"n9"'))
+    else:
+        del document["uncertainty"][part][0]
+    world.stored[stored.name] = replace(stored, data={"document.json": json.dumps(document)})
+    world.run()
+    assert world.condition("Succeeded").reason == "ReportInvalid"
+    assert stored.name in world.condition("Succeeded").message

@@ -78,10 +78,10 @@ def device_seconds(context: ReconcileContext, gang_spec: GangSpec, started_at: d
 
 
 def _tried(task: WorkerTask, number: int) -> str:
-    """Return the digest of the plan with that number."""
+    """Return the digest of the plan with that number, or nothing where a modified task has fewer."""
     if isinstance(task, TrialTask):
         return plan_digest(task.plan)
-    return plan_digest(task.plans[number]) if isinstance(task, TrialSeriesTask) else ""
+    return plan_digest(task.plans[number]) if isinstance(task, TrialSeriesTask) and number < len(task.plans) else ""
 
 
 def split_series_report(report: WorkerReport, gang_spec: GangSpec) -> tuple[WorkerReport, ...] | GangFailure:

@@ -22,6 +22,7 @@ from trainwright_operator.flow.actions import (
     StartPlanner,
     StoredRole,
 )
+from trainwright_operator.flow.discovered_devices import DiscoveredDevices
 from trainwright_operator.flow.former_revision import former_revision
 from trainwright_operator.flow.names import DOCUMENT_KEY, SEARCH_STARTED_ANNOTATION
 from trainwright_operator.flow.number_formats import model_from_spec
@@ -57,6 +58,7 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
     planned = context.stored_document(name, PlannedTrials)
     if planned is None:
         return _search(context, name, planning_request(context, findings))
+    _check_devices(planned, findings.discovery, name)
     explanation = explain(
         Reason.PLANNED,
         trials=len(planned.trials),
@@ -70,6 +72,15 @@ def plan(context: ReconcileContext, findings: Findings) -> PhaseResult:
     )
     status = TrainingPlanStatus(candidates_ref=ConfigMapReference(config_map=name))
     return Done(replace(findings, planned=planned), explanation, status=status)
+
+
+def _check_devices(planned: PlannedTrials, discovery: DiscoveredDevices, source: str) -> None:
+    """Raise DocumentError where a trial uses a device that was not discovered."""
+    devices = {node.name: node.devices for node in discovery.nodes}
+    used = (device for trial in planned.trials for device in trial.plan.devices)
+    unknown = next((one for one in used if one.slot >= devices.get(one.node, 0)), None)
+    if unknown is not None:
+        raise documents.DocumentError(f"{source}: a trial uses {unknown}, which is none of the plan's devices")
 
 
 def planning_request(context: ReconcileContext, findings: Findings) -> PlanningRequest:

@@ -101,6 +101,14 @@ class PlannedTrials:
     without_room: int = 0
     slow_format: str = ""
 
+    def __post_init__(self) -> None:
+        count, known = len(self.trials), self.uncertainty
+        if not count:
+            raise ValueError("trials: there are none; delete the ConfigMap to search anew")
+        rows = [*known.covariance, known.memory_shares] if known is not None else []
+        if known is not None and (len(rows) != count + 1 or any(len(row) != count for row in rows)):
+            raise ValueError(f"uncertainty: it is not of the {count} trials; delete the ConfigMap to search anew")
+
     @property
     def best(self) -> PlannedTrial:
         """Return the planner's first candidate."""
