@@ -80,7 +80,10 @@ def example() -> dict[str, Any]:
     return plan
 
 
-@pytest.mark.parametrize("launcher", [{}, pytest.param({"launcher": "JobSet"}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param({}, id="absent"), pytest.param({"launcher": "JobSet"}, id="JobSet", marks=pytest.mark.slow)],
+)
 def test_the_example_ends_with_a_winner_that_beats_the_baseline_and_was_predicted(
     workbench, example, prometheus, launcher
 ) -> None:
