@@ -235,9 +235,9 @@ class Plan:
         return tuple(sorted(device.slot for device in self.devices if device.node == node))
 
     def summary(self) -> str:
-        """Format degrees, micro-batch and layers by stage, for example `pp4 dp2 tp1 mb8×4 [4 3 3 4]`.
+        """Format degrees, micro-batch on one replica and layers by stage, for example `pp4 dp2 tp1 mb4×4 [4 3 3 4]`.
 
-        If stages differ, degrees follow the layers of the stages that have them, in order: `pp3 mb8×4 [7 dp8 tp1 | 10 9
+        If stages differ, degrees follow the layers of the stages that have them, in order: `pp3 mb1–2×4 [7 dp8 tp1 | 10 9
         dp4 tp2]`.
         """
         return " + ".join(_summary(pipeline) for pipeline in self.pipelines)
@@ -248,7 +248,7 @@ MOST_GROUPS = 6
 
 
 def _summary(pipeline: Pipeline) -> str:
-    batches = f"mb{pipeline.micro_batch_size}×{pipeline.micro_batches}"
+    batches = f"mb{format_batches(pipeline)}"
     depth = f"pp{len(pipeline.stages)}"
     groups = [
         (degrees, " ".join(str(stage.end - stage.first) for stage in stages))
@@ -258,6 +258,15 @@ def _summary(pipeline: Pipeline) -> str:
         return f"{depth} {groups[0][0]} {batches} [{groups[0][1]}]"
     told = [f"{layers} {degrees}" for degrees, layers in groups[:MOST_GROUPS]]
     return f"{depth} {batches} [{' | '.join(told)}{' | …' if len(groups) > MOST_GROUPS else ''}]"
+
+
+def format_batches(pipeline: Pipeline) -> str:
+    """Format `2×16`: rows of a micro-batch on one replica (Megatron's micro-batch size) × micro-batches.
+
+    `1–2×16` if replicas have 1 to 2 rows.
+    """
+    rows = format_range(rows for stage in pipeline.stages for run in stage.layers for rows in run.rows)
+    return f"{rows}×{pipeline.micro_batches}"
 
 
 def format_degrees(stage: Stage) -> str:

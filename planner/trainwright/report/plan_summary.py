@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from trainwright.cluster import EMULATED_PREFIX, Cluster
-from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, format_degrees, format_range
+from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage, format_batches, format_degrees, format_range
 
 DEGREES = "pp: stages, dp: replicas, tp: devices that share each layer"
-BATCHES = "batches: rows of a micro-batch × micro-batches"
+BATCHES = "batches: rows of a micro-batch on one replica × micro-batches"
 """Legend of the batches column."""
 MOST_DIFFERENT = 4
 """Maximum number of distinct stage groups listed; beyond it only the range of their degrees is."""
@@ -104,8 +104,8 @@ def strategies(stage: Stage) -> str:
 
 
 def batches(plan: Plan) -> str:
-    """Format `2×16`, rows of a micro-batch × micro-batches, one pipeline per line."""
-    return "\n".join(f"{pipeline.micro_batch_size}×{pipeline.micro_batches}" for pipeline in plan.pipelines)
+    """Format `2×16`, rows of a micro-batch on one replica × micro-batches, one pipeline per line."""
+    return "\n".join(map(format_batches, plan.pipelines))
 
 
 def layers(plan: Plan) -> str:

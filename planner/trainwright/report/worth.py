@@ -1,4 +1,4 @@
-"""What a plan and its nodes are worth: beside the heuristic that a person would use, and without each type of node."""
+"""Worth of a plan beside the heuristic that a person would use, and of each type of node."""
 
 from __future__ import annotations
 

@@ -104,11 +104,11 @@ def unequal(problem: Problem) -> Plan:
 
 def test_summary_lists_every_stage_when_stages_differ(problem: Problem) -> None:
     plan = unequal(problem)
-    assert plan.summary() == ("pp3 mb6×2 [4 dp2 tp1 | 3 dp1–2 tp1–2 | 1 dp1 tp1] + pp1 dp2 tp1 mb4×1 [8]")
+    assert plan.summary() == ("pp3 mb2–6×2 [4 dp2 tp1 | 3 dp1–2 tp1–2 | 1 dp1 tp1] + pp1 dp2 tp1 mb2×1 [8]")
     assert degrees(plan) == "pp3 dp2 tp1 | dp1–2 tp1–2 | dp1 tp1 + pp1 dp2 tp1"
     assert lines(plan, problem.cluster) == (
         "pp3 dp2 tp1 rows 2–4 fast\n    dp1–2 tp1–2 fast\n    dp1 tp1 slow\npp1 dp2 tp1",
-        "6×2\n\n\n4×1",
+        "2–6×2\n\n\n2×1",
         "4\n3\n1\n8",
     )
     told = [strategies(stage) for stage in plan.pipelines[0].stages]
@@ -126,7 +126,7 @@ def test_summary_stays_short_when_many_stages_differ(problem: Problem) -> None:
         used += size
     plan = Plan(8, 16, (Pipeline(4, 4, tuple(stages)),))
     assert degrees(plan) == "pp5 dp1–2 tp1"
-    assert plan.summary() == "pp5 mb4×4 [1 dp1 tp1 | 1 dp2 tp1 | 1 dp1 tp1 | 1 dp2 tp1 | 4 dp1 tp1]"
+    assert plan.summary() == "pp5 mb2–4×4 [1 dp1 tp1 | 1 dp2 tp1 | 1 dp1 tp1 | 1 dp2 tp1 | 4 dp1 tp1]"
 
 
 def test_accelerators_have_short_names_when_these_are_unique(make_cluster: MakeCluster) -> None:
@@ -160,7 +160,7 @@ def test_table_keeps_the_lines_of_an_unequal_plan_together(
     first = next(number for number, line in enumerate(lines_of_table) if "pp3" in line)
     assert "6×2" in lines_of_table[first]
     assert lines_of_table[first + 2].split()[:4] == ["dp1", "tp1", "slow", "1"]
-    assert lines_of_table[first + 3].split()[:5] == ["pp1", "dp2", "tp1", "4×1", "8"]
+    assert lines_of_table[first + 3].split()[:5] == ["pp1", "dp2", "tp1", "2×1", "8"]
 
 
 def test_tolerance_prefers_the_simpler_plan_and_reports_the_trade(files: Path, problem: Problem) -> None:

@@ -60,7 +60,7 @@ def test_shorthand_gives_the_plan_that_it_says(pp: int, dp: int, tp: int, mb: in
 
 def test_shorthand_takes_layers_by_stage() -> None:
     plan = plan_of_shorthand("pp2 [4 2] mb2", DEVICES, 6, 32)
-    assert plan.summary() == "pp2 dp4 tp1 mb8×4 [4 2]"
+    assert plan.summary() == "pp2 dp4 tp1 mb2×4 [4 2]"
 
 
 @pytest.mark.parametrize(
