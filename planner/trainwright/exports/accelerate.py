@@ -69,6 +69,7 @@ def _module(order: ExportOrder) -> str:
         options.append(("fsdp_plugin=plugin,", ""))
     elif shape.recomputed_blocks:
         recompute = "All blocks are recomputed: call model.gradient_checkpointing_enable()."
+    told = "Return the Accelerator of a rank." if sharded else f"Return the Accelerator of a rank. {recompute}"
     imports = "from accelerate.utils import FullyShardedDataParallelPlugin\n" if sharded else ""
     return f'''{comment(["Parallelism of the plan for Accelerate 1.15.0."])}from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
@@ -84,7 +85,7 @@ def parallelism():
 
 
 def accelerator():
-    """Return the Accelerator of a rank. {recompute if not sharded else ""}"""
+    """{told}"""
 {plugin}    return Accelerator(
 {explained(options, " " * 8)}    )
 '''

@@ -68,7 +68,7 @@ def _reasons(shape: UniformShape) -> list[str]:
     """Explain ds_config.json, since JSON has no comments."""
     told = [
         (
-            f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each of {counted(shape.data, 'replica')}, {counted(shape.micro_batches, 'micro-batch', 'es')} "
+            f"ds_config.json: {counted(shape.rows, 'row')} of a micro-batch on each replica ({shape.data} in all), {counted(shape.micro_batches, 'micro-batch', 'es')} "
             f"(gradient_accumulation_steps); ZeRO stage {STAGES[shape.sharding]}; the learning rate is yours."
         )
     ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from source_files import ROOT
 
 from trainwright.cluster import Device
 from trainwright.exports import TARGETS, ExportOrder, UniformShape, nearest_plan, shape_of
+from trainwright.exports.launch import launch_script
 from trainwright.families import Llama
 from trainwright.layer import Dtype
 from trainwright.model import Model
@@ -104,3 +108,38 @@ def _read(name: str, interpreter: str, cases: list[dict[str, Any]]) -> list[dict
     assert lines, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(lines[-1].removeprefix("FOUND "))
     return found
+
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+own = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["LOCAL_RANK"])]
+print("FOUND", dist.get_rank(), os.environ["NODE"], own, int(total))
+"""
+
+
+@pytest.mark.torch_processes
+def test_torchrun_gives_every_rank_its_device_when_nodes_have_several_runs_of_ranks(tmp_path: Path) -> None:
+    devices = (Device("b", 1), Device("a", 2), Device("a", 0), Device("b", 0))
+    (tmp_path / "launch.sh").write_text(launch_script(devices, "script.py", []))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    torchrun.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    found["PATH"] = f"{tmp_path}:{found['PATH']}"
+    nodes = [
+        subprocess.Popen(
+            ["bash", "launch.sh"], cwd=tmp_path, env={**found, "NODE": node}, stdout=subprocess.PIPE, text=True
+        )
+        for node in "ab"
+    ]
+    lines = [line.split()[1:] for node in nodes for line in node.communicate()[0].splitlines() if "FOUND" in line]
+    assert sorted(lines) == [[str(rank), one.node, str(one.slot), "4"] for rank, one in enumerate(devices)]
