@@ -273,7 +273,7 @@ def test_profiles_at_a_tensor_degree_are_used_when_present():
             for index, operation in enumerate(pricing.algorithms.graph.operations)
         ]
         if degree == parts:
-            assert sum(seconds) == pytest.approx(whole.forward_seconds + whole.backward_seconds, rel=0.02)
+            assert sum(seconds) == pytest.approx(whole.forward_seconds + whole.backward_seconds, rel=0.03)
         else:  # not profiled: the parts of the whole layer's seconds
             assert sum(seconds) > (whole.forward_seconds + whole.backward_seconds) / parts
 
