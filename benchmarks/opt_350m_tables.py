@@ -18,7 +18,7 @@ from trainwright.cluster import Accelerator, Cluster, Node, Port
 from trainwright.families import Gpt
 from trainwright.model import Model
 from trainwright.profile_imports import FORMATS, ImportOptions
-from trainwright.profile_imports.bandwidth_curves import Curve
+from trainwright.profile_imports.bandwidth_curves import BandwidthCurve
 from trainwright.profiles import Profiles
 from trainwright.runtime import Runtime
 from trainwright.search import Limits, Problem
@@ -43,7 +43,7 @@ INSIDE_BYTES = (2e6, 34e6)
 """Ring steps of tensor groups: a half or a quarter of boundaries of one to eight rows."""
 
 
-def ring_seconds(message_bytes: float, members: int, curve: Curve) -> float:
+def ring_seconds(message_bytes: float, members: int, curve: BandwidthCurve) -> float:
     """Return seconds of a bucketed all-reduce: for each bucket, 2 (n − 1) sequential messages of its n-th part."""
     if members < 2:
         return 0.0
@@ -99,15 +99,15 @@ class Tables:
     def _inside(self) -> Any:
         return self._json("intra_node_bandwidths.json")
 
-    def between(self, sender: str, devices: int, receiver: str, others: int) -> Curve:
+    def between(self, sender: str, devices: int, receiver: str, others: int) -> BandwidthCurve:
         """Return the curve between two nodes of these accelerators with `devices` and `others` participating devices."""
         a, b, c = self._between[sender][str(devices)][receiver][str(others)][0]
-        return Curve((a, b, c))
+        return BandwidthCurve((a, b, c))
 
-    def inside(self, accelerator: str) -> Curve:
+    def inside(self, accelerator: str) -> BandwidthCurve:
         """Return the curve between all devices of one node at once."""
         a, b, c = self._inside[accelerator][str(DEVICES_PER_NODE)][0]
-        return Curve((a, b, c))
+        return BandwidthCurve((a, b, c))
 
     def cluster(self, devices: Mapping[str, int]) -> Cluster:
         """Return the cluster with `devices[name]` devices of each accelerator, its network described by ports."""

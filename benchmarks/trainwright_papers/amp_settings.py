@@ -29,7 +29,7 @@ GPT2 = Gpt(layers=24, hidden_size=1024, heads=16, sequence_length=1024, vocabula
 TRANS_GAN = TransGan(
     layers=(12, 0, 0, 0, 0, 12), hidden_size=1024, bottom_width=9, window_size=18, dropout=True, fused_gelu=False
 )
-"""TransGAN with the blocks of its authors' code (VITA-Group/TransGAN): dropout behind the softmax, GELU by its formula."""
+"""TransGAN with the blocks of its authors' code (VITA-Group/TransGAN): dropout after the softmax, GELU by its formula."""
 
 
 @dataclass(frozen=True)

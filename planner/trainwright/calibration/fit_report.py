@@ -9,7 +9,7 @@ from trainwright.runtime import Runtime
 
 
 class Evidence(StrEnum):
-    """What the trials say of a factor."""
+    """Verdict of the trials on a factor."""
 
     FITTED = "fitted"
     HELD = "held for want of evidence"

@@ -38,7 +38,7 @@ class TransGan:
     bottom_width: Annotated[Pixels, Doc("Side of the first stage's image.")] = 9
     latent_size: Annotated[Width, Doc("Values that an image is made from.")] = 512
     window_size: Annotated[Pixels, Doc("Side of a window; where the image is larger, attention stays in windows.")] = 16
-    dropout: Annotated[bool, Doc("Drop out behind the softmax, as TransGAN's authors do.", is_offered=False)] = False
+    dropout: Annotated[bool, Doc("Drop out after the softmax, as TransGAN's authors do.", is_offered=False)] = False
     fused_gelu: Annotated[
         bool, Doc("GELU as one kernel; false: by its formula, as TransGAN's authors write it.", is_offered=False)
     ] = True

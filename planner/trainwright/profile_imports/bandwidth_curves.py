@@ -18,7 +18,7 @@ SMALLEST_BYTES = 1e6
 
 
 @dataclass(frozen=True)
-class Curve:
+class BandwidthCurve:
     """Measured bandwidth by message size: a x² + b x + c GB/s with x = log2 of its megabytes."""
 
     coefficients: tuple[float, float, float]
@@ -39,7 +39,7 @@ class Curve:
         return Port(float(alpha), 1 / float(per_byte))
 
 
-Curves = Mapping[int, Curve]
+Curves = Mapping[int, BandwidthCurve]
 """Curves inside a machine by the number of devices that communicate."""
 
 
@@ -52,17 +52,17 @@ def read_curves(path: Path, accelerator: str, entry: Sequence[str]) -> Curves:
     }
 
 
-def _curve(fitted: Any, where: str) -> Curve:
+def _curve(fitted: Any, where: str) -> BandwidthCurve:
     try:
         a, b, c = (float(number) for number in fitted[0])
     except (IndexError, KeyError, TypeError, ValueError):
         raise ValueError(f"{where}: expected [[a, b, c], most bytes/s], got {shown(fitted)}") from None
     if not all(map(math.isfinite, (a, b, c))) or c <= 0:
         raise ValueError(f"{where}: c, the GB/s of messages of one megabyte, must be above 0, got {shown(c)}")
-    return Curve((a, b, c))
+    return BandwidthCurve((a, b, c))
 
 
-def ring_curve(curves: Curves, members: int) -> Curve:
+def ring_curve(curves: Curves, members: int) -> BandwidthCurve:
     """Return the curve of the fewest devices that are at least `members`, or of the most."""
     enough = [devices for devices in curves if devices >= members]
     return curves[min(enough) if enough else max(curves)]

@@ -35,7 +35,7 @@ def subtract_all_reduces(
     """Subtract the seconds of rings over the port, at most down to an even share of degree 1.
 
     Degree 1 is scaled from the nearest rows at which it was measured. Without a port, the accelerator's data sheet
-    gives one; without a sheet, the tables stay as they are, and `tell` is told so.
+    gives one; without a sheet, the tables stay as they are, and `tell` takes a warning.
     """
     if all(measurement.tensor_degree == 1 for measurement in measurements):
         return tuple(measurements)

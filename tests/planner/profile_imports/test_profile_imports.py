@@ -15,7 +15,7 @@ from trainwright.families import Gpt
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profile_imports import FORMATS, ImportOptions
-from trainwright.profile_imports.bandwidth_curves import Curve
+from trainwright.profile_imports.bandwidth_curves import BandwidthCurve
 from trainwright.profile_imports.subtract_all_reduces import ring_seconds
 
 MODEL = Model.of(Gpt(layers=4, hidden_size=64, heads=4, sequence_length=32, vocabulary_size=500), Dtype.FLOAT32)
@@ -306,7 +306,7 @@ def test_curves_give_each_message_the_bandwidth_of_its_size(tmp_path):
 
 
 def test_curve_grows_with_the_message():
-    curve = Curve((0.8, 16.0, 33.0))
+    curve = BandwidthCurve((0.8, 16.0, 33.0))
     assert curve.seconds(2e6) == pytest.approx(2e-3 / 49.8)
     assert curve.seconds(1e3) == pytest.approx(1e-6 / 33)
     assert all(curve.seconds(size) < curve.seconds(2 * size) for size in (1e5, 1e6, 1e7))
