@@ -5,7 +5,7 @@ Documents are checked against them where they are read; code that makes a report
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -15,6 +15,9 @@ SHORTEST_SECONDS: Final = 1e-9
 """Minimum of an iteration's time: no clock measures less, and rates by it stay finite."""
 LONGEST_SECONDS: Final = 1e9
 MOST_ROWS: Final = 2**40
+
+OMITTED_DEFAULT: Final[Any] = Field(exclude_if=lambda value: not value)
+"""Mark of a field that documents leave out where it is zero or false: readers older than the field refuse to see it."""
 
 Bytes = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Annotated
+
+from trainwright.bounds import OMITTED_DEFAULT
 
 
 class Dtype(StrEnum):
@@ -48,9 +51,13 @@ class OperatorKind(StrEnum):
 
 
 class Split(StrEnum):
-    """Parts of an operator that a tensor degree splits: nothing; weight and output; input and weight; or all of them."""
+    """Parts of an operator that a tensor degree splits: nothing; weight; weight and output; input and weight; or all of them.
+
+    Where the weight alone is split (a look-up), each rank's output is a summand of the result.
+    """
 
     NONE = "none"
+    WEIGHT = "weight"
     COLUMN = "column"
     ROW = "row"
     WHOLE = "whole"
@@ -100,16 +107,18 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Uninterrupted computation in a layer, between two all-reduces of the tensor group.
+    """Uninterrupted computation in a layer, between two collectives of the tensor group.
 
     Attributes:
         forward_all_reduce_elements_per_row: reduced over the tensor group when the segment's forward ends.
         backward_all_reduce_elements_per_row: reduced when its backward ends.
+        forward_gathered_bytes_per_row: that each rank gives to an all-gather when the segment's forward ends.
     """
 
     operators: tuple[Operator, ...]
     forward_all_reduce_elements_per_row: int = 0
     backward_all_reduce_elements_per_row: int = 0
+    forward_gathered_bytes_per_row: Annotated[int, OMITTED_DEFAULT] = 0
 
     @property
     def forward_flops_per_row(self) -> float:
@@ -118,8 +127,13 @@ class Segment:
 
     @property
     def ends_in_all_reduce(self) -> bool:
-        """True if the forward (and the backward) ends with an all-reduce under tensor parallelism."""
+        """True if the forward ends with an all-reduce under tensor parallelism."""
         return self.forward_all_reduce_elements_per_row > 0
+
+    @property
+    def is_followed_by_collective(self) -> bool:
+        """True if the forward ends with any collective under tensor parallelism."""
+        return self.ends_in_all_reduce or self.forward_gathered_bytes_per_row > 0
 
 
 @dataclass(frozen=True)
@@ -191,8 +205,10 @@ class LayerList:
 
     Attributes:
         max_tensor_degree: multiple of every possible tensor degree (attention heads, usually).
+        divided: those of the kinds with a vocabulary, as a tensor group computes them that divides it.
     """
 
     kinds: tuple[LayerKind, ...]
     layers: tuple[str, ...]
     max_tensor_degree: int
+    divided: tuple[LayerKind, ...] = ()

@@ -38,6 +38,19 @@ class Model:
         return self._kinds[self.layers[layer]]
 
     @cached_property
+    def _divided_kinds(self) -> dict[str, LayerKind]:
+        stack = self.family.stack(Attention.FUSED)
+        whole = {kind.name: kind for kind in stack.kinds}
+        return {kind.name: kind for kind in stack.divided if self._kinds.get(kind.name) == whole[kind.name]}
+
+    def divided_kind(self, kind: LayerKind) -> LayerKind | None:
+        """Return a kind with a vocabulary as a tensor group computes it that divides the vocabulary; None for others.
+
+        Kinds in documents are those of one rank, so that workers that divide no vocabulary know them, too.
+        """
+        return self._divided_kinds.get(kind.name)
+
+    @cached_property
     def owners(self) -> tuple[int, ...]:
         """Layers with a weight that layers of other kinds may share."""
         return tuple(layer for layer in range(len(self.layers)) if self.kind_of(layer).shared_weight is not None)

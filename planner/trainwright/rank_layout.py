@@ -110,6 +110,11 @@ class RankLayout(Generic[T]):
         weights = among_replicas if sharding is Sharding.ZERO3 else WHOLE
         return StateShard((tensor, self.tensor), weights, among_replicas)
 
+    @property
+    def tensor_division(self) -> tuple[int, RankOrder | None]:
+        """Key that is equal for layouts of a stage in which every member has the same tensor rank."""
+        return self.tensor, self.order if self.tensor > 1 and self.data > 1 else None
+
     def is_equivalent(self, other: RankLayout[T]) -> bool:
         """Return whether each member computes the same rows with the same shards of the weights; both have one stage."""
         is_same_order = self.order is other.order or self.tensor == 1 or self.data == 1

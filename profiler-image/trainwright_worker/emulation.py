@@ -21,28 +21,41 @@ BLOCKED_SECONDS = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class ComputeSegment:
-    """Uninterrupted computation on the emulated device; under tensor parallelism an all-reduce may follow it."""
+    """Uninterrupted computation on the emulated device.
+
+    Attributes:
+        is_entered_in_parallel: whether its input is copied to the tensor group, whose gradients the backward sums.
+        is_followed_by_collective: whether a collective of the tensor group follows it.
+    """
 
     seconds: float
-    followed_by_all_reduce: bool
+    is_entered_in_parallel: bool
+    is_followed_by_collective: bool
 
 
 def forward_segments(emulation: Emulation, kind: LayerKind, *, rows: int, tensor: int) -> tuple[ComputeSegment, ...]:
-    """Return the segments of one layer's forward for `rows` rows on one of `tensor` ranks."""
+    """Return the segments of one layer's forward for `rows` rows on one of `tensor` ranks.
+
+    `kind` is as the tensor group computes it, with a divided vocabulary.
+    """
     degree = tensor if kind.is_tensor_parallel else 1
     share = 1 / len(kind.segments)
     return tuple(
         ComputeSegment(
             emulation.compute_seconds(segment.forward_flops_per_row * rows / degree, floor_share=share),
-            segment.ends_in_all_reduce and degree > 1,
+            segment.backward_all_reduce_elements_per_row > 0 and degree > 1,
+            segment.is_followed_by_collective and degree > 1,
         )
         for segment in kind.segments
     )
 
 
 def backward_segments(forward: Sequence[ComputeSegment]) -> tuple[ComputeSegment, ...]:
-    """Return the segments of the backward: twice the FLOPs and the floor; the same segments end in all-reduces."""
-    return tuple(ComputeSegment(2 * piece.seconds, piece.followed_by_all_reduce) for piece in reversed(forward))
+    """Return the segments of the backward: twice the FLOPs and the floor; a copy's backward is an all-reduce."""
+    return tuple(
+        ComputeSegment(2 * piece.seconds, piece.is_followed_by_collective, piece.is_entered_in_parallel)
+        for piece in reversed(forward)
+    )
 
 
 class Pacer:

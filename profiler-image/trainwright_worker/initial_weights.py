@@ -34,9 +34,14 @@ class WeightSource:
         return hash_seed(self._seed, self._count)
 
 
+def part_start(size: int, index: int, degree: int) -> int:
+    """Return where the `index`-th of `degree` parts of a dimension starts; a part is a union of parts of multiple degrees."""
+    return index * size // degree
+
+
 @dataclass(frozen=True, slots=True)
 class NormalWeight:
-    """Normal initial values with mean zero: a full weight, or one of the equal parts of its split dimension.
+    """Normal initial values with mean zero: a full weight, or one of the parts of its split dimension.
 
     Values are drawn in tiles of the weight as a matrix, whose columns are its last dimension. Each tile has its own random
     generator, so any values can be drawn without most of the others. GPUs draw other values than CPUs.
@@ -55,15 +60,22 @@ class NormalWeight:
     degree: int = 1
 
     def part(self, dimension: int | None, index: int, degree: int) -> NormalWeight:
-        """Return one of the equal parts of a full weight; None does not split it."""
+        """Return one of the parts of a full weight; None does not split it."""
         if dimension is None:
             return self
         return replace(self, split_dimension=dimension, index=index, degree=degree)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        start, stop = self._interval
         sizes = enumerate(self.full_shape)
-        return tuple(size // self.degree if place == self.split_dimension else size for place, size in sizes)
+        return tuple(stop - start if place == self.split_dimension else size for place, size in sizes)
+
+    @property
+    def _interval(self) -> tuple[int, int]:
+        """Start and stop of this part of the split dimension; (0, 0) if none is split."""
+        size = 0 if self.split_dimension is None else self.full_shape[self.split_dimension]
+        return part_start(size, self.index, self.degree), part_start(size, self.index + 1, self.degree)
 
     def draw_into(self, target: Tensor, start: int) -> None:
         """Write the values of the flattened part from `start` on to a flat tensor."""
@@ -77,8 +89,12 @@ class NormalWeight:
     def _draw_matrix(self, target: Tensor, matrix: int, start: int, generator: torch.Generator) -> None:
         """Write the values of one of the matrices from `start` on."""
         columns = self._columns
-        row_offset, column_offset = (0, self.index * columns) if self._splits_columns else (self.index * self._rows, 0)
-        full_rows = self._rows if self._splits_columns else self._rows * self.degree
+        row_offset, column_offset, full_rows = 0, 0, self._rows
+        if self._splits_columns:
+            column_offset = self._interval[0]
+        elif self.split_dimension is not None:
+            row_offset = self._interval[0] * prod(self.full_shape[self.split_dimension + 1 : -1])
+            full_rows = prod(self.full_shape[self.split_dimension : -1])
         scale = self.scales[matrix * len(self.scales) // self._matrices]
         pieces = [
             _Piece(view, row + row_offset, column + column_offset)

@@ -28,6 +28,7 @@ from trainwright_worker.executor.executor import PlanExecutor, RankContext, Trai
 from trainwright_worker.executor.flat_parameter import FlatParameter, publish_updates
 from trainwright_worker.executor.plan_ranks import PlanRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, required_groups
+from trainwright_worker.layers.tensor_parallel import TensorShard
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def own_part(unit: FlatParameter, whole: dict[str, torch.Tensor], place, run) ->
     for weight, view in zip(unit.weights, unit.views(flat), strict=True):
         value = whole[weight.name]
         if weight.split_dimension is not None:
-            value = value.chunk(run.tensor, weight.split_dimension)[place.tensor]
+            value = TensorShard(place.tensor, run.tensor).slice_weight(value, weight.split_dimension)
         view.copy_(value)
     return flat[unit.shard_start : unit.shard_stop]
 

@@ -21,7 +21,7 @@ from trainwright.training import Training
 pytestmark = [pytest.mark.torch_processes, pytest.mark.timeout(600)]
 
 GANG = Path(__file__).with_name("checkpoint_gang.py")
-GPT = {"gpt": {"layers": 4, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 32}}
+GPT = {"gpt": {"layers": 4, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 37}}
 LARGER = {"gpt": {"layers": 4, "hidden_size": 128, "heads": 8, "sequence_length": 8, "vocabulary_size": 1024}}
 T5 = {
     "t5": {

@@ -29,7 +29,7 @@ def test_forward_follows_the_device_table_segment_by_segment() -> None:
     first, second = forward_segments(EMULATION, BLOCK, rows=3, tensor=2)
     flops = BLOCK.segments[0].forward_flops_per_row * 3 / 2
     assert first.seconds == EMULATION.compute_seconds(flops, floor_share=0.5)
-    assert (first.followed_by_all_reduce, second.followed_by_all_reduce) == (True, True)
+    assert (first.is_followed_by_collective, second.is_followed_by_collective) == (True, True)
 
 
 def test_backward_is_twice_the_forward_in_reverse() -> None:
@@ -74,6 +74,8 @@ def seconds(kind, tensor: int = 1, rows: int = 2) -> list[float]:
 
 
 E, B, H = (sum(seconds(kind)) for kind in (EMBEDDING, BLOCK, HEAD))
+LOOKED_UP, PLACED = seconds(MODEL.divided_kind(EMBEDDING), tensor=2)
+(PROJECTED,) = seconds(MODEL.divided_kind(HEAD), tensor=2)
 
 
 def test_pass_without_communication_is_one_chunk() -> None:
@@ -83,11 +85,14 @@ def test_pass_without_communication_is_one_chunk() -> None:
     assert pace.update == (1e-5,)
 
 
-def test_tensor_parallel_pass_is_split_at_all_reduces() -> None:
+def test_tensor_parallel_pass_is_split_at_collectives() -> None:
+    """The embedding sums what ranks looked up; the loss ends when statistics of the logits are gathered."""
     pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), []))
     a, b = seconds(BLOCK, tensor=2)
-    assert pace.forward == pytest.approx((E + a, b, a, b, H))
-    assert pace.backward == pytest.approx((2 * (H + b), 2 * a, 2 * b, 2 * a, 2 * E))
+    assert pytest.approx(LOOKED_UP + PLACED) == E
+    assert PROJECTED < H
+    assert pace.forward == pytest.approx((LOOKED_UP, PLACED + a, b, a, b, PROJECTED, 0))
+    assert pace.backward == pytest.approx((2 * PROJECTED, 2 * b, 2 * a, 2 * b, 2 * a, 2 * E))
 
 
 def test_sequence_parallel_segment_has_a_collective_at_both_ends() -> None:
@@ -95,16 +100,17 @@ def test_sequence_parallel_segment_has_a_collective_at_both_ends() -> None:
     pace = pace_of((LayerRun(0, 4, 2, 1, (2,)), ["parts"]))
     a, b = seconds(BLOCK, tensor=2)
     block = (a, 0, b, 0)
-    assert pace.forward == pytest.approx((E, *block, *block, H))
-    assert pace.backward == pytest.approx((2 * H, *(2 * length for length in (b, 0, a, 0) * 2), 2 * E))
+    assert pace.forward == pytest.approx((LOOKED_UP, PLACED, *block, *block, PROJECTED, 0))
+    assert pace.backward == pytest.approx((2 * PROJECTED, 0, *(2 * length for length in (b, 0, a, 0) * 2), 2 * E))
 
 
 def test_sequence_parallel_recompute_repeats_collectives() -> None:
     pace = pace_of((LayerRun(0, 4, 2, 1, (2,), recompute=True), ["parts"]))
     a, b = seconds(BLOCK, tensor=2)
     again = (a, 0, b, 0, 2 * b, 0, 2 * a)
-    assert pace.forward == pytest.approx((E, a, 0, b, 0, a, 0, b, 0, H))
-    assert pace.backward == pytest.approx((3 * H, *again, 0, *again, 0, 3 * E))
+    assert pace.forward == pytest.approx((LOOKED_UP, PLACED, a, 0, b, 0, a, 0, b, 0, PROJECTED, 0))
+    head, embedding = (PROJECTED, 2 * PROJECTED, 0), (LOOKED_UP, PLACED + 2 * E)
+    assert pace.backward == pytest.approx((*head, *again, 0, *again, 0, *embedding))
 
 
 def test_recomputed_layers_compute_twice_in_the_backward() -> None:
@@ -116,8 +122,8 @@ def test_pass_is_split_where_rows_are_redistributed() -> None:
     pace = pace_of((LayerRun(0, 2, 1, 2, (1, 1)), []), (LayerRun(2, 2, 2, 1, (2,)), []))
     one = sum(seconds(EMBEDDING, rows=1)) + sum(seconds(BLOCK, rows=1))
     a, b = seconds(BLOCK, tensor=2)
-    assert pace.forward == pytest.approx((one, a, b, H))
-    assert pace.backward == pytest.approx((2 * (H + b), 2 * a, 0, 2 * one))
+    assert pace.forward == pytest.approx((one, a, b, PROJECTED, 0))
+    assert pace.backward == pytest.approx((2 * PROJECTED, 2 * b, 2 * a, 0, 2 * one))
 
 
 def test_pass_is_split_where_weights_are_gathered_and_gradients_reduced() -> None:

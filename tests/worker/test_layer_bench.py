@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.cluster import Emulation
+from trainwright.families import Vit
 from trainwright.layer import Dtype
 from trainwright.model import Model
 from trainwright.profiles import LayerTooLarge
@@ -93,16 +94,18 @@ def test_layers_are_profiled_at_the_emulated_pace(worker, make) -> None:
 def test_tensor_shards_are_profiled_without_their_group(worker, make) -> None:
     outcome = worker.local(ProfilingTask(make.gang(1), make.model, 2, (2,), iterations=2))
     assert outcome.code == 0, outcome.errors
-    (profile,) = outcome.reports[0].layers
-    block = make.model.kinds[1]
-    assert (profile.kind, profile.tensor_degree, profile.accelerator) == ("block", 2, "cpu")
-    assert profile.parameter_bytes == 4 * block.parameters_at(2)
+    assert [profile.kind for profile in outcome.reports[0].layers] == ["embedding", "block", "head"]
+    for profile in outcome.reports[0].layers:
+        kind = make.model.kind(profile.kind)
+        assert (profile.tensor_degree, profile.accelerator) == (2, "cpu")
+        assert profile.parameter_bytes == 4 * (make.model.divided_kind(kind) or kind).parameters_at(2)
 
 
 @gang_test
 def test_rows_that_do_not_fit_are_reported(worker, make) -> None:
-    """Only the block does not fit, with rows of 2 KiB: more than any process can address."""
-    outcome = worker.local(ProfilingTask(make.gang(1), make.model, 2, (2**37, 2, 2**36), iterations=2))
+    """Measure a ViT, of which degree 2 divides the block alone, with rows of 2 KiB: more than a process can address."""
+    vit = Model.of(Vit(1, 32, 4, 32, 8))
+    outcome = worker.local(ProfilingTask(make.gang(1), vit, 2, (2**37, 2, 2**36), iterations=2))
     assert outcome.code == 0, outcome.errors
     (report,) = outcome.reports
     assert [(found.kind, found.rows) for found in report.layers] == [("block", 2)]
@@ -162,7 +165,7 @@ def test_half_precision_takes_half_the_bytes(make, dtype: Dtype) -> None:
 def test_more_rows_take_longer_and_hold_more(make) -> None:
     """256 times the work shows even on a busy machine, since other processes' time is excluded."""
     order = ProfilingTask(make.gang(1), make.model, 2, (1, 256), iterations=5, seconds_per_layer=0.2)
-    few, many = profile(order).layers
+    few, many = (found for found in profile(order).layers if found.kind == "block")
     assert many.forward_seconds > 3 * few.forward_seconds
     assert many.backward_seconds > 3 * few.backward_seconds
     assert many.activation_bytes > 100 * few.activation_bytes
@@ -180,14 +183,15 @@ def test_cpu_layers_are_timed_by_thread_time(make, monkeypatch) -> None:
 
     order = ProfilingTask(make.gang(1), make.model, 2, (1,), iterations=3, seconds_per_layer=0.0)
     monkeypatch.setattr(LayerUnderTest, "forward", slow)
-    (found,) = profile(order).layers
+    found = profile(order).layers[1]
     assert 0 < found.forward_seconds < 0.015
 
 
 def test_warm_up_is_dropped_and_rounds_follow_while_there_is_time(make, monkeypatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(LayerUnderTest, "update_weights", lambda bench: calls.append(bench.rows))
-    order = ProfilingTask(make.gang(1), make.model, 2, (1,), warmup_iterations=4, iterations=3)
+    vit = Model.of(Vit(1, 32, 4, 32, 8))  # degree 2 divides its block alone
+    order = ProfilingTask(make.gang(1), vit, 2, (1,), warmup_iterations=4, iterations=3)
     (hasty,) = profile(replace(order, seconds_per_layer=0.0)).layers
     assert hasty.samples == 3
     assert len(calls) == 4 + 3 + 1  # the last one for the peak

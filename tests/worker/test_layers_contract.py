@@ -65,6 +65,7 @@ class OneKind:
         self.layers = make_family_layers(model)
         self.index = max(index for index, kind in enumerate(model.layers) if kind == name)
         self.kind = next(kind for kind in model.kinds if kind.name == name)
+        self.parallel_kind = model.divided_kind(self.kind) or self.kind
         self.generator = torch.Generator().manual_seed(0)
         self.layer = self.layers.make(self.index, seed=1, shard=TensorShard(), shared={})
         with torch.no_grad():
@@ -117,8 +118,12 @@ def numel(layer: Layer) -> int:
 def test_layer_parameters_equal_the_planners_count(family, name: str) -> None:
     one = OneKind(family, name)
     assert numel(one.layer) == one.kind.parameters
+    kind = one.parallel_kind
     for degree in degrees(family):
-        assert numel(one.part(TensorShard(degree - 1, degree))) == one.kind.parameters_at(degree)
+        parts = [numel(one.part(TensorShard(index, degree))) for index in range(degree)]
+        assert sum(parts) == kind.split_parameters + degree * (kind.parameters - kind.split_parameters)
+        width = kind.shared_parameters // family.vocabulary_size if kind is not one.kind else 0
+        assert max(parts) - kind.parameters_at(degree) <= max(width, 32)
     shared = {whole: dict(one.layer.named_parameters())[name] for name, whole in one.layer.shared_weights.items()}
     expected = {one.kind.shared_weight: one.kind.shared_parameters} if one.kind.shared_weight else {}
     assert {name: weight.numel() for name, weight in shared.items()} == expected
@@ -156,7 +161,7 @@ def test_losses_are_sums_over_rows(family, name: str) -> None:
 def test_tensor_shards_together_equal_the_layer(family, name: str, degree: int) -> None:
     one = OneKind(family, name)
     given = one.given()
-    sums = []
+    sums, gathered = [], []
 
     def make(shard: TensorShard) -> Layer:
         if shard.index:
@@ -166,6 +171,10 @@ def test_tensor_shards_together_equal_the_layer(family, name: str, degree: int) 
             def all_reduce(self, tensor: torch.Tensor) -> None:
                 sums.append(tensor.numel())
                 super().all_reduce(tensor)
+
+            def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+                gathered.append(part.nbytes)
+                return super().all_gather(part)
 
         return one.part(replace(shard, collectives=Counted(**vars(shard.collectives))))
 
@@ -178,10 +187,11 @@ def test_tensor_shards_together_equal_the_layer(family, name: str, degree: int) 
     assert found.keys() == gradients.keys()
     for parameter, expected in gradients.items():
         torch.testing.assert_close(found[parameter], expected, rtol=1e-4, atol=1e-4)
-    reduced = [segment for segment in one.kind.segments if segment.ends_in_all_reduce]
-    forward = [ROWS * segment.forward_all_reduce_elements_per_row for segment in reduced]
-    backward = [ROWS * segment.backward_all_reduce_elements_per_row for segment in reversed(reduced)]
-    assert sums == forward + backward
+    segments = one.parallel_kind.segments
+    forward = [ROWS * segment.forward_all_reduce_elements_per_row for segment in segments]
+    backward = [ROWS * segment.backward_all_reduce_elements_per_row for segment in reversed(segments)]
+    assert sums == [size for size in forward + backward if size]
+    assert sum(gathered) == ROWS * sum(segment.forward_gathered_bytes_per_row for segment in segments)
 
 
 @EACH_FAMILY

@@ -59,25 +59,29 @@ def test_spans_cover_all_layers_and_slices_cover_all_their_ranks(plan: Plan) -> 
 
 
 @given(plans)
-def test_shared_weight_owners_are_in_one_group_and_rows_count_once(plan: Plan) -> None:
+def test_every_slice_of_a_shared_weight_sums_each_row_once(plan: Plan) -> None:
     mesh = PlanRanks.of(plan)
     (shared,) = tied_parameter_groups(mesh, MODEL)
+    groups = shared.reduction_groups()
     owners = {rank for run in shared.runs for rank in run.ranks}
-    assert sorted(rank for group in shared.reduction_groups() for rank in group) == sorted(owners)
-    for group in shared.reduction_groups():
+    assert {rank for group in groups for rank in group} == owners
+    if not shared.reduces_by_slice:
+        assert sum(map(len, groups)) == len(owners)
+        assert len(groups) == shared.runs[0].tensor
+    for number, group in enumerate(groups):
         for run in shared.runs:
-            counted = [
-                run.row_interval_of(rank) for rank in group if rank in run.ranks and shared.contributes(run, rank)
-            ]
+            held = {rank: shared.slices_of(run, rank) for rank in run.ranks}
+            counted = [run.row_interval_of(rank) for rank, slices in held.items() if number in slices]
             assert sorted(counted) == sorted(run.row_intervals)
+            assert {rank for rank, slices in held.items() if number in slices} <= set(group)
 
 
 @pytest.mark.parametrize(
     ("second", "groups"),
-    [((2, (6,)), ((0, 2, 4), (1, 3, 5))), ((1, (6,)), ((0, 1, 2, 3, 4),))],
+    [((2, (6,)), ((0, 2, 4), (1, 3, 5))), ((1, (6,)), ((0, 2, 4), (1, 3, 4)))],
     ids=["one degree", "several degrees"],
 )
-def test_shared_weight_groups_are_by_tensor_index_or_global(second, groups) -> None:
+def test_shared_weight_groups_are_by_tensor_index_or_slice(second, groups) -> None:
     tensor, rows = second
     last = stage(tensor, 4, LayerRun(1, 5, tensor, 1, rows))
     mesh = mesh_of(stage(4, 0, LayerRun(0, 1, 2, 2, (3, 3))), last)

@@ -208,7 +208,7 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
 ) -> Profiles:
     """Estimate profiles of every layer kind on every accelerator, marked as estimated.
 
-    Kinds without tensor parallelism are profiled at degree 1 only; collectives are not included. Profiles carry the
+    Kinds that no tensor degree divides are profiled at degree 1 only; collectives are not included. Profiles carry the
     accelerators' names as given, which may be aliases. `tensor_float32` lets matrix products of float32 tensors run in
     TF32 where the device has it; PyTorch's default is off for matrix products (and on for convolutions, which are not
     distinguished here). The runtime states the kernels. `power_watts` are power limits by accelerator, in place of the data
@@ -229,8 +229,9 @@ def estimate_profiles(  # noqa: PLR0913 - what profiles depend on
         sheet = data_sheet(accelerator).limited_to((power_watts or {}).get(accelerator))
         roof = Roof.of(sheet, model.dtype, tensor_float32=tensor_float32, runtime=runtime)
         for kind in _kinds_on(accelerator, model):
-            degrees = sorted(set(tensor_degrees)) if kind.is_tensor_parallel else [1]
-            found += _kind_profiles(kind, model.dtype, accelerator, roof, degrees, sorted(set(rows)), optimizer)
+            divided = model.divided_kind(kind) or kind
+            degrees = sorted(set(tensor_degrees)) if divided.is_tensor_parallel else [1]
+            found += _kind_profiles(divided, model.dtype, accelerator, roof, degrees, sorted(set(rows)), optimizer)
     return Profiles(tuple(found), origin="estimated")
 
 

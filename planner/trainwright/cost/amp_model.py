@@ -18,7 +18,7 @@ from trainwright.cluster import Device
 from trainwright.cost.boundary_terms import boundary_terms
 from trainwright.cost.context import CostContext
 from trainwright.cost.layer_sums import Array
-from trainwright.cost.time_terms import pipeline_seconds, tensor_all_reduce_bytes
+from trainwright.cost.time_terms import pipeline_seconds, tensor_all_gather_bytes, tensor_all_reduce_bytes
 from trainwright.layer import LayerKind
 from trainwright.plan import LayerRun, Pipeline, Plan, Sharding, Stage
 from trainwright.rank_layout import node_layouts
@@ -42,6 +42,10 @@ class AmpRing:
         """Return the seconds of one all-reduce."""
         return self.seconds_of_all((message_bytes,))
 
+    def all_gather_seconds(self, message_bytes: float) -> float:
+        """Return the seconds of an all-gather: half of an all-reduce."""
+        return self.seconds(message_bytes) / 2
+
     def seconds_of_all(self, messages: Sequence[float]) -> float:
         """Return 2(n - 1) M / (n B) for the sum M of the messages, plus the latency of each that is not empty."""
         steps = 2 * (self.members - 1) * sum(size > 0 for size in messages)
@@ -52,10 +56,11 @@ class AmpRing:
 def layer_seconds(
     kind: LayerKind, accelerators: tuple[str, ...], ring: AmpRing, rows: int, context: CostContext
 ) -> tuple[float, float]:
-    """Return the computation in t_layer, forward and backward, and its tensor all-reduces."""
+    """Return the computation in t_layer, forward and backward, and its tensor collectives."""
     slowest = context.slowest_layer_cost(accelerators, kind, ring.members, rows)
     forward, backward = tensor_all_reduce_bytes(kind, ring.members, rows, context)
-    return slowest.forward_seconds + slowest.backward_seconds, ring.seconds_of_all((*forward, *backward))
+    gather = ring.all_gather_seconds(tensor_all_gather_bytes(kind, ring.members, rows, context))
+    return slowest.forward_seconds + slowest.backward_seconds, ring.seconds_of_all((*forward, *backward)) + gather
 
 
 def estimate_seconds(plan: Plan, context: CostContext) -> float:

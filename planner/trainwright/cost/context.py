@@ -129,7 +129,7 @@ class CostContext:
         """Return whether a tensor group splits the layer's computation and parameters over its ranks.
 
         Kinds that are not tensor parallel are replicated, unless every accelerator with a profile of the kind was measured at
-        this degree: then the measured runtime splits them anyway (Megatron its vocabulary).
+        this degree: then the measured runtime divides the vocabulary, as Megatron and the worker do.
         """
         if kind.is_tensor_parallel or tensor == 1:
             return True
@@ -140,10 +140,17 @@ class CostContext:
             self._tensor_sharded[key] = bool(degrees) and all(tensor in found for found in degrees)
         return self._tensor_sharded[key]
 
+    def tensor_kind(self, kind: LayerKind, tensor: int) -> LayerKind:
+        """Return a kind as a tensor group computes it: with a divided vocabulary if the runtime divides it."""
+        if tensor == 1 or not self.is_tensor_sharded(kind, tensor):
+            return kind
+        return self.model.divided_kind(kind) or kind
+
     def parameters_per_rank(self, kind: LayerKind, tensor: int) -> int:
         """Return the parameters of one layer on one rank."""
-        if kind.is_tensor_parallel or not self.is_tensor_sharded(kind, tensor):
-            return kind.parameters_at(tensor)
+        computed = self.tensor_kind(kind, tensor)
+        if computed.is_tensor_parallel or not self.is_tensor_sharded(kind, tensor):
+            return computed.parameters_at(tensor)
         return kind.parameters // tensor
 
     @cached_property

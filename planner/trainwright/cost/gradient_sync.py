@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import lcm
@@ -10,7 +10,7 @@ from math import lcm
 from trainwright.cost.collectives import Collective, Nodes
 from trainwright.cost.network import Load, Nic
 from trainwright.cost.stage_times import PlanTimes, StageKey
-from trainwright.cost.tied_weights import have_same_data_groups
+from trainwright.cost.tied_weights import TiedWeightOwner, have_same_data_groups
 from trainwright.plan import LayerRun, Sharding
 from trainwright.rank_layout import RankLayout
 
@@ -179,21 +179,23 @@ class _ReductionBuilder:
         values = max(value * one.tensor for value, one in zip(bucket.values, layouts, strict=True))
         message = values / lcm(*(one.tensor for one in layouts)) * num_bytes
         message /= layouts[0].data if sharded else 1
-        total: ReductionCost = (0.0, 0.0, Load())
-        for groups in slice_rounds(layouts, sharded=sharded):
-            cost = _all_reduce(self.context.collectives.all_reduce(groups), message)
-            total = (total[0] + cost[0], total[1] + cost[1], total[2].concurrent_with(cost[2]))
-        return total
+        return self._rounds_cost(slice_rounds(layouts, sharded=sharded), message)
 
     def _add_tied_weight(self, name: str, owners: Sequence[StageKey]) -> None:
         """Add the all-reduce of a tied weight over all its owners.
 
-        It runs per tensor rank if the owners share a tensor degree and each stage's runs share data groups, else over all ranks.
+        It runs per tensor rank if the owners share a tensor degree and each stage's runs share data groups; else per slice of a
+        weight that tensor groups divide, and over all ranks if they do not.
         """
         context = self.context
         holding = [self.plan_times.tied_weight_owners[key][name] for key in owners]
         layouts = [runs[0].layout for runs in holding]
         tensors = {one.tensor for one in layouts}
+        if all(one.is_divided or one.run.tensor == 1 for runs in holding for one in runs) and not (
+            len(tensors) == 1 and all(map(have_same_data_groups, holding))
+        ):
+            self._add(tuple(owners), self._sliced_cost(holding), shared=True)
+            return
         if len(tensors) == 1 and all(map(have_same_data_groups, holding)):
             groups = tuple(
                 tuple(node for one in layouts for node in one.data_groups[index]) for index in range(min(tensors))
@@ -202,6 +204,30 @@ class _ReductionBuilder:
             groups = (tuple(node for one in layouts for node in one.members),)
         message = max(one.values for runs in holding for one in runs) * context.gradient_dtype.num_bytes
         self._add(tuple(owners), _all_reduce(context.collectives.all_reduce(groups), message), shared=True)
+
+    def _sliced_cost(self, holding: Sequence[Sequence[TiedWeightOwner]]) -> ReductionCost:
+        """Return the cost of one ring per finest slice of a divided tied weight, over the ranks of all stages that own it."""
+        slices = lcm(*(one.run.tensor for runs in holding for one in runs))
+        message = max(one.values * one.run.tensor for runs in holding for one in runs) / slices
+        rounds: dict[int, list[Nodes]] = {}
+        round_count = slices // min(one.run.tensor for runs in holding for one in runs)
+        for number in range(slices):
+            nodes: list[str] = []
+            for runs in holding:
+                groups = (one.layout.by_index.data_groups[number * one.run.tensor // slices] for one in runs)
+                members = runs[0].layout.members
+                nodes.extend(members[index] for index in sorted(set(chain.from_iterable(groups))))
+            rounds.setdefault(number % round_count, []).append(tuple(nodes))
+        return self._rounds_cost(list(rounds.values()), message * self.context.gradient_dtype.num_bytes)
+
+    def _rounds_cost(self, rounds: Iterable[Sequence[Nodes]], message_bytes: float) -> ReductionCost:
+        """Return the cost of rounds of concurrent rings, one round after the other; the largest rings of a round count."""
+        total: ReductionCost = (0.0, 0.0, Load())
+        for groups in rounds:
+            largest = tuple(group for group in groups if len(group) == max(map(len, groups)))
+            cost = _all_reduce(self.context.collectives.all_reduce(largest), message_bytes)
+            total = (total[0] + cost[0], total[1] + cost[1], total[2].concurrent_with(cost[2]))
+        return total
 
 
 def slice_rounds(layouts: Sequence[RankLayout[str]], *, sharded: bool) -> list[tuple[Nodes, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from trainwright.cost.context import CostContext
@@ -11,11 +12,21 @@ from trainwright.rank_layout import RankLayout
 
 
 class TiedWeightOwner(NamedTuple):
-    """Layer run that owns a tied weight, with its rank layout and the weight's parameters on one rank."""
+    """Layer run that owns a tied weight, with its rank layout and the weight's parameters on one rank.
+
+    Attributes:
+        is_divided: whether its tensor groups divide the weight.
+    """
 
     run: LayerRun
     layout: RankLayout[str]
     values: int
+    is_divided: bool = False
+
+    @property
+    def division(self) -> tuple[object, ...]:
+        """Key that is equal for runs of a stage in which every rank has the same part of the weight."""
+        return self.layout.tensor_division if self.is_divided else ()
 
 
 def tied_weight_owners(
@@ -27,9 +38,11 @@ def tied_weight_owners(
         for kind, _ in context.kind_counts(run.first, run.end):
             name = kind.shared_weight
             if name is not None and (name not in found or found[name][-1].run is not run):
-                found.setdefault(name, []).append(
-                    TiedWeightOwner(run, one, context.tied_parameters_per_rank(kind, run.tensor))
+                is_divided = (
+                    run.tensor > 1 and not kind.is_tensor_parallel and context.is_tensor_sharded(kind, run.tensor)
                 )
+                values = context.tied_parameters_per_rank(kind, run.tensor)
+                found.setdefault(name, []).append(TiedWeightOwner(run, one, values, is_divided))
     return found
 
 
@@ -44,6 +57,13 @@ def are_sharded_identically(runs: Sequence[TiedWeightOwner]) -> bool:
     return all(first.layout.is_equivalent(one.layout) and one.run.sharding is first.run.sharding for one in runs[1:])
 
 
+def _by_division(runs: Sequence[TiedWeightOwner]) -> list[list[TiedWeightOwner]]:
+    divisions: dict[tuple[object, ...], list[TiedWeightOwner]] = {}
+    for one in runs:
+        divisions.setdefault(one.division, []).append(one)
+    return list(divisions.values())
+
+
 class ResidentParameters(NamedTuple):
     """Parameters resident on one rank of a stage: by run, and those that stay unsharded whatever the runs' sharding."""
 
@@ -54,10 +74,13 @@ class ResidentParameters(NamedTuple):
     def of(
         cls, stage: Stage, found: Mapping[str, Sequence[TiedWeightOwner]], context: CostContext
     ) -> ResidentParameters:
-        """Assign each tied weight to its first run, or to `unsharded` if its runs shard it differently."""
+        """Assign each tied weight to its first run, or to `unsharded` if its runs shard it differently.
+
+        Each division of the weight by a tensor degree counts: a rank holds a part of its own for it.
+        """
         duplicates: dict[int, int] = {}
         whole = 0
-        for runs in found.values():
+        for runs in chain.from_iterable(map(_by_division, found.values())):
             is_whole = not are_sharded_identically(runs)
             whole += is_whole * max(one.values for one in runs)
             for one in runs if is_whole else runs[1:]:

@@ -28,6 +28,9 @@ class RingCost(Protocol):
     def seconds(self, message_bytes: float, /) -> float:
         """Return the seconds of one all-reduce; 0 for an empty message."""
 
+    def all_gather_seconds(self, message_bytes: float, /) -> float:
+        """Return the seconds of an all-gather that ends with these bytes on every rank; 0 for an empty message."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorGroupClass:
@@ -48,7 +51,7 @@ class LayerTerms(NamedTuple, Generic[Numbers]):
     """One layer's seconds and bytes for one micro-batch, on the slowest member of a tensor group: of a kind, or `[kind]`.
 
     Attributes:
-        forward_sync_seconds: tensor all-reduces of the segments' outputs, each after its forward.
+        forward_sync_seconds: tensor collectives of the segments' outputs, each after its forward.
         backward_sync_seconds: those of the gradients of their inputs, each after its backward.
         update_seconds: the optimizer's, as if nothing was sharded.
         activation_bytes: saved for the backward.
@@ -110,10 +113,11 @@ def slowest_terms(several: Iterable[LayerTerms[float]]) -> LayerTerms[float]:
 def tensor_sync_seconds(
     kind: LayerKind, group: TensorGroupClass, rows: int, context: CostContext
 ) -> tuple[float, float]:
-    """Return the tensor all-reduce seconds of one layer's forward and backward."""
+    """Return the seconds of the tensor collectives of one layer's forward and backward."""
     forward, backward = tensor_all_reduce_bytes(kind, group.tensor, rows, context)
-    seconds = group.ring.seconds
-    return sum(map(seconds, forward), 0.0), sum(map(seconds, backward), 0.0)
+    seconds, gathered = group.ring.seconds, tensor_all_gather_bytes(kind, group.tensor, rows, context)
+    forward_seconds = sum(map(seconds, forward), group.ring.all_gather_seconds(gathered) if gathered else 0.0)
+    return forward_seconds, sum(map(seconds, backward), 0.0)
 
 
 _Messages = tuple[tuple[int, ...], tuple[int, ...]]
@@ -121,13 +125,20 @@ _Messages = tuple[tuple[int, ...], tuple[int, ...]]
 
 def tensor_all_reduce_bytes(kind: LayerKind, tensor: int, rows: int, context: CostContext) -> _Messages:
     """Return the sizes of a layer's tensor all-reduces in forward and backward."""
-    if tensor == 1 or not kind.is_tensor_parallel:
+    computed = context.tensor_kind(kind, tensor)
+    if tensor == 1 or not computed.is_tensor_parallel:
         return (), ()
     size = rows * context.model.dtype.num_bytes
     return (
-        tuple(size * s.forward_all_reduce_elements_per_row for s in kind.segments),
-        tuple(size * s.backward_all_reduce_elements_per_row for s in kind.segments),
+        tuple(size * s.forward_all_reduce_elements_per_row for s in computed.segments),
+        tuple(size * s.backward_all_reduce_elements_per_row for s in computed.segments),
     )
+
+
+def tensor_all_gather_bytes(kind: LayerKind, tensor: int, rows: int, context: CostContext) -> int:
+    """Return the size of what a tensor group gathers in a layer's forward: statistics of logits, of all its ranks."""
+    segments = context.tensor_kind(kind, tensor).segments
+    return tensor * rows * sum(segment.forward_gathered_bytes_per_row for segment in segments) if tensor > 1 else 0
 
 
 def update_seconds(accelerator: str, run: LayerRun, context: CostContext) -> tuple[float, int]:

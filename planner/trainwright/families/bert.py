@@ -12,6 +12,7 @@ from trainwright.families.blocks import (
     HEAD,
     AttentionShape,
     attention_branch,
+    divide_vocabulary,
     feed_forward_branch,
     layer,
 )
@@ -71,7 +72,8 @@ class Bert:
         """Return `[embedding, block × layers, head]`; the head's projection is the token embedding."""
         layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
         largest = gcd(self.heads, self.feed_forward_size)
-        return LayerList((self._embedding(), self._block(attention), self._head()), layers, largest)
+        kinds = self._embedding(), self._block(attention), self._head()
+        return divide_vocabulary(LayerList(kinds, layers, largest), self.vocabulary_size)
 
     def _embedding(self) -> LayerKind:
         tokens, hidden = self.sequence_length, self.hidden_size

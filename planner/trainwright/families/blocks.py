@@ -7,6 +7,7 @@ from typing import Final
 
 from trainwright.families.operators import (
     FLOAT32_BYTES,
+    INDEX_BYTES,
     STATISTIC_BYTES,
     all_reduced_segment,
     convolution,
@@ -18,7 +19,7 @@ from trainwright.families.operators import (
     matmul,
     residual,
 )
-from trainwright.layer import Attention, LayerKind, Operator, OperatorKind, Segment, Split
+from trainwright.layer import Attention, LayerKind, LayerList, Operator, OperatorKind, Segment, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,50 @@ def token_head_layer(normalisation: Operator, tokens: int, hidden: int, vocabula
         boundary=1,
         token_embedding=vocabulary * hidden if tied else 0,
     )
+
+
+_TOKEN_LOOKUPS = {"tokens", "decoder_tokens"}
+_STATISTICS = 3
+"""Statistics of a position that ranks gather for the loss: maximum, sum of exponentials, the target's logit."""
+
+
+def divide_vocabulary(layer_list: LayerList, vocabulary: int) -> LayerList:
+    """Return the layers with the divided form of each kind that has a token embedding or a projection onto the vocabulary.
+
+    The form is Megatron-LM's: each rank of a tensor group has the embeddings, or the logits, of its slice of the vocabulary.
+    The ranks sum what they looked up, and the gradients of the projection's input; for the loss they gather statistics of
+    their logits. Each rank has at least one entry, so a tiny vocabulary limits the tensor degree.
+    """
+    largest = layer_list.max_tensor_degree
+    possible = (degree for degree in range(min(largest, vocabulary), 0, -1) if largest % degree == 0)
+    forms = (_divided_form(kind) for kind in layer_list.kinds)
+    divided = tuple(form for form in forms if form is not None)
+    return replace(layer_list, max_tensor_degree=next(possible), divided=divided)
+
+
+def _divided_form(kind: LayerKind) -> LayerKind | None:
+    operators = kind.operators
+    for place, operator in enumerate(operators):
+        if operator.name in _TOKEN_LOOKUPS:
+            found = replace(operator, split=Split.WEIGHT)
+            summed = Segment((*operators[:place], found), round(operator.output_elements_per_row))
+            rest = operators[place + 1 :]
+            return replace(kind, segments=(summed, Segment(rest)) if rest else (summed,))
+        if operator.name == "projection":
+            loss = operators[place + 1]
+            targets = INDEX_BYTES * operator.positions_per_row
+            segment = Segment(
+                (
+                    *operators[:place],
+                    replace(operator, split=Split.COLUMN, saved_bytes_per_row=targets),
+                    replace(loss, split=Split.WHOLE, saved_bytes_per_row=loss.saved_bytes_per_row - targets),
+                    *operators[place + 2 :],
+                ),
+                backward_all_reduce_elements_per_row=round(operator.input_elements_per_row),
+                forward_gathered_bytes_per_row=_STATISTICS * FLOAT32_BYTES * operator.positions_per_row,
+            )
+            return replace(kind, segments=(segment,))
+    return None
 
 
 def patches(image: int, patch: int, channels: int, hidden: int) -> Operator:

@@ -10,6 +10,7 @@ from trainwright.families.blocks import (
     EMBEDDING,
     HEAD,
     attention_segment,
+    divide_vocabulary,
     feed_forward_segment,
     token_embedding_layer,
     token_head_layer,
@@ -62,4 +63,5 @@ class Gpt:
         )
         final = layer_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=True)
-        return LayerList((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), self.heads)
+        layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
+        return divide_vocabulary(LayerList((embedding, block, head), layers, self.heads), vocabulary)

@@ -12,6 +12,7 @@ from trainwright.families.blocks import (
     HEAD,
     AttentionShape,
     attention_branch,
+    divide_vocabulary,
     gated_branch,
     token_embedding_layer,
     token_head_layer,
@@ -82,7 +83,8 @@ class Llama:
         final = rms_norm("final_normalisation", tokens, hidden)
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
         largest = gcd(groups, self.feed_forward_size)
-        return LayerList((embedding, block, head), (EMBEDDING, *[BLOCK] * self.layers, HEAD), largest)
+        layers = (EMBEDDING, *[BLOCK] * self.layers, HEAD)
+        return divide_vocabulary(LayerList((embedding, block, head), layers, largest), vocabulary)
 
 
 def gated_size(hidden: int) -> int:

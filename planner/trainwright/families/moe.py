@@ -10,6 +10,7 @@ from trainwright.families.blocks import (
     BLOCK,
     EMBEDDING,
     HEAD,
+    divide_vocabulary,
     gated_branch,
     relu_branch,
     token_embedding_layer,
@@ -101,7 +102,8 @@ class Moe:
         head = token_head_layer(final, tokens, hidden, vocabulary, tied=self.tied_embeddings)
         names = [EXPERT_BLOCK if number % self.expert_every == 0 else BLOCK for number in range(1, self.layers + 1)]
         kinds = (embedding, *([plain] if BLOCK in names else []), expert, head)
-        return LayerList(kinds, (EMBEDDING, *names, HEAD), gcd(groups, self.feed_forward_size))
+        layers = LayerList(kinds, (EMBEDDING, *names, HEAD), gcd(groups, self.feed_forward_size))
+        return divide_vocabulary(layers, vocabulary)
 
     def _feed_forward(self) -> Segment:
         tokens, hidden = self.sequence_length, self.hidden_size

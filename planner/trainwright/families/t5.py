@@ -11,6 +11,7 @@ from trainwright.families.blocks import (
     HEAD,
     AttentionShape,
     attention_branch,
+    divide_vocabulary,
     layer,
     relu_branch,
     token_embedding_layer,
@@ -110,7 +111,9 @@ class T5:
         kinds = (embedding, self._encoder(attention), self._turn(), self._decoder(attention), self._head())
         decoders = self.decoder_layers or self.layers
         layers = (EMBEDDING, *[ENCODER] * self.layers, DECODER_EMBEDDING, *[DECODER] * decoders, HEAD)
-        return LayerList(kinds, layers, gcd(self.heads, self.feed_forward_size))
+        return divide_vocabulary(
+            LayerList(kinds, layers, gcd(self.heads, self.feed_forward_size)), self.vocabulary_size
+        )
 
     def _dropout(self, name: str, tokens: int) -> tuple[Operator, ...]:
         return (dropout(name, tokens, self.hidden_size),) if self.dropout else ()

@@ -88,13 +88,14 @@ class _TensorParallelTable:
 
     def without_all_reduces(self, model: Model) -> Measurement:
         layers = tuple(
-            self._layer(layer, index, model.kind_of(index), model.dtype.num_bytes)
+            self._layer(layer, index, model.divided_kind(kind) or kind, model.dtype.num_bytes)
             for index, layer in enumerate(self.table.layers)
+            for kind in (model.kind_of(index),)
         )
         return replace(self.table, layers=layers)
 
     def _layer(self, layer: MeasuredLayer, index: int, kind: LayerKind, value_bytes: int) -> MeasuredLayer:
-        if not kind.tensor_all_reduces:
+        if not kind.is_tensor_parallel:
             return layer
         scale = self.table.rows * value_bytes
         forward = [scale * segment.forward_all_reduce_elements_per_row for segment in kind.segments]

@@ -38,7 +38,8 @@ def tensor_degrees(model: Model, devices: int, max_tensor_degree: int | None) ->
 def is_profiled(model: Model, profiles: Profiles, accelerators: tuple[str, ...], tensor: int) -> bool:
     """Return whether every layer kind has a profile on every accelerator at the degree that it needs."""
     return all(
-        (tensor if kind.is_tensor_parallel else 1) in profiles.tensor_degrees(accelerator, kind.name)
+        profiles.has(accelerator, kind.name, tensor)
+        or (not kind.is_tensor_parallel and profiles.has(accelerator, kind.name, 1))
         for kind in model.kinds
         for accelerator in accelerators
     )

@@ -26,6 +26,7 @@ from trainwright_worker.executor.executor import PlanExecutor
 from trainwright_worker.executor.flat_parameter import FlatParameter, Weight
 from trainwright_worker.executor.parameter_groups import tied_parameter_groups
 from trainwright_worker.executor.plan_ranks import RunRanks
+from trainwright_worker.initial_weights import part_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,8 @@ class _RankState:
         shape, name = list(weight.parameter.shape), f"{kind}/{weight.name}"
         if weight.split_dimension is None:
             return StateTile(name, tuple(shape), tile, values)
-        tile = tile.shifted(weight.split_dimension, self.tensor_index * shape[weight.split_dimension])
-        shape[weight.split_dimension] *= self.run.tensor
+        shape[weight.split_dimension] = size = weight.split_size or 0
+        tile = tile.shifted(weight.split_dimension, part_start(size, self.tensor_index, self.run.tensor))
         return StateTile(name, tuple(shape), tile, values)
 
     def write_intervals(self) -> tuple[tuple[int, int], ...]:
@@ -182,12 +183,13 @@ def written_tiles(executor: PlanExecutor, max_values: int) -> Iterator[StateTile
     """
     if executor.stage_ranks.pipeline > 0:
         return
-    first_tied_runs = {
-        shared.name: shared.runs[0] for shared in tied_parameter_groups(executor.plan_ranks, executor.model)
-    }
+    tied_groups = {group.name: group for group in tied_parameter_groups(executor.plan_ranks, executor.model)}
     for holding in _rank_states(executor):
-        writing_run = first_tied_runs.get(holding.flat_parameter.weights[0].name, holding.run)
-        if executor.rank in writing_run.ranks:
+        tied_group = tied_groups.get(holding.flat_parameter.weights[0].name)
+        writing_run = holding.run if tied_group is None else tied_group.runs[0]
+        if executor.rank in writing_run.ranks and (
+            tied_group is None or tied_group.has_same_part(writing_run, holding.run)
+        ):
             for low, high in holding.write_intervals():
                 yield from holding.tiles(low, high, max_values)
 
@@ -233,15 +235,14 @@ class TileLoadPlanner(DefaultLoadPlanner):
 
     def __init__(self, pieces: list[StateTile], folder: Path, beat: Callable[[str], None]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._tiles = {_metadata_index(piece): piece for piece in pieces}
+        self._tiles: dict[str, list[StateTile]] = {}
+        for piece in pieces:
+            self._tiles.setdefault(piece.name, []).append(piece)
         self._folder, self._beat = folder, beat
 
     def create_local_plan(self) -> LoadPlan:
-        by_name: dict[str, list[StateTile]] = {}
-        for piece in self._tiles.values():
-            by_name.setdefault(piece.name, []).append(piece)
         items: list[ReadItem] = []
-        for name, pieces in by_name.items():
+        for name, pieces in self._tiles.items():
             stored = self._stored_metadata(name, pieces[0].shape)
             items += create_read_items_for_chunk_list(name, stored, [_chunk_metadata(piece.tile) for piece in pieces])
         return LoadPlan(items)
@@ -268,8 +269,9 @@ class TileLoadPlanner(DefaultLoadPlanner):
         return {} if self.metadata is None else self.metadata.state_dict_metadata
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        # Two tiles of a rank may begin at the same place, so the number that torch gives a rank's chunks tells them apart.
         self._beat(f"reading {index.fqn}")
-        return self._tiles[index].values
+        return self._tiles[index.fqn][index.index or 0].values
 
 
 def _metadata_index(tile: StateTile) -> MetadataIndex:

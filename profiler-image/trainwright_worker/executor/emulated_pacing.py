@@ -49,16 +49,17 @@ class _PacedSegments:
     def add(self, segments: Sequence[ComputeSegment], *, sequence_parallel: bool) -> None:
         """Add a layer's segments; under sequence parallelism an all-gather precedes the segments that end in an all-reduce."""
         for piece in segments:
-            if piece.followed_by_all_reduce and sequence_parallel:
+            if piece.is_entered_in_parallel and sequence_parallel:
                 self.cut()
             self.seconds[-1] += piece.seconds
-            if piece.followed_by_all_reduce:
+            if piece.is_followed_by_collective:
                 self.cut()
 
 
 def _layer_segments(emulation: Emulation, model: Model, layer: RankLayer, rank: int) -> tuple[ComputeSegment, ...]:
     start, stop = layer.run.row_interval_of(rank)
-    return forward_segments(emulation, model.kind_of(layer.number), rows=stop - start, tensor=layer.run.tensor)
+    kind = model.kind_of(layer.number)
+    return forward_segments(emulation, model.divided_kind(kind) or kind, rows=stop - start, tensor=layer.run.tensor)
 
 
 def _forward_seconds(stage: StageModule, segments: dict[int, tuple[ComputeSegment, ...]]) -> tuple[float, ...]:

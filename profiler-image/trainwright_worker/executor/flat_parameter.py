@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainwright.plan import Sharding
 from trainwright_worker.executor.boundary_exchange import require_work
 from trainwright_worker.executor.process_groups import all_gather_single
-from trainwright_worker.initial_weights import NormalWeight
+from trainwright_worker.initial_weights import NormalWeight, part_start
 
 ALIGNED_VALUES = 8
 """Values to a multiple of which weights and shards are padded: 16 bytes in half precision, which tensor cores need."""
@@ -26,6 +26,7 @@ class Weight:
     Attributes:
         name: layer index and parameter name, or the tied weight's name.
         split_dimension: dimension that the tensor degree splits, or None if the parameter is replicated.
+        split_size: full size of that dimension.
         has_partial_gradient: whether each rank of a tensor group computes only one summand of its gradient.
         initial: initial values, drawn where they are kept; None if the parameter holds them.
     """
@@ -33,6 +34,7 @@ class Weight:
     name: str
     parameter: nn.Parameter
     split_dimension: int | None = None
+    split_size: int | None = None
     has_partial_gradient: bool = False
     initial: NormalWeight | None = None
 
@@ -40,6 +42,13 @@ class Weight:
     def aligned_size(self) -> int:
         """Number of values and of padding after them."""
         return _align(self.parameter.numel())
+
+    def narrow(self, part: Tensor, number: int, count: int, first: int) -> Tensor:
+        """Return slice `number` of the `count` finest slices from a part that begins with slice `first`."""
+        if self.split_dimension is None or self.split_size is None:
+            return part
+        start, stop = (part_start(self.split_size, index, count) for index in (number, number + 1))
+        return part.narrow(self.split_dimension, start - part_start(self.split_size, first, count), stop - start)
 
     def write_initial_values(self, target: Tensor, start: int) -> None:
         """Write the initial values from `start` on to a flat tensor."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,9 @@ from trainwright_worker.executor.flat_parameter import FlatParameter
 from trainwright_worker.executor.parameter_groups import ParameterGroup, TiedParameterGroup
 from trainwright_worker.executor.plan_ranks import RunRanks
 from trainwright_worker.executor.process_groups import ProcessGroups, reduce_scatter_single
+
+SliceGroups = Mapping[int, dist.ProcessGroup | None]
+"""Ranks that reduce each slice that this rank holds, by the slice's number; None for a single rank."""
 
 
 class Reduction(ABC):
@@ -55,9 +59,8 @@ def make_reduction(
     if not parameter_group.has_uniform_partition:
         slices_per_rank = parameter_group.slice_count // run.tensor
         numbers = range(position.tensor * slices_per_rank, (position.tensor + 1) * slices_per_rank)
-        return _SliceAllReduction(
-            flat_parameter, partial, [groups.group_of(parameter_group.slice_ranks(number)) for number in numbers]
-        )
+        by_slice = {number: groups.group_of(parameter_group.slice_ranks(number)) for number in numbers}
+        return _SliceAllReduction(flat_parameter, partial, by_slice, parameter_group.slice_count)
     if parameter_group.is_sharded:
         peer_group = groups.group_of(parameter_group.peer_ranks(run, rank)) if len(parameter_group.runs) > 1 else None
         return _ReduceScatter(flat_parameter, partial, peer_group, overlaps_backward=parameter_group.overlaps_backward)
@@ -151,11 +154,10 @@ class _SliceAllReduction(Reduction):
     """
 
     def __init__(
-        self, flat_parameter: FlatParameter, partial: _PartialReduction, groups: Sequence[dist.ProcessGroup | None]
+        self, flat_parameter: FlatParameter, partial: _PartialReduction, groups: SliceGroups, slice_count: int
     ) -> None:
         super().__init__(flat_parameter)
-        self._partial, self._groups = partial, groups
-        self._parts = len(groups)
+        self._partial, self._groups, self._slice_count = partial, groups, slice_count
 
     def start(self) -> None:
         flat_parameter = self.flat_parameter
@@ -164,26 +166,45 @@ class _SliceAllReduction(Reduction):
             return
         self._partial.sum()
         views = flat_parameter.views(flat_parameter.full_gradients)
-        slices = [self._slice(views, part) for part in range(self._parts)]
+        slices = [self._slice(views, number) for number in self._groups]
         messages = [torch.cat([piece.flatten() for piece in slice_]) for slice_ in slices]
-        for message, group in zip(messages, self._groups, strict=True):
+        for message, group in zip(messages, self._groups.values(), strict=True):
             if group is not None:
                 dist.all_reduce(message, group=group)
         for message, slice_ in zip(messages, slices, strict=True):
             _unpack(message, slice_)
         flat_parameter.keep_gradient_shard()
 
-    def _slice(self, views: list[Tensor], part: int) -> list[Tensor]:
+    def _slice(self, views: list[Tensor], number: int) -> list[Tensor]:
+        first = min(self._groups)
         return [
-            view if weight.split_dimension is None else view.chunk(self._parts, weight.split_dimension)[part]
+            weight.narrow(view, number, self._slice_count, first)
             for view, weight in zip(views, self.flat_parameter.weights, strict=True)
         ]
 
 
+@dataclass(frozen=True)
+class TiedPart:
+    """Part of a tied weight that a rank holds in a run."""
+
+    flat_parameter: FlatParameter
+    run: RunRanks
+
+
 def make_tied_reduction(
-    tied_group: TiedParameterGroup, flat_parameter: FlatParameter, rank: int, groups: ProcessGroups
+    tied_group: TiedParameterGroup, parts: Sequence[TiedPart], rank: int, groups: ProcessGroups
 ) -> Reduction:
-    """Return the reduction of a tied weight on a rank that holds it."""
+    """Return the reduction of a tied weight on a rank that holds parts of it: several if its runs divide it differently."""
+    if tied_group.reduces_by_slice:
+        numbers = sorted({number for part in parts for number in tied_group.slices_of(part.run, rank)})
+        by_slice = {number: groups.group_of(tied_group.slice_ranks(number)) for number in numbers}
+        slices: dict[int, list[tuple[FlatParameter, int]]] = {number: [] for number in numbers}
+        for part in parts:
+            own = tied_group.slices_of(part.run, rank)
+            for number in own:
+                slices[number].append((part.flat_parameter, own.start))
+        return _TiedSliceAllReduction(slices, by_slice, tied_group.slice_count)
+    flat_parameter = parts[0].flat_parameter
     sharding_run = next((one for one in tied_group.sharding_runs if rank in one.ranks), None)
     if sharding_run is None:
         return _OwnerAllReduction(flat_parameter, groups.group_of(tied_group.reduction_group_of(rank)))
@@ -207,6 +228,41 @@ class _OwnerAllReduction(Reduction):
             # Exclude the padding: owners may shard the weight differently.
             dist.all_reduce(self.flat_parameter.full_gradients[: self.flat_parameter.size], group=self._group)
         self.flat_parameter.keep_gradient_shard()
+
+
+class _TiedSliceAllReduction(Reduction):
+    """All-reduce of each slice of a tied weight over its owners, which divide the weight by different tensor degrees.
+
+    Args:
+        slices: the flat parameters of this rank that have a slice, each with its own first slice.
+        groups: owners of each of these slices.
+        slice_count: number of slices of the full weight.
+    """
+
+    def __init__(
+        self, slices: Mapping[int, Sequence[tuple[FlatParameter, int]]], groups: SliceGroups, slice_count: int
+    ) -> None:
+        self._parts = list(dict.fromkeys(part for parts in slices.values() for part, _ in parts))
+        super().__init__(self._parts[0])
+        self._slices, self._groups, self._slice_count = slices, groups, slice_count
+
+    def start(self) -> None:
+        for part in self._parts:
+            part.ensure_gradients()
+        for number, group in self._groups.items():
+            pieces = [self._piece(part, number, first) for part, first in self._slices[number]]
+            total = torch.stack(pieces).sum(0)
+            if group is not None:
+                dist.all_reduce(total, group=group)
+            for piece in pieces:
+                piece.copy_(total)
+        for part in self._parts:
+            part.keep_gradient_shard()
+
+    def _piece(self, part: FlatParameter, number: int, first: int) -> Tensor:
+        if part.full_gradients is None:
+            raise RuntimeError("there are no gradients to reduce")
+        return part.weights[0].narrow(part.views(part.full_gradients)[0], number, self._slice_count, first)
 
 
 def _unpack(packed: Tensor, targets: list[Tensor]) -> None:

@@ -92,19 +92,22 @@ class TiedParameterGroup:
     Attributes:
         is_partial: whether each rank of a tensor group computes only one summand of the gradient.
         spans_stages: whether any pipeline holds the weight in several stages.
+        is_divided: whether tensor groups divide the weight (a vocabulary); else each rank has all of it.
     """
 
     name: str
     runs: tuple[RunRanks, ...]
     is_partial: bool
     spans_stages: bool = False
+    is_divided: bool = False
 
     @property
     def reduces_by_tensor_index(self) -> bool:
         """Return whether ranks with the same tensor index reduce among themselves, each of them contributing.
 
-        Otherwise all owners reduce together: each contributes its summand if gradients are partial, else only the first rank
-        of each tensor group contributes, since the others have the same gradient.
+        Otherwise the owners of each slice of a divided weight reduce together. Of another weight all owners do: each
+        contributes its summand if gradients are partial, else only the first rank of each tensor group contributes, since the
+        others have the same gradient.
         """
         one_degree = len({one.tensor for one in self.runs}) == 1
         tensor_indices = {(rank, one.position_of(rank).tensor) for one in self.runs for rank in one.members}
@@ -112,7 +115,29 @@ class TiedParameterGroup:
 
     def contributes(self, run: RunRanks, rank: int) -> bool:
         """Return whether the gradient that a layer of that run computes on this rank counts."""
-        return self.is_partial or self.reduces_by_tensor_index or run.position_of(rank).tensor == 0
+        is_own = self.is_partial or self.is_divided or self.reduces_by_tensor_index
+        return is_own or run.position_of(rank).tensor == 0
+
+    @property
+    def reduces_by_slice(self) -> bool:
+        """Return whether the weight is divided in different ways, so that slices of it have different owners."""
+        return self.is_divided and not self.reduces_by_tensor_index
+
+    @property
+    def slice_count(self) -> int:
+        """Number of the finest slices into which the runs' tensor degrees together divide the weight."""
+        return lcm(*(one.tensor for one in self.runs))
+
+    def slice_ranks(self, number: int) -> Ranks:
+        """Return the ranks that hold a slice, ascending."""
+        groups = (one.data_groups[number * one.tensor // self.slice_count] for one in self.runs)
+        return tuple(sorted({rank for group in groups for rank in group}))
+
+    def slices_of(self, run: RunRanks, rank: int) -> range:
+        """Return the slices that a rank holds in a run."""
+        slices_per_rank = self.slice_count // run.tensor
+        first = run.position_of(rank).tensor * slices_per_rank
+        return range(first, first + slices_per_rank)
 
     def reduction_groups(self) -> tuple[Ranks, ...]:
         """Return the groups that all-reduce; every owner is in one of them."""
@@ -121,17 +146,23 @@ class TiedParameterGroup:
             return tuple(
                 tuple(sorted({rank for one in self.runs for rank in one.data_groups[index]})) for index in range(tensor)
             )
+        if self.reduces_by_slice:
+            return tuple(map(self.slice_ranks, range(self.slice_count)))
         return (tuple(sorted({rank for one in self.runs for rank in one.ranks})),)
 
     def reduction_group_of(self, rank: int) -> Ranks:
         return next(group for group in self.reduction_groups() if rank in group)
 
-    def sharding_run(self, rank: int) -> RunRanks | None:
-        """Return the run whose replicas shard the weight on this rank, or None if it is not sharded.
+    def has_same_part(self, run: RunRanks, other: RunRanks) -> bool:
+        """Return whether the ranks of a stage have the same part of the weight in two of its runs."""
+        return not self.is_divided or run.tensor_division == other.tensor_division
 
-        A rank that holds the weight in runs with different layouts keeps it unsharded.
+    def sharding_run(self, run: RunRanks) -> RunRanks | None:
+        """Return the run whose replicas shard the part of the weight that a run has, or None if it is not sharded.
+
+        Ranks that have the same part in runs with different layouts keep it unsharded.
         """
-        own_runs = [one for one in self.runs if rank in one.ranks]
+        own_runs = [one for one in self.runs if one.ranks == run.ranks and self.has_same_part(one, run)]
         is_uniform = all(one.is_equivalent(own_runs[0]) and one.sharding is own_runs[0].sharding for one in own_runs)
         return own_runs[0] if is_uniform and own_runs[0].sharding is not Sharding.NONE else None
 
@@ -143,7 +174,7 @@ class TiedParameterGroup:
         """
         if self.spans_stages or not self.reduces_by_tensor_index:
             return ()
-        candidates = [self.sharding_run(ranks[0]) for ranks in dict.fromkeys(one.ranks for one in self.runs)]
+        candidates = [self.sharding_run(run) for run in {one.ranks: one for one in self.runs}.values()]
         homes = tuple(one for one in candidates if one is not None)
         return homes if len(homes) == len(candidates) and len({one.data for one in homes}) == 1 else ()
 
@@ -167,5 +198,6 @@ def tied_parameter_groups(plan_ranks: PlanRanks, model: Model) -> tuple[TiedPara
         holders = {id(run): run for layer in layers for run in plan_ranks.runs_of(layer)}
         is_partial = any(model.kind_of(layer).is_tensor_parallel for layer in layers)
         spans_stages = len({run.ranks for run in holders.values()}) > len(plan_ranks.pipelines)
-        tied_groups.append(TiedParameterGroup(name, tuple(holders.values()), is_partial, spans_stages))
+        is_divided = any(model.divided_kind(model.kind_of(layer)) for layer in layers)
+        tied_groups.append(TiedParameterGroup(name, tuple(holders.values()), is_partial, spans_stages, is_divided))
     return tuple(tied_groups)

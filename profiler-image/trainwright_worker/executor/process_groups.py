@@ -139,7 +139,7 @@ def _reduction_groups(parameter_group: ParameterGroup) -> tuple[Ranks, ...]:
 
 
 def _tied_reduction_groups(tied_group: TiedParameterGroup) -> tuple[Ranks, ...]:
-    sharding_runs = [one for one in tied_group.runs if tied_group.sharding_run(one.ranks[0]) is one]
+    sharding_runs = [one for one in tied_group.runs if tied_group.sharding_run(one) is one]
     data_groups = (one.data_group_ranks(tensor) for one in sharding_runs for tensor in range(one.tensor))
     peer_groups = (tied_group.peer_ranks(one, rank) for one in tied_group.sharding_runs[:1] for rank in one.ranks)
     return (*tied_group.reduction_groups(), *data_groups, *peer_groups)

@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.model import Model
 from trainwright.plan import Sharding
 from trainwright_worker.executor.flat_parameter import FlatParameter, ShardGroup, Weight
-from trainwright_worker.executor.gradient_reduction import Reduction, make_reduction, make_tied_reduction
+from trainwright_worker.executor.gradient_reduction import Reduction, TiedPart, make_reduction, make_tied_reduction
 from trainwright_worker.executor.optimizer import SquaredNorm
 from trainwright_worker.executor.parameter_groups import (
     ParameterGroup,
@@ -157,7 +157,7 @@ class StageBuilder:
     def _build(self, seed: int, initial_weights: DeferredWeights) -> StageModule:
         stage = self.plan_ranks.stage_of(self.rank)
         modules: dict[int, Layer] = {}
-        shared_weights: SharedWeights = {}
+        shared_weights: dict[object, SharedWeights] = {}
         parameter_uses: dict[int, list[ParameterUse]] = {layer: [] for layer in range(stage.first, stage.end)}
         flat_parameters: list[FlatParameter] = []
         reductions: list[Reduction] = []
@@ -180,18 +180,23 @@ class StageBuilder:
             reductions.append(reduction)
             squared_norms.append(self._squared_norm(flat_parameter, run))
         for tied_group in tied_parameter_groups(self.plan_ranks, self.model):
-            if any(self.rank in run.ranks for run in tied_group.runs):
-                flat_parameter = self._make_tied_flat_parameter(
-                    tied_group, shared_weights[tied_group.name], initial_weights
-                )
-                for layer in modules:
-                    if self.model.kind_of(layer).shared_weight == tied_group.name:
-                        parameter_uses[layer].append(
-                            ParameterUse(flat_parameter, tied_group.contributes(stage.run_of(layer), self.rank))
-                        )
-                flat_parameters.append(flat_parameter)
-                reductions.append(make_tied_reduction(tied_group, flat_parameter, self.rank, self.groups))
-                squared_norms.append(self._tied_squared_norm(flat_parameter, tied_group))
+            parts: dict[nn.Parameter, TiedPart] = {}
+            for layer, module in modules.items():
+                if self.model.kind_of(layer).shared_weight != tied_group.name:
+                    continue
+                run = stage.run_of(layer)
+                attribute = next(name for name, whole in module.shared_weights.items() if whole == tied_group.name)
+                parameter = module.get_parameter(attribute)
+                if parameter not in parts:
+                    weight = self._weight(tied_group.name, module, attribute, initial_weights)
+                    flat_parameter = self._flatten([weight], tied_group.sharding_run(run), is_shared=True)
+                    parts[parameter] = TiedPart(flat_parameter, run)
+                    squared_norms.append(self._tied_squared_norm(parts[parameter], tied_group))
+                contributes = tied_group.contributes(run, self.rank)
+                parameter_uses[layer].append(ParameterUse(parts[parameter].flat_parameter, contributes))
+            if parts:
+                flat_parameters += [part.flat_parameter for part in parts.values()]
+                reductions.append(make_tied_reduction(tied_group, tuple(parts.values()), self.rank, self.groups))
         layers = {
             layer: RankLayer(layer, modules[layer], tuple(parameter_uses[layer]), run)
             for run in stage.runs
@@ -202,14 +207,19 @@ class StageBuilder:
         return StageModule(runs, tuple(flat_parameters), tuple(reductions), tuple(squared_norms))
 
     def _make_layers(
-        self, parameter_group: ParameterGroup, run: RunRanks, seed: int, shared_weights: SharedWeights
+        self, parameter_group: ParameterGroup, run: RunRanks, seed: int, shared_weights: dict[object, SharedWeights]
     ) -> dict[int, Layer]:
-        """Make the layers of a parameter group, with weights that have no values yet."""
+        """Make the layers of a parameter group, with weights that have no values yet.
+
+        Layers share a divided weight if their runs divide it in the same way.
+        """
         shard = TensorShard(run.position_of(self.rank).tensor, run.tensor, self.tensor_group(run))
         modules = {}
         for layer in range(parameter_group.first, parameter_group.end):
             self.beat(f"making layer {layer}")
-            module = self.family.make(layer, seed=seed, shard=shard, shared=shared_weights)
+            is_divided = self.model.divided_kind(self.model.kind_of(layer)) is not None
+            shared = shared_weights.setdefault(run.tensor_division if is_divided else None, {})
+            module = self.family.make(layer, seed=seed, shard=shard, shared=shared)
             if self.sequence_parallel and self._supports_sequence_parallel(layer, module):
                 module.shard = replace(shard, sequence_parallel=True)
             modules[layer] = module
@@ -219,24 +229,24 @@ class StageBuilder:
         self, modules: dict[int, Layer], run: RunRanks, initial_weights: DeferredWeights
     ) -> FlatParameter | None:
         weights = [
-            Weight(
-                f"{layer}.{name}",
-                parameter,
-                module.split_dimensions.get(name),
-                module.has_partial_gradient(name),
-                initial_weights.get(parameter),
-            )
+            self._weight(f"{layer}.{name}", module, name, initial_weights)
             for layer, module in modules.items()
-            for name, parameter in module.named_parameters()
+            for name, _ in module.named_parameters()
             if name not in module.shared_weights
         ]
         return self._flatten(weights, run, is_shared=False) if weights else None
 
-    def _make_tied_flat_parameter(
-        self, tied_group: TiedParameterGroup, parameter: nn.Parameter, initial_weights: DeferredWeights
-    ) -> FlatParameter:
-        weight = Weight(tied_group.name, parameter, initial=initial_weights.get(parameter))
-        return self._flatten([weight], tied_group.sharding_run(self.rank), is_shared=True)
+    @staticmethod
+    def _weight(name: str, module: Layer, attribute: str, initial_weights: DeferredWeights) -> Weight:
+        parameter = module.get_parameter(attribute)
+        return Weight(
+            name,
+            parameter,
+            module.split_dimensions.get(attribute),
+            module.split_size(attribute),
+            module.has_partial_gradient(attribute),
+            initial_weights.get(parameter),
+        )
 
     def _flatten(self, weights: list[Weight], run: RunRanks | None, *, is_shared: bool) -> FlatParameter:
         shard_group = ShardGroup()
@@ -252,11 +262,13 @@ class StageBuilder:
         counts = is_first and (flat_parameter.shard_group.sharding is not Sharding.NONE or position.replica == 0)
         return SquaredNorm(flat_parameter, includes_split=counts, includes_unsplit=counts and position.tensor == 0)
 
-    def _tied_squared_norm(self, flat_parameter: FlatParameter, tied_group: TiedParameterGroup) -> SquaredNorm:
-        """Count a tied weight once: by its first owner, or by that owner's data group if it is sharded."""
+    def _tied_squared_norm(self, part: TiedPart, tied_group: TiedParameterGroup) -> SquaredNorm:
+        """Count each part of a tied weight once: by its first owner, or by that owner's data group if it is sharded."""
         first = tied_group.runs[0]
-        ranks = first.data_groups[0] if tied_group.sharding_run(first.data_groups[0][0]) else first.data_groups[0][:1]
-        return SquaredNorm(flat_parameter, includes_split=False, includes_unsplit=self.rank in ranks)
+        holders = first.data_groups if tied_group.is_divided else first.data_groups[:1]
+        ranks = {rank for group in holders for rank in (group if tied_group.sharding_run(first) else group[:1])}
+        counts = self.rank in ranks and tied_group.has_same_part(first, part.run)
+        return SquaredNorm(part.flat_parameter, includes_split=counts, includes_unsplit=counts)
 
 
 def _with_boundary_collectives(layers: dict[int, RankLayer]) -> dict[int, RankLayer]:

@@ -21,7 +21,7 @@ from trainwright_worker.layers.layer import (
     summed_row_losses,
 )
 from trainwright_worker.layers.tensor_parallel import BLOCK_SPLIT, TensorShard
-from trainwright_worker.layers.token_models import shared_table
+from trainwright_worker.layers.token_models import VocabularyLayer, VocabularySlice
 from trainwright_worker.layers.transformer_parts import join_heads, project_by_head
 from trainwright_worker.synthetic_data import UNMASKED, masked_sentences
 
@@ -32,20 +32,17 @@ def _layer_norm(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.layer_norm(values, weight.shape, weight, bias, EPSILON)
 
 
-def _token_table(bert: Bert, seed: int, shared: SharedWeights) -> nn.Parameter:
-    return shared_table(TOKEN_EMBEDDING, (bert.vocabulary_size, bert.hidden_size), seed=seed, shared=shared)
-
-
-class Embedding(Layer):
+class Embedding(VocabularyLayer):
     """Embedding of tokens and token types, (rows, sequence) each, into normalised hidden states (rows, sequence, hidden)."""
 
     reads = ("tokens", "token_types")
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
-    def __init__(self, bert: Bert, seed: int, layer: int, shared: SharedWeights) -> None:
-        super().__init__()
+    def __init__(self, bert: Bert, seed: int, layer: int, shard: TensorShard, shared: SharedWeights) -> None:
+        vocabulary = VocabularySlice(shard, bert.vocabulary_size)
+        super().__init__(vocabulary)
         source = WeightSource(seed, f"layer {layer}")
-        self.tokens = _token_table(bert, seed, shared)
+        self.tokens = vocabulary.shared_table(TOKEN_EMBEDDING, bert.hidden_size, seed=seed, shared=shared)
         self.positions = make_parameter(normal(source, bert.sequence_length, bert.hidden_size))
         self.types = make_parameter(normal(source, bert.token_types, bert.hidden_size))
         self.norm_weight = nn.Parameter(torch.ones(bert.hidden_size))
@@ -53,7 +50,7 @@ class Embedding(Layer):
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        tokens = functional.embedding(data["tokens"], self.tokens) + self.positions
+        tokens = self.embed(data["tokens"], self.tokens) + self.positions
         typed = tokens + functional.embedding(data["token_types"], self.types)
         return Output((_layer_norm(typed, self.norm_weight, self.norm_bias),))
 
@@ -122,7 +119,7 @@ class Block(Layer):
         return functional.linear(functional.gelu(expanded), self.contract_weight)
 
 
-class MaskedHead(Layer):
+class MaskedHead(VocabularyLayer):
     """Masked-token head: a dense layer with GELU, a normalisation, the product with the token embedding.
 
     Every position is projected; `targets` (rows, sequence) are negative at unmasked positions, and a row's loss is the mean
@@ -130,17 +127,19 @@ class MaskedHead(Layer):
     """
 
     reads: ClassVar[tuple[str, ...]] = ("targets",)
+    split_dimensions: ClassVar = {"tokens": 0, "token_bias": 0}
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
-    def __init__(self, bert: Bert, seed: int, layer: int, shared: SharedWeights) -> None:
-        super().__init__()
+    def __init__(self, bert: Bert, seed: int, layer: int, shard: TensorShard, shared: SharedWeights) -> None:
+        vocabulary = VocabularySlice(shard, bert.vocabulary_size)
+        super().__init__(vocabulary)
         source, hidden = WeightSource(seed, f"layer {layer}"), bert.hidden_size
         self.transform_weight = make_parameter(normal(source, hidden, hidden))
         self.transform_bias = nn.Parameter(torch.zeros(hidden))
         self.norm_weight = nn.Parameter(torch.ones(hidden))
         self.norm_bias = nn.Parameter(torch.zeros(hidden))
-        self.tokens = _token_table(bert, seed, shared)
-        self.token_bias = nn.Parameter(torch.zeros(bert.vocabulary_size))
+        self.tokens = vocabulary.shared_table(TOKEN_EMBEDDING, hidden, seed=seed, shared=shared)
+        self.token_bias = nn.Parameter(torch.zeros(vocabulary.last - vocabulary.first))
         self._add_heads(bert, source)
 
     def _add_heads(self, bert: Bert, source: WeightSource) -> None:
@@ -152,12 +151,10 @@ class MaskedHead(Layer):
 
     def _masked_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         active = functional.gelu(functional.linear(hidden, self.transform_weight, self.transform_bias))
-        normed = _layer_norm(active, self.norm_weight, self.norm_bias)
-        logits = functional.linear(normed, self.tokens, self.token_bias)
-        flat = logits.flatten(0, 1).float()
-        losses = functional.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=UNMASKED)
+        normed = self.shard.copy_to_tensor_group(_layer_norm(active, self.norm_weight, self.norm_bias))
+        losses = self.position_losses(functional.linear(normed, self.tokens, self.token_bias), targets)
         masked = (targets != UNMASKED).sum(1).clamp(min=1)
-        return (losses.view_as(targets).sum(1) / masked).sum()
+        return (losses.sum(1) / masked).sum()
 
 
 class PretrainingHead(MaskedHead):
@@ -190,12 +187,12 @@ class BertLayers(StackedLayers):
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         match self.kinds[layer]:
             case kind if kind == EMBEDDING:
-                return Embedding(self.bert, seed, layer, shared)
+                return Embedding(self.bert, seed, layer, shard, shared)
             case kind if kind == BLOCK:
                 return Block(self.bert, seed, layer, shard)
             case kind if kind == HEAD:
                 head = PretrainingHead if self.bert.next_sentence else MaskedHead
-                return head(self.bert, seed, layer, shared)
+                return head(self.bert, seed, layer, shard, shared)
             case kind:
                 raise ValueError(f"family bert has no layer kind {kind!r}")
 

@@ -17,33 +17,29 @@ from trainwright_worker.layers.layer import (
     Layer,
     Output,
     SharedWeights,
-    summed_row_losses,
 )
 from trainwright_worker.layers.pre_norm_block import BlockShape, PreNormBlock
 from trainwright_worker.layers.tensor_parallel import TensorShard
-from trainwright_worker.layers.token_models import NextTokenLayers, shared_table
+from trainwright_worker.layers.token_models import NextTokenLayers, VocabularyLayer, VocabularySlice
 from trainwright_worker.layers.transformer_parts import join_heads
 
 
-def _token_table(gpt: Gpt, seed: int, shared: SharedWeights) -> nn.Parameter:
-    return shared_table(TOKEN_EMBEDDING, (gpt.vocabulary_size, gpt.hidden_size), seed=seed, shared=shared)
-
-
-class Embedding(Layer):
+class Embedding(VocabularyLayer):
     """Embedding of tokens (rows, sequence) into hidden states (rows, sequence, hidden): token plus learned position."""
 
     reads = ("tokens",)
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
-    def __init__(self, gpt: Gpt, seed: int, layer: int, shared: SharedWeights) -> None:
-        super().__init__()
+    def __init__(self, gpt: Gpt, seed: int, layer: int, shard: TensorShard, shared: SharedWeights) -> None:
+        vocabulary = VocabularySlice(shard, gpt.vocabulary_size)
+        super().__init__(vocabulary)
         source = WeightSource(seed, f"layer {layer}")
-        self.tokens = _token_table(gpt, seed, shared)
+        self.tokens = vocabulary.shared_table(TOKEN_EMBEDDING, gpt.hidden_size, seed=seed, shared=shared)
         self.positions = make_parameter(normal(source, gpt.sequence_length, gpt.hidden_size))
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        return Output((functional.embedding(data["tokens"], self.tokens) + self.positions,))
+        return Output((self.embed(data["tokens"], self.tokens) + self.positions,))
 
 
 class Block(PreNormBlock):
@@ -58,23 +54,25 @@ class Block(PreNormBlock):
         return join_heads(functional.scaled_dot_product_attention(query, key, value, is_causal=True))
 
 
-class Head(Layer):
+class Head(VocabularyLayer):
     """Final normalisation, the product with the token embedding, and the loss against the next tokens."""
 
     reads = ("targets",)
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
-    def __init__(self, gpt: Gpt, seed: int, shared: SharedWeights) -> None:
-        super().__init__()
+    def __init__(self, gpt: Gpt, seed: int, shard: TensorShard, shared: SharedWeights) -> None:
+        vocabulary = VocabularySlice(shard, gpt.vocabulary_size)
+        super().__init__(vocabulary)
         self.norm_weight = nn.Parameter(torch.ones(gpt.hidden_size))
         self.norm_bias = nn.Parameter(torch.zeros(gpt.hidden_size))
-        self.tokens = _token_table(gpt, seed, shared)
+        self.tokens = vocabulary.shared_table(TOKEN_EMBEDDING, gpt.hidden_size, seed=seed, shared=shared)
         self.width = (gpt.hidden_size,)
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         (hidden,) = boundary
         normed = functional.layer_norm(hidden, self.width, self.norm_weight, self.norm_bias)
-        return Output((), summed_row_losses(functional.linear(normed, self.tokens), data["targets"]))
+        logits = functional.linear(self.shard.copy_to_tensor_group(normed), self.tokens)
+        return Output((), self.summed_row_losses(logits, data["targets"]))
 
 
 class GptLayers(NextTokenLayers):
@@ -87,10 +85,10 @@ class GptLayers(NextTokenLayers):
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
         match self.kinds[layer]:
             case kind if kind == EMBEDDING:
-                return Embedding(self.gpt, seed, layer, shared)
+                return Embedding(self.gpt, seed, layer, shard, shared)
             case kind if kind == BLOCK:
                 return Block(self.gpt, seed, layer, shard)
             case kind if kind == HEAD:
-                return Head(self.gpt, seed, shared)
+                return Head(self.gpt, seed, shard, shared)
             case kind:
                 raise ValueError(f"family gpt has no layer kind {kind!r}")

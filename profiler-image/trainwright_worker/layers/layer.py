@@ -21,7 +21,7 @@ Data = Mapping[str, Tensor]
 """Fields of the batch (tokens, targets, images, …) for some rows; the first dimension counts them."""
 
 SharedWeights = dict[str, nn.Parameter]
-"""Weights tied between layers of one rank, by name; the first layer that holds one adds it."""
+"""Weights tied between layers of one rank that have the same part of them, by name; the first layer with one adds it."""
 
 
 class Output(NamedTuple):
@@ -60,6 +60,7 @@ class Layer(nn.Module, ABC):
         split_dimensions: dimension that the tensor degree splits, by parameter name; other parameters and their gradients
             are replicated over the tensor group.
         partial_gradients: replicated parameters of whose gradient each rank of a tensor group computes only one summand.
+        split_sizes: full size of the split dimension, by parameter name, where the tensor degree need not divide it.
         shared_weights: model-wide name of each tied parameter.
         draws_random_numbers: whether its forward draws from torch's default generators (dropout).
         supports_sequence_parallel: whether the layer can run sequence parallel: its boundary tensors are (rows, sequence,
@@ -74,7 +75,15 @@ class Layer(nn.Module, ABC):
     shared_weights: ClassVar[Mapping[str, str]] = {}
     draws_random_numbers: ClassVar[bool] = False
     supports_sequence_parallel: bool = False
+    split_sizes: Mapping[str, int] = {}
     shard: TensorShard = TensorShard()
+
+    def split_size(self, name: str) -> int | None:
+        """Return the full size of the dimension that the tensor degree splits; None for a replicated parameter."""
+        dimension = self.split_dimensions.get(name)
+        if dimension is None:
+            return None
+        return self.split_sizes.get(name, self.get_parameter(name).shape[dimension] * self.shard.degree)
 
     def has_partial_gradient(self, name: str) -> bool:
         """Return whether each rank of a tensor group computes only one summand of a parameter's gradient."""

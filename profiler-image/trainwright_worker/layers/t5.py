@@ -18,7 +18,13 @@ from trainwright.layer import Attention
 from trainwright_worker.initial_weights import InitialWeights, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import Boundary, Data, Layer, Output, SharedWeights
 from trainwright_worker.layers.tensor_parallel import TensorShard, copy_jointly_to_tensor_group
-from trainwright_worker.layers.token_models import RmsHead, TiedRmsHead, TiedTokenEmbedding, shared_table
+from trainwright_worker.layers.token_models import (
+    RmsHead,
+    TiedRmsHead,
+    TiedTokenEmbedding,
+    VocabularyLayer,
+    VocabularySlice,
+)
 from trainwright_worker.layers.transformer_parts import (
     by_head,
     gather_biases,
@@ -62,13 +68,7 @@ class Encoder(Layer):
         self.heads = t5.heads // shard.degree
         self.head_columns = slice(shard.index * self.heads, (shard.index + 1) * self.heads)
         shard.register_shards(self, self._full_weights(t5, WeightSource(seed, f"layer {layer}")))
-        self.position_biases = shared_table(
-            self.shared_weights["position_biases"],
-            (t5.position_buckets, t5.heads),
-            seed=seed,
-            shared=shared,
-            scale=t5.hidden_size**-0.5,
-        )
+        self.position_biases = _shared_biases(self.shared_weights["position_biases"], t5, seed, shared)
         tokens = t5.decoder_tokens if self.is_causal else t5.sequence_length
         by_distance = relative_position_buckets(tokens, tokens, t5.position_buckets, bidirectional=not self.is_causal)
         self.register_buffer("by_distance", by_distance, persistent=False)
@@ -110,19 +110,27 @@ class Encoder(Layer):
         return relu_feed_forward(normed, self.expand_weight, self.contract_weight)
 
 
-class DecoderInput(Layer):
+def _shared_biases(name: str, t5: T5, seed: int, shared: SharedWeights) -> nn.Parameter:
+    """Return a table of position biases tied between blocks; the first block of a rank creates it."""
+    if name not in shared:
+        shape = t5.position_buckets, t5.heads
+        shared[name] = make_parameter(normal(WeightSource(seed, name), *shape, scale=t5.hidden_size**-0.5))
+    return shared[name]
+
+
+class DecoderInput(VocabularyLayer):
     """Transition from encoder to decoder: (encoder state) to (embedded decoder tokens, encoder output)."""
 
     reads = ("decoder_tokens",)
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
-    def __init__(self, tokens: nn.Parameter) -> None:
-        super().__init__()
+    def __init__(self, tokens: nn.Parameter, vocabulary: VocabularySlice) -> None:
+        super().__init__(vocabulary)
         self.norm_weight = nn.Parameter(torch.ones(tokens.shape[1]))
         self.tokens = tokens
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
-        state = functional.embedding(data["decoder_tokens"], self.tokens)
+        state = self.embed(data["decoder_tokens"], self.tokens)
         return Output((state, rms_norm(boundary[0], self.norm_weight)))
 
 
@@ -181,31 +189,31 @@ class T5Layers:
         self.kinds = t5.stack(Attention.FUSED).layers
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
+        vocabulary = VocabularySlice(shard, self.t5.vocabulary_size)
         match self.kinds[layer]:
             case kind if kind == EMBEDDING:
-                return TiedTokenEmbedding(self._tokens(seed, shared))
+                return TiedTokenEmbedding(self._tokens(seed, vocabulary, shared), vocabulary)
             case kind if kind == ENCODER:
                 return Encoder(self.t5, seed, layer, shard, shared)
             case kind if kind == DECODER_EMBEDDING:
-                return DecoderInput(self._tokens(seed, shared))
+                return DecoderInput(self._tokens(seed, vocabulary, shared), vocabulary)
             case kind if kind == DECODER:
                 return Decoder(self.t5, seed, layer, shard, shared)
             case kind if kind == HEAD:
-                return self._head(seed, layer, shared)
+                return self._head(seed, layer, vocabulary, shared)
             case kind:
                 raise ValueError(f"family t5 has no layer kind {kind!r}")
 
-    def _tokens(self, seed: int, shared: SharedWeights) -> nn.Parameter:
+    def _tokens(self, seed: int, vocabulary: VocabularySlice, shared: SharedWeights) -> nn.Parameter:
         """Return the token embedding, with T5's initial scale of 1 since the projection is scaled."""
-        shape = (self.t5.vocabulary_size, self.t5.hidden_size)
-        return shared_table(TOKEN_EMBEDDING, shape, seed=seed, shared=shared, scale=1.0)
+        return vocabulary.shared_table(TOKEN_EMBEDDING, self.t5.hidden_size, seed=seed, shared=shared, scale=1.0)
 
-    def _head(self, seed: int, layer: int, shared: SharedWeights) -> Layer:
+    def _head(self, seed: int, layer: int, vocabulary: VocabularySlice, shared: SharedWeights) -> Layer:
         hidden = self.t5.hidden_size
         if self.t5.tied_embeddings:
-            return TiedRmsHead(self._tokens(seed, shared), scale=hidden**-0.5)
-        source = WeightSource(seed, f"layer {layer}")
-        return RmsHead(make_parameter(normal(source, self.t5.vocabulary_size, hidden, scale=hidden**-0.5)))
+            return TiedRmsHead(self._tokens(seed, vocabulary, shared), vocabulary, scale=hidden**-0.5)
+        weight = normal(WeightSource(seed, f"layer {layer}"), vocabulary.size, hidden, scale=hidden**-0.5)
+        return RmsHead(vocabulary.table(weight), vocabulary)
 
     def boundary(self, layer: int) -> tuple[tuple[int, ...], ...]:
         encoded = (self.t5.sequence_length, self.t5.hidden_size)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from trainwright_worker.initial_weights import InitialWeights, NormalWeight, make_parameter
+from trainwright_worker.initial_weights import InitialWeights, NormalWeight, make_parameter, part_start
 
 if TYPE_CHECKING:
     from trainwright_worker.layers.layer import Layer
@@ -130,7 +130,7 @@ BLOCK_SPLIT: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """Part of tensor-parallel layers on this rank: the `index`-th of `degree` equal parts.
+    """Part of tensor-parallel layers on this rank: the `index`-th of `degree` parts, equal but for a vocabulary's.
 
     Attributes:
         collectives: the tensor group; None if a part is computed without its group (profiling).
@@ -142,9 +142,14 @@ class TensorShard:
     collectives: Collectives | None = None
     sequence_parallel: bool = False
 
+    def interval(self, size: int) -> tuple[int, int]:
+        """Return where this rank's part of a dimension starts and stops; parts differ by one entry if they are not equal."""
+        return part_start(size, self.index, self.degree), part_start(size, self.index + 1, self.degree)
+
     def slice_weight(self, whole: Tensor, dimension: int) -> Tensor:
         """Return this rank's part of a full weight."""
-        return whole.chunk(self.degree, dimension)[self.index].clone()
+        start, stop = self.interval(whole.shape[dimension])
+        return whole.narrow(dimension, start, stop - start).clone()
 
     def register_shards(self, layer: Layer, whole: InitialWeights) -> None:
         """Register this rank's parts of full weights as parameters, split along the layer's `split_dimensions`."""

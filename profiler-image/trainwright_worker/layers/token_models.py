@@ -1,9 +1,14 @@
-"""Embeddings and heads of language models."""
+"""Embeddings and heads of language models, whose vocabulary a tensor group divides (Megatron-LM).
+
+Rank i of t has the entries from ⌊i·V/t⌋ to ⌊(i + 1)·V/t⌋ of a vocabulary of V: any degree divides any vocabulary, without
+padding, and the slices of one degree are unions of those of its multiples. The logits are never gathered: for the loss the
+ranks gather three statistics of each position.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +16,7 @@ from torch.nn import functional
 
 from trainwright.families import EMBEDDING, HEAD, Gpt, Llama, Moe
 from trainwright.families.blocks import TOKEN_EMBEDDING
-from trainwright_worker.initial_weights import SCALE, WeightSource, make_parameter, normal
+from trainwright_worker.initial_weights import SCALE, NormalWeight, WeightSource, make_parameter, normal
 from trainwright_worker.layers.layer import (
     Boundary,
     Data,
@@ -21,32 +26,152 @@ from trainwright_worker.layers.layer import (
     StackedLayers,
     summed_row_losses,
 )
-from trainwright_worker.layers.tensor_parallel import TensorShard
+from trainwright_worker.layers.tensor_parallel import Collectives, TensorShard
 from trainwright_worker.layers.transformer_parts import rms_norm
-from trainwright_worker.synthetic_data import token_rows
+from trainwright_worker.synthetic_data import UNMASKED, token_rows
 
 
-def shared_table(
-    name: str, shape: tuple[int, int], *, seed: int, shared: SharedWeights, scale: float = SCALE
-) -> nn.Parameter:
-    """Return a table tied between layers; the first layer of a rank that holds it creates it, from seed and name."""
-    if name not in shared:
-        shared[name] = make_parameter(normal(WeightSource(seed, name), *shape, scale=scale))
-    return shared[name]
+class VocabularySlice:
+    """Slice of a vocabulary on one rank.
+
+    Attributes:
+        size: entries of the full vocabulary.
+        first, last: this rank's entries are `first … last - 1`.
+    """
+
+    def __init__(self, shard: TensorShard, size: int) -> None:
+        self.shard, self.size = shard, size
+        self.first, self.last = shard.interval(size)
+
+    def table(self, initial: NormalWeight) -> nn.Parameter:
+        """Return this rank's part of a weight whose first dimension is the vocabulary."""
+        return make_parameter(initial.part(0, self.shard.index, self.shard.degree))
+
+    def shared_table(
+        self, name: str, width: int, *, seed: int, shared: SharedWeights, scale: float = SCALE
+    ) -> nn.Parameter:
+        """Return this rank's part of a table tied between layers; the first layer that holds the part creates it."""
+        if name not in shared:
+            shared[name] = self.table(normal(WeightSource(seed, name), self.size, width, scale=scale))
+        return shared[name]
 
 
-class TokenEmbedding(Layer):
+class VocabularyLayer(Layer):
+    """Layer whose `tokens` table (entries, width) a tensor group divides by entries."""
+
+    split_dimensions: ClassVar = {"tokens": 0}
+
+    def __init__(self, vocabulary: VocabularySlice) -> None:
+        super().__init__()
+        self.shard = vocabulary.shard
+        self.first_entry = vocabulary.first
+        self.split_sizes = dict.fromkeys(self.split_dimensions, vocabulary.size)
+
+    def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Return the embeddings (…, width) of tokens (…), summed over the tensor group."""
+        if self.shard.degree == 1:
+            return functional.embedding(tokens, table)
+        return self.shard.reduce_from_tensor_group(_look_up(tokens, table, self.first_entry))
+
+    def position_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of each position, (rows, positions), in float32; 0 where the target is UNMASKED.
+
+        Args:
+            logits: of this rank's entries, (rows, positions, entries); not to be read again.
+            targets: (rows, positions).
+        """
+        if self.shard.degree == 1:
+            flat = logits.flatten(0, 1).float()  # a half-precision sum over a vocabulary loses digits
+            losses = functional.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=UNMASKED)
+            return losses.view_as(targets)
+        return _cross_entropy(logits, targets, self.first_entry, self.shard.collectives)
+
+    def summed_row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy of this rank's logits: mean within each row, sum over rows."""
+        if self.shard.degree == 1:
+            return summed_row_losses(logits, targets)
+        return self.position_losses(logits, targets).sum() / targets[0].numel()
+
+
+class _LookUp(torch.autograd.Function):
+    """Look-up of a slice's tokens; embeddings of others are 0. It saves the tokens alone."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, table: Tensor, first: int) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.first, ctx.entries = first, len(table)
+        entries, is_elsewhere = _entries(tokens, first, len(table))
+        return functional.embedding(entries, table).masked_fill_(is_elsewhere.unsqueeze(-1), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        (tokens,) = ctx.saved_tensors
+        entries, is_elsewhere = _entries(tokens, ctx.first, ctx.entries)
+        own = gradient.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
+        of_table = torch.ops.aten.embedding_dense_backward(own, entries, ctx.entries, -1, False)
+        return None, of_table, None
+
+
+def _entries(tokens: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens' places in a slice, and whether they are elsewhere, in which case the place is any."""
+    places = tokens - first
+    return places.clamp(0, count - 1), (places < 0) | (places >= count)
+
+
+def _look_up(tokens: Tensor, table: Tensor, first: int) -> Tensor:
+    return _LookUp.apply(tokens, table, first)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross-entropy whose ranks gather the maximum, the sum of exponentials and the target's logit of each position.
+
+    It saves the probabilities of the slice in float32, and computes them and their gradients in place: what it is given,
+    the result of a product, nothing else reads.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, first: int, group: Collectives | None) -> Tensor:
+        scores = logits.detach().float()
+        entries, is_elsewhere = _entries(targets, first, logits.shape[-1])
+        of_target = scores.gather(-1, entries.unsqueeze(-1)).squeeze(-1).masked_fill_(is_elsewhere, 0.0)
+        maximum = scores.amax(-1)
+        total = scores.sub_(maximum.unsqueeze(-1)).exp_().sum(-1)
+        own = torch.stack((maximum, total, of_target))
+        stacked = own.unsqueeze(0) if group is None else group.all_gather(own.flatten()).view(-1, *own.shape)
+        maxima, totals, of_targets = stacked.unbind(1)
+        highest = maxima.amax(0)
+        log_total = highest + (totals * (maxima - highest).exp()).sum(0).log()
+        scores.mul_((maximum - log_total).exp().unsqueeze(-1))
+        ctx.save_for_backward(scores, targets)
+        ctx.first, ctx.dtype = first, logits.dtype
+        return (log_total - of_targets.sum(0)).masked_fill_(targets == UNMASKED, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        scores, targets = ctx.saved_tensors
+        entries, is_elsewhere = _entries(targets, ctx.first, scores.shape[-1])
+        of_target = is_elsewhere.to(scores.dtype).sub_(1.0)
+        scores.scatter_add_(-1, entries.unsqueeze(-1), of_target.unsqueeze(-1))
+        scores.mul_(gradient.masked_fill(targets == UNMASKED, 0.0).unsqueeze(-1))
+        return scores.to(ctx.dtype), None, None, None
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, first: int, group: Collectives | None) -> Tensor:
+    return _CrossEntropy.apply(logits, targets, first, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class TokenEmbedding(VocabularyLayer):
     """Embedding of tokens (rows, sequence) into hidden states (rows, sequence, hidden)."""
 
     reads = ("tokens",)
 
-    def __init__(self, tokens: nn.Parameter) -> None:
-        super().__init__()
+    def __init__(self, tokens: nn.Parameter, vocabulary: VocabularySlice) -> None:
+        super().__init__(vocabulary)
         self.tokens = tokens
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         del boundary
-        return Output((functional.embedding(data["tokens"], self.tokens),))
+        return Output((self.embed(data["tokens"], self.tokens),))
 
 
 class TiedTokenEmbedding(TokenEmbedding):
@@ -55,7 +180,7 @@ class TiedTokenEmbedding(TokenEmbedding):
     shared_weights: ClassVar = {"tokens": TOKEN_EMBEDDING}
 
 
-class RmsHead(Layer):
+class RmsHead(VocabularyLayer):
     """Final normalisation, projection onto the vocabulary, and the loss against `targets` (rows, sequence).
 
     It reads the boundary's first tensor only.
@@ -63,16 +188,16 @@ class RmsHead(Layer):
 
     reads = ("targets",)
 
-    def __init__(self, tokens: nn.Parameter, *, scale: float | None = None) -> None:
-        super().__init__()
+    def __init__(self, tokens: nn.Parameter, vocabulary: VocabularySlice, *, scale: float | None = None) -> None:
+        super().__init__(vocabulary)
         self.norm_weight = nn.Parameter(torch.ones(tokens.shape[1]))
         self.tokens = tokens
         self.scale = scale
 
     def forward(self, boundary: Boundary, data: Data) -> Output:
         normed = rms_norm(boundary[0], self.norm_weight)
-        scaled = normed if self.scale is None else normed * self.scale
-        return Output((), summed_row_losses(functional.linear(scaled, self.tokens), data["targets"]))
+        scaled = self.shard.copy_to_tensor_group(normed if self.scale is None else normed * self.scale)
+        return Output((), self.summed_row_losses(functional.linear(scaled, self.tokens), data["targets"]))
 
 
 class TiedRmsHead(RmsHead):
@@ -105,24 +230,16 @@ class RotaryLayers(NextTokenLayers, ABC):
         self.has_tied_embeddings = family.tied_embeddings
 
     def make(self, layer: int, *, seed: int, shard: TensorShard, shared: SharedWeights) -> Layer:
-        match self.kinds[layer]:
-            case kind if kind == EMBEDDING and self.has_tied_embeddings:
-                return TiedTokenEmbedding(self._tied_table(seed, shared))
-            case kind if kind == EMBEDDING:
-                return TokenEmbedding(self._untied_table(seed, layer))
-            case kind if kind == HEAD and self.has_tied_embeddings:
-                return TiedRmsHead(self._tied_table(seed, shared))
-            case kind if kind == HEAD:
-                return RmsHead(self._untied_table(seed, layer))
-            case kind:
-                return self.block(kind, layer, seed, shard)
+        kind = self.kinds[layer]
+        if kind not in {EMBEDDING, HEAD}:
+            return self.block(kind, layer, seed, shard)
+        vocabulary, hidden = VocabularySlice(shard, self.vocabulary), self.hidden[1]
+        if self.has_tied_embeddings:
+            table = vocabulary.shared_table(TOKEN_EMBEDDING, hidden, seed=seed, shared=shared)
+            return (TiedTokenEmbedding if kind == EMBEDDING else TiedRmsHead)(table, vocabulary)
+        table = vocabulary.table(normal(WeightSource(seed, f"layer {layer}"), self.vocabulary, hidden))
+        return (TokenEmbedding if kind == EMBEDDING else RmsHead)(table, vocabulary)
 
     @abstractmethod
     def block(self, kind: str, layer: int, seed: int, shard: TensorShard) -> Layer:
         """Build a layer between embedding and head."""
-
-    def _tied_table(self, seed: int, shared: SharedWeights) -> nn.Parameter:
-        return shared_table(TOKEN_EMBEDDING, (self.vocabulary, self.hidden[1]), seed=seed, shared=shared)
-
-    def _untied_table(self, seed: int, layer: int) -> nn.Parameter:
-        return make_parameter(normal(WeightSource(seed, f"layer {layer}"), self.vocabulary, self.hidden[1]))

@@ -63,20 +63,32 @@ def divide_vocabulary(problem: Problem, accelerators: list[str]) -> Problem:
 
 
 def parameters(name: str, tensor: int, vocabulary_ranks: int) -> int:
-    """Return parameters of one layer on one rank. Normalisations and biases after row-split products stay unsharded.
-
-    A runtime that divides the vocabulary divides all of its layers.
-    """
+    """Return parameters of one layer on one rank; only products, and the vocabulary where it is divided, are sharded."""
     if name == "block":
         whole = 6 * HIDDEN
         return whole + (BLOCK - whole) // tensor
-    return (EMBEDDING if name == "embedding" else HEAD) // vocabulary_ranks
+    rest = TOKENS * HIDDEN if name == "embedding" else 2 * HIDDEN
+    return rest + VOCABULARY * HIDDEN // vocabulary_ranks
+
+
+def division(run: LayerRun, *, divides: bool) -> tuple[object, ...]:
+    """Return a key that is equal for runs in which each rank has the same slice of a divided vocabulary."""
+    order = run.order if run.tensor > 1 and run.data > 1 else None
+    return (run.tensor, order) if divides else ()
 
 
 def divided_as(run: LayerRun) -> tuple[object, ...]:
     """Return a key that is equal for runs that shard a weight alike; otherwise every rank keeps it unsharded."""
     order = run.order if run.tensor > 1 and run.data > 1 else None
     return run.tensor, run.rows, order, run.sharding
+
+
+def divided_in_different_ways(holders: list[LayerRun], *, divides: bool) -> set[tuple[object, ...]]:
+    """Return the divisions of the vocabulary whose runs shard their slices differently among replicas."""
+    ways: dict[tuple[object, ...], set[tuple[object, ...]]] = {}
+    for run in holders:
+        ways.setdefault(division(run, divides=divides), set()).add(divided_as(run))
+    return {key for key, found in ways.items() if len(found) > 1}
 
 
 def count(plan: Plan, setting: CostContext, stage_number: int, index: int, *, divides: bool) -> MemoryParts:
@@ -88,12 +100,12 @@ def count(plan: Plan, setting: CostContext, stage_number: int, index: int, *, di
     gradient_size = setting.runtime.gradient_dtype.num_bytes
     kept = in_flight_micro_batches(plan.schedule, pipeline.micro_batches, stage_number, stages)
     holders = [run for run in stage.layers if run.first == 0 or run.first + run.count == len(names)]
-    is_whole = len({divided_as(run) for run in holders}) > 1
-    whole = max(VOCABULARY * HIDDEN // (run.tensor if divides else 1) for run in holders) if is_whole else 0
+    unsharded = divided_in_different_ways(holders, divides=divides)
+    whole = sum(VOCABULARY * HIDDEN // (key[0] if divides else 1) for key in unsharded)
     weights, gradients, optimizer = size * whole, gradient_size * whole, whole * (8 + (0 if size == 4 else 4))
     activations = recomputed = 0.0
     gathered = [0]
-    tied_seen, whole_layer = is_whole, 0
+    tied_seen, whole_layer = set(unsharded), 0
     rows_of_run = []
     for run in stage.layers:
         ranks = run.tensor if divides else 1
@@ -107,8 +119,8 @@ def count(plan: Plan, setting: CostContext, stage_number: int, index: int, *, di
             gathered.append(own if run.sharding is Sharding.ZERO3 and run.data > 1 else 0)
             held += own
             if names[layer] in {"embedding", "head"}:
-                held -= VOCABULARY * HIDDEN // ranks if tied_seen else 0
-                tied_seen = True
+                held -= VOCABULARY * HIDDEN // ranks if division(run, divides=divides) in tied_seen else 0
+                tied_seen.add(division(run, divides=divides))
             saved = KEPT[names[layer]] * rows // (run.tensor if names[layer] == "block" else ranks)
             saved *= setting.runtime.activation_ratio
             if run.recompute:
@@ -127,7 +139,8 @@ def count(plan: Plan, setting: CostContext, stage_number: int, index: int, *, di
         boundary += 3 * rows_of_run[0] * ROW * size
     if stage_number < stages - 1:
         boundary += (kept + 3) * rows_of_run[-1] * ROW * size
-    loss = 2 * TOKENS * VOCABULARY * 4 * rows_of_run[-1] // ranks if stage_number == stages - 1 else 0
+    loss_bytes_per_logit = 2 * 4 if ranks == 1 else 0 if size == 4 else size / ranks
+    loss = round(loss_bytes_per_logit * TOKENS * VOCABULARY * rows_of_run[-1]) if stage_number == stages - 1 else 0
     pairs = [a + b for a, b in pairwise(gathered)]
     accelerator = setting.accelerator_of_node[stage.devices[index].node]
     held = {one.accelerator: one.held_bytes for one in setting.runtime.process_bytes}
@@ -210,11 +223,13 @@ def test_vocabulary_is_sharded_when_every_accelerator_was_profiled_so(problem: P
     head = problem.model.kind("head")
     for setting, ranks in ((problem.cost_context, 1), (divided.cost_context, 4), (one_of_two.cost_context, 1)):
         assert setting.is_tensor_sharded(head, 4) is (ranks == 4)
-        assert setting.parameters_per_rank(head, 4) == HEAD // ranks
+        assert setting.parameters_per_rank(head, 4) == VOCABULARY * HIDDEN // ranks + 2 * HIDDEN
         assert setting.tied_parameters_per_rank(head, 4) == VOCABULARY * HIDDEN // ranks
         whole = problem.profiles.cost("emulated-fast", "head", 1, 2).forward_seconds
         assert setting.layer_cost("emulated-fast", head, 4, 2).forward_seconds == pytest.approx(whole / ranks)
-        assert loss_bytes(setting, 4, 2) == 2 * 2 * TOKENS * VOCABULARY * 4 // ranks
+        assert loss_bytes(setting, 4, 2) == (2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else 0)
+        half = replace(setting, model=replace(setting.model, dtype=Dtype.BFLOAT16))
+        assert loss_bytes(half, 4, 2) == (2 * 2 * TOKENS * VOCABULARY * 4 if ranks == 1 else TOKENS * VOCABULARY)
 
 
 def test_search_and_estimate_agree_on_a_sharded_vocabulary(divided: Problem) -> None:

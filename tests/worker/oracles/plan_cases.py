@@ -11,15 +11,15 @@ from trainwright import documents
 from trainwright.plan import Plan
 from trainwright.training import Training
 
-GPT = {"gpt": {"layers": 4, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 32}}
+GPT = {"gpt": {"layers": 4, "hidden_size": 32, "heads": 8, "sequence_length": 8, "vocabulary_size": 37}}
 OTHERS = {
     "llama": {
         "llama": {
             "layers": 3, "hidden_size": 32, "heads": 8, "key_value_heads": 4, "sequence_length": 8,
-            "vocabulary_size": 32, "intermediate_size": 64,
+            "vocabulary_size": 37, "intermediate_size": 64,
         }
     },
-    "bert": {"bert": {"layers": 3, "hidden_size": 32, "heads": 4, "sequence_length": 8, "vocabulary_size": 32}},
+    "bert": {"bert": {"layers": 3, "hidden_size": 32, "heads": 4, "sequence_length": 8, "vocabulary_size": 37}},
     "t5": {
         "t5": {
             "layers": 2, "hidden_size": 32, "heads": 4, "sequence_length": 8, "decoder_sequence_length": 6,

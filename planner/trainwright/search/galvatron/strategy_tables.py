@@ -15,6 +15,7 @@ from trainwright.cost.layer_sums import Array
 from trainwright.cost.memory_terms import boundary_buffer_bytes
 from trainwright.plan import LayerRun, Stage
 from trainwright.rank_layout import node_layouts
+from trainwright.search.degrees import is_profiled
 from trainwright.search.galvatron.layer_classes import LayerClass, LayerSequence, Strategy, strategies
 from trainwright.search.galvatron.strategy_dp import StageChoices
 from trainwright.search.problem import Problem
@@ -56,11 +57,7 @@ class GroupTables:
             strategy.data <= min(self.micro_batch_size, limits.max_data_degree or strategy.data)
             and strategy.tensor <= (limits.max_tensor_degree or strategy.tensor)
             and model.max_tensor_degree % strategy.tensor == 0
-            and all(
-                (strategy.tensor if kind.is_tensor_parallel else 1) in profiles.tensor_degrees(accelerator, kind.name)
-                for kind in model.kinds
-                for accelerator in dict.fromkeys(self.costs.accelerators)
-            )
+            and is_profiled(model, profiles, tuple(dict.fromkeys(self.costs.accelerators)), strategy.tensor)
         )
 
     @cached_property

@@ -81,6 +81,9 @@ class MigrationCost:
         if kind.is_tensor_parallel:
             split = min(kind.split_parameters, untied)
             parts = [(split, lambda _: True), (untied - split, lambda _: False)]
+        elif divided := self.context.model.divided_kind(kind):
+            split = divided.split_parameters - (kind.shared_parameters if kind.shared_weight else 0)
+            parts = [(split, self._is_split(kind)), (untied - split, lambda _: False)]
         return sum(values * self._missing_bytes_per_value(resident, required, is_split) for values, is_split in parts)
 
     def _is_split(self, kind: LayerKind) -> IsSplit:
